@@ -1,0 +1,1 @@
+"""Shardgate: chunks of sharded arrays over HTTP."""

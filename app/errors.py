@@ -1,0 +1,104 @@
+"""Everything that can go wrong, by what the catcher does about it.
+
+ShardgateError
+├── ConfigurationError            the operator mends the start: one line, exit code 2
+├── RequestError                  the client mends its request
+│   ├── BadKeyError
+│   ├── BadHeaderError
+│   └── UnknownDatasetError
+├── BusyError                     the client comes back later
+├── StorageError                  the store did not give the bytes
+│   ├── StorageDeniedError
+│   ├── StorageThrottledError
+│   ├── StorageUnavailableError
+│   ├── StorageTimeoutError
+│   ├── TruncatedReadError        fewer bytes arrived than were announced
+│   ├── RangeNotSatisfiedError    the object ends before the range begins
+│   └── VersionChangedError       the object is no longer the one that was looked up
+└── DamagedError                  the bytes arrived and cannot be right
+
+An object that does not exist is a value, not an error.
+"""
+
+from app.model import ObjectRef
+
+
+class ShardgateError(Exception):
+    """The root of the tree."""
+
+
+class ConfigurationError(ShardgateError):
+    """A setting is wrong; the message is one line that names it."""
+
+
+class RequestError(ShardgateError):
+    """The request cannot be answered as it stands."""
+
+
+class BadKeyError(RequestError):
+    """The path is no key: not UTF-8, too long, or with ``..``, NUL or an empty segment in it."""
+
+
+class BadHeaderError(RequestError):
+    """A header of the request cannot be understood."""
+
+
+class UnknownDatasetError(RequestError):
+    """No dataset of that name is configured."""
+
+
+class BusyError(ShardgateError):
+    """All room for bytes in flight is taken."""
+
+
+class StorageError(ShardgateError):
+    """The store did not give the bytes of *ref*; *reason* says why."""
+
+    def __init__(self, ref: ObjectRef, reason: str) -> None:
+        super().__init__(f"{ref}: {reason}")
+        self.ref = ref
+        self.reason = reason
+
+
+class StorageDeniedError(StorageError):
+    """The store refuses us the object. It may exist or not: never taken for absence."""
+
+
+class StorageThrottledError(StorageError):
+    """The store asks us to slow down."""
+
+
+class StorageUnavailableError(StorageError):
+    """The store cannot be reached, fails, or lacks the whole bucket or folder."""
+
+
+class StorageTimeoutError(StorageError):
+    """The store did not answer in time."""
+
+
+class TruncatedReadError(StorageError):
+    """The store closed the connection before all announced bytes had arrived."""
+
+
+class RangeNotSatisfiedError(StorageError):
+    """The object has only *size* bytes and ends before the asked range begins."""
+
+    def __init__(self, ref: ObjectRef, size: int) -> None:
+        super().__init__(ref, f"the range begins past the end of {size} bytes")
+        self.size = size
+
+
+class VersionChangedError(StorageError):
+    """The object was replaced or removed since its index was read."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        super().__init__(ref, "replaced while it was being read")
+
+
+class DamagedError(ShardgateError):
+    """The bytes of *ref* cannot be right: a checksum, a bound, undecodable metadata."""
+
+    def __init__(self, ref: ObjectRef, reason: str) -> None:
+        super().__init__(f"{ref}: {reason}")
+        self.ref = ref
+        self.reason = reason

@@ -1,0 +1,1 @@
+"""Bytes of objects, wherever they lie; nothing here knows a container format."""

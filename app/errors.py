@@ -69,7 +69,14 @@ class StorageThrottledError(StorageError):
 
 
 class StorageUnavailableError(StorageError):
-    """The store cannot be reached, fails, or lacks the whole bucket or folder."""
+    """The store cannot be reached, fails, or lacks the whole bucket or folder.
+
+    *lasting* says that trying again at once would not help.
+    """
+
+    def __init__(self, ref: ObjectRef, reason: str, *, lasting: bool = False) -> None:
+        super().__init__(ref, reason)
+        self.lasting = lasting
 
 
 class StorageTimeoutError(StorageError):

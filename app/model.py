@@ -39,7 +39,10 @@ class ByteRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
-            raise ValueError(f"not a byte range: [{self.start}, {self.stop})")
+            raise ValueError(f"not a byte range: {self}")
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop})"
 
     @property
     def length(self) -> int:
@@ -55,6 +58,10 @@ class ByteRange:
     def overlaps(self, other: Self) -> bool:
         """Tell whether a byte lies in both ranges."""
         return max(self.start, other.start) < min(self.stop, other.stop)
+
+
+EVERYTHING: Final = ByteRange(0, 2**63 - 1)
+"""All bytes of a sequence of any length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,23 @@ class Weighable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Opaque:
+    """Bytes of which only size and version matter."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the value holds."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
 class Read[T: Weighable]:
     """The bytes a format wants to see, and how it will understand them.
 
-    Reads that compare equal are one entry of the cache, so *decode* is a function, or a method
-    of a value that is compared by its content.
+    Reads that compare equal are one entry of the cache, so *decode* is a function or a frozen
+    value that can be called, not a closure.
     """
 
     kind: str

@@ -1,0 +1,235 @@
+"""The command ``shardgate``."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from app import demo as examples
+from app import present, server
+from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
+from app.main import formats
+from app.model import ObjectRef, VirtualKey
+from app.resolve.containers import Containers
+from app.resolve.fetch import ReadCache
+from app.resolve.inspect import ChunkReport, inspect_key, inspect_root
+from app.resolve.verify import Report
+from app.resolve.verify import verify as verify_root
+from app.settings import Settings, load
+from app.storage.stores import Stores
+
+app = typer.Typer(
+    help="Serve the chunks of sharded arrays over HTTP.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+_NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
+_ROOT: Final = "root"
+"""The name of the only dataset of `inspect` and `verify`."""
+
+
+class LogLevel(StrEnum):
+    """Least severity that is logged."""
+
+    CRITICAL = "critical"
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Level = Annotated[LogLevel | None, typer.Option("--log-level", help="Least severity logged.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; each has caches of its own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+@app.command()
+def serve(
+    roots: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CONFIG.toml | [NAME=]URL ...", help="What to serve."),
+    ] = None,
+    *,
+    host: Host = None,
+    port: Port = None,
+    log_level: Level = None,
+    workers: Workers = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Do not start unless every root can be reached.")
+    ] = False,
+) -> None:
+    """Serve the datasets of a configuration file, or roots without a file."""
+    given = {"host": host, "port": port, "log_level": log_level, "workers": workers}
+    settings = _settings(roots or [], given)
+    if not settings.datasets:
+        raise ConfigurationError("there is no dataset to serve: name a file or a URL")
+    if strict:
+        asyncio.run(_reach(settings))
+    server.run(settings, lambda base: _announce(settings, base))
+
+
+@app.command()
+def demo(
+    *,
+    folder: Annotated[Path, typer.Option("--dir", help="Where the examples are kept.")] = Path(
+        "demo-data"
+    ),
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """Write small example datasets to a folder, serve them, and print what to open."""
+    written = examples.write(folder)
+    settings = _settings(
+        [f"{name}={path}" for name, path in written.items()], {"host": host, "port": port}
+    )
+    server.run(settings, lambda base: typer.echo(examples.guide(base)))
+
+
+@app.command()
+def inspect(
+    url: Annotated[str, typer.Argument(help="A root, as `serve` takes it.")],
+    key: Annotated[str | None, typer.Argument(help="A virtual key below it.")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what arrays are there, or where the bytes of a key are."""
+    if key is None:
+        arrays = asyncio.run(_with_root(url, inspect_root))
+        _show(present.arrays(arrays), [asdict(array) for array in arrays], as_json=as_json)
+        return
+
+    async def inspect_one(stores: Stores, containers: Containers, root: ObjectRef) -> ChunkReport:
+        return await inspect_key(stores, containers, root, VirtualKey(key))
+
+    chunk = asyncio.run(_with_root(url, inspect_one))
+    _show(present.chunk(chunk), asdict(chunk), as_json=as_json)
+
+
+@app.command()
+def verify(
+    url: Annotated[str, typer.Argument(help="A root, as `serve` takes it.")],
+    *,
+    chunks: Annotated[
+        bool, typer.Option("--chunks", help="Read every inner chunk, not only the indexes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the index of every shard; exit code 1 if anything is damaged."""
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed} shards, {task.fields[damaged]} damaged"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("", total=None, damaged=0)
+
+        def on_shard(report: Report) -> None:
+            progress.update(task, completed=report.shards, damaged=len(report.damages))
+
+        async def check(stores: Stores, containers: Containers, root: ObjectRef) -> Report:
+            return await verify_root(stores, containers, root, chunks=chunks, on_shard=on_shard)
+
+        report = asyncio.run(_with_root(url, check))
+    typer.echo(json.dumps(asdict(report), indent=2) if as_json else present.verified(report))
+    if report.damages:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command; what goes wrong is one line, and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        sys.exit(130)
+    except (ShardgateError, typer.TyperException) as error:
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        line = "".join(c if c.isprintable() else " " for c in message)
+        typer.echo(f"shardgate: error: {line}", err=True)
+        sys.exit(1 if isinstance(error, DamagedError) else 2)
+    sys.exit(code or 0)
+
+
+def _settings(roots: list[str], given: dict[str, Any]) -> Settings:
+    """Load the configuration that the arguments of the command line describe."""
+    server_options = {name: value for name, value in given.items() if value is not None}
+    if len(roots) == 1 and roots[0].endswith(".toml"):
+        return load(Path(roots[0]), os.environ, {"server": server_options})
+    return load(None, os.environ, {"server": server_options, "datasets": _datasets(roots)})
+
+
+def _datasets(roots: list[str]) -> dict[str, dict[str, str]]:
+    datasets: dict[str, dict[str, str]] = {}
+    for root in roots:
+        named = _NAMED_ROOT.fullmatch(root)
+        name, url = named.groups() if named else (_default_name(root), root)
+        if name in datasets:
+            raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
+        datasets[name] = {"url": url}
+    return datasets
+
+
+def _default_name(url: str) -> str:
+    """Take the last part of the path, without the ending that names the format."""
+    path = url if "://" in url else str(Path(url).expanduser().absolute())
+    name = PurePosixPath(path).name
+    for ending in (".zarr", ".precomputed", ".icechunk"):
+        name = name.removesuffix(ending)
+    return name
+
+
+async def _reach(settings: Settings) -> None:
+    """Raise unless the root of every dataset can be reached."""
+    async with Stores(settings.limits) as stores:
+        for name, dataset in settings.datasets.items():
+            try:
+                await stores.reach(_open_root(stores, settings, name))
+            except StorageError as error:
+                raise ConfigurationError(f"datasets.{name}.url: {error}") from error
+
+
+async def _with_root[T](
+    url: str, call: Callable[[Stores, Containers, ObjectRef], Awaitable[T]]
+) -> T:
+    """Open the root *url* the way `serve` would, and hand it to *call*."""
+    settings = _settings([f"{_ROOT}={url}"], {})
+    async with Stores(settings.limits) as stores:
+        root = _open_root(stores, settings, _ROOT)
+        await stores.reach(root)
+        fetch = ReadCache(stores, max_bytes=settings.cache.index_bytes, ttl_s=settings.cache.ttl_s)
+        known = formats(settings.datasets[_ROOT], settings.limits)
+        return await call(stores, Containers(known, fetch), root)
+
+
+def _open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
+    dataset = settings.datasets[name]
+    store = settings.stores[dataset.store] if dataset.store else None
+    return stores.open_root(dataset.url, store, dataset.store)
+
+
+def _show(table: RenderableType, document: Any, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        console = Console()
+        # What is piped is not wrapped: nobody sees its width.
+        console.print(table, soft_wrap=not console.is_terminal)
+
+
+def _announce(settings: Settings, base: str) -> None:
+    for name, dataset in settings.datasets.items():
+        typer.echo(f"{base}/{name}/  serves  {dataset.url}")

@@ -1,0 +1,173 @@
+"""Small example datasets of every supported format, written by zarr-python."""
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from app.errors import ConfigurationError
+
+INNER_CHUNK: Final = (32, 32, 32)
+SHARD: Final = (128, 128, 128)
+SMALL_SHARD: Final = (64, 64, 64)
+AXES: Final = ("z", "y", "x")
+SHAPE: Final = (160, 256, 256)
+"""Neither a multiple of the shard: the last shards reach past the edge."""
+
+MICROMETERS: Final = (2.0, 1.0, 1.0)
+"""Size of a voxel of the finest level."""
+
+LEVELS: Final = 3
+
+
+def write(folder: Path) -> dict[str, Path]:
+    """Write the examples below *folder*, unless they are there, and return them by name.
+
+    Raises: `ConfigurationError` without zarr-python, or where *folder* cannot be written.
+    """
+    try:
+        return {name: _write_once(folder / f"{name}.zarr", put) for name, put in EXAMPLES.items()}
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the demo needs {error.name}: pip install 'shardgate[demo]'"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def guide(base: str) -> str:
+    """Say what to open while the examples are served at *base*."""
+    chunk = f"{base}/image/s0/c/2/3/4"
+    python = f'import zarr; print(zarr.open_array("{base}/image/s0", mode="r")[80, 128, ::32])'
+    state = {
+        "layers": [{"type": "image", "name": "image", "source": f"{base}/image/|zarr3:"}],
+        "layout": "4panel",
+    }
+    viewer = f"https://neuroglancer-demo.appspot.com/#!{quote(json.dumps(state), safe=':/')}"
+    lines = [f"{base}/{name}/" for name in EXAMPLES]
+    lines += [
+        "",
+        "One inner chunk of a shard is an object of its own:",
+        f"  curl -sSD - -o /dev/null {chunk}",
+        "The array, as if it were not sharded:",
+        f"  {shlex.quote(sys.executable)} -c {shlex.quote(python)}",
+        "The image in a viewer:",
+        f"  {viewer}",
+        "",
+        "Ctrl+C stops.",
+    ]
+    return "\n".join(lines)
+
+
+def _write_once(path: Path, put: Callable[[Path], None]) -> Path:
+    """Let *put* write beside *path* and rename, so that what is there is complete."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            put(beside)
+            beside.chmod(0o755)
+            beside.rename(path)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return path
+
+
+def _put_image(path: Path) -> None:
+    """Write an OME-Zarr 0.5 image of three levels, with consolidated metadata."""
+    import zarr  # noqa: PLC0415 - an extra
+
+    group = zarr.create_group(str(path), attributes={"ome": _multiscales()})
+    for level in range(LEVELS):
+        data = _gyroid(2**level)
+        _create(group, f"s{level}", data, chunks=INNER_CHUNK, shards=SHARD)
+    with warnings.catch_warnings(action="ignore"):  # consolidation is no part of the format yet
+        zarr.consolidate_metadata(str(path))
+
+
+def _put_index_at_start(path: Path) -> None:
+    """Write one array whose shards begin with their index."""
+    _put_sharded(path, {"index_location": "start"})
+
+
+def _put_nested(path: Path) -> None:
+    """Write one array of shards inside shards."""
+    _put_sharded(path, {}, {})
+
+
+def _put_sharded(path: Path, *levels: dict[str, Any]) -> None:
+    """Write an array with a sharding codec of each of *levels*' options, outermost first."""
+    import zarr  # noqa: PLC0415 - an extra
+    from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec  # noqa: PLC0415 - an extra
+
+    codecs: list[Any] = [BytesCodec(), ZstdCodec()]
+    for depth, options in reversed(list(enumerate(levels, start=1))):
+        chunk_shape = tuple(size >> depth for size in SMALL_SHARD)
+        codecs = [ShardingCodec(chunk_shape=chunk_shape, codecs=codecs, **options)]
+    _create(
+        zarr.create_group(str(path)),
+        "a",
+        _gyroid(2),
+        chunks=SMALL_SHARD,
+        serializer=codecs[0],
+        compressors=None,  # after the sharding codec one would hide the inner chunks
+    )
+
+
+EXAMPLES: Final[Mapping[str, Callable[[Path], None]]] = {
+    "image": _put_image,
+    "index-at-start": _put_index_at_start,
+    "nested": _put_nested,
+}
+"""The datasets, by name."""
+
+
+def _create(group: Any, name: str, data: npt.NDArray[np.uint8], **layout: Any) -> None:
+    array = group.create_array(
+        name, shape=data.shape, dtype=data.dtype, dimension_names=AXES, **layout
+    )
+    array[...] = data
+
+
+def _gyroid(step: int) -> npt.NDArray[np.uint8]:
+    """Sample every *step*-th voxel of a smooth, deterministic 3-d pattern inside a ball."""
+    z, y, x = (
+        np.arange(0, size, step, dtype=np.float32)[(...,) + (None,) * (2 - axis)] * (um / 16)
+        for axis, (size, um) in enumerate(zip(SHAPE, MICROMETERS, strict=True))
+    )
+    wave = np.sin(x) * np.cos(y) + np.sin(y) * np.cos(z) + np.sin(z) * np.cos(x)
+    center = [size * um / 32 for size, um in zip(SHAPE, MICROMETERS, strict=True)]
+    radius = np.sqrt(sum((axis - c) ** 2 for axis, c in zip((z, y, x), center, strict=True)))
+    inside = np.clip(8 - radius, 0, 1)
+    return np.asarray((wave / 3 + 0.5).clip(0, 1) * inside * 255, dtype=np.uint8)
+
+
+def _multiscales() -> dict[str, Any]:
+    """Describe the levels as OME-Zarr 0.5 does."""
+    return {
+        "version": "0.5",
+        "multiscales": [
+            {
+                "name": "gyroid",
+                "axes": [{"name": n, "type": "space", "unit": "micrometer"} for n in AXES],
+                "datasets": [
+                    {
+                        "path": f"s{level}",
+                        "coordinateTransformations": [
+                            {"type": "scale", "scale": [um * 2**level for um in MICROMETERS]}
+                        ],
+                    }
+                    for level in range(LEVELS)
+                ],
+            }
+        ],
+    }

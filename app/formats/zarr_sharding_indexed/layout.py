@@ -1,0 +1,171 @@
+"""From a key in a Zarr hierarchy to the place of its bytes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from app.errors import DamagedError, VersionChangedError
+from app.formats.contract import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.zarr_sharding_indexed.index import (
+    ENTRY_NBYTES,
+    EntryDecoder,
+    IndexCodec,
+    ShardIndex,
+)
+from app.formats.zarr_sharding_indexed.metadata import ArraySpec, Node, NodeDecoder
+from app.model import (
+    MISSING,
+    ByteRange,
+    ETag,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Stored,
+    SuffixRange,
+    VirtualKey,
+    Whole,
+)
+
+_MARKER: Final = VirtualKey("zarr.json")
+_VIEW_REVISION: Final = "u1"
+"""Changes when the same stored metadata begins to be served in another form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrFormat:
+    """Zarr v3: every directory with a ``zarr.json`` is a container."""
+
+    metadata_nbytes: int
+    """Larger metadata is refused."""
+    whole_index_nbytes: int
+    """A larger shard index is read one entry at a time."""
+    name: str = "zarr"
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "ZarrLayout | None":
+        """Open the node at *directory*."""
+        request = ByteRange(0, self.metadata_nbytes + 1)
+        decode = NodeDecoder(self.metadata_nbytes)
+        node = await fetch(Read("metadata", directory.join(_MARKER), request, decode))
+        return None if node is None else ZarrLayout(directory, node, self.whole_index_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrLayout:
+    """An array or group."""
+
+    directory: ObjectRef
+    node: Versioned[Node]
+    whole_index_nbytes: int
+
+    @property
+    def encloses(self) -> bool:
+        """An array has no nodes below it."""
+        return self.node.value.kind == "array"
+
+    def shows(self, key: VirtualKey) -> bool:
+        """Shards are not served under their own names."""
+        array = self.node.value.array
+        return array is None or not array.keys.owns(key)
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Find a chunk by its key in the unsharded array; what is no chunk is served as it is."""
+        node = self.node.value
+        if key == _MARKER:
+            return Inline(node.served, self._document_etag)
+        if node.array is None or (coords := node.array.keys.parse(key)) is None:
+            return Whole(self.directory.join(key))
+        if (origin := node.array.origin(coords)) is None:
+            return MISSING
+        return await self._locate_chunk(node.array, origin, fetch)
+
+    async def _locate_chunk(
+        self, array: ArraySpec, origin: tuple[int, ...], fetch: Fetch
+    ) -> Location:
+        location: Location = Whole(self.directory.join(array.shard_key(origin)))
+        for level in array.unsharded.levels:
+            shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
+            location = await shard.locate(location, level.entry(origin))
+        return location
+
+    @property
+    def _document_etag(self) -> ETag:
+        if not self.node.value.is_rewritten:
+            return self.node.etag
+        return ETag(f'{self.node.etag[:-1]}-{_VIEW_REVISION}"')
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReader:
+    """Finds inner chunks of shards, wherever the shard itself is.
+
+    A shard may be an object, a range of one (sharding inside of sharding, or inside another
+    container) or bytes at hand; the inner chunk is then a range of the same object.
+    """
+
+    index: IndexCodec
+    fetch: Fetch
+    whole_index_nbytes: int
+
+    async def locate(self, shard: Location, entry: int) -> Location:
+        """Find inner chunk *entry* of *shard*.
+
+        Raises: `DamagedError` where the index of a stored shard contradicts it, `DecodeError`
+        where that of an inline shard does, which only its container can name.
+        """
+        match shard:
+            case Missing():
+                return MISSING
+            case Inline():
+                return self._locate_inline(shard, entry)
+            case Whole(ref):
+                return await self._locate_in_object(ref, entry)
+            case Stored():
+                return await self._locate_in_range(shard, entry)
+
+    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Location:
+        if self.index.nbytes > self.whole_index_nbytes:
+            # Only the store knows where the shard ends; its last byte comes with size and ETag.
+            end = await self.fetch(Read("shard-end", ref, SuffixRange(1), Opaque))
+            if end is None:
+                return MISSING
+            return await self._locate_in_range(Stored(ref, ByteRange(0, end.size), end.etag), entry)
+        index = await self.fetch(Read("shard-index", ref, self.index.request, self.index))
+        if index is None:
+            return MISSING
+        return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
+
+    async def _locate_in_range(self, shard: Stored, entry: int) -> Location:
+        try:
+            place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
+        except DecodeError as error:
+            raise DamagedError(shard.ref, str(error)) from error
+        if self.index.nbytes > self.whole_index_nbytes:
+            at = entry * ENTRY_NBYTES
+            place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
+            decode = EntryDecoder(self.index.big_endian)
+            read = Read("index-entry", shard.ref, place, decode, shard.etag)
+            entry = 0
+        else:
+            read = Read("shard-index", shard.ref, place, self.index, shard.etag)
+        index = await self.fetch(read)
+        if index is None:
+            raise VersionChangedError(shard.ref)
+        return self._narrow(shard, index.value, entry)
+
+    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Location:
+        try:
+            found = self.index.find(index, entry, shard.byte_range.length)
+        except DecodeError as error:
+            raise DamagedError(shard.ref, str(error)) from error
+        if found is None:
+            return MISSING
+        return Stored(shard.ref, shard.byte_range.narrow(found), shard.etag)
+
+    def _locate_inline(self, shard: Inline, entry: int) -> Location:
+        place = self.index.place(len(shard.data))
+        index = self.index(shard.data[place.start : place.stop])
+        found = self.index.find(index, entry, len(shard.data))
+        if found is None:
+            return MISSING
+        etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
+        return Inline(shard.data[found.start : found.stop], etag)

@@ -1,0 +1,173 @@
+"""``zarr.json``: what a node is, and the document that is served in its place."""
+
+import json
+from dataclasses import dataclass
+from operator import floordiv, lt, mul
+from typing import Any, Final
+
+from app.formats.contract import DecodeError
+from app.formats.zarr_sharding_indexed.keys import ChunkKeys
+from app.formats.zarr_sharding_indexed.unshard import (
+    UnshardableError,
+    Unsharded,
+    codec_name,
+    configuration,
+    has_sharding,
+    shape_of,
+    unshard,
+)
+
+type Json = Any
+
+_NODE_OVERHEAD: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """A sharded array and the array of inner chunks that is served for it."""
+
+    shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    keys: ChunkKeys
+    unsharded: Unsharded
+
+    @property
+    def inner_chunk_shape(self) -> tuple[int, ...]:
+        """Shape of the chunks that are served, in array elements."""
+        return self.unsharded.inner_chunk_shape
+
+    def origin(self, coords: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Find the first array element of the inner chunk at *coords*; `None` off the array."""
+        origin = tuple(map(mul, coords, self.inner_chunk_shape))
+        return origin if all(map(lt, origin, self.shape)) else None
+
+    def shard_key(self, origin: tuple[int, ...]) -> str:
+        """Spell the key of the shard that holds the array element *origin*."""
+        return self.keys.format(tuple(map(floordiv, origin, self.shard_shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a Zarr hierarchy."""
+
+    kind: str
+    """``array`` or ``group``."""
+    served: bytes
+    """The document that clients see."""
+    is_rewritten: bool
+    """Whether *served* differs from what is stored."""
+    array: ArraySpec | None = None
+    """Set for arrays that are served without their shards."""
+    why_sharded: str = ""
+    """Why a sharded array is served as it is."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the node holds, roughly."""
+        return len(self.served) + _NODE_OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecoder:
+    """Reads a ``zarr.json`` of at most *limit_bytes*."""
+
+    limit_bytes: int
+
+    def __call__(self, data: bytes) -> Node:
+        """Decode a whole document.
+
+        Raises: `DecodeError` for what is no Zarr v3 metadata, or contradicts itself.
+        """
+        if len(data) > self.limit_bytes:
+            raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
+        try:
+            return _decode_node(json.loads(data), data)
+        except DecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"no JSON: {error}") from None
+
+
+def _decode_node(document: Json, data: bytes) -> Node:
+    if not isinstance(document, dict) or document.get("zarr_format") != 3:  # noqa: PLR2004
+        raise DecodeError("no Zarr v3 metadata: zarr_format is not 3")
+    match document.get("node_type"):
+        case "array":
+            return _decode_array(document, data)
+        case "group":
+            served = _without_shards_below(document)
+            is_rewritten = served is not document
+            return Node("group", _encode(served) if is_rewritten else data, is_rewritten)
+        case other:
+            raise DecodeError(f"node_type is neither array nor group: {str(other)[:80]}")
+
+
+def _decode_array(document: dict[str, Json], data: bytes) -> Node:
+    if not has_sharding(document.get("codecs")):
+        return Node("array", data, is_rewritten=False)
+    try:
+        array = parse_array(document)
+    except UnshardableError as reason:
+        return Node("array", data, is_rewritten=False, why_sharded=str(reason))
+    served = _encode(without_shards(document, array))
+    return Node("array", served, is_rewritten=True, array=array)
+
+
+def parse_array(document: dict[str, Json]) -> ArraySpec:
+    """Read the metadata of an array that has a sharding codec."""
+    shape = shape_of(document.get("shape"), "shape", least=0)
+    grid = document.get("chunk_grid")
+    if codec_name(grid) != "regular":
+        raise UnshardableError(f"the chunk grid is {codec_name(grid)}")
+    shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
+    return ArraySpec(
+        shape,
+        shard_shape,
+        _chunk_keys(document.get("chunk_key_encoding"), len(shape)),
+        unshard(document["codecs"], shard_shape),
+    )
+
+
+def without_shards(document: dict[str, Json], array: ArraySpec) -> dict[str, Json]:
+    """Describe the same array unsharded; every other member stays as it is."""
+    chunk_shape = list(array.inner_chunk_shape)
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
+    return {**document, "chunk_grid": grid, "codecs": list(array.unsharded.codecs)}
+
+
+def _without_shards_below(group: dict[str, Json]) -> dict[str, Json]:
+    """Rewrite the arrays in a group's consolidated metadata; the group itself if there are none.
+
+    An array whose own metadata is damaged stays as it is there: reading it will tell.
+    """
+    consolidated = group.get("consolidated_metadata")
+    if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
+        return group
+    nodes = consolidated["metadata"]
+    rewritten = {path: _rewritten(node) for path, node in nodes.items()}
+    if all(rewritten[path] is node for path, node in nodes.items()):
+        return group
+    return {**group, "consolidated_metadata": {**consolidated, "metadata": rewritten}}
+
+
+def _rewritten(node: Json) -> Json:
+    try:
+        if isinstance(node, dict) and has_sharding(node.get("codecs")):
+            return without_shards(node, parse_array(node))
+        return _without_shards_below(node) if isinstance(node, dict) else node
+    except (UnshardableError, DecodeError):
+        return node
+
+
+def _chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
+    name = codec_name(encoding)
+    if name not in {"default", "v2"}:
+        raise UnshardableError(f"the chunk key encoding is {name}")
+    separator = configuration(encoding).get("separator", "/" if name == "default" else ".")
+    if separator not in {"/", "."}:
+        raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
+    return ChunkKeys("c" if name == "default" else "", separator, ndim)
+
+
+def _encode(document: dict[str, Json]) -> bytes:
+    return json.dumps(document, indent=2).encode()

@@ -1,0 +1,119 @@
+"""The control plane: ``/api``, health, and the list of datasets, with OpenAPI at ``/docs``."""
+
+import html
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from app.errors import ShardgateError, StorageError
+from app.http.problems import problem, status_of
+from app.resolve.resolver import Dataset, Resolver
+
+type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+class DatasetSummary(BaseModel):
+    """A dataset that is served."""
+
+    name: str
+    path: str
+    """Where its keys begin."""
+    writable: bool = False
+
+
+class DatasetList(BaseModel):
+    """All datasets."""
+
+    datasets: list[DatasetSummary]
+
+
+class Readiness(BaseModel):
+    """Whether the root of each dataset can be reached; a reason if not."""
+
+    datasets: dict[str, str]
+
+
+def build_control(
+    datasets: Mapping[str, Dataset], resolver: Resolver, lifespan: Lifespan
+) -> FastAPI:
+    """Build the FastAPI application."""
+    app = FastAPI(title="Shardgate", lifespan=lifespan, redoc_url=None)
+    for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, _on_error)
+
+    @app.get("/", include_in_schema=False)
+    async def start(request: Request) -> Response:
+        summaries = [_summary(dataset) for dataset in datasets.values()]
+        if "text/html" in request.headers.get("accept", ""):
+            return Response(_start_page(summaries), media_type="text/html")
+        return Response(
+            DatasetList(datasets=summaries).model_dump_json(), media_type="application/json"
+        )
+
+    @app.get("/api/datasets")
+    async def list_datasets() -> DatasetList:
+        """List what is served."""
+        return DatasetList(datasets=[_summary(dataset) for dataset in datasets.values()])
+
+    @app.get("/healthz")
+    async def is_alive() -> dict[str, str]:
+        """Tell that the process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"model": Readiness}})
+    async def is_ready(response: Response) -> Readiness:
+        """Tell whether the root of every dataset can be reached."""
+        states = {name: await _reach(resolver, dataset) for name, dataset in datasets.items()}
+        if any(state != "ok" for state in states.values()):
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        return Readiness(datasets=states)
+
+    return app
+
+
+def _summary(dataset: Dataset) -> DatasetSummary:
+    return DatasetSummary(name=dataset.name, path=f"/{quote(dataset.name)}/")
+
+
+async def _reach(resolver: Resolver, dataset: Dataset) -> str:
+    try:
+        await resolver.reach(dataset)
+    except StorageError as error:
+        return str(error)
+    return "ok"
+
+
+def _start_page(summaries: list[DatasetSummary]) -> str:
+    links = "\n".join(
+        f'<li><a href="{html.escape(s.path)}">{html.escape(s.name)}</a></li>' for s in summaries
+    )
+    return (
+        "<!doctype html>\n<html><head><title>Shardgate</title></head>\n<body><h1>Datasets</h1>\n"
+        f'<ul>\n{links}\n</ul>\n<p><a href="/docs">API</a></p></body></html>\n'
+    )
+
+
+def _problem_response(status: HTTPStatus, detail: str) -> Response:
+    headers, body = problem(status, detail)
+    return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    match error:
+        case ShardgateError():
+            return _problem_response(status_of(error), str(error))
+        case HTTPException():
+            return _problem_response(HTTPStatus(error.status_code), str(error.detail))
+        case RequestValidationError():
+            first: dict[str, Any] = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return _problem_response(HTTPStatus.BAD_REQUEST, f"{where}: {first['msg']}")
+        case _:
+            return _problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")

@@ -1,0 +1,125 @@
+"""``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from app.errors import ShardgateError, UnknownDatasetError
+from app.http.answer import ALLOW, Answer, Headers, Scope
+from app.http.cors import Cors
+from app.http.disconnect import ClientGoneError, UntilDisconnect
+from app.http.pages import content_type, listing_page
+from app.http.problems import status_of
+from app.http.ranges import content_range
+from app.http.selection import Conditions, Selection
+from app.http.target import split_target
+from app.model import VirtualKey
+from app.resolve.resolver import Dataset, Entity, Opened, Resolver
+
+_log = logging.getLogger(__name__)
+
+
+class DataPlane:
+    """Answers requests for virtual keys."""
+
+    def __init__(self, datasets: Mapping[str, Dataset], resolver: Resolver, cors: Cors) -> None:
+        self._datasets = datasets
+        self._resolver = resolver
+        self._cors = cors
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer one request of the ASGI type ``http``."""
+        answer = Answer(scope, send, self._cors)
+        try:
+            async with UntilDisconnect(receive):
+                await self._respond(scope, answer)
+        except ClientGoneError:
+            return
+        except ShardgateError as error:
+            if answer.has_started:
+                raise
+            await answer.problem(status_of(error), str(error))
+        except Exception:
+            _log.exception("request %s failed", answer.request_id.decode())
+            if answer.has_started:
+                raise
+            await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
+
+    async def _respond(self, scope: Scope, answer: Answer) -> None:
+        method = scope["method"]
+        if method == "OPTIONS":
+            await answer.preflight()
+        elif method not in {"GET", "HEAD"}:
+            detail = f"{method} is not served here"
+            await answer.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, (b"allow", ALLOW))
+        else:
+            name, key = split_target(scope["raw_path"])
+            dataset = self._datasets.get(name)
+            if dataset is None:
+                raise UnknownDatasetError(f"there is no dataset {name}")
+            if key is None:
+                await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
+            elif not key or key.endswith("/"):
+                await self._list(answer, dataset, key)
+            else:
+                conditions = Conditions.parse(method, answer.headers)
+                await self._read(answer, dataset, key, conditions)
+
+    async def _read(
+        self, answer: Answer, dataset: Dataset, key: VirtualKey, conditions: Conditions
+    ) -> None:
+        def choose(entity: Entity) -> Selection:
+            return conditions.choose(entity.etag, entity.length)
+
+        async with self._resolver.open(dataset, key, choose, conditions.reading) as opened:
+            if opened is None:
+                await _missing(answer, dataset, f"{dataset.name} has no {key}")
+            else:
+                await _send_entity(answer, dataset, key, opened)
+
+    async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
+        listed = [entry async for entry in self._resolver.list(dataset, prefix)]
+        if not listed:
+            await _missing(answer, dataset, f"{dataset.name} has nothing below {prefix}")
+            return
+        body = listing_page(f"/{dataset.name}/{prefix}", listed)
+        headers = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", dataset.cache_control),
+        ]
+        await answer.send(HTTPStatus.OK, headers, body)
+
+
+async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
+    """Answer 404; absence is cached by clients like any answer that can change."""
+    await answer.problem(HTTPStatus.NOT_FOUND, detail, (b"cache-control", dataset.cache_control))
+
+
+async def _send_entity(
+    answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+) -> None:
+    selection, entity = opened.choice, opened.entity
+    headers: Headers = [
+        (b"etag", entity.etag.encode("latin-1")),
+        (b"cache-control", dataset.cache_control),
+        (b"accept-ranges", b"bytes"),
+    ]
+    match selection.status:
+        case HTTPStatus.OK | HTTPStatus.PARTIAL_CONTENT if selection.part is not None:
+            headers.append((b"content-length", b"%d" % selection.part.length))
+            headers.append((b"content-type", content_type(key)))
+            if selection.status is HTTPStatus.PARTIAL_CONTENT:
+                spelled = content_range(selection.part, entity.length)
+                headers.append((b"content-range", spelled.encode()))
+            await answer.send(selection.status, headers, opened.body)
+        case HTTPStatus.NOT_MODIFIED:
+            await answer.send(selection.status, headers)
+        case HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            spelled = f"bytes */{entity.length}"
+            detail = f"{key} has {entity.length} bytes, none of them in the range"
+            await answer.problem(selection.status, detail, (b"content-range", spelled.encode()))
+        case _:
+            detail = f"the current version of {key} is {entity.etag}"
+            await answer.problem(selection.status, detail, *headers[:1])

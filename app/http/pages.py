@@ -1,0 +1,45 @@
+"""Pages of links that people browse, and from which fsspec learns the members of a group."""
+
+import html
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+from app.storage.contract import Listed
+
+_CONTENT_TYPES: Final = {
+    "json": b"application/json",
+    "zarray": b"application/json",
+    "zattrs": b"application/json",
+    "zgroup": b"application/json",
+    "zmetadata": b"application/json",
+    "txt": b"text/plain; charset=utf-8",
+    "md": b"text/plain; charset=utf-8",
+    "png": b"image/png",
+    "jpg": b"image/jpeg",
+    "jpeg": b"image/jpeg",
+}
+"""By what follows the last dot; nothing that a browser would run."""
+
+
+def content_type(key: str) -> bytes:
+    """Name the media type of an object by its *key*."""
+    return _CONTENT_TYPES.get(key.rpartition(".")[2], b"application/octet-stream")
+
+
+def listing_page(path: str, listed: Iterable[Listed]) -> bytes:
+    """Write the page of *path*, which ends in a slash; every link is relative to it."""
+    rows = "\n".join(map(_row, listed))
+    title = html.escape(path)
+    return (
+        f"<!doctype html>\n<html><head><title>{title}</title></head>\n"
+        f"<body><h1>{title}</h1>\n<ul>\n{rows}\n</ul></body></html>\n"
+    ).encode()
+
+
+def _row(listed: Listed) -> str:
+    is_prefix = listed.ref.key.endswith("/")
+    name = listed.ref.key.rstrip("/").rpartition("/")[2] + "/" * is_prefix
+    size = "" if listed.size is None else f" {listed.size:,} bytes"
+    # "./" keeps a name with a colon from being read as a scheme.
+    return f'<li><a href="./{quote(name)}">{html.escape(name)}</a>{size}</li>'

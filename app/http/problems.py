@@ -1,0 +1,49 @@
+"""Errors as answers: one table of statuses, RFC 9457 problem documents."""
+
+import json
+from http import HTTPStatus
+from typing import Final
+
+from app import errors
+from app.errors import ShardgateError
+
+STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
+    errors.BadKeyError: HTTPStatus.BAD_REQUEST,
+    errors.BadHeaderError: HTTPStatus.BAD_REQUEST,
+    errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
+    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
+    errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageTimeoutError: HTTPStatus.GATEWAY_TIMEOUT,
+    errors.TruncatedReadError: HTTPStatus.BAD_GATEWAY,
+    errors.RangeNotSatisfiedError: HTTPStatus.BAD_GATEWAY,
+    errors.VersionChangedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.DamagedError: HTTPStatus.BAD_GATEWAY,
+    errors.ConfigurationError: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""Every leaf of the error tree and its status."""
+
+RETRY_AFTER_S: Final = 1
+_RETRIED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
+
+type Headers = list[tuple[bytes, bytes]]
+
+
+def status_of(error: ShardgateError) -> HTTPStatus:
+    """Find the status of *error*."""
+    return STATUS[type(error)]
+
+
+def problem(status: HTTPStatus, detail: str) -> tuple[Headers, bytes]:
+    """Write a problem document and the headers that go with it."""
+    body = json.dumps(
+        {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
+    ).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    if status in _RETRIED:
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    return headers, body

@@ -1,0 +1,93 @@
+"""Which part of an entity a request gets: preconditions first, then Range (RFC 9110 §13.2.2)."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, Self
+
+from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
+from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
+
+_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_FIELDS: Final = {
+    b"range": "range",
+    b"if-match": "if_match",
+    b"if-none-match": "if_none_match",
+    b"if-range": "if_range",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The status of an answer, and the part of the entity that is its body."""
+
+    status: HTTPStatus
+    part: ByteRange | None = None
+    """What the headers describe; `None` for answers without a representation."""
+    reads: ByteRange | None = None
+    """What is sent: *part*, or nothing for HEAD."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the method and headers of a request ask of an entity."""
+
+    is_head: bool = False
+    range: str | None = None
+    if_match: str | None = None
+    if_none_match: str | None = None
+    if_range: str | None = None
+
+    @classmethod
+    def parse(cls, method: str, headers: Mapping[bytes, bytes]) -> Self:
+        """Pick the headers that matter; Range means something for GET only (§14.2)."""
+        given = {
+            field: headers[name].decode("latin-1")
+            for name, field in _FIELDS.items()
+            if name in headers
+        }
+        is_head = method == "HEAD"
+        if is_head:
+            given.pop("range", None)
+        return cls(is_head=is_head, **given)
+
+    @property
+    def reading(self) -> ByteRequest | None:
+        """What will be read whatever the entity is; `None` if that depends on it.
+
+        Raises: `BadHeaderError`.
+        """
+        if self.is_head or self.if_match or self.if_none_match or self.if_range:
+            return None
+        try:
+            return (self.range and parse_range(self.range)) or EVERYTHING
+        except UnsatisfiableError:
+            return None
+
+    def choose(self, etag: ETag, length: int) -> Selection:
+        """Select of an entity of *length* bytes and version *etag*.
+
+        Raises: `BadHeaderError`.
+        """
+        if self.if_match is not None and not _matches(self.if_match, etag, weakly=False):
+            return Selection(HTTPStatus.PRECONDITION_FAILED)
+        if self.if_none_match is not None and _matches(self.if_none_match, etag, weakly=True):
+            return Selection(HTTPStatus.NOT_MODIFIED)
+        whole = ByteRange(0, length)
+        if self.range is None or (self.if_range is not None and self.if_range != etag):
+            return Selection(HTTPStatus.OK, whole, None if self.is_head else whole)
+        try:
+            request = parse_range(self.range)
+            if request is None:
+                return Selection(HTTPStatus.OK, whole, whole)
+            part = resolve_range(request, length)
+        except UnsatisfiableError:
+            return Selection(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+        return Selection(HTTPStatus.PARTIAL_CONTENT, part, part)
+
+
+def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:
+    if header.strip() == "*":
+        return True
+    return any(tag == etag and (weakly or not weak) for weak, tag in _TAG.findall(header))

@@ -1,0 +1,70 @@
+"""The composition root: settings in, an ASGI application out. Importing it does nothing."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app.formats.contract import Format
+from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.http.control import build_control
+from app.http.cors import Cors
+from app.http.dataplane import DataPlane
+from app.http.gateway import Gateway
+from app.model import ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.chunks import ChunkReader
+from app.resolve.containers import Containers
+from app.resolve.fetch import ReadCache
+from app.resolve.resolver import Dataset, Resolver
+from app.settings import DatasetSettings, LimitSettings, Settings
+from app.storage.contract import ObjectReader
+from app.storage.stores import Stores
+
+
+def create_app(
+    settings: Settings, *, wrap: Callable[[ObjectReader], ObjectReader] = lambda store: store
+) -> Gateway:
+    """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
+    limits = settings.limits
+    stores = Stores(limits, wrap=wrap)
+    fetch = ReadCache(stores, max_bytes=settings.cache.index_bytes, ttl_s=settings.cache.ttl_s)
+    chunks = ChunkReader(
+        stores,
+        max_bytes=settings.cache.chunk_bytes,
+        max_gap_bytes=limits.coalesce_gap_bytes,
+        max_span_bytes=limits.stream_bytes,
+    )
+    budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
+    resolver = Resolver(stores, fetch, chunks, budget, stream_bytes=limits.stream_bytes)
+    datasets = {
+        name: Dataset(
+            name=name,
+            root=_open_root(stores, dataset, settings),
+            containers=Containers(formats(dataset, limits), fetch),
+            cache_control=dataset.cache_control.encode(),
+        )
+        for name, dataset in settings.datasets.items()
+    }
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        async with stores:
+            yield
+
+    cors = Cors(settings.server.cors_origins)
+    control = build_control(datasets, resolver, lifespan)
+    return Gateway(control, DataPlane(datasets, resolver, cors), cors)
+
+
+def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> ObjectRef:
+    if dataset.store is None:
+        return stores.open_root(dataset.url)
+    return stores.open_root(dataset.url, settings.stores[dataset.store], dataset.store)
+
+
+def formats(dataset: DatasetSettings, limits: LimitSettings) -> list[Format]:
+    """Name the formats whose containers are looked for in *dataset*."""
+    if dataset.view == "raw":
+        return []
+    return [ZarrFormat(limits.metadata_bytes, limits.whole_index_bytes)]

@@ -1,0 +1,1 @@
+"""Where formats and storage meet: look up, fetch, cache, share, coalesce, retry."""

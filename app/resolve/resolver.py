@@ -1,0 +1,240 @@
+"""From a dataset and a virtual key to the bytes, and nothing but the bytes."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from app.errors import RangeNotSatisfiedError, VersionChangedError
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    ETag,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Stored,
+    SuffixRange,
+    VirtualKey,
+    Whole,
+)
+from app.resolve.budget import ByteBudget
+from app.resolve.chunks import ChunkReader
+from app.resolve.containers import Containers
+from app.resolve.fetch import ReadCache
+from app.resolve.flight import SingleFlight
+from app.storage.contract import Found, Listed, ObjectReader, Stat
+
+_ATTEMPTS: Final = 4
+"""How often a look-up is begun while its object keeps changing."""
+_PIECE_BYTES: Final = 1024**2
+
+type Body = bytes | AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A root that is served."""
+
+    name: str
+    root: ObjectRef
+    containers: Containers
+    cache_control: bytes
+    """The header of answers that can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What a key names now: its version, its length in bytes, and where they are."""
+
+    etag: ETag
+    length: int
+    source: Stored | Inline
+    first: Found | None = None
+    """The beginning of what is asked for, where finding out had to read it."""
+
+
+class Choice(Protocol):
+    """What the caller made of an entity."""
+
+    @property
+    def reads(self) -> ByteRange | None:
+        """The part of the entity whose bytes are wanted; `None` for none of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened[C: Choice]:
+    """An entity, what was chosen of it, and those bytes."""
+
+    entity: Entity
+    choice: C
+    body: Body
+
+
+class Resolver:
+    """Looks keys up, reads bodies, and begins anew when an object changes in between."""
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        fetch: ReadCache,
+        chunks: ChunkReader,
+        budget: ByteBudget,
+        *,
+        stream_bytes: int,
+    ) -> None:
+        self._store = store
+        self._fetch = fetch
+        self._chunks = chunks
+        self._budget = budget
+        self._stream_bytes = stream_bytes
+        self._firsts = SingleFlight[tuple[ObjectRef, ByteRequest]]()
+
+    @asynccontextmanager
+    async def open[C: Choice](
+        self,
+        dataset: Dataset,
+        key: VirtualKey,
+        choose: Callable[[Entity], C],
+        reading: ByteRequest | None = None,
+    ) -> AsyncGenerator[Opened[C] | None]:
+        """Look *key* up, let *choose* decide what of it is wanted, and hold those bytes.
+
+        `None` proves that there are no such bytes. *reading* is the part that will be read
+        whatever the entity turns out to be: it saves asking for the size of an object that is
+        served as it is.
+
+        Raises: `VersionChangedError` only where the object never holds still, `StorageError`,
+        `DamagedError`, `BusyError`.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            async with AsyncExitStack() as held:
+                try:
+                    entity = await self._entity(await self.locate(dataset, key), reading)
+                    opened = None
+                    if entity is not None:
+                        choice = choose(entity)
+                        opened = Opened(
+                            entity, choice, await self._body(held, entity, choice.reads)
+                        )
+                except VersionChangedError as changed:
+                    if attempt == _ATTEMPTS:
+                        raise
+                    self._fetch.forget(changed.ref)
+                    continue
+                yield opened
+                return
+
+    async def locate(self, dataset: Dataset, key: VirtualKey) -> Location:
+        """Find where the bytes of *key* are."""
+        layout, rest = await dataset.containers.find(dataset.root, key)
+        return await layout.locate(rest, self._fetch)
+
+    async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
+        """List the objects and prefixes right below *prefix* that are served by their names."""
+        layout, rest = await dataset.containers.find(dataset.root, prefix)
+        directory = dataset.root.join(prefix)
+        async for listed in self._store.list(directory, delimiter="/"):
+            if layout.shows(VirtualKey(rest + listed.ref.key.removeprefix(directory.key))):
+                yield listed
+
+    async def reach(self, dataset: Dataset) -> None:
+        """Return if the root of *dataset* answers, else raise."""
+        await self._store.reach(dataset.root)
+
+    async def _entity(self, location: Location, reading: ByteRequest | None) -> Entity | None:
+        match location:
+            case Missing():
+                return None
+            case Stored(_, byte_range, etag):
+                tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
+                return Entity(ETag(tag), byte_range.length, location)
+            case Inline(data, etag):
+                return Entity(etag, len(data), location)
+            case Whole(ref):
+                return await self._whole(ref, reading)
+
+    async def _whole(self, ref: ObjectRef, reading: ByteRequest | None) -> Entity | None:
+        request = _clip(reading, self._stream_bytes)
+        remembered = self._fetch.recall(ref)
+        if remembered is None and request is not None:
+            try:
+                return await self._first(ref, request)
+            except RangeNotSatisfiedError:
+                pass  # an empty object, or a range past the end: the size decides
+        stat = cast("Stat | None", remembered.known) if remembered else await self._fetch.stat(ref)
+        return None if stat is None else _entity_of(ref, stat)
+
+    async def _first(self, ref: ObjectRef, request: ByteRequest) -> Entity | None:
+        """Learn size and version of an object from the answer that brings its first bytes."""
+        found = await self._firsts.run((ref, request), lambda: self._store.get(ref, request))
+        if not isinstance(found, Found):
+            self._fetch.learn(ref, None)
+            return None
+        stat = Stat(found.size, found.etag)
+        self._fetch.learn(ref, stat)
+        return _entity_of(ref, stat, found)
+
+    async def _body(self, held: AsyncExitStack, entity: Entity, wanted: ByteRange | None) -> Body:
+        if wanted is None:
+            return b""
+        if isinstance(entity.source, Inline):
+            return entity.source.data[wanted.start : wanted.stop]
+        if (whole := self._chunks.cached(entity.source)) is not None:
+            return whole if wanted.length == len(whole) else whole[wanted.start : wanted.stop]
+        if wanted.length > self._stream_bytes:
+            return await self._stream(held, entity, entity.source, wanted)
+        await held.enter_async_context(self._budget.hold(wanted.length))
+        data = _part(entity.first, wanted)
+        if data is None:
+            place = entity.source.byte_range.narrow(wanted)
+            chunk = Stored(entity.source.ref, place, entity.source.etag)
+            data = await self._chunks.read(chunk)
+        if wanted.length == entity.length:
+            self._chunks.keep(entity.source, data)
+        return data
+
+    async def _stream(
+        self, held: AsyncExitStack, entity: Entity, source: Stored, wanted: ByteRange
+    ) -> AsyncIterator[bytes]:
+        await held.enter_async_context(self._budget.hold(_PIECE_BYTES))
+        head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
+        rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
+        place = source.byte_range.narrow(rest)
+        pieces = self._store.stream(source.ref, place, if_match=source.etag)
+        tail = await held.enter_async_context(pieces)
+        return tail if head is None else _chain(head, tail)
+
+
+async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
+    async for piece in tail:
+        yield piece
+
+
+def _entity_of(ref: ObjectRef, stat: Stat, first: Found | None = None) -> Entity:
+    source = Stored(ref, ByteRange(0, stat.size), stat.etag)
+    return Entity(stat.etag, stat.size, source, first)
+
+
+def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:
+    """Bound what is read before the size is known; `None` where the size must come first."""
+    match reading:
+        case ByteRange(start, stop):
+            return ByteRange(start, min(stop, start + most_bytes))
+        case SuffixRange(length) if length <= most_bytes:
+            return reading
+        case _:
+            return None
+
+
+def _part(found: Found | None, wanted: ByteRange) -> bytes | None:
+    """Cut *wanted* out of *found* if it is all there."""
+    if found is None or not (
+        found.byte_range.start <= wanted.start and wanted.stop <= found.byte_range.stop
+    ):
+        return None
+    start = wanted.start - found.byte_range.start
+    return found.data[start : start + wanted.length]

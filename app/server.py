@@ -1,0 +1,145 @@
+"""Listening: one uvicorn process, or several that share a socket."""
+
+import functools
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from app.errors import ConfigurationError
+from app.main import create_app
+from app.settings import Settings
+
+BACKLOG: Final = 2048
+"""Connections that may wait; one page of a viewer opens more than a hundred at once."""
+
+STOP_S: Final = 20
+"""Time for answers under way when the service is told to stop."""
+
+START_S: Final = 60.0
+"""Longest wait for one of several processes to come up."""
+
+type Announce = Callable[[str], None]
+"""Is called once, with the base URL, when requests will be answered."""
+
+
+def run(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises: `ConfigurationError` if it cannot listen or the application does not start.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises the signal again when it has stopped: that is a success.
+        signal.signal(number, lambda *_: sys.exit(0))
+    listener = _bind(settings.server.host, settings.server.port)
+    announce_url = functools.partial(announce, _url(settings.server.host, listener))
+    config = _config(settings)
+    if config.workers == 1:
+        _run_here(config, listener, announce_url)
+    else:
+        create_app(settings)  # what is wrong with it is told once, not by each process
+        _run_several(config, listener, announce_url)
+
+
+def _run_here(
+    config: uvicorn.Config, listener: socket.socket, announce: Callable[[], None]
+) -> None:
+    try:
+        _Server(config, announce).run([listener])
+    except SystemExit as stopped:
+        if stopped.code == STARTUP_FAILURE:
+            raise ConfigurationError("the service did not start; the log says why") from None
+        raise
+
+
+def _run_several(
+    config: uvicorn.Config, listener: socket.socket, announce: Callable[[], None]
+) -> None:
+    supervisor = _Supervisor(config, [listener], announce)
+    supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise ConfigurationError("the service did not start; the log says why")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+
+class _Supervisor(Multiprocess):
+    def __init__(
+        self, config: uvicorn.Config, sockets: list[socket.socket], announce: Callable[[], None]
+    ) -> None:
+        super().__init__(config, sockets)
+        self._announce = announce
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        if all(process.wait_until_ready(START_S) for process in self.processes):
+            self._announce()
+
+
+def _config(settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        functools.partial(create_app, settings),
+        factory=True,
+        interface="asgi3",
+        lifespan="on",
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        workers=settings.server.workers,
+        backlog=BACKLOG,
+        log_config=_logging(settings.server.log_level),
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=STOP_S,
+    )
+
+
+def _logging(level: str) -> dict[str, Any]:
+    """Log our own lines from *level*, and warnings of others: botocore's debugging shows keys."""
+    uvicorn_level = level if logging.getLevelName(level.upper()) >= logging.WARNING else "warning"
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": {
+            "app": {"level": level.upper()},
+            "uvicorn": {"level": uvicorn_level.upper()},
+        },
+    }
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    """Give the URL under which this machine reaches *listener*."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - shown, not bound
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"

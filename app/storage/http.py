@@ -1,0 +1,94 @@
+"""Objects of a plain HTTP server."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
+from typing import Final, Self
+from urllib.parse import quote
+
+from yarl import URL
+
+from app.errors import StorageUnavailableError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.storage.contract import Found, Listed, NotModified, Stat
+from app.storage.range_reader import RangeReader
+from app.storage.refusals import Method
+
+_SERVER_FAULT: Final = 500
+
+
+class HttpStore:
+    """Reads ranges of what lies below ``https://host``; the path is the key."""
+
+    def __init__(self, *, connections: int = 64, timeout_s: float = 10.0) -> None:
+        self._reader = RangeReader(
+            _Paths(), connections=connections, timeout_s=timeout_s, redirects=5
+        )
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Send one GET."""
+        return await self._reader.get(ref, request, if_match, if_none_match)
+
+    def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Send one GET and pass its body on."""
+        return self._reader.stream(ref, byte_range, if_match)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Send one HEAD."""
+        return await self._reader.stat(ref)
+
+    def list(
+        self,
+        prefix: ObjectRef,
+        *,
+        delimiter: str = "",  # noqa: ARG002  the contract's argument
+    ) -> AsyncIterator[Listed]:
+        """Raise when iterated: HTTP has no listing."""
+        return _Unlisted(prefix)
+
+    async def reach(self, root: ObjectRef) -> None:
+        """Take any answer below 500 for a server that works."""
+        if (status := await self._reader.probe(root)) >= _SERVER_FAULT:
+            raise StorageUnavailableError(root, f"the server answered {status}")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._reader.aclose()
+
+
+class _Paths:
+    """Makes URLs by quoting keys; there is nothing to renew or to confirm."""
+
+    async def url(self, _: Method, ref: ObjectRef) -> URL:
+        return _url(ref)
+
+    def renew(self, *_: object) -> bool:
+        return False
+
+    async def confirm(self, *_: object) -> None:
+        pass
+
+
+class _Unlisted:
+    def __init__(self, prefix: ObjectRef) -> None:
+        self._prefix = prefix
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Listed:
+        raise StorageUnavailableError(self._prefix, "an HTTP server cannot be listed", lasting=True)
+
+
+@lru_cache(maxsize=8192)
+def _url(ref: ObjectRef) -> URL:
+    return URL(f"{ref.bucket}/{quote(ref.key, safe='/~')}", encoded=True)

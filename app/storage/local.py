@@ -1,0 +1,236 @@
+"""Objects in a folder of this machine."""
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from app.errors import StorageDeniedError, StorageUnavailableError, VersionChangedError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.ranges import clamp
+
+TEMPORARY: Final = ".shardgate-"
+"""How the names of our own unfinished files begin; listings leave them out."""
+
+_PIECE_BYTES: Final = 1024**2
+_TRIES: Final = 3
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_ABSENT: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
+_DENIED: Final = {errno.EACCES, errno.EPERM}
+
+
+class LocalStore:
+    """Reads files in threads of its own, so that a slow disk never holds up the event loop."""
+
+    def __init__(self, *, threads: int = 16) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read the file between two looks at its version."""
+        return await self._run(_read, ref, request, if_match, if_none_match)
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Read piece after piece, each pinned, with no file held open in between."""
+        stops = [*range(byte_range.start, byte_range.stop, _PIECE_BYTES)[1:], byte_range.stop]
+        first = await self._piece(ref, ByteRange(byte_range.start, stops[0]), if_match)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            if first:
+                yield first
+            for start, stop in pairwise(stops):
+                yield await self._piece(ref, ByteRange(start, stop), if_match)
+
+        yield pieces()
+
+    async def _piece(self, ref: ObjectRef, byte_range: ByteRange, if_match: ETag) -> bytes:
+        found = await self.get(ref, byte_range, if_match=if_match)
+        if not isinstance(found, Found) or found.byte_range != byte_range:
+            raise VersionChangedError(ref)
+        return found.data
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Ask the file system."""
+        return await self._run(_stat, ref)
+
+    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+        """Walk folder by folder, in the order of whole keys.
+
+        Common prefixes are folders, empty ones too; a link to a folder that holds it is left out.
+        """
+        if delimiter not in ("", "/"):
+            raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
+        waiting = [iter(await self._run(_entries, prefix))]
+        while waiting:
+            if (entry := next(waiting[-1], None)) is None:
+                waiting.pop()
+            elif entry.size is None and not delimiter:
+                waiting.append(iter(await self._run(_entries, entry.ref)))
+            else:
+                yield entry
+
+    async def reach(self, root: ObjectRef) -> None:
+        """Look for the folder."""
+        await self._run(_reach, root)
+
+    async def aclose(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+
+def _read(
+    ref: ObjectRef, request: ByteRequest | None, if_match: ETag | None, if_none_match: ETag | None
+) -> Found | NotModified | None:
+    for _ in range(_TRIES):
+        with _opened(ref) as fd:
+            if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
+                if if_match is not None:
+                    raise VersionChangedError(ref)
+                return None
+            etag = _etag(status)
+            if if_match is not None and etag != if_match:
+                raise VersionChangedError(ref)
+            if etag == if_none_match:
+                return NOT_MODIFIED
+            byte_range = clamp(ref, request, status.st_size, if_match)
+            data = _read_range(fd, byte_range)
+            if len(data) == byte_range.length and _etag(os.fstat(fd)) == etag:
+                return Found(data, byte_range, status.st_size, etag)
+        if if_match is not None:
+            break
+    raise VersionChangedError(ref)
+
+
+def _read_range(fd: int, byte_range: ByteRange) -> bytes:
+    """Read what there is of *byte_range*; one call gives 2 GiB at most, and may be short."""
+    data = os.pread(fd, byte_range.length, byte_range.start)
+    while (missing := byte_range.length - len(data)) and (
+        more := os.pread(fd, missing, byte_range.start + len(data))
+    ):
+        data += more
+    return data
+
+
+def _stat(ref: ObjectRef) -> Stat | None:
+    with _opened(ref) as fd:
+        if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
+            return None
+        return Stat(status.st_size, _etag(status))
+
+
+def _reach(root: ObjectRef) -> None:
+    with _translated(root):
+        os.close(os.open(_folder(root.bucket), _FLAGS | os.O_DIRECTORY))
+
+
+def _entries(prefix: ObjectRef) -> list[Listed]:
+    """List one folder by key; a folder's name counts with its slash, as it does in keys."""
+    listed: list[Listed] = []
+    with _translated(prefix):
+        try:
+            if (folder := _path(prefix.bucket, prefix.key.removesuffix("/"))) is not None:
+                with os.scandir(folder) as entries:
+                    listed += filter(None, (_listed(prefix, entry) for entry in entries))
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            _reach(prefix)
+    return sorted(listed, key=lambda each: each.ref.key.encode())
+
+
+def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
+    """Describe *entry* unless it is ours, special, broken, or no UTF-8."""
+    try:
+        name = entry.name.decode()
+        status = entry.stat()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if name.startswith(TEMPORARY):
+        return None
+    ref = ObjectRef(prefix.bucket, f"{prefix.key}{name}")
+    if stat.S_ISREG(status.st_mode):
+        return Listed(ref, status.st_size)
+    if stat.S_ISDIR(status.st_mode) and not (entry.is_symlink() and _holds(status, entry.path)):
+        return Listed(ObjectRef(ref.bucket, f"{ref.key}/"), None)
+    return None
+
+
+def _holds(folder: os.stat_result, path: bytes) -> bool:
+    """Tell whether *folder* is one of those above *path*: a walk would go round in it."""
+    above = Path(os.fsdecode(path)).parents
+    return any(os.path.samestat(folder, parent.stat()) for parent in above)
+
+
+@contextmanager
+def _opened(ref: ObjectRef) -> Iterator[int | None]:
+    """Open the file of *ref*, or give `None` if there is none; a pipe does not block us."""
+    fd = None
+    with _translated(ref):
+        if (path := _path(ref.bucket, ref.key)) is not None:
+            try:
+                fd = os.open(path, _FLAGS)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+        if fd is None:
+            _reach(ref)  # an unmounted disk is not absence
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _translated(ref: ObjectRef) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        if error.errno in _DENIED:
+            raise StorageDeniedError(ref, reason) from error
+        raise StorageUnavailableError(ref, reason, lasting=True) from error
+
+
+@lru_cache(maxsize=1024)
+def _folder(bucket: str) -> bytes:
+    return unquote_to_bytes(bucket.removeprefix("file://"))
+
+
+def _path(bucket: str, key: str) -> bytes | None:
+    """Name the file of *key*, or the folder itself; what leads elsewhere names nothing."""
+    if not key:
+        return _folder(bucket)
+    if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        return None
+    try:
+        return _folder(bucket) + b"/" + key.encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _etag(status: os.stat_result) -> ETag:
+    return ETag(f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"')

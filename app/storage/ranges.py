@@ -1,0 +1,70 @@
+"""Ranges and versions as HTTP writes them (RFC 9110 §8.8, §14); nothing here waits."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from app.errors import RangeNotSatisfiedError, VersionChangedError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII)
+_UNSATISFIED: Final = re.compile(r"bytes \*/([0-9]{1,19})", re.ASCII)
+_STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
+_DERIVED: Final = '"~'
+
+
+def clamp(
+    ref: ObjectRef, request: ByteRequest | None, size: int, if_match: ETag | None
+) -> ByteRange:
+    """Say which of the *size* bytes of *ref* answer *request*.
+
+    Only an empty range may begin at the end. Who names a version has seen its size, so that a
+    range outside means another version.
+    """
+    if isinstance(request, SuffixRange):
+        start, stop = max(0, size - request.length), size
+    elif request is None:
+        return ByteRange(0, size)
+    else:
+        start, stop = request.start, min(request.stop, size)
+        if request.start == request.stop <= size:
+            return request
+    if start >= stop:
+        raise RangeNotSatisfiedError(ref, size) if if_match is None else VersionChangedError(ref)
+    return ByteRange(start, stop)
+
+
+def range_header(request: ByteRequest) -> str:
+    """Write *request*, which must not be empty, as the value of ``Range``."""
+    if isinstance(request, SuffixRange):
+        return f"bytes=-{request.length}"
+    return f"bytes={request.start}-{request.stop - 1}"
+
+
+def parse_content_range(text: str) -> tuple[ByteRange, int] | None:
+    """Parse a ``Content-Range`` that tells the range and the size of the whole."""
+    if (match := _CONTENT_RANGE.fullmatch(text)) is None:
+        return None
+    first, last, size = map(int, match.groups())
+    return (ByteRange(first, last + 1), size) if first <= last < size else None
+
+
+def parse_unsatisfied(text: str) -> int | None:
+    """Parse the size of the whole from the ``Content-Range`` of a 416."""
+    match = _UNSATISFIED.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+def version(headers: Mapping[str, str], size: int) -> ETag:
+    """Take the strong ETag, or derive one from what else changes with the object."""
+    etag = headers.get("ETag", "")
+    if _STRONG.fullmatch(etag):
+        return ETag(etag)
+    facts = f"{etag}\n{headers.get('Last-Modified', '')}\n{size}"
+    return ETag(f'{_DERIVED}{hashlib.sha256(facts.encode()).hexdigest()[:32]}"')
+
+
+def is_derived(etag: ETag) -> bool:
+    """Tell whether *etag* is ours and means nothing to the server."""
+    return etag.startswith(_DERIVED)

@@ -1,0 +1,91 @@
+"""What a server says in place of an object, and what aiohttp raises, as our errors."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import aiohttp
+
+from app.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    TruncatedReadError,
+)
+from app.model import ObjectRef
+from app.storage.ranges import parse_unsatisfied
+
+type Method = Literal["GET", "HEAD"]
+
+_DOCUMENT_BYTES: Final = 16 * 1024
+_WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
+_DENIED: Final = frozenset({401, 403, 407})
+_DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_TOO_MANY: Final = 429
+_THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
+_SERVER_FAULT: Final = 500
+_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer without the object: its status, and what S3's error document says."""
+
+    method: Method
+    status: int
+    code: str = ""
+    message: str = ""
+    """The server's words; they may repeat parts of a signature, so we do not repeat them."""
+    size: int | None = None
+    """Size of the object, as a 416 tells it."""
+
+    def failure(self, ref: ObjectRef) -> StorageError:
+        """Class a refusal that is about neither absence, version nor range."""
+        reason = f"the server answered {self.status} {self.code}".rstrip()
+        if self.status in _DENIED or self.code in _DENIED_CODES:
+            return StorageDeniedError(ref, reason)
+        if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
+            return StorageThrottledError(ref, reason)
+        return StorageUnavailableError(ref, reason, lasting=self.status < _SERVER_FAULT)
+
+
+async def read_refusal(method: Method, response: aiohttp.ClientResponse) -> Refusal:
+    """Read what little of an error document is of use, and give the connection back."""
+    document = b""
+    try:
+        if method == "GET" and response.status not in _WITHOUT_DOCUMENT:
+            document = await response.content.read(_DOCUMENT_BYTES)
+    except aiohttp.ClientPayloadError:
+        document = b""  # the status says enough
+    finally:
+        response.release()
+    code, message = _CODE.search(document), _MESSAGE.search(document)
+    return Refusal(
+        method,
+        response.status,
+        code[1].decode() if code else "",
+        message[1].decode(errors="replace") if message else "",
+        parse_unsatisfied(response.headers.get("Content-Range", "")),
+    )
+
+
+@contextmanager
+def translated(ref: ObjectRef) -> Iterator[None]:
+    """Turn aiohttp's exceptions into ours; those that would repeat the URL are cut off."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise StorageTimeoutError(ref, "the server is silent") from error
+    except aiohttp.ClientPayloadError as error:
+        raise TruncatedReadError(ref, "the connection closed in the middle") from error
+    except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
+        raise StorageUnavailableError(ref, f"no proper answer: {type(error).__name__}") from None
+    except (aiohttp.ClientError, OSError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        lasting = isinstance(error, aiohttp.ClientSSLError)
+        raise StorageUnavailableError(ref, reason, lasting=lasting) from error

@@ -1,0 +1,146 @@
+"""All stores behind one: each object is read from the store of its bucket."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from app.errors import ConfigurationError, StorageUnavailableError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.settings import LimitSettings, StoreSettings
+from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+from app.storage.http import HttpStore
+from app.storage.local import LocalStore
+from app.storage.memory import MemoryStore
+from app.storage.retrying import RetryingStore
+from app.storage.s3 import S3Store
+
+type Wrap = Callable[[ObjectReader], ObjectReader]
+
+
+class Stores:
+    """Opens a store for each kind of root, and routes by bucket.
+
+    *wrap* comes between a store and its retries, so that faults can be injected and every
+    upstream call be counted.
+    """
+
+    def __init__(self, limits: LimitSettings, *, wrap: Wrap = lambda store: store) -> None:
+        self._limits = limits
+        self._wrap = wrap
+        self._by_kind: dict[str, ObjectReader] = {}
+        self._by_bucket: dict[str, ObjectReader] = {}
+        self.memory = MemoryStore()
+        """What ``memory://`` roots read; tests put objects here."""
+
+    def open_root(
+        self, url: str, settings: StoreSettings | None = None, name: str | None = None
+    ) -> ObjectRef:
+        """Register the bucket of *url* and name the root in it.
+
+        Through the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, for
+        two stores may have buckets of one name.
+        """
+        root = parse_root(url)
+        scheme, _, place = root.bucket.partition("://")
+        if scheme == "s3" and name is not None:
+            scheme = f"s3+{name}"
+            root = ObjectRef(f"{scheme}://{place}", root.key)
+        if scheme not in self._by_kind:
+            self._by_kind[scheme] = self._opened(scheme, settings)
+        self._by_bucket[root.bucket] = self._by_kind[scheme]
+        return root
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read from the store of the bucket."""
+        store = self._of(ref)
+        return await store.get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Stream from the store of the bucket."""
+        return self._of(ref).stream(ref, byte_range, if_match=if_match)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Ask the store of the bucket."""
+        return await self._of(ref).stat(ref)
+
+    def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+        """List from the store of the bucket."""
+        return self._of(prefix).list(prefix, delimiter=delimiter)
+
+    async def reach(self, root: ObjectRef) -> None:
+        """Ask the store of the bucket."""
+        await self._of(root).reach(root)
+
+    async def aclose(self) -> None:
+        """Close every store, whatever the others say."""
+        async with AsyncExitStack() as stack:
+            for store in self._by_kind.values():
+                stack.push_async_callback(store.aclose)
+            self._by_kind.clear()
+            self._by_bucket.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _of(self, ref: ObjectRef) -> ObjectReader:
+        try:
+            return self._by_bucket[ref.bucket]
+        except KeyError:
+            raise StorageUnavailableError(ref, "no store was opened", lasting=True) from None
+
+    def _opened(self, scheme: str, settings: StoreSettings | None) -> ObjectReader:
+        limits = self._limits
+        if scheme == "file":
+            return self._wrap(LocalStore())
+        if scheme == "memory":
+            return self._wrap(self.memory)
+        store: ObjectReader
+        if scheme in ("http", "https"):
+            store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s)
+        else:
+            store = S3Store(settings, connections=limits.connections, timeout_s=limits.timeout_s)
+        return RetryingStore(self._wrap(store), limits.deadline_s)
+
+
+def parse_root(url: str) -> ObjectRef:
+    """Parse the URL of a dataset, which may hold no secret: it appears in messages."""
+    scheme, separator, rest = url.partition("://")
+    if scheme == "file" and separator:
+        path = Path(unquote(rest))
+        if not path.is_absolute():
+            raise ConfigurationError(f"{url}: names no absolute path")
+        return ObjectRef(path.as_uri(), "")
+    bucket, _, key = rest.partition("/")
+    key = key.strip("/")
+    if scheme in ("http", "https"):
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigurationError(
+                f"{scheme}://{parts.hostname}: only host and path may be given"
+            )
+        key = unquote(key)
+    elif scheme not in ("s3", "memory"):
+        raise ConfigurationError(f"{scheme}: is no scheme of a store")
+    if not bucket:
+        raise ConfigurationError(f"{url}: names no bucket or host")
+    return ObjectRef(f"{scheme}://{bucket}", key)

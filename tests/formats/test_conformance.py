@@ -1,0 +1,187 @@
+"""What every format owes, asked of every folder of `app/formats`."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import app.formats
+from app.errors import DamagedError, ShardgateError
+from app.model import ByteRequest, ETag, ObjectRef
+from app.storage.contract import Found, NotModified
+from app.storage.memory import MemoryStore
+from tests.formats.case import Case
+from tests.resolving import ROOT, reading
+
+FOLDERS = sorted(
+    path.name
+    for path in Path(app.formats.__path__[0]).iterdir()
+    if path.is_dir() and not path.name.startswith("_")
+)
+
+
+def _cases() -> Iterator[object]:
+    for folder in FOLDERS:
+        for case in importlib.import_module(f"tests.formats.{folder}.case").CASES:
+            yield pytest.param(case, id=f"{folder}-{case}")
+
+
+every_case = pytest.mark.parametrize("case", list(_cases()))
+
+
+def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
+    store = store or MemoryStore()
+    for key, data in objects.items():
+        store.put(ROOT.join(key), data)
+    return store
+
+
+@every_case
+async def test_every_chunk_is_exact(case: Case) -> None:
+    """The bytes of a chunk are those that were written."""
+    data = reading(_store(case.build(case.chunks)))
+
+    assert {key: await data.read(key) for key in case.chunks} == case.chunks
+
+
+@every_case
+async def test_what_was_not_written_is_absent(case: Case) -> None:
+    """Keys of empty chunks, off the grid, or of another spelling name nothing."""
+    data = reading(_store(case.build(case.chunks)))
+
+    assert {key: await data.read(key) for key in case.absent} == dict.fromkeys(case.absent)
+
+
+@every_case
+async def test_index_read_by_entry_gives_the_same(case: Case) -> None:
+    """An index that is too large to read whole gives the same chunks."""
+    data = reading(_store(case.build(case.chunks)), whole_index_nbytes=0)
+
+    keys = [*case.chunks, *case.absent]
+    assert {key: await data.read(key) for key in keys} == {
+        **dict.fromkeys(case.absent),
+        **case.chunks,
+    }
+
+
+@every_case
+async def test_truncation_is_never_absence(case: Case) -> None:
+    """However much is cut off a shard, a chunk is right or an error.
+
+    Only a checksum can tell: without one, or reading entry by entry, an index at the end of a
+    truncated shard is whatever bytes stand there now.
+    """
+    objects = case.build(case.chunks)
+    for name, whole in objects.items():
+        if name == "zarr.json" or name.endswith("info"):
+            continue
+        for length in range(len(whole)):
+            store = _store({**objects, name: whole[:length]})
+            for key, expected in case.chunks.items():
+                try:
+                    found = await reading(store).read(key)
+                except DamagedError as error:
+                    assert name in str(error)  # noqa: PT017 - what it says is the fact
+                else:
+                    assert found == expected or not case.checksummed
+
+
+@every_case
+async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
+    """Whichever bit of a shard flips, a checksummed index leads to no other range."""
+    if not case.checksummed:
+        pytest.skip("this index has no checksum")
+    objects = case.build(case.chunks)
+    name = next(name for name in objects if name != "zarr.json")
+    for at in range(len(objects[name])):
+        flipped = bytearray(objects[name])
+        flipped[at] ^= 0x10
+        store = _store({**objects, name: bytes(flipped)})
+        for key, expected in case.chunks.items():
+            try:
+                found = await reading(store).read(key)
+            except DamagedError:
+                continue
+            assert found is not None
+            assert len(found) == len(expected)
+            assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
+
+
+class _SwappingStore(MemoryStore):
+    """Replaces everything before its n-th read."""
+
+    def __init__(self, old: Mapping[str, bytes], new: Mapping[str, bytes], reads: int) -> None:
+        super().__init__()
+        self._new, self._reads = new, reads
+        _store(old, self)
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Swap when it is time, then read."""
+        if self._reads == 0:
+            _store(self._new, self)
+        self._reads -= 1
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+
+@every_case
+@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+@pytest.mark.parametrize("reads_before", range(8))
+async def test_survives_an_overwrite_at_any_moment(
+    case: Case, reads_before: int, whole_index_nbytes: int
+) -> None:
+    """Whenever objects are replaced, a reader sees the old chunk or the new."""
+    for key, old in case.chunks.items():
+        new = {name: b"a longer " + chunk for name, chunk in case.chunks.items()}
+        store = _SwappingStore(case.build(case.chunks), case.build(new), reads_before)
+        data = reading(store, whole_index_nbytes=whole_index_nbytes, chunk_bytes=0)
+
+        assert await data.read(key) in {old, new[key]}
+        if reads_before > 4:
+            assert await data.read(key) in {old, new[key]}
+            assert await data.read(key) in {old, new[key]}
+
+
+class _FailingStore(MemoryStore):
+    """Denies its n-th read."""
+
+    fails_at = 0
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Fail when it is time, else read."""
+        self.fails_at -= 1
+        if self.fails_at == -1:
+            raise DamagedError(ref, "for the test")
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+
+@every_case
+async def test_failure_at_any_step_leaves_nothing_behind(case: Case) -> None:
+    """Whichever read fails, the request fails, and the next one is answered rightly."""
+    key, expected = next(iter(case.chunks.items()))
+    for step in range(10):
+        store = _FailingStore()
+        _store(case.build(case.chunks), store)
+        store.fails_at = step
+        data = reading(store)
+        try:
+            assert await data.read(key) == expected
+        except ShardgateError:
+            assert await data.read(key) == expected
+        else:
+            assert step >= 2
+            break

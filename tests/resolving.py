@@ -1,0 +1,78 @@
+"""The resolver over any store, without HTTP."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from app.formats.contract import Format
+from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.model import ByteRange, ObjectRef, VirtualKey
+from app.resolve.budget import ByteBudget
+from app.resolve.chunks import ChunkReader
+from app.resolve.containers import Containers
+from app.resolve.fetch import ReadCache
+from app.resolve.resolver import Body, Dataset, Entity, Resolver
+from app.storage.contract import ObjectReader
+
+ROOT = ObjectRef("memory://bucket", "data")
+
+
+@dataclass(frozen=True)
+class All:
+    """The choice of a client that wants everything."""
+
+    reads: ByteRange | None
+
+
+@dataclass
+class Reading:
+    """A resolver and its parts."""
+
+    resolver: Resolver
+    fetch: ReadCache
+    chunks: ChunkReader
+    budget: ByteBudget
+    dataset: Dataset
+
+    async def read(self, key: str) -> bytes | None:
+        """Read all bytes of *key*."""
+
+        def everything(entity: Entity) -> All:
+            return All(ByteRange(0, entity.length))
+
+        async with self.resolver.open(self.dataset, VirtualKey(key), everything) as opened:
+            return None if opened is None else await gather(opened.body)
+
+
+async def gather(body: Body) -> bytes:
+    """Put a body together."""
+    return body if isinstance(body, bytes) else b"".join([piece async for piece in _each(body)])
+
+
+async def _each(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        yield piece
+
+
+def reading(
+    store: ObjectReader,
+    *,
+    root: ObjectRef = ROOT,
+    formats: tuple[Format, ...] | None = None,
+    index_bytes: int = 2**20,
+    chunk_bytes: int = 2**20,
+    ttl_s: float = 60,
+    whole_index_nbytes: int = 2**20,
+    gap_bytes: int = 4096,
+    stream_bytes: int = 2**20,
+    in_flight_bytes: int = 2**26,
+) -> Reading:
+    """Put a resolver together as the service does."""
+    fetch = ReadCache(store, max_bytes=index_bytes, ttl_s=ttl_s)
+    chunks = ChunkReader(
+        store, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
+    )
+    budget = ByteBudget(in_flight_bytes, wait_s=0.2)
+    resolver = Resolver(store, fetch, chunks, budget, stream_bytes=stream_bytes)
+    known = formats or (ZarrFormat(2**20, whole_index_nbytes),)
+    dataset = Dataset("data", root, Containers(known, fetch), b"max-age=60")
+    return Reading(resolver, fetch, chunks, budget, dataset)

@@ -17,12 +17,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from app import demo as examples
 from app import present, server
-from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
+from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.main import formats
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.fetch import ReadCache
-from app.resolve.inspect import ChunkReport, inspect_key, inspect_root
+from app.resolve.inspect import inspect_key, inspect_root, inspect_shard
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
 from app.settings import Settings, load
@@ -30,7 +30,6 @@ from app.storage.stores import Stores
 
 app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -38,6 +37,8 @@ app = typer.Typer(
 _NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
 _ROOT: Final = "root"
 """The name of the only dataset of `inspect` and `verify`."""
+
+_PIPED_COLUMNS: Final = 500
 
 
 class LogLevel(StrEnum):
@@ -104,19 +105,30 @@ def inspect(
     url: Annotated[str, typer.Argument(help="A root, as `serve` takes it.")],
     key: Annotated[str | None, typer.Argument(help="A virtual key below it.")] = None,
     *,
+    as_shard: Annotated[
+        bool, typer.Option("--shard", help="KEY is the name of a shard object.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what arrays are there, or where the bytes of a key are."""
-    if key is None:
-        arrays = asyncio.run(_with_root(url, inspect_root))
-        _show(present.arrays(arrays), [asdict(array) for array in arrays], as_json=as_json)
-        return
+    """Tell what arrays are there, where the bytes of a key are, or what is in a shard."""
 
-    async def inspect_one(stores: Stores, containers: Containers, root: ObjectRef) -> ChunkReport:
-        return await inspect_key(stores, containers, root, VirtualKey(key))
+    async def arrays(stores: Stores, containers: Containers, root: ObjectRef) -> None:
+        found = await inspect_root(stores, containers, root)
+        document = {"arrays": [asdict(array) for array in found]}
+        _show(present.arrays(found), document, as_json=as_json)
 
-    chunk = asyncio.run(_with_root(url, inspect_one))
-    _show(present.chunk(chunk), asdict(chunk), as_json=as_json)
+    async def chunk(stores: Stores, containers: Containers, root: ObjectRef) -> None:
+        found = await inspect_key(stores, containers, root, VirtualKey(key or ""))
+        _show(present.chunk(found), asdict(found), as_json=as_json)
+
+    async def shard(_: Stores, containers: Containers, root: ObjectRef) -> None:
+        found = await inspect_shard(containers, root, VirtualKey(key or ""))
+        if found is None:
+            raise BadKeyError(f"{key}: there is no such shard")
+        _show(present.shard(found), asdict(found), as_json=as_json)
+
+    call = arrays if key is None else shard if as_shard else chunk
+    asyncio.run(_with_root(url, call))
 
 
 @app.command()
@@ -153,7 +165,7 @@ def verify(
 def main() -> None:
     """Run the command; what goes wrong is one line, and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
         sys.exit(130)
     except (ShardgateError, typer.TyperException) as error:
@@ -195,7 +207,7 @@ def _default_name(url: str) -> str:
 async def _reach(settings: Settings) -> None:
     """Raise unless the root of every dataset can be reached."""
     async with Stores(settings.limits) as stores:
-        for name, dataset in settings.datasets.items():
+        for name in settings.datasets:
             try:
                 await stores.reach(_open_root(stores, settings, name))
             except StorageError as error:
@@ -225,9 +237,8 @@ def _show(table: RenderableType, document: Any, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        console = Console()
-        # What is piped is not wrapped: nobody sees its width.
-        console.print(table, soft_wrap=not console.is_terminal)
+        # What is piped is not wrapped: a program reads it, or a pager.
+        Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
 
 
 def _announce(settings: Settings, base: str) -> None:

@@ -15,7 +15,7 @@ from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.fetch import ReadCache
+from app.resolve.fetch import Memory, ReadCache
 from app.resolve.resolver import Dataset, Resolver
 from app.settings import DatasetSettings, LimitSettings, Settings
 from app.storage.contract import ObjectReader
@@ -28,7 +28,7 @@ def create_app(
     """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
     limits = settings.limits
     stores = Stores(limits, wrap=wrap)
-    fetch = ReadCache(stores, max_bytes=settings.cache.index_bytes, ttl_s=settings.cache.ttl_s)
+    fetch = ReadCache(stores, Memory(settings.cache.index_bytes), ttl_s=settings.cache.ttl_s)
     chunks = ChunkReader(
         stores,
         max_bytes=settings.cache.chunk_bytes,
@@ -41,7 +41,7 @@ def create_app(
         name: Dataset(
             name=name,
             root=_open_root(stores, dataset, settings),
-            containers=Containers(formats(dataset, limits), fetch),
+            containers=Containers(formats(dataset, limits)),
             cache_control=dataset.cache_control.encode(),
         )
         for name, dataset in settings.datasets.items()

@@ -30,16 +30,24 @@ class ObjectRef(NamedTuple):
         return ObjectRef(self.bucket, f"{self.key.rstrip('/')}/{relative}")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ByteRange:
-    """The half-open range ``[start, stop)`` of a byte sequence."""
-
+class _Bounds(NamedTuple):
     start: int
     stop: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop:
-            raise ValueError(f"not a byte range: {self}")
+
+class ByteRange(_Bounds):
+    """The half-open range ``[start, stop)`` of a byte sequence."""
+
+    __slots__ = ()
+
+    def __new__(cls, start: int, stop: int) -> Self:
+        """Make a range, which begins before it ends or there.
+
+        Raises: `ValueError`.
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"not a byte range: [{start}, {stop})")
+        return super().__new__(cls, start, stop)
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.stop})"
@@ -79,8 +87,7 @@ type ByteRequest = ByteRange | SuffixRange
 """What can be asked of an object whose size is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A range of an object, as it was when the object carried *etag*."""
 
     ref: ObjectRef
@@ -88,15 +95,13 @@ class Stored:
     etag: ETag
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """An object that is served as it is; whether it exists, only its store can tell."""
 
     ref: ObjectRef
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
+class Inline(NamedTuple):
     """Bytes that are at hand already: rewritten metadata, a small chunk kept in an index."""
 
     data: bytes

@@ -1,18 +1,21 @@
 """What ``inspect`` and ``verify`` found, for people."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from app.resolve.inspect import ArrayReport, ChunkReport, DamageReport
+from app.resolve.inspect import ArrayReport, ChunkReport, DamageReport, IndexReport
 from app.resolve.verify import Report
 
 
 def arrays(reports: Iterable[ArrayReport | DamageReport]) -> RenderableType:
     """Draw one row for each array."""
-    table = Table("array", "shape", "type", "inner chunk", "shard", "per shard", "index", "codecs")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("array", "shape", "type", "inner chunk", "shard", "per shard", "index", "codecs"):
+        table.add_column(name, overflow="fold")
     for report in reports:
         match report:
             case DamageReport(path, reason):
@@ -24,26 +27,35 @@ def arrays(reports: Iterable[ArrayReport | DamageReport]) -> RenderableType:
 
 def chunk(report: ChunkReport) -> RenderableType:
     """Draw where the bytes of a key are, and the index of their shard."""
-    table = Table(show_header=False, box=None)
-    table.add_row("key", escape(report.key))
-    table.add_row("state", report.state)
+    rows = {"key": report.key, "state": report.state}
     if report.object is not None:
-        table.add_row("object", escape(report.object))
+        rows["object"] = report.object
     if report.start is not None and report.stop is not None:
-        length = report.stop - report.start
-        table.add_row("bytes", f"{report.start}-{report.stop - 1} ({length:,})")
+        rows["bytes"] = f"[{report.start}, {report.stop}): {report.stop - report.start:,}"
     if report.etag is not None:
-        table.add_row("stored ETag", escape(report.etag))
-    shard = report.shard
-    if shard is None:
-        return table
-    index = Table(show_header=False, box=None)
-    index.add_row("shard", f"{escape(shard.shard)} ({shard.nbytes:,} bytes)")
-    index.add_row("index", f"{shard.index_nbytes:,} bytes at the {shard.index_location}")
-    index.add_row("entries", f"{shard.entries:,}, {shard.empty:,} of them empty")
-    index.add_row("used", f"{shard.used_nbytes:,} bytes")
-    index.add_row("gaps", f"{shard.gaps:,} of {shard.gap_nbytes:,} bytes in all")
-    return Group(table, "", index)
+        rows["version"] = report.etag
+    facts = _facts(rows)
+    return facts if report.shard is None else Group(facts, "", shard(report.shard))
+
+
+def shard(report: IndexReport) -> RenderableType:
+    """Draw the state of a shard index."""
+    return _facts(
+        {
+            "shard": f"{report.shard}: {report.nbytes:,} bytes",
+            "index": f"{report.index_nbytes:,} bytes at the {report.index_location}",
+            "entries": f"{report.entries:,}, {report.empty:,} of them empty",
+            "used": f"{report.used_nbytes:,} bytes",
+            "gaps": f"{report.gaps:,}, {report.gap_nbytes:,} bytes in all",
+        }
+    )
+
+
+def _facts(rows: Mapping[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
 
 
 def verified(report: Report) -> str:

@@ -9,7 +9,7 @@ from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.fetch import ReadCache
+from app.resolve.fetch import Memory, ReadCache
 from app.resolve.resolver import Body, Dataset, Entity, Resolver
 from app.storage.contract import ObjectReader
 
@@ -67,12 +67,12 @@ def reading(
     in_flight_bytes: int = 2**26,
 ) -> Reading:
     """Put a resolver together as the service does."""
-    fetch = ReadCache(store, max_bytes=index_bytes, ttl_s=ttl_s)
+    fetch = ReadCache(store, Memory(index_bytes), ttl_s=ttl_s)
     chunks = ChunkReader(
         store, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
     )
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
     resolver = Resolver(store, fetch, chunks, budget, stream_bytes=stream_bytes)
     known = formats or (ZarrFormat(2**20, whole_index_nbytes),)
-    dataset = Dataset("data", root, Containers(known, fetch), b"max-age=60")
+    dataset = Dataset("data", root, Containers(known), b"max-age=60")
     return Reading(resolver, fetch, chunks, budget, dataset)

@@ -7,7 +7,7 @@ the `Layout` it gives then turns virtual keys into locations.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.model import ByteRequest, ETag, Location, ObjectRef, VirtualKey
 
@@ -37,8 +37,7 @@ class Opaque:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Read[T: Weighable]:
+class Read[T: Weighable](NamedTuple):
     """The bytes a format wants to see, and how it will understand them.
 
     Reads that compare equal are one entry of the cache, so *decode* is a function or a frozen
@@ -56,8 +55,7 @@ class Read[T: Weighable]:
     """Read only this version; such a read never goes stale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Versioned[T]:
+class Versioned[T](NamedTuple):
     """A decoded value, and the version and size in bytes of the object it came from."""
 
     value: T

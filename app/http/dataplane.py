@@ -32,8 +32,7 @@ class DataPlane:
         """Answer one request of the ASGI type ``http``."""
         answer = Answer(scope, send, self._cors)
         try:
-            async with UntilDisconnect(receive):
-                await self._respond(scope, answer)
+            await self._respond(scope, receive, answer)
         except ClientGoneError:
             return
         except ShardgateError as error:
@@ -46,7 +45,7 @@ class DataPlane:
                 raise
             await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
 
-    async def _respond(self, scope: Scope, answer: Answer) -> None:
+    async def _respond(self, scope: Scope, receive: Any, answer: Answer) -> None:
         method = scope["method"]
         if method == "OPTIONS":
             await answer.preflight()
@@ -60,11 +59,38 @@ class DataPlane:
                 raise UnknownDatasetError(f"there is no dataset {name}")
             if key is None:
                 await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
-            elif not key or key.endswith("/"):
+            else:
+                await self._get(
+                    receive, answer, dataset, key, Conditions.parse(method, answer.headers)
+                )
+
+    async def _get(
+        self,
+        receive: Any,
+        answer: Answer,
+        dataset: Dataset,
+        key: VirtualKey,
+        conditions: Conditions,
+    ) -> None:
+        if (opened := self._at_hand(dataset, key, conditions)) is not None:
+            await _send_entity(answer, dataset, key, opened)
+            return
+        async with UntilDisconnect(receive):
+            if not key or key.endswith("/"):
                 await self._list(answer, dataset, key)
             else:
-                conditions = Conditions.parse(method, answer.headers)
                 await self._read(answer, dataset, key, conditions)
+
+    def _at_hand(
+        self, dataset: Dataset, key: VirtualKey, conditions: Conditions
+    ) -> Opened[Selection] | None:
+        """Answer what needs no waiting at once, without the means to wait."""
+        entity = self._resolver.recall(dataset, key)
+        if entity is None:
+            return None
+        selection = conditions.choose(entity.etag, entity.length)
+        body = self._resolver.at_hand(entity, selection.reads)
+        return None if body is None else Opened(entity, selection, body)
 
     async def _read(
         self, answer: Answer, dataset: Dataset, key: VirtualKey, conditions: Conditions

@@ -25,23 +25,24 @@ class PassThrough:
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Opens containers below a root; what was found, absence too, is kept by *fetch*.
+    """Opens containers below a root; what was found, absence too, *fetch* keeps.
 
     The search goes down from the root and ends at a container that can hold no other, so that
     chunk keys, however deep, cost no look-ups of their own.
     """
 
     formats: Sequence[Format]
-    fetch: Fetch
 
-    async def find(self, root: ObjectRef, key: VirtualKey) -> tuple[Layout, VirtualKey]:
+    async def find(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
+    ) -> tuple[Layout, VirtualKey]:
         """Find the container of *key*, and the rest of *key* in it."""
         found: Layout = PassThrough(root)
         rest = key
         directory, start = root, 0
         while True:
             for fmt in self.formats:
-                if (layout := await fmt.open(directory, self.fetch)) is not None:
+                if (layout := await fmt.open(directory, fetch)) is not None:
                     found, rest = layout, VirtualKey(key[start:])
                     break
             slash = key.find("/", start)

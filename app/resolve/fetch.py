@@ -2,31 +2,43 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Hashable
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import cachetools
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError
 from app.formats.contract import DecodeError, Read, Versioned, Weighable
-from app.model import ObjectRef
+from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import Found, NotModified, ObjectReader, Stat
 
-_OVERHEAD_NBYTES: Final = 1024
+OVERHEAD_NBYTES: Final = 1024
 """Memory around a cached value: its key, its reference, its place in the order."""
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 """Larger reads are decoded off the event loop."""
 _FORGOTTEN_MAX: Final = 65536
 
-type _Key = Read[Any] | ObjectRef
+
+class Holding(Protocol):
+    """An entry of the `Memory`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the entry holds, its key included."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Memory(WeighedCache[Hashable, Holding]):
+    """One bound for everything that was decoded and found out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes, lambda entry: entry.nbytes)
+
+
+class Remembered(NamedTuple):
     """What is known of an object since *asked_at*: a decoded part, its stat, or its absence."""
 
     known: Versioned[Any] | Stat | None
@@ -37,12 +49,12 @@ class Remembered:
     def nbytes(self) -> int:
         """Bytes of memory that the entry holds."""
         if isinstance(self.known, Versioned):
-            return _OVERHEAD_NBYTES + cast("Weighable", self.known.value).nbytes
-        return _OVERHEAD_NBYTES
+            return OVERHEAD_NBYTES + cast("Weighable", self.known.value).nbytes
+        return OVERHEAD_NBYTES
 
 
 class ReadCache:
-    """The `Fetch` of the service: one cache of all decoded indexes and metadata.
+    """Performs the reads that formats describe, and keeps what they told in *memory*.
 
     What was asked of a mutable object is good for *ttl_s*, then revalidated by its ETag; what
     was read of a named version is good for ever. Failures are never kept.
@@ -51,49 +63,49 @@ class ReadCache:
     def __init__(
         self,
         store: ObjectReader,
+        memory: Memory,
         *,
-        max_bytes: int,
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self.memory = memory
         self._ttl_s = ttl_s
         self._clock = clock
-        self._entries = WeighedCache[_Key, Remembered](max_bytes, lambda entry: entry.nbytes)
-        self._flights = SingleFlight[tuple[_Key, float]]()
+        self._flights = SingleFlight[tuple[Hashable, float]]()
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
-
-    @property
-    def nbytes(self) -> int:
-        """What all entries weigh."""
-        return self._entries.nbytes
+        self.generation = 0
+        """Grows when something that was known turns out to be otherwise."""
 
     async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
         """Perform *read* unless its answer is known; see `Fetch`."""
-        entry = self._fresh(read, read.ref)
-        if entry is None:
-            entry = await self._share(read, read.ref, lambda: self._perform(read))
-        return cast("Versioned[T] | None", entry.known)
+        return cast("Versioned[T] | None", (await self.remember(read)).known)
 
-    async def stat(self, ref: ObjectRef) -> Stat | None:
+    async def remember(self, read: Read[Any]) -> Remembered:
+        """Perform *read* unless its answer is known, and tell how long that is good."""
+        entry = self._fresh(read, read.ref)
+        return entry or await self._share(read, read.ref, lambda: self._perform(read))
+
+    async def stat(self, ref: ObjectRef) -> Remembered:
         """Ask for the size and version of *ref* unless they are known."""
-        entry = self.recall(ref) or await self._share(ref, ref, lambda: self._perform_stat(ref))
-        return cast("Stat | None", entry.known)
+        entry = self.recall(ref)
+        return entry or await self._share(ref, ref, lambda: self._perform_stat(ref))
 
     def recall(self, ref: ObjectRef) -> Remembered | None:
         """Tell what is known of *ref* as a whole, without asking; `None` is nothing."""
         return self._fresh(ref, ref)
 
-    def learn(self, ref: ObjectRef, stat: Stat | None) -> None:
+    def learn(self, ref: ObjectRef, stat: Stat | None) -> Remembered:
         """Remember what an answer told about *ref* besides its bytes."""
-        self._remember(ref, stat, self._clock())
+        return self._keep(ref, stat, self._clock())
 
     def forget(self, ref: ObjectRef) -> None:
         """Take nothing that is known of *ref* so far for current."""
         self._forgotten[ref] = self._clock()
+        self.generation += 1
 
-    def _fresh(self, key: _Key, ref: ObjectRef) -> Remembered | None:
-        entry = self._entries.get(key)
+    def _fresh(self, key: Hashable, ref: ObjectRef) -> Remembered | None:
+        entry = cast("Remembered | None", self.memory.get(key))
         if entry is None or entry.expires_at <= self._clock():
             return None
         return None if self._is_forgotten(entry, ref) else entry
@@ -103,27 +115,25 @@ class ReadCache:
             return False
         return entry.asked_at <= self._forgotten.get(ref, -inf)
 
-    def _remember(
-        self,
-        key: _Key,
-        known: Versioned[Any] | Stat | None,
-        asked_at: float,
-        ttl_s: float | None = None,
+    def _keep(
+        self, key: Hashable, known: Versioned[Any] | Stat | None, asked_at: float, ttl_s: float = 0
     ) -> Remembered:
-        expires_at = asked_at + (self._ttl_s if ttl_s is None else ttl_s)
-        entry = Remembered(known, asked_at, expires_at)
-        self._entries.put(key, entry)
+        before = cast("Remembered | None", self.memory.get(key))
+        if before is not None and _version(before.known) != _version(known):
+            self.generation += 1
+        entry = Remembered(known, asked_at, asked_at + (ttl_s or self._ttl_s))
+        self.memory.put(key, entry)
         return entry
 
     async def _share(
-        self, key: _Key, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
     ) -> Remembered:
         """Join a call of *key* that began after *ref* was last forgotten, or begin one."""
         return await self._flights.run((key, self._forgotten.get(ref, -inf)), call)
 
     async def _perform_stat(self, ref: ObjectRef) -> Remembered:
         asked_at = self._clock()
-        return self._remember(ref, await self._store.stat(ref), asked_at)
+        return self._keep(ref, await self._store.stat(ref), asked_at)
 
     async def _perform[T: Weighable](self, read: Read[T]) -> Remembered:
         asked_at = self._clock()
@@ -141,21 +151,25 @@ class ReadCache:
             ) from error
         match found:
             case NotModified():
-                return self._remember(read, known, asked_at)
+                return self._keep(read, known, asked_at)
             case None if read.if_match is not None:
                 raise VersionChangedError(read.ref)
             case None:
-                return self._remember(read, None, asked_at)
+                return self._keep(read, None, asked_at)
             case Found(data, _, size, etag):
                 versioned = Versioned(await _decode(read, data), etag, size)
-                return self._remember(read, versioned, asked_at, inf if read.if_match else None)
+                return self._keep(read, versioned, asked_at, inf if read.if_match else 0)
 
     def _stale(self, read: Read[Any]) -> Versioned[Any] | None:
         """Find what a conditional read could confirm."""
-        entry = self._entries.get(read)
+        entry = cast("Remembered | None", self.memory.get(read))
         if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
             return None
         return cast("Versioned[Any]", entry.known)
+
+
+def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
+    return None if known is None else known.etag
 
 
 async def _decode[T: Weighable](read: Read[T], data: bytes) -> T:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import DamagedError
+from app.errors import BadKeyError, DamagedError
 from app.formats.contract import DecodeError, Read, Versioned
 from app.formats.zarr_sharding_indexed.index import IndexCodec, ShardIndex
 from app.formats.zarr_sharding_indexed.layout import ZarrLayout
@@ -113,6 +113,20 @@ async def inspect_key(
             return ChunkReport(key, "stored", str(ref), 0, stat.size, stat.etag)
 
 
+async def inspect_shard(
+    containers: Containers, root: ObjectRef, key: VirtualKey
+) -> IndexReport | None:
+    """Describe the shard in the object *key*; `None` if there is none.
+
+    Raises: `BadKeyError` if *key* is not spelled like a shard's.
+    """
+    layout, rest = await containers.find(root, key)
+    array = layout.node.value.array if isinstance(layout, ZarrLayout) else None
+    if not isinstance(layout, ZarrLayout) or array is None or array.keys.parse(rest) is None:
+        raise BadKeyError(f"{key}: is no key of a shard")
+    return await _read_index(containers, layout.directory.join(rest), array)
+
+
 def describe(path: str, layout: ZarrLayout) -> ArrayReport:
     """Describe an opened array."""
     node = layout.node.value
@@ -166,10 +180,16 @@ def report_index(ref: ObjectRef, codec: IndexCodec, index: Versioned[ShardIndex]
 async def _inspect_shard(
     containers: Containers, layout: ZarrLayout, array: ArraySpec, key: VirtualKey
 ) -> IndexReport | None:
+    """Describe the shard that the inner chunk *key* is in."""
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
         return None
-    ref = layout.directory.join(array.shard_key(origin))
+    return await _read_index(containers, layout.directory.join(array.shard_key(origin)), array)
+
+
+async def _read_index(
+    containers: Containers, ref: ObjectRef, array: ArraySpec
+) -> IndexReport | None:
     codec = array.unsharded.levels[0].index
     index = await containers.fetch(Read("shard-index", ref, codec.request, codec))
     return None if index is None else report_index(ref, codec, index)

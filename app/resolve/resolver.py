@@ -1,11 +1,14 @@
 """From a dataset and a virtual key to the bytes, and nothing but the bytes."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from math import inf
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
+from app.formats.contract import Read, Versioned, Weighable
 from app.model import (
     ByteRange,
     ByteRequest,
@@ -22,7 +25,7 @@ from app.model import (
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.fetch import ReadCache
+from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
 from app.resolve.flight import SingleFlight
 from app.storage.contract import Found, Listed, ObjectReader, Stat
 
@@ -44,8 +47,7 @@ class Dataset:
     """The header of answers that can change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(NamedTuple):
     """What a key names now: its version, its length in bytes, and where they are."""
 
     etag: ETag
@@ -64,8 +66,7 @@ class Choice(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Opened[C: Choice]:
+class Opened[C: Choice](NamedTuple):
     """An entity, what was chosen of it, and those bytes."""
 
     entity: Entity
@@ -73,10 +74,41 @@ class Opened[C: Choice]:
     body: Body
 
 
+class _Found(NamedTuple):
+    """What a key was found to name, good while *generation* lasts and until *expires_at*."""
+
+    entity: Entity | None
+    generation: int
+    expires_at: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the entry holds."""
+        inline = self.entity is not None and isinstance(self.entity.source, Inline)
+        return OVERHEAD_NBYTES + (self.entity.length if self.entity and inline else 0)
+
+
+class _Noting:
+    """A `Fetch` that notes how long everything it told is good."""
+
+    def __init__(self, fetch: ReadCache) -> None:
+        self._fetch = fetch
+        self.generation = fetch.generation
+        self.expires_at = inf
+
+    async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
+        return cast("Versioned[T] | None", self.note(await self._fetch.remember(read)))
+
+    def note(self, remembered: Remembered) -> Versioned[Any] | Stat | None:
+        """Count *remembered* in."""
+        self.expires_at = min(self.expires_at, remembered.expires_at)
+        return remembered.known
+
+
 class Resolver:
     """Looks keys up, reads bodies, and begins anew when an object changes in between."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         store: ObjectReader,
         fetch: ReadCache,
@@ -84,13 +116,31 @@ class Resolver:
         budget: ByteBudget,
         *,
         stream_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._fetch = fetch
         self._chunks = chunks
         self._budget = budget
         self._stream_bytes = stream_bytes
+        self._clock = clock
         self._firsts = SingleFlight[tuple[ObjectRef, ByteRequest]]()
+
+    def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
+        """Give the entity of *key* if it is known, without waiting."""
+        found = self._recall(dataset, key)
+        return None if found is None else found.entity
+
+    def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
+        """Give the bytes *wanted* of *entity* if they need no reading; none wanted are none."""
+        if wanted is None:
+            return b""
+        if isinstance(entity.source, Inline):
+            return entity.source.data[wanted.start : wanted.stop]
+        whole = self._chunks.cached(entity.source)
+        if whole is None or wanted.length == len(whole):
+            return whole
+        return whole[wanted.start : wanted.stop]
 
     @asynccontextmanager
     async def open[C: Choice](
@@ -112,13 +162,12 @@ class Resolver:
         for attempt in range(1, _ATTEMPTS + 1):
             async with AsyncExitStack() as held:
                 try:
-                    entity = await self._entity(await self.locate(dataset, key), reading)
+                    entity = await self.find(dataset, key, reading)
                     opened = None
                     if entity is not None:
                         choice = choose(entity)
-                        opened = Opened(
-                            entity, choice, await self._body(held, entity, choice.reads)
-                        )
+                        body = await self._body(held, entity, choice.reads)
+                        opened = Opened(entity, choice, body)
                 except VersionChangedError as changed:
                     if attempt == _ATTEMPTS:
                         raise
@@ -127,14 +176,31 @@ class Resolver:
                 yield opened
                 return
 
-    async def locate(self, dataset: Dataset, key: VirtualKey) -> Location:
-        """Find where the bytes of *key* are."""
-        layout, rest = await dataset.containers.find(dataset.root, key)
-        return await layout.locate(rest, self._fetch)
+    async def find(
+        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None = None
+    ) -> Entity | None:
+        """Find what *key* names; `None` proves that it is nothing."""
+        found = self._recall(dataset, key)
+        if found is not None:
+            return found.entity
+        noting = _Noting(self._fetch)
+        layout, rest = await dataset.containers.find(dataset.root, key, noting)
+        location = await layout.locate(rest, noting)
+        entity = await self._entity(location, reading, noting)
+        lasting = entity and entity._replace(first=None)
+        found = _Found(lasting, noting.generation, noting.expires_at)
+        self._fetch.memory.put((dataset.name, key), found)
+        return entity
+
+    def _recall(self, dataset: Dataset, key: VirtualKey) -> _Found | None:
+        found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
+        if found is None or found.generation != self._fetch.generation:
+            return None
+        return found if self._clock() < found.expires_at else None
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
         """List the objects and prefixes right below *prefix* that are served by their names."""
-        layout, rest = await dataset.containers.find(dataset.root, prefix)
+        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
         directory = dataset.root.join(prefix)
         async for listed in self._store.list(directory, delimiter="/"):
             if layout.shows(VirtualKey(rest + listed.ref.key.removeprefix(directory.key))):
@@ -144,7 +210,9 @@ class Resolver:
         """Return if the root of *dataset* answers, else raise."""
         await self._store.reach(dataset.root)
 
-    async def _entity(self, location: Location, reading: ByteRequest | None) -> Entity | None:
+    async def _entity(
+        self, location: Location, reading: ByteRequest | None, noting: _Noting
+    ) -> Entity | None:
         match location:
             case Missing():
                 return None
@@ -154,36 +222,32 @@ class Resolver:
             case Inline(data, etag):
                 return Entity(etag, len(data), location)
             case Whole(ref):
-                return await self._whole(ref, reading)
+                return await self._whole(ref, reading, noting)
 
-    async def _whole(self, ref: ObjectRef, reading: ByteRequest | None) -> Entity | None:
+    async def _whole(
+        self, ref: ObjectRef, reading: ByteRequest | None, noting: _Noting
+    ) -> Entity | None:
         request = _clip(reading, self._stream_bytes)
-        remembered = self._fetch.recall(ref)
+        remembered, first = self._fetch.recall(ref), None
         if remembered is None and request is not None:
-            try:
-                return await self._first(ref, request)
-            except RangeNotSatisfiedError:
-                pass  # an empty object, or a range past the end: the size decides
-        stat = cast("Stat | None", remembered.known) if remembered else await self._fetch.stat(ref)
-        return None if stat is None else _entity_of(ref, stat)
+            with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
+                remembered, first = await self._first(ref, request)
+        stat = noting.note(remembered or await self._fetch.stat(ref))
+        if not isinstance(stat, Stat):
+            return None
+        return Entity(stat.etag, stat.size, Stored(ref, ByteRange(0, stat.size), stat.etag), first)
 
-    async def _first(self, ref: ObjectRef, request: ByteRequest) -> Entity | None:
+    async def _first(self, ref: ObjectRef, request: ByteRequest) -> tuple[Remembered, Found | None]:
         """Learn size and version of an object from the answer that brings its first bytes."""
         found = await self._firsts.run((ref, request), lambda: self._store.get(ref, request))
         if not isinstance(found, Found):
-            self._fetch.learn(ref, None)
-            return None
-        stat = Stat(found.size, found.etag)
-        self._fetch.learn(ref, stat)
-        return _entity_of(ref, stat, found)
+            return self._fetch.learn(ref, None), None
+        return self._fetch.learn(ref, Stat(found.size, found.etag)), found
 
     async def _body(self, held: AsyncExitStack, entity: Entity, wanted: ByteRange | None) -> Body:
-        if wanted is None:
-            return b""
-        if isinstance(entity.source, Inline):
-            return entity.source.data[wanted.start : wanted.stop]
-        if (whole := self._chunks.cached(entity.source)) is not None:
-            return whole if wanted.length == len(whole) else whole[wanted.start : wanted.stop]
+        at_hand = self.at_hand(entity, wanted)
+        if at_hand is not None or wanted is None or isinstance(entity.source, Inline):
+            return at_hand or b""
         if wanted.length > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
         await held.enter_async_context(self._budget.hold(wanted.length))
@@ -212,11 +276,6 @@ async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes
     yield head
     async for piece in tail:
         yield piece
-
-
-def _entity_of(ref: ObjectRef, stat: Stat, first: Found | None = None) -> Entity:
-    source = Stored(ref, ByteRange(0, stat.size), stat.etag)
-    return Entity(stat.etag, stat.size, source, first)
 
 
 def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:

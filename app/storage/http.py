@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from app.errors import StorageUnavailableError
+from app.errors import StorageDeniedError, StorageUnavailableError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.range_reader import RangeReader
@@ -91,4 +91,7 @@ class _Unlisted:
 
 @lru_cache(maxsize=8192)
 def _url(ref: ObjectRef) -> URL:
+    """Quote the key; servers would follow dots out of the folder, and no quoting stops them."""
+    if not {".", ".."}.isdisjoint(ref.key.split("/")):
+        raise StorageDeniedError(ref, "the key climbs")
     return URL(f"{ref.bucket}/{quote(ref.key, safe='/~')}", encoded=True)

@@ -7,6 +7,7 @@ which need not name the range, so that one signature serves many reads of an obj
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from functools import cache
 from typing import Any, Final
 
 from aiobotocore.config import AioConfig
@@ -23,6 +24,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ReadTimeoutError,
 )
+from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 from cachetools import TTLCache
 from yarl import URL
@@ -115,6 +117,7 @@ class _Signer:
         self._settings = settings
         self._timeout_s = timeout_s
         self._session = get_session()
+        self._session.register_component("data_loader", _loader())
         self._urls: TTLCache[tuple[Method, ObjectRef], URL] = TTLCache(_URLS, _REUSED_S)
         self._alive: set[str] = set()
         self._client: Any = None
@@ -201,6 +204,12 @@ class _Signer:
             "aws_session_token": token and token.get_secret_value(),
             "config": config,
         }
+
+
+@cache
+def _loader() -> Any:
+    """Share botocore's descriptions of S3 among stores; to read them takes 0.1 s."""
+    return create_loader()
 
 
 def _bucket(ref: ObjectRef) -> str:

@@ -21,10 +21,11 @@ from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateE
 from app.main import formats
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
-from app.resolve.fetch import ReadCache
+from app.resolve.fetch import Memory, ReadCache
 from app.resolve.inspect import inspect_key, inspect_root, inspect_shard
-from app.resolve.verify import Report
+from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
+from app.resolve.walk import Root
 from app.settings import Settings, load
 from app.storage.stores import Stores
 
@@ -32,6 +33,7 @@ app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 _NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
@@ -112,17 +114,17 @@ def inspect(
 ) -> None:
     """Tell what arrays are there, where the bytes of a key are, or what is in a shard."""
 
-    async def arrays(stores: Stores, containers: Containers, root: ObjectRef) -> None:
-        found = await inspect_root(stores, containers, root)
+    async def arrays(root: Root) -> None:
+        found = await inspect_root(root)
         document = {"arrays": [asdict(array) for array in found]}
         _show(present.arrays(found), document, as_json=as_json)
 
-    async def chunk(stores: Stores, containers: Containers, root: ObjectRef) -> None:
-        found = await inspect_key(stores, containers, root, VirtualKey(key or ""))
+    async def chunk(root: Root) -> None:
+        found = await inspect_key(root, VirtualKey(key or ""))
         _show(present.chunk(found), asdict(found), as_json=as_json)
 
-    async def shard(_: Stores, containers: Containers, root: ObjectRef) -> None:
-        found = await inspect_shard(containers, root, VirtualKey(key or ""))
+    async def shard(root: Root) -> None:
+        found = await inspect_shard(root, VirtualKey(key or ""))
         if found is None:
             raise BadKeyError(f"{key}: there is no such shard")
         _show(present.shard(found), asdict(found), as_json=as_json)
@@ -147,14 +149,15 @@ def verify(
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
+        disable=not sys.stderr.isatty(),
     ) as progress:
         task = progress.add_task("", total=None, damaged=0)
 
         def on_shard(report: Report) -> None:
             progress.update(task, completed=report.shards, damaged=len(report.damages))
 
-        async def check(stores: Stores, containers: Containers, root: ObjectRef) -> Report:
-            return await verify_root(stores, containers, root, chunks=chunks, on_shard=on_shard)
+        async def check(root: Root) -> Report:
+            return await verify_root(root, chunks=chunks, on_shard=on_shard)
 
         report = asyncio.run(_with_root(url, check))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else present.verified(report))
@@ -214,17 +217,16 @@ async def _reach(settings: Settings) -> None:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
 
 
-async def _with_root[T](
-    url: str, call: Callable[[Stores, Containers, ObjectRef], Awaitable[T]]
-) -> T:
+async def _with_root[T](url: str, call: Callable[[Root], Awaitable[T]]) -> T:
     """Open the root *url* the way `serve` would, and hand it to *call*."""
     settings = _settings([f"{_ROOT}={url}"], {})
     async with Stores(settings.limits) as stores:
-        root = _open_root(stores, settings, _ROOT)
-        await stores.reach(root)
-        fetch = ReadCache(stores, max_bytes=settings.cache.index_bytes, ttl_s=settings.cache.ttl_s)
-        known = formats(settings.datasets[_ROOT], settings.limits)
-        return await call(stores, Containers(known, fetch), root)
+        ref = _open_root(stores, settings, _ROOT)
+        await stores.reach(ref)
+        memory = Memory(settings.cache.index_bytes)
+        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+        containers = Containers(formats(settings.datasets[_ROOT], settings.limits))
+        return await call(Root(ref, stores, containers, fetch))
 
 
 def _open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:

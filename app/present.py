@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.resolve.inspect import ArrayReport, ChunkReport, DamageReport, IndexReport
-from app.resolve.verify import Report
+from app.resolve.shard_check import Report
 
 
 def arrays(reports: Iterable[ArrayReport | DamageReport]) -> RenderableType:
@@ -63,7 +63,7 @@ def verified(report: Report) -> str:
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
         f"{report.arrays} arrays, {report.shards:,} shards, {report.chunks:,} inner chunks "
-        f"of {report.nbytes:,} bytes: {len(report.damages) or 'no'} damaged"
+        f"of {report.nbytes:,} bytes: {len(report.damages) or 'none'} damaged"
     )
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
     return "\n".join(lines)

@@ -34,10 +34,10 @@ def run(settings: Settings, announce: Announce) -> None:
 
     Raises: `ConfigurationError` if it cannot listen or the application does not start.
     """
+    listener = _bind(settings.server.host, settings.server.port)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again when it has stopped: that is a success.
         signal.signal(number, lambda *_: sys.exit(0))
-    listener = _bind(settings.server.host, settings.server.port)
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
     config = _config(settings)
     if config.workers == 1:

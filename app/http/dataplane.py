@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from app.errors import ShardgateError, UnknownDatasetError
 from app.http.answer import ALLOW, Answer, Headers, Scope
@@ -99,10 +100,12 @@ class DataPlane:
             return conditions.choose(entity.etag, entity.length)
 
         async with self._resolver.open(dataset, key, choose, conditions.reading) as opened:
-            if opened is None:
-                await _missing(answer, dataset, f"{dataset.name} has no {key}")
-            else:
+            if opened is not None:
                 await _send_entity(answer, dataset, key, opened)
+            elif conditions.is_plain_get and await self._resolver.is_group(dataset, key):
+                await _redirect_to_page(answer, dataset, key)
+            else:
+                await _missing(answer, dataset, f"{dataset.name} has no {key}")
 
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
         listed = [entry async for entry in self._resolver.list(dataset, prefix)]
@@ -121,6 +124,17 @@ class DataPlane:
 async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
     """Answer 404; absence is cached by clients like any answer that can change."""
     await answer.problem(HTTPStatus.NOT_FOUND, detail, (b"cache-control", dataset.cache_control))
+
+
+async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
+    """Lead fsspec to the page of a group: it asks for nested ones without the slash."""
+    name = quote(key.rpartition("/")[2])
+    headers = [
+        (b"location", f"./{name}/".encode()),
+        (b"content-length", b"0"),
+        (b"cache-control", dataset.cache_control),
+    ]
+    await answer.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
 
 
 async def _send_entity(

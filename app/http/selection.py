@@ -53,6 +53,11 @@ class Conditions:
         return cls(is_head=is_head, **given)
 
     @property
+    def is_plain_get(self) -> bool:
+        """Whether a body is asked for, and all of it."""
+        return not self.is_head and self.range is None
+
+    @property
     def reading(self) -> ByteRequest | None:
         """What will be read whatever the entity is; `None` if that depends on it.
 

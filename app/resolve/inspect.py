@@ -12,9 +12,7 @@ from app.formats.zarr_sharding_indexed.layout import ZarrLayout
 from app.formats.zarr_sharding_indexed.metadata import ArraySpec
 from app.formats.zarr_sharding_indexed.unshard import codec_name
 from app.model import ByteRange, Inline, Missing, ObjectRef, Stored, VirtualKey, Whole
-from app.resolve.containers import Containers
-from app.resolve.walk import find_arrays
-from app.storage.contract import ObjectReader
+from app.resolve.walk import Root, find_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +76,10 @@ class ChunkReport:
     """The shard that holds the chunk, or would."""
 
 
-async def inspect_root(
-    store: ObjectReader, containers: Containers, root: ObjectRef
-) -> list[ArrayReport | DamageReport]:
+async def inspect_root(root: Root) -> list[ArrayReport | DamageReport]:
     """Describe every array below *root*."""
     reports: list[ArrayReport | DamageReport] = []
-    async for visited in find_arrays(store, containers, root):
+    async for visited in find_arrays(root):
         match visited.found:
             case DamagedError() as damage:
                 reports.append(DamageReport(visited.path, damage.reason))
@@ -92,15 +88,13 @@ async def inspect_root(
     return reports
 
 
-async def inspect_key(
-    store: ObjectReader, containers: Containers, root: ObjectRef, key: VirtualKey
-) -> ChunkReport:
+async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     """Find the bytes of *key*, and describe the shard that holds them."""
-    layout, rest = await containers.find(root, key)
+    layout, rest = await root.containers.find(root.ref, key, root.fetch)
     shard = None
     if isinstance(layout, ZarrLayout) and (array := layout.node.value.array) is not None:
-        shard = await _inspect_shard(containers, layout, array, rest)
-    match await layout.locate(rest, containers.fetch):
+        shard = await _inspect_shard(root, layout, array, rest)
+    match await layout.locate(rest, root.fetch):
         case Stored(ref, place, etag):
             return ChunkReport(key, "stored", str(ref), place.start, place.stop, etag, shard)
         case Inline(data, etag):
@@ -108,23 +102,21 @@ async def inspect_key(
         case Missing():
             return ChunkReport(key, "absent", shard=shard)
         case Whole(ref):
-            if (stat := await store.stat(ref)) is None:
+            if (stat := await root.store.stat(ref)) is None:
                 return ChunkReport(key, "absent", str(ref))
             return ChunkReport(key, "stored", str(ref), 0, stat.size, stat.etag)
 
 
-async def inspect_shard(
-    containers: Containers, root: ObjectRef, key: VirtualKey
-) -> IndexReport | None:
+async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
     """Describe the shard in the object *key*; `None` if there is none.
 
     Raises: `BadKeyError` if *key* is not spelled like a shard's.
     """
-    layout, rest = await containers.find(root, key)
+    layout, rest = await root.containers.find(root.ref, key, root.fetch)
     array = layout.node.value.array if isinstance(layout, ZarrLayout) else None
     if not isinstance(layout, ZarrLayout) or array is None or array.keys.parse(rest) is None:
         raise BadKeyError(f"{key}: is no key of a shard")
-    return await _read_index(containers, layout.directory.join(rest), array)
+    return await _read_index(root, layout.directory.join(rest), array)
 
 
 def describe(path: str, layout: ZarrLayout) -> ArrayReport:
@@ -178,20 +170,18 @@ def report_index(ref: ObjectRef, codec: IndexCodec, index: Versioned[ShardIndex]
 
 
 async def _inspect_shard(
-    containers: Containers, layout: ZarrLayout, array: ArraySpec, key: VirtualKey
+    root: Root, layout: ZarrLayout, array: ArraySpec, key: VirtualKey
 ) -> IndexReport | None:
     """Describe the shard that the inner chunk *key* is in."""
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
         return None
-    return await _read_index(containers, layout.directory.join(array.shard_key(origin)), array)
+    return await _read_index(root, layout.directory.join(array.shard_key(origin)), array)
 
 
-async def _read_index(
-    containers: Containers, ref: ObjectRef, array: ArraySpec
-) -> IndexReport | None:
+async def _read_index(root: Root, ref: ObjectRef, array: ArraySpec) -> IndexReport | None:
     codec = array.unsharded.levels[0].index
-    index = await containers.fetch(Read("shard-index", ref, codec.request, codec))
+    index = await root.fetch(Read("shard-index", ref, codec.request, codec))
     return None if index is None else report_index(ref, codec, index)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from app.errors import RangeNotSatisfiedError, VersionChangedError
+from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError
 from app.formats.contract import Read, Versioned, Weighable
 from app.model import (
     ByteRange,
@@ -173,6 +173,9 @@ class Resolver:
                         raise
                     self._fetch.forget(changed.ref)
                     continue
+                except DamagedError as damaged:
+                    self._fetch.forget(damaged.ref)
+                    raise
                 yield opened
                 return
 
@@ -197,6 +200,12 @@ class Resolver:
         if found is None or found.generation != self._fetch.generation:
             return None
         return found if self._clock() < found.expires_at else None
+
+    async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
+        """Tell whether *key* names a container that may hold others."""
+        below = VirtualKey(f"{key}/")
+        layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
+        return not rest and not layout.encloses
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
         """List the objects and prefixes right below *prefix* that are served by their names."""

@@ -5,11 +5,21 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Layout
+from app.formats.contract import Fetch, Layout
 from app.formats.zarr_sharding_indexed.layout import ZarrLayout
 from app.model import ObjectRef
 from app.resolve.containers import Containers
 from app.storage.contract import ObjectReader
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root, and all that is needed to look around below it."""
+
+    ref: ObjectRef
+    store: ObjectReader
+    containers: Containers
+    fetch: Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +30,7 @@ class Visited:
     found: ZarrLayout | DamagedError
 
 
-async def find_arrays(
-    store: ObjectReader, containers: Containers, root: ObjectRef
-) -> AsyncGenerator[Visited]:
+async def find_arrays(root: Root) -> AsyncGenerator[Visited]:
     """Visit every array below *root*, parents first and by name.
 
     Where the store cannot list, a group's consolidated metadata names what is below it.
@@ -32,21 +40,21 @@ async def find_arrays(
     paths = [""]
     while paths:
         path = paths.pop()
-        directory = root.join(path)
+        directory = root.ref.join(path)
         try:
-            layout = await _open(containers, directory)
+            layout = await _open(root, directory)
         except DamagedError as damage:
             yield Visited(path, damage)
             continue
         if isinstance(layout, ZarrLayout) and layout.encloses:
             yield Visited(path, layout)
         else:
-            paths += reversed(await _names_below(store, directory, path, layout))
+            paths += reversed(await _names_below(root.store, directory, path, layout))
 
 
-async def _open(containers: Containers, directory: ObjectRef) -> Layout | None:
-    for fmt in containers.formats:
-        if (layout := await fmt.open(directory, containers.fetch)) is not None:
+async def _open(root: Root, directory: ObjectRef) -> Layout | None:
+    for fmt in root.containers.formats:
+        if (layout := await fmt.open(directory, root.fetch)) is not None:
             return layout
     return None
 

@@ -53,8 +53,8 @@ class Answer:
         """Read the range into memory."""
         if self.response.content_length == self.byte_range.length:
             return await self.response.read()
-        if self.response.closed:  # all of it was read to learn its length
-            return (await self.response.read())[self.skip :]
+        if self.response.closed:  # all of it has arrived
+            return (await self.response.read())[self.skip : self.skip + self.byte_range.length]
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:

@@ -61,8 +61,9 @@ class ObjectReader(Protocol):
     ) -> Found | NotModified | None:
         """Read *request* of *ref*, or all of it, into memory.
 
-        A range that ends past the object is clamped; one that begins there raises
-        `RangeNotSatisfiedError`. `NotModified` answers *if_none_match* only.
+        A range that ends past the object is clamped; one that begins there, or any suffix of an
+        empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` where *if_match*
+        names a version. `NotModified` answers *if_none_match* only.
         """
         ...
 

@@ -17,6 +17,7 @@ from app.errors import StorageDeniedError, StorageUnavailableError, VersionChang
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
 from app.storage.ranges import clamp
+from app.storage.warm_files import WarmFiles, file_version
 
 TEMPORARY: Final = ".shardgate-"
 """How the names of our own unfinished files begin; listings leave them out."""
@@ -29,10 +30,14 @@ _DENIED: Final = {errno.EACCES, errno.EPERM}
 
 
 class LocalStore:
-    """Reads files in threads of its own, so that a slow disk never holds up the event loop."""
+    """Reads files in threads of its own, so that a slow disk never holds up the event loop.
+
+    Only what lies in the page cache for certain is read without a thread.
+    """
 
     def __init__(self, *, threads: int = 16) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
+        self._warm = WarmFiles()
 
     async def get(
         self,
@@ -43,7 +48,13 @@ class LocalStore:
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read the file between two looks at its version."""
-        return await self._run(_read, ref, request, if_match, if_none_match)
+        if (
+            if_match is not None
+            and isinstance(request, ByteRange)
+            and (found := self._warm.read(ref, request, if_match)) is not None
+        ):
+            return found
+        return await self._run(_read, ref, request, if_match, if_none_match, self._warm)
 
     @asynccontextmanager
     async def stream(
@@ -92,15 +103,20 @@ class LocalStore:
         await self._run(_reach, root)
 
     async def aclose(self) -> None:
-        """Let the threads end."""
+        """Let the threads end, and close the files."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._warm.clear()
 
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
 
 def _read(
-    ref: ObjectRef, request: ByteRequest | None, if_match: ETag | None, if_none_match: ETag | None
+    ref: ObjectRef,
+    request: ByteRequest | None,
+    if_match: ETag | None,
+    if_none_match: ETag | None,
+    warm: WarmFiles,
 ) -> Found | NotModified | None:
     for _ in range(_TRIES):
         with _opened(ref) as fd:
@@ -108,14 +124,16 @@ def _read(
                 if if_match is not None:
                     raise VersionChangedError(ref)
                 return None
-            etag = _etag(status)
+            etag = file_version(status)
             if if_match is not None and etag != if_match:
                 raise VersionChangedError(ref)
             if etag == if_none_match:
                 return NOT_MODIFIED
             byte_range = clamp(ref, request, status.st_size, if_match)
             data = _read_range(fd, byte_range)
-            if len(data) == byte_range.length and _etag(os.fstat(fd)) == etag:
+            if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
+                if if_match is not None:
+                    warm.keep(ref, etag, fd)
                 return Found(data, byte_range, status.st_size, etag)
         if if_match is not None:
             break
@@ -136,7 +154,7 @@ def _stat(ref: ObjectRef) -> Stat | None:
     with _opened(ref) as fd:
         if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
             return None
-        return Stat(status.st_size, _etag(status))
+        return Stat(status.st_size, file_version(status))
 
 
 def _reach(root: ObjectRef) -> None:
@@ -230,7 +248,3 @@ def _path(bucket: str, key: str) -> bytes | None:
         return _folder(bucket) + b"/" + key.encode()
     except UnicodeEncodeError:
         return None
-
-
-def _etag(status: os.stat_result) -> ETag:
-    return ETag(f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"')

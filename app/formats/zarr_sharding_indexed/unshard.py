@@ -100,7 +100,21 @@ def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Unsharded:
     where the metadata contradicts itself or the specification.
     """
     axes = tuple(range(len(shard_shape)))
-    return _flatten(codecs, shard_shape, axes)
+    flat = _flatten(codecs, shard_shape, axes)
+    return Unsharded(flat.levels, _merge_transposes(flat.codecs, len(shard_shape)))
+
+
+def _merge_transposes(codecs: tuple[Json, ...], ndim: int) -> tuple[Json, ...]:
+    """Compose neighbouring transposes into one: zarrita applies only one of them, silently."""
+    merged: list[Json] = []
+    for codec in codecs:
+        if merged and codec_name(codec) == codec_name(merged[-1]) == "transpose":
+            outer = _transpose_order(merged.pop(), ndim)
+            order = list(_permute(outer, _transpose_order(codec, ndim)))
+            merged.append({"name": "transpose", "configuration": {"order": order}})
+        else:
+            merged.append(codec)
+    return tuple(merged)
 
 
 def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Unsharded:

@@ -1,0 +1,57 @@
+# Each target sets .venv up by itself, with uv if it is on PATH, else with venv and pip.
+
+VENV := .venv
+BIN := $(VENV)/bin
+JS := tests/clients/js
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq)
+
+.PHONY: demo test check bench soak clean
+
+demo: $(VENV)/.demo
+	$(BIN)/shardgate demo $(ARGS)
+
+test: $(VENV)/.dev $(VENV)/.js
+	$(BIN)/pytest -m "not soak" $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+soak: $(VENV)/.dev $(VENV)/.js
+	$(BIN)/pytest -m soak $(ARGS)
+
+clean:
+	rm -rf $(VENV) demo-data $(JS)/node_modules
+
+$(VENV)/.demo: pyproject.toml $(BIN)/python
+	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(BIN)/python
+	$(INSTALL) --editable '.[demo]' --group dev
+	@touch $@ $(VENV)/.demo
+
+# The tests of JavaScript clients skip themselves where there is no node.
+$(VENV)/.js: $(wildcard $(JS)/package.json) $(BIN)/python
+	@if command -v npm >/dev/null && [ -f $(JS)/package.json ]; then \
+	  npm install --prefix $(JS) --no-package-lock --no-save --no-audit --no-fund --loglevel=error; \
+	fi
+	@touch $@
+
+$(BIN)/python:
+ifneq ($(UV),)
+	uv venv --quiet --allow-existing $(VENV)
+else
+	@for python in python3.12 python3.13 python3.14 python3 python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	    $$python -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade pip; exit; \
+	  fi; \
+	done; \
+	echo "no Python >= 3.12: install one, or uv, or run pyenv install" >&2; exit 1
+endif

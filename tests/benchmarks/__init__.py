@@ -1,0 +1,1 @@
+"""Measurements beside yardsticks: ``python -m tests.benchmarks``, never part of the tests."""

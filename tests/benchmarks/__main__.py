@@ -1,0 +1,73 @@
+"""Measure Shardgate beside its yardsticks and print one table; exit code 1 if a goal is missed."""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import blocks, memory, throughput
+from .data import write_arrays, write_many_shards
+from .figures import Figure, show, write_json
+from .machine import describe
+from .servers import BUCKET, nginx_files
+
+
+def main() -> int:
+    """Run the parts that were asked for."""
+    options = _parse()
+    if missing := [tool for tool in ("nginx", "wrk") if shutil.which(tool) is None]:
+        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="shardgate-bench-") as folder:
+        figures = list(_measure(Path(folder), options))
+    machine = describe()
+    show(figures, machine)
+    if options.json:
+        write_json(options.json, figures, machine)
+    return 0 if all(figure.is_met for figure in figures) else 1
+
+
+def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    objects = home / "store"
+    root = objects / BUCKET / "em.zarr"
+    write_arrays(root)
+    with nginx_files(home / "nginx", objects) as store:
+        if compared := "".join(part for part in "abc" if part in options.only):
+            yield from throughput.measure(
+                home / "abc", root, store, compared, rounds=options.rounds, seconds=options.seconds
+            )
+        if "d" in options.only:
+            yield from blocks.measure(home / "d", root, store)
+        if "e" in options.only:
+            write_many_shards(root / "many")
+            yield from memory.measure(home / "e", store)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.benchmarks", description=__doc__)
+    parser.add_argument(
+        "--only",
+        type=_parts,
+        default="abcde",
+        metavar="a,b,…",
+        help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory",
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=int, default=1, help="of each contestant in each round; default: 1"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> str:
+    parts = text.replace(",", "")
+    if not parts or set(parts) - set("abcde"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e")
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Part d: how many upstream reads a block of 4x4x4 neighbouring chunks costs."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from .client import Connection, at_once, connected
+from .data import INNER_BYTES, PER_SHARD, Coords, chunk_key, read_offsets
+from .figures import Figure, Goal
+from .servers import DATASET, Server, shardgate
+
+_EDGE: Final = 4
+_BLOCKS: Final = 20
+_GOAL: Final = Goal("at most", 16)
+_ANYWHERE: Final = [range(n - _EDGE + 1) for n in PER_SHARD]
+_ALIGNED: Final = [range(0, n, _EDGE) for n in PER_SHARD]
+
+
+def measure(home: Path, root: Path, store: Server) -> list[Figure]:
+    """Ask for blocks of arrays in both orders, the indexes warm, the chunk cache off."""
+    with shardgate(home, store) as ours:
+        return [
+            *_compare(root / "corder", "C order", _ANYWHERE, store, ours),
+            *_compare(root / "morton", "Morton order, aligned", _ALIGNED, store, ours),
+            *_compare(root / "morton", "Morton order, anywhere", _ANYWHERE, store, ours),
+        ]
+
+
+def _compare(
+    array: Path, label: str, starts: Sequence[range], store: Server, ours: Server
+) -> list[Figure]:
+    """Count reads, and the runs that the blocks are in the shard as it was written."""
+    blocks = _choose(list(itertools.product(*starts)))
+    reads = asyncio.run(_count_reads(array, blocks, store, ours))
+    runs = _count_runs(array, blocks)
+    goal = _GOAL if max(runs) <= _GOAL.bound else None
+    return [
+        Figure.over("d", f"4x4x4 block in {label}", "reads", reads, goal),
+        Figure.over("d", "  runs of touching chunks in the shard", "runs", runs),
+    ]
+
+
+def _choose(starts: Sequence[Coords]) -> list[list[Coords]]:
+    """Take some of the blocks in the first shard that begin at *starts*."""
+    chosen = random.Random(0).sample(starts, min(_BLOCKS, len(starts)))
+    steps = list(itertools.product(range(_EDGE), repeat=len(PER_SHARD)))
+    return [[tuple(map(sum, zip(start, step, strict=True))) for step in steps] for start in chosen]
+
+
+def _count_runs(array: Path, blocks: Sequence[Sequence[Coords]]) -> list[int]:
+    offsets = read_offsets(array)
+    starts = [{offsets[coords][1] for coords in block} for block in blocks]
+    return [sum(start - INNER_BYTES not in block for start in block) for block in starts]
+
+
+async def _count_reads(
+    array: Path, blocks: Sequence[Sequence[Coords]], store: Server, ours: Server
+) -> list[int]:
+    async with (
+        connected(ours.port, _EDGE ** len(PER_SHARD)) as connections,
+        connected(store.port, 1) as counter,
+    ):
+        await _get(connections, array, [(0, 0, 0)])
+        reads = []
+        for block in blocks:
+            before = await _requests_served(counter[0])
+            await _get(connections, array, block)
+            reads.append(await _requests_served(counter[0]) - before - 1)
+        return reads
+
+
+async def _get(connections: Sequence[Connection], array: Path, block: Sequence[Coords]) -> None:
+    """Get the chunks at once, and compare them with those of the unsharded array."""
+    keys = [chunk_key(coords) for coords in block]
+    answers = await at_once(connections, [f"/{DATASET}/{array.name}/{key}" for key in keys])
+    for key, answer in zip(keys, answers, strict=True):
+        if answer.status != 200 or answer.body != (array.parent / "plain" / key).read_bytes():
+            raise RuntimeError(f"{array.name}/{key}: {answer.status}, {len(answer.body)} bytes")
+
+
+async def _requests_served(counter: Connection) -> int:
+    """Read nginx's count of requests, which counts the asking too."""
+    counter.send("/stub_status", {})
+    lines = (await counter.receive()).body.decode().splitlines()
+    return int(lines[2].split()[2])

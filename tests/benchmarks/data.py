@@ -1,0 +1,127 @@
+"""The arrays that are served, written by zarr-python and tensorstore; the index read by hand."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import tensorstore
+import zarr
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+INNER: Final = (64, 32, 32)
+INNER_BYTES: Final = 64 * 32 * 32
+PER_SHARD: Final = (8, 8, 8)
+SHARDS: Final = (2, 1, 1)
+SHARD_SHAPE: Final = tuple(i * n for i, n in zip(INNER, PER_SHARD, strict=True))
+SHAPE: Final = tuple(s * n for s, n in zip(SHARD_SHAPE, SHARDS, strict=True))
+
+MANY_ENTRIES: Final = 32**3
+MANY_CHUNK: Final = bytes(range(8))
+_MANY_PER_SHARD: Final = (32, 32, 32)
+_MANY_SHARDS: Final = (10, 10, 10)
+_MANY_INNER: Final = (2, 2, 2)
+
+type Coords = tuple[int, ...]
+
+
+def write_arrays(root: Path) -> None:
+    """Write the same random bytes sharded in Morton order, sharded in C order, and unsharded."""
+    data = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    group = zarr.create_group(root)
+    for name, shards in ("morton", SHARD_SHAPE), ("plain", None):
+        array = group.create_array(
+            name, shape=SHAPE, chunks=INNER, shards=shards, dtype="uint8", compressors=None
+        )
+        array[...] = data
+    _write_with_tensorstore(
+        root / "corder", json.loads((root / "morton/zarr.json").read_text()), data
+    )
+
+
+def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8]) -> None:
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": metadata,
+        "create": True,
+    }
+    tensorstore.open(spec).result().write(data).result()
+
+
+def write_many_shards(path: Path) -> None:
+    """Write an array of 1,000 full shards of 32³ entries, all of them one file."""
+    path.mkdir()
+    shape = [s * n * i for s, n, i in zip(_MANY_SHARDS, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
+    (path / "zarr.json").write_text(json.dumps(_many_metadata(shape)))
+    original = path / "shard"
+    original.write_bytes(_many_shard())
+    for coords in itertools.product(*map(range, _MANY_SHARDS)):
+        name = path / "c" / "/".join(map(str, coords))
+        name.parent.mkdir(parents=True, exist_ok=True)
+        os.link(original, name)
+
+
+def _many_shard() -> bytes:
+    nbytes = len(MANY_CHUNK)
+    index = np.empty((MANY_ENTRIES, 2), "<u8")
+    index[:, 0] = np.arange(MANY_ENTRIES) * nbytes
+    index[:, 1] = nbytes
+    table = index.tobytes()
+    return MANY_CHUNK * MANY_ENTRIES + table + crc32c(table).to_bytes(4, "little")
+
+
+def _many_metadata(shape: list[int]) -> dict[str, object]:
+    endian = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {
+        "chunk_shape": _MANY_INNER,
+        "codecs": [{"name": "bytes"}],
+        "index_codecs": [endian, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    chunks = [n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True)]
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "fill_value": 0,
+        "attributes": {},
+    }
+
+
+def many_keys() -> list[str]:
+    """Name the first chunk of each of the 1,000 shards."""
+    firsts = (range(0, s * n, n) for s, n in zip(_MANY_SHARDS, _MANY_PER_SHARD, strict=True))
+    return [chunk_key(coords) for coords in itertools.product(*firsts)]
+
+
+def chunk_key(coords: Coords) -> str:
+    """Spell the key of a chunk, or of a shard, of the default encoding."""
+    return "/".join(["c", *map(str, coords)])
+
+
+def inner_chunks() -> list[Coords]:
+    """List the coordinates of every inner chunk of the 64 MiB arrays."""
+    return list(itertools.product(*(range(n * s) for n, s in zip(PER_SHARD, SHARDS, strict=True))))
+
+
+def read_offsets(array: Path) -> dict[Coords, tuple[str, int]]:
+    """Tell for every inner chunk its shard's key and where in the shard it begins."""
+    found = {}
+    for shard in itertools.product(*map(range, SHARDS)):
+        table = (array / chunk_key(shard)).read_bytes()[-4 - 16 * int(np.prod(PER_SHARD)) : -4]
+        index = np.frombuffer(table, "<u8").reshape(*PER_SHARD, 2)
+        for inner in itertools.product(*map(range, PER_SHARD)):
+            offset, nbytes = map(int, index[inner])
+            if nbytes != INNER_BYTES:
+                raise ValueError(f"{array}: a chunk of {nbytes} bytes")
+            coords = tuple(s * n + i for s, n, i in zip(shard, PER_SHARD, inner, strict=True))
+            found[coords] = (chunk_key(shard), offset)
+    return found

@@ -1,0 +1,108 @@
+"""The load: wrk with 16 connections, over the contestants in turn, round after round."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .client import connected, in_batches
+from .machine import cpu_seconds
+from .servers import Server
+
+CONNECTIONS: Final = 16
+_SCRIPT: Final = Path(__file__).with_name("requests.lua")
+
+
+class Request(NamedTuple):
+    """What is asked, and the body that has to come."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A server and the requests that it gets; *parts* are the comparisons it is needed for."""
+
+    name: str
+    parts: str
+    server: Server
+    status: int
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one round of one contestant gave."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+
+
+async def check(contestant: Contestant) -> list[dict[str, str]]:
+    """Get everything once, compare the bodies, and return the headers; this warms caches too."""
+    requests = contestant.requests
+    paths, headers = [r.path for r in requests], [r.headers for r in requests]
+    answers = []
+    async with connected(contestant.server.port, CONNECTIONS) as connections:
+        async for batch in in_batches(connections, paths, headers):
+            answers += batch
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.status != contestant.status or answer.body != request.body:
+            got = f"{answer.status} with {len(answer.body)} bytes"
+            raise RuntimeError(f"{contestant.name}: {request.path}: {got}: {answer.body[:300]!r}")
+    return [answer.headers for answer in answers]
+
+
+def run_rounds(
+    home: Path, contestants: Sequence[Contestant], *, rounds: int, seconds: int
+) -> dict[str, list[Sample]]:
+    """Let the contestants run in turn, so that noise hits all alike; one short turn unseen."""
+    scripts = {c.name: _write_script(home / f"{i}.tsv", c) for i, c in enumerate(contestants)}
+    for contestant in contestants:
+        _run(contestant, scripts[contestant.name], 1)
+    samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
+    for number in range(rounds):
+        for contestant in contestants if number % 2 else reversed(contestants):
+            script = scripts[contestant.name]
+            samples[contestant.name].append(_run(contestant, script, seconds))
+    return samples
+
+
+def _write_script(path: Path, contestant: Contestant) -> Path:
+    lines = (
+        "\t".join([r.path, *(f"{name}: {value}" for name, value in r.headers.items())])
+        for r in contestant.requests
+    )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _run(contestant: Contestant, script: Path, seconds: int) -> Sample:
+    options = ["-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", str(_SCRIPT)]
+    url = f"http://127.0.0.1:{contestant.server.port}"
+    before = cpu_seconds(contestant.server.pid)
+    command = ["wrk", *options, url, "--", str(script)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    used = cpu_seconds(contestant.server.pid) - before
+    found = json.loads(answer.stdout.splitlines()[-1])
+    _refuse_errors(contestant, found)
+    return Sample(
+        found["requests"] / found["seconds"],
+        found["p50_ms"],
+        found["p99_ms"],
+        used / found["requests"] * 1e6,
+    )
+
+
+def _refuse_errors(contestant: Contestant, found: dict[str, float]) -> None:
+    """Refuse a figure that has errors in it, or bodies of another size."""
+    body = len(contestant.requests[0].body)
+    per_answer = found["bytes"] / found["requests"]
+    if found["errors"] or not body <= per_answer <= body + 2048:
+        raise RuntimeError(f"{contestant.name}: {found}")

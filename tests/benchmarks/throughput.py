@@ -1,0 +1,130 @@
+"""Parts a, b and c: requests per second beside nginx, a bare application and FastAPI."""
+
+import asyncio
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from .data import INNER_BYTES, chunk_key, inner_chunks, read_offsets
+from .figures import Figure, Goal
+from .load import Contestant, Request, Sample, check, run_rounds
+from .servers import BUCKET, DATASET, Server, nginx_files, nginx_proxy, shardgate, uvicorn
+
+_OBJECTS: Final = f"/{BUCKET}/em.zarr"
+
+_WARM: Final = "shardgate, chunk in the cache"
+_STATIC: Final = "nginx, the chunk as a static file"
+_BARE: Final = "bare ASGI application"
+_COLD: Final = "shardgate, index in the cache"
+_PROXY: Final = "nginx, proxying the range"
+_ROOMY: Final = "nginx, proxying with roomy buffers"
+_ROUTE: Final = "FastAPI route, get_object"
+_NOT_MODIFIED: Final = "shardgate, 304"
+
+_RATIOS: Final = (
+    ("a", _WARM, _STATIC, "static file", Goal("at least", 0.8)),
+    ("a", _WARM, _BARE, "bare ASGI application", None),
+    ("b", _COLD, _PROXY, "proxying nginx", Goal("at least", 0.5)),
+    ("b", _COLD, _ROOMY, "proxying nginx, roomy", None),
+    ("b", _COLD, _ROUTE, "FastAPI route", Goal("at least", 5.0)),
+    ("c", _NOT_MODIFIED, _WARM, "chunk in the cache", Goal("at least", 1.0)),
+)
+
+
+def measure(
+    home: Path, root: Path, store: Server, parts: str, *, rounds: int, seconds: int
+) -> list[Figure]:
+    """Run the contestants that *parts* need, and compare them."""
+    home.mkdir()
+    with _contestants(home, root, store) as everybody:
+        contestants = [c for c in everybody if set(c.parts) & set(parts)]
+        samples = run_rounds(home, contestants, rounds=rounds, seconds=seconds)
+    speeds = [_speed(c.parts[0], c.name, samples[c.name]) for c in contestants]
+    ratios = [
+        _ratio(part, f"ratio to {label}", samples[ours], samples[theirs], goal)
+        for part, ours, theirs, label, goal in _RATIOS
+        if part in parts
+    ]
+    return sorted(speeds + ratios, key=lambda figure: figure.part)
+
+
+@contextmanager
+def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contestant]]:
+    """Start everybody, and see that everybody answers with the right bytes."""
+    bodies = _read_bodies(root / "plain")
+    ours = [Request(f"/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
+    files = [Request(f"{_OBJECTS}/plain/{key}", {}, body) for key, body in bodies.items()]
+    ranges = _range_requests(root / "morton", bodies)
+    constant = [Request("/", {}, bytes(INNER_BYTES))]
+    endpoint = f"http://127.0.0.1:{store.port}"
+    application, route = "tests.benchmarks.bare:app", "tests.benchmarks.yardstick:app"
+    with ExitStack() as running:
+        start = running.enter_context
+        warm = start(shardgate(home / "warm", store, chunk_bytes=256 << 20))
+        cold = start(shardgate(home / "cold", store))
+        static = start(nginx_files(home / "static", root.parent.parent))
+        proxy = start(nginx_proxy(home / "proxy", store))
+        roomy = start(nginx_proxy(home / "roomy", store, roomy=True))
+        bare = start(uvicorn(home / "bare", application))
+        fastapi = start(uvicorn(home / "fastapi", route, YARDSTICK_STORE=endpoint))
+        contestants = [
+            Contestant(_WARM, "ac", warm, 200, ours),
+            Contestant(_STATIC, "a", static, 200, files),
+            Contestant(_BARE, "a", bare, 200, constant),
+            Contestant(_COLD, "b", cold, 200, ours),
+            Contestant(_PROXY, "b", proxy, 206, ranges),
+            Contestant(_ROOMY, "b", roomy, 206, ranges),
+            Contestant(_ROUTE, "b", fastapi, 206, ranges),
+        ]
+        headers = [asyncio.run(check(contestant)) for contestant in contestants]
+        unmodified = [
+            Request(request.path, {"If-None-Match": header["etag"]}, b"")
+            for request, header in zip(ours, headers[0], strict=True)
+        ]
+        contestants.append(Contestant(_NOT_MODIFIED, "c", warm, 304, unmodified))
+        asyncio.run(check(contestants[-1]))
+        yield contestants
+
+
+def _read_bodies(plain: Path) -> dict[str, bytes]:
+    """Read the unsharded chunks, in an order without neighbours."""
+    keys = [chunk_key(coords) for coords in inner_chunks()]
+    random.Random(0).shuffle(keys)
+    return {key: (plain / key).read_bytes() for key in keys}
+
+
+def _range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
+    """Ask for the same chunks as ranges of the shards."""
+    offsets = {chunk_key(coords): where for coords, where in read_offsets(array).items()}
+    requests = []
+    for key, body in bodies.items():
+        shard, offset = offsets[key]
+        header = {"Range": f"bytes={offset}-{offset + len(body) - 1}"}
+        requests.append(Request(f"{_OBJECTS}/{array.name}/{shard}", header, body))
+    return requests
+
+
+def _speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
+    speeds = [sample.per_second for sample in samples]
+    return Figure(
+        part,
+        name,
+        "/s",
+        median(speeds),
+        min(speeds),
+        max(speeds),
+        p50_ms=median(sample.p50_ms for sample in samples),
+        p99_ms=median(sample.p99_ms for sample in samples),
+        cpu_us=median(sample.cpu_us for sample in samples),
+    )
+
+
+def _ratio(
+    part: str, what: str, ours: Sequence[Sample], theirs: Sequence[Sample], goal: Goal | None
+) -> Figure:
+    """Compare round by round: what disturbs a round disturbs both."""
+    ratios = [o.per_second / t.per_second for o, t in zip(ours, theirs, strict=True)]
+    return Figure.over(part, what, "×", ratios, goal)  # noqa: RUF001

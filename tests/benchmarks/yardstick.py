@@ -1,0 +1,36 @@
+"""The plain way to serve a range of an object: a FastAPI route that awaits `get_object`."""
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from fastapi import FastAPI, Header, Request, Response
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    config = AioConfig(max_pool_connections=64, s3={"addressing_style": "path"})
+    options = {"endpoint_url": os.environ["YARDSTICK_STORE"], "region_name": "us-east-1"}
+    keys = {"aws_access_key_id": "benchmark", "aws_secret_access_key": "benchmark"}
+    async with get_session().create_client("s3", config=config, **options, **keys) as client:
+        app.state.s3 = client
+        yield
+
+
+app = FastAPI(lifespan=_lifespan)
+
+
+@app.get("/{bucket}/{key:path}")
+async def read_range(
+    request: Request,
+    bucket: str,
+    key: str,
+    range: Annotated[str, Header()],  # noqa: A002
+) -> Response:
+    """Answer with the bytes of the object that the client named."""
+    found = await request.app.state.s3.get_object(Bucket=bucket, Key=key, Range=range)
+    async with found["Body"] as body:
+        return Response(await body.read(), 206, {"etag": found["ETag"]})

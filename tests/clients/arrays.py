@@ -1,0 +1,298 @@
+"""The table of options: every way to write a sharded array that the service shall undo."""
+
+import copy
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any, Final
+
+import numpy as np
+
+from tests.clients.writing import (
+    BIG,
+    CRC32C,
+    GZIP,
+    LITTLE,
+    VLEN_UTF8,
+    ZSTD,
+    Case,
+    Json,
+    Values,
+    Writer,
+    by_tensorstore,
+    by_zarr,
+    by_zarr_v2,
+    counted,
+    default_keys,
+    sharding,
+    transpose,
+    v2_keys,
+)
+
+WRITERS: Final[dict[str, Writer]] = {"zarr": by_zarr, "tensorstore": by_tensorstore}
+
+VALUES: Final = counted((6, 5, 9))
+SHARDS: Final = (4, 6, 8)
+"""Two by one by two shards, which all reach past the edge somewhere."""
+INNER: Final = (2, 3, 4)
+
+BLOSC: Final[Json] = {
+    "name": "blosc",
+    "configuration": {
+        "cname": "lz4",
+        "clevel": 5,
+        "shuffle": "shuffle",
+        "typesize": 2,
+        "blocksize": 0,
+    },
+}
+
+
+def _index() -> Iterator[Case]:
+    for location in ("start", "end"):
+        for endian, bytes_codec in (("little", LITTLE), ("big", BIG)):
+            for crc, checks in (("crc", [CRC32C]), ("plain", [])):
+                for writer, write in WRITERS.items():
+                    yield Case(
+                        f"index/{writer}_{location}_{endian}_{crc}",
+                        write,
+                        VALUES,
+                        SHARDS,
+                        [sharding(INNER, index=[bytes_codec, *checks], location=location)],
+                    )
+
+
+def _transposes() -> Iterator[Case]:
+    for order in permutations(range(3)):
+        inner = [INNER[axis] for axis in order]
+        name = "".join(map(str, order))
+        yield Case(
+            f"transpose/outer_{name}",
+            by_tensorstore,
+            VALUES,
+            SHARDS,
+            [transpose(*order), sharding(inner)],
+        )
+    for writer, write in WRITERS.items():
+        codecs = [transpose(2, 0, 1), LITTLE]
+        yield Case(f"transpose/inner_{writer}", write, VALUES, SHARDS, [sharding(INNER, codecs)])
+    both = [transpose(2, 0, 1), sharding((4, 2, 3), [transpose(1, 2, 0), LITTLE, ZSTD])]
+    yield Case("transpose/both", by_tensorstore, VALUES, SHARDS, both)
+    twice = [transpose(2, 0, 1), transpose(1, 0, 2), sharding((2, 4, 3))]
+    yield Case("transpose/outer_twice", by_tensorstore, VALUES, SHARDS, twice)
+
+
+def _nested() -> Iterator[Case]:
+    two = [sharding(INNER, [sharding((1, 3, 2))])]
+    three = [sharding((4, 3, 8), [sharding(INNER, [sharding((1, 1, 2), [LITTLE, GZIP])])])]
+    middle = [sharding(INNER, [transpose(2, 0, 1), sharding((2, 1, 3))])]
+    for writer, write in WRITERS.items():
+        yield Case(f"nested/two_{writer}", write, VALUES, SHARDS, two)
+        yield Case(f"nested/three_{writer}", write, VALUES, SHARDS, three)
+        yield Case(f"nested/transpose_between_{writer}", write, VALUES, SHARDS, middle)
+    everywhere = [
+        transpose(1, 2, 0),
+        sharding(
+            (3, 4, 2),
+            [transpose(2, 0, 1), sharding((2, 1, 2), [transpose(1, 0, 2), BIG], location="start")],
+            index=[BIG],
+        ),
+    ]
+    yield Case("nested/transposes_everywhere", by_tensorstore, VALUES, SHARDS, everywhere)
+
+
+def _after_sharding() -> Iterator[Case]:
+    table: dict[str, list[Json]] = {
+        "crc": [sharding(INNER), CRC32C],
+        "crc_index_at_start": [sharding(INNER, location="start"), CRC32C],
+        "two_crcs": [sharding(INNER), CRC32C, CRC32C],
+        "crc_after_nested": [sharding(INNER, [sharding((1, 3, 2)), CRC32C])],
+        "crc_after_both": [sharding(INNER, [sharding((1, 3, 2)), CRC32C]), CRC32C],
+        "gzip": [sharding(INNER), GZIP],
+        "zstd": [sharding(INNER), ZSTD],
+        "crc_then_zstd": [sharding(INNER), CRC32C, ZSTD],
+        "gzip_after_nested": [sharding(INNER, [sharding((1, 3, 2)), GZIP])],
+    }
+    for name, codecs in table.items():
+        yield Case(f"after/{name}", by_zarr, VALUES, SHARDS, codecs)
+
+
+def _inside() -> Iterator[Case]:
+    table: dict[str, list[Json]] = {
+        "zstd": [LITTLE, ZSTD],
+        "gzip": [LITTLE, GZIP],
+        "blosc": [LITTLE, BLOSC],
+        "crc": [LITTLE, CRC32C],
+        "zstd_crc": [LITTLE, ZSTD, CRC32C],
+        "big_endian": [BIG],
+    }
+    for name, codecs in table.items():
+        for writer, write in WRITERS.items():
+            yield Case(f"inside/{name}_{writer}", write, VALUES, SHARDS, [sharding(INNER, codecs)])
+
+
+def _keys() -> Iterator[Case]:
+    encodings = {
+        "default_slash": default_keys("/"),
+        "default_dot": default_keys("."),
+        "v2_dot": v2_keys("."),
+        "v2_slash": v2_keys("/"),
+        "v2_unsaid": {"name": "v2"},
+        "default_unsaid": {"name": "default"},
+    }
+    for name, encoding in encodings.items():
+        yield Case(
+            f"keys/{name}",
+            by_tensorstore if "unsaid" in name else by_zarr,
+            VALUES,
+            SHARDS,
+            [sharding(INNER)],
+            key_encoding=encoding,
+        )
+
+
+def _shapes() -> Iterator[Case]:
+    table: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+        "1d": ((11,), (8,), (2,)),
+        "4d": ((3, 4, 5, 2), (2, 4, 4, 2), (1, 2, 4, 1)),
+        "one_element": ((1,), (1,), (1,)),
+        "one_element_of_a_large_shard": ((1, 1, 1), (4, 4, 4), (2, 2, 2)),
+        "one_inner_chunk_a_shard": ((5, 7), (2, 3), (2, 3)),
+        "no_edge": ((8, 8), (4, 8), (2, 2)),
+    }
+    for writer, write in WRITERS.items():
+        for name, (shape, shards, inner) in table.items():
+            yield Case(f"shape/{name}_{writer}", write, counted(shape), shards, [sharding(inner)])
+        none = np.zeros((0, 5), "u2")
+        yield Case(f"shape/zero_length_{writer}", write, none, (4, 4), [sharding((2, 2))])
+        for encoding in (default_keys("/"), v2_keys(".")):
+            yield Case(
+                f"shape/0d_{encoding['name']}_{writer}",
+                write,
+                counted(()),
+                (),
+                [sharding(())],
+                key_encoding=encoding,
+            )
+
+
+def _with_holes(dtype: str, fill: Any) -> Values:
+    """Leave one shard of 4x4 empty, and in another one of 2x2 all but one inner chunk."""
+    values = np.full((8, 8), fill, dtype)
+    values[:4, :4] = counted((4, 4), "u1").astype(dtype)
+    values[4:6, 6:] = values[0, 0]
+    return values
+
+
+def _fill_values() -> Iterator[Case]:
+    table: dict[str, tuple[str, Any, Any]] = {
+        "zero": ("u2", 0, 0),
+        "nonzero": ("u2", 4711, 4711),
+        "nan": ("f8", np.nan, "NaN"),
+        "minus_infinity": ("f4", -np.inf, "-Infinity"),
+        "complex": ("c16", 1.5 - 2j, [1.5, -2.0]),
+        "false": ("?", False, False),
+        "negative": ("i8", -5, -5),
+        "beyond_2_53": ("u8", 2**64 - 2, 2**64 - 2),
+    }
+    for name, (dtype, fill, document) in table.items():
+        for writer, write in WRITERS.items():
+            yield Case(
+                f"fill/{name}_{writer}",
+                write,
+                _with_holes(dtype, fill),
+                (4, 4),
+                [sharding((2, 2))],
+                fill_value=fill if write is by_zarr else document,
+            )
+
+
+def _data_types() -> Iterator[Case]:
+    for dtype in ("u1", "i1", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "?", "c8", "c16"):
+        values = counted((5, 6), dtype)
+        name = values.dtype.name
+        yield Case(f"dtype/{name}", by_zarr, values, (4, 4), [sharding((2, 2), [LITTLE])])
+    words = ["a", "bcd", "", "Größe", "日本", "e" * 40, "g"]
+    text = np.array(words, dtype=np.dtypes.StringDType())
+    vlen = [sharding((2,), [VLEN_UTF8, ZSTD])]
+    yield Case("dtype/string", by_zarr, text, (4,), vlen, data_type=str, fill_value="")
+    fixed = np.array(words, "U4")
+    yield Case("dtype/fixed_text", by_zarr, fixed, (4,), [sharding((2,))], fill_value="")
+    octets = np.array([b"a", b"bcd", b"", b"efgh"], "S4")
+    yield Case("dtype/fixed_bytes", by_zarr, octets, (4,), [sharding((2,))], fill_value=b"")
+    days = np.array(["1970-01-01", "2026-11-21", "NaT"], "M8[ns]")
+    yield Case("dtype/time", by_zarr, days, (2,), [sharding((1,))], fill_value="NaT")
+
+
+def _old_spelling(document: Json, *, index: bool, inner: bool) -> Json:
+    """Call the codec `bytes` `endian`, as ZEP 2 did."""
+    document = copy.deepcopy(document)
+    configuration = document["codecs"][0]["configuration"]
+    for member, wanted in (("index_codecs", index), ("codecs", inner)):
+        for codec in configuration[member] if wanted else ():
+            if codec["name"] == "bytes":
+                codec["name"] = "endian"
+    return document
+
+
+def _documents() -> Iterator[Case]:
+    def old_index(document: Json) -> Json:
+        return _old_spelling(document, index=True, inner=False)
+
+    def old_inner(document: Json) -> Json:
+        return _old_spelling(document, index=False, inner=True)
+
+    def old_both(document: Json) -> Json:
+        return _old_spelling(document, index=True, inner=True)
+
+    def stranger(document: Json) -> Json:
+        return document | {"x_lab": {"must_understand": False, "note": ["kept"]}}
+
+    def silent(document: Json) -> Json:
+        """Leave out what has a default."""
+        del document["codecs"][0]["configuration"]["index_location"]
+        document.pop("attributes")
+        document.pop("storage_transformers")
+        return document
+
+    edits = {
+        "endian_in_index_codecs": old_index,
+        "endian_in_inner_codecs": old_inner,
+        "endian_in_both": old_both,
+        "unknown_member": stranger,
+        "defaults_left_out": silent,
+    }
+    sharded = [sharding(INNER)]
+    for name, edit in edits.items():
+        yield Case(f"document/{name}", by_zarr, VALUES, SHARDS, sharded, edit=edit)
+    yield Case(
+        "document/names_and_attributes",
+        by_zarr,
+        VALUES,
+        SHARDS,
+        sharded,
+        dimension_names=["z", None, "x"],
+        attributes={"units": "µm", "nested": {"list": [1, None, 2.5]}, "codecs": ["mine"]},
+    )
+
+
+def _not_sharded() -> Iterator[Case]:
+    yield Case("plain/v3", by_zarr, VALUES, INNER, [LITTLE, ZSTD], attributes={"a": 1})
+    yield Case("plain/transposed", by_tensorstore, VALUES, INNER, [transpose(2, 0, 1), LITTLE])
+    yield Case("plain/v2", by_zarr_v2, VALUES, INNER, [], attributes={"a": 1})
+
+
+CASES: Final[tuple[Case, ...]] = (
+    *_index(),
+    *_transposes(),
+    *_nested(),
+    *_after_sharding(),
+    *_inside(),
+    *_keys(),
+    *_shapes(),
+    *_fill_values(),
+    *_data_types(),
+    *_documents(),
+    *_not_sharded(),
+)
+
+BY_NAME: Final = {case.name: case for case in CASES}

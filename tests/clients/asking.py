@@ -1,0 +1,90 @@
+"""How the tests of rules ask the service: with raw headers, and with a store that is watched."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import httpx
+
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+
+ARRAY: Final = "/bucket/index/zarr_end_little_crc"
+HOLES: Final = "/bucket/fill/zero_zarr"
+KINDS: Final = {
+    "chunk": f"{ARRAY}/c/0/0/0",
+    "compressed chunk": "/bucket/inside/gzip_zarr/c/1/0/1",
+    "metadata": f"{ARRAY}/zarr.json",
+    "consolidated metadata": "/bucket/groups/consolidated/zarr.json",
+    "chunk of an array that is not sharded": "/bucket/plain/v3/c/0/0/0",
+    "format 2": "/bucket/plain/v2/.zarray",
+    "outside of containers": "/bucket/notes/read%20me.txt",
+    "raw": "/raw/index/zarr_end_little_crc/c/0/0/0",
+}
+
+
+class Watched:
+    """A store that tells of each read first; *on_read* may raise or wait."""
+
+    def __init__(self, inner: ObjectReader, on_read: Callable[[ObjectRef], Any]) -> None:
+        self._inner = inner
+        self._on_read = on_read
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read after telling."""
+        self._on_read(ref)
+        return await self._inner.get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Stream after telling."""
+        self._on_read(ref)
+        return self._inner.stream(ref, byte_range, if_match=if_match)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Ask after telling."""
+        self._on_read(ref)
+        return await self._inner.stat(ref)
+
+    def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+        """List after telling."""
+        self._on_read(prefix)
+        return self._inner.list(prefix, delimiter=delimiter)
+
+    async def reach(self, root: ObjectRef) -> None:
+        """Reach the root."""
+        await self._inner.reach(root)
+
+    async def aclose(self) -> None:
+        """Close."""
+        await self._inner.aclose()
+
+
+def connect(url: str) -> httpx.Client:
+    """Open a client that sends no header unasked, not even Accept-Encoding."""
+    client = httpx.Client(base_url=url, timeout=30)
+    del client.headers["accept-encoding"]
+    return client
+
+
+def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
+    """Give the bytes that came over the wire."""
+    with client.stream(method, path, headers=_named(headers)) as answer:
+        return b"".join(answer.iter_raw())
+
+
+def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    """Ask with *headers*, in whose names underscores stand for hyphens."""
+    return client.request(method, path, headers=_named(headers))
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}

@@ -1,0 +1,115 @@
+"""The bucket of all cases, and the service in front of it: from a folder and from SeaweedFS."""
+
+import json
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+import zarr
+
+from app.settings import DatasetSettings, Settings, StoreSettings
+from tests.clients.arrays import BY_NAME, CASES, VALUES
+from tests.clients.asking import connect
+from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+
+IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
+"""The cases that can be members of a group of format 3."""
+
+
+def member(case: Case) -> str:
+    """Name *case* as a member of a group."""
+    return case.name.replace("/", "-")
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write every case, and groups of them, into one folder: a bucket of many containers."""
+    root = tmp_path_factory.mktemp("bucket")
+    for case in CASES:
+        write(case, root / case.name)
+    for name in ("groups/consolidated", "groups/listed"):
+        group = root / name
+        write_group(group, {"title": "all cases"})
+        for case in IN_GROUPS:
+            _copy_as_variable(root / case.name, group / member(case))
+        write_group(group / "below", {"depth": 1})
+        write_group(group / "below/deeper")
+        _copy_as_variable(root / "index/zarr_start_big_crc", group / "below/deeper/v")
+    consolidate(root / "groups/consolidated")
+    _write_v2_group(root / "groups/v2")
+    (root / "notes").mkdir()
+    (root / "notes/read me.txt").write_text("belongs to no container\n")
+    return root
+
+
+def _copy_as_variable(source: Path, target: Path) -> None:
+    """Copy an array and name its dimensions, which xarray asks for."""
+    shutil.copytree(source, target)
+    file = target / "zarr.json"
+    document = json.loads(file.read_text())
+    document["dimension_names"] = [f"{target.name}_{i}" for i in range(len(document["shape"]))]
+    file.write_text(json.dumps(document))
+
+
+def _write_v2_group(path: Path) -> None:
+    with quiet():
+        group = zarr.create_group(path, zarr_format=2)
+        array = group.create_array("v", shape=VALUES.shape, dtype=VALUES.dtype, chunks=(2, 3, 4))
+        array[...] = VALUES
+        array.attrs["_ARRAY_DIMENSIONS"] = ["z", "y", "x"]
+        zarr.consolidate_metadata(path, zarr_format=2)
+
+
+@pytest.fixture(scope="session")
+def local(bucket: Path) -> Generator[str]:
+    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+    datasets = {
+        "bucket": DatasetSettings(url=str(bucket)),
+        "raw": DatasetSettings(url=str(bucket), view="raw"),
+    }
+    with serving(Settings(datasets=datasets)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
+    """Serve the same from SeaweedFS, where it was uploaded once."""
+    seaweedfs.upload_folder(bucket, "clients")
+    store = StoreSettings(
+        endpoint_url=seaweedfs.endpoint_url,
+        region=seaweedfs.region,
+        access_key_id=seaweedfs.access_key_id,
+        secret_access_key=seaweedfs.secret_access_key,
+    )
+    url = f"s3://{seaweedfs.bucket}/clients"
+    datasets = {
+        "bucket": DatasetSettings(url=url, store="lab"),
+        "raw": DatasetSettings(url=url, store="lab", view="raw"),
+    }
+    with serving(Settings(stores={"lab": store}, datasets=datasets)) as base:
+        yield base
+
+
+@pytest.fixture(scope="session", params=["local", "remote"])
+def service(request: pytest.FixtureRequest) -> str:
+    """Give the URL of the service, once in front of each store."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture(params=[case.name for case in CASES])
+def case(request: pytest.FixtureRequest) -> Case:
+    """Give each case of the table."""
+    return BY_NAME[request.param]
+
+
+@pytest.fixture(scope="module")
+def client(local: str) -> Generator[httpx.Client]:
+    """Talk to the service without any header that is not asked for, and without decoding."""
+    with connect(local) as opened:
+        yield opened

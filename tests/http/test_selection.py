@@ -1,0 +1,109 @@
+"""`app.http.selection`: preconditions before ranges."""
+
+from http import HTTPStatus
+
+import pytest
+
+from app.http.selection import Conditions, Selection
+from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
+
+ETAG = ETag('"v1"')
+WHOLE = ByteRange(0, 10)
+PART = ByteRange(2, 4)
+
+
+def choose(method: str = "GET", **headers: str) -> Selection:
+    """Choose of ten bytes of the version v1."""
+    given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Conditions.parse(method, given).choose(ETAG, 10)
+
+
+@pytest.mark.parametrize("header", ['"v1"', 'W/"v1"', "*", '"v0", "v1"', '"v0",W/"v1"', ' "v1" '])
+def test_not_modified(header: str) -> None:
+    """If-None-Match compares weakly, in lists, and a star matches everything."""
+    assert choose(if_none_match=header) == Selection(HTTPStatus.NOT_MODIFIED)
+
+
+@pytest.mark.parametrize("header", ['"v2"', "v1", '"v1', "", '"V1"'])
+def test_modified(header: str) -> None:
+    """Another tag, or what is none, does not match."""
+    assert choose(if_none_match=header) == Selection(HTTPStatus.OK, WHOLE, WHOLE)
+
+
+@pytest.mark.parametrize("header", ['"v2"', 'W/"v1"', "v1"])
+def test_precondition_fails(header: str) -> None:
+    """If-Match compares strongly."""
+    assert choose(if_match=header) == Selection(HTTPStatus.PRECONDITION_FAILED)
+
+
+@pytest.mark.parametrize("header", ['"v1"', "*", '"v0", "v1"'])
+def test_precondition_holds(header: str) -> None:
+    """If-Match lets the current version through."""
+    assert choose(if_match=header).status is HTTPStatus.OK
+
+
+def test_if_match_goes_before_if_none_match() -> None:
+    """A failed precondition is told even where the client has the version."""
+    chosen = choose(if_match='"v2"', if_none_match='"v1"')
+
+    assert chosen.status is HTTPStatus.PRECONDITION_FAILED
+
+
+def test_not_modified_goes_before_range() -> None:
+    """A client that has the version gets no range of it."""
+    chosen = choose(if_none_match='"v1"', range="bytes=2-3")
+
+    assert chosen.status is HTTPStatus.NOT_MODIFIED
+
+
+def test_part() -> None:
+    """A range is what is read, and what is described."""
+    assert choose(range="bytes=2-3") == Selection(HTTPStatus.PARTIAL_CONTENT, PART, PART)
+
+
+@pytest.mark.parametrize(("tag", "status"), [('"v1"', 206), ('"v2"', 200), ('W/"v1"', 200)])
+def test_if_range(tag: str, status: int) -> None:
+    """The range counts only for the version the client has."""
+    assert choose(if_range=tag, range="bytes=2-3").status == status
+
+
+def test_beyond() -> None:
+    """A range past the end is refused."""
+    chosen = choose(range="bytes=10-")
+
+    assert chosen == Selection(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+
+
+def test_head_describes_everything_and_reads_nothing() -> None:
+    """Range means something for GET only (RFC 9110 §14.2)."""
+    assert choose("HEAD", range="bytes=2-3") == Selection(HTTPStatus.OK, WHOLE, None)
+
+
+def test_head_is_conditional() -> None:
+    """HEAD can be answered with 304."""
+    assert choose("HEAD", if_none_match='"v1"').status is HTTPStatus.NOT_MODIFIED
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, EVERYTHING),
+        ({b"range": b"bytes=2-3"}, PART),
+        ({b"range": b"bytes=-3"}, SuffixRange(3)),
+        ({b"range": b"bytes=0-1,3-4"}, EVERYTHING),
+        ({b"range": b"bytes=-0"}, None),
+        ({b"range": b"bytes=2-3", b"if-range": b'"v1"'}, None),
+        ({b"if-none-match": b'"v1"'}, None),
+        ({b"if-match": b'"v1"'}, None),
+    ],
+)
+def test_reading_is_certain_only_without_conditions(
+    headers: dict[bytes, bytes], expected: object
+) -> None:
+    """What will be read in any case is known only where no condition can change it."""
+    assert Conditions.parse("GET", headers).reading == expected
+
+
+def test_head_reads_nothing_for_certain() -> None:
+    """HEAD needs no bytes."""
+    assert Conditions.parse("HEAD", {}).reading is None

@@ -1,0 +1,243 @@
+"""What `verify` and `inspect` find, on shards built by `struct` in memory."""
+
+import json
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import crc32c
+import pytest
+
+from app.errors import StorageUnavailableError
+from app.formats.zarr_sharding_indexed.index import IndexCodec, IndexLocation, ShardIndex
+from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.model import ObjectRef, VirtualKey
+from app.resolve.containers import Containers
+from app.resolve.fetch import Memory, ReadCache
+from app.resolve.inspect import ArrayReport, DamageReport, inspect_root, inspect_shard
+from app.resolve.shard_check import Report, check_index
+from app.resolve.verify import verify
+from app.resolve.walk import Root
+from app.storage.contract import Listed
+from app.storage.memory import MemoryStore
+
+BUCKET = "memory://t"
+EMPTY = (2**64 - 1, 2**64 - 1)
+CRC: dict[str, Any] = {"name": "crc32c"}
+BYTES: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def sharding(chunk: int, codecs: list[Any]) -> dict[str, Any]:
+    """Spell a sharding codec for one dimension."""
+    configuration = {"chunk_shape": [chunk], "codecs": codecs, "index_codecs": [BYTES, CRC]}
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
+    """Write the metadata of an array of one dimension."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shape],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": codecs,
+    }
+    return json.dumps(document).encode()
+
+
+def group(**nodes: bytes) -> bytes:
+    """Write the metadata of a group with consolidated *nodes*."""
+    metadata = {name: json.loads(node) for name, node in nodes.items()}
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
+    document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
+    return json.dumps(document).encode()
+
+
+def checked(data: bytes) -> bytes:
+    """Append the checksum of *data*."""
+    return data + struct.pack("<I", crc32c.crc32c(data))
+
+
+def shard(*entries: tuple[int, int], body: bytes = b"", pack: str = "<QQ") -> bytes:
+    """Build a shard of *body* and an index of *entries* at its end."""
+    return body + checked(b"".join(struct.pack(pack, *entry) for entry in entries))
+
+
+class Unlisted(MemoryStore):
+    """A store that cannot list, as HTTP cannot."""
+
+    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+        """Raise when iterated."""
+        nothing: list[Listed] = []
+        for listed in nothing:
+            yield listed
+        raise StorageUnavailableError(prefix, "cannot be listed", lasting=True)
+
+
+def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:
+    """Put *objects* into a store, and open its root."""
+    store = store or MemoryStore()
+    for key, data in objects.items():
+        store.put(ObjectRef(BUCKET, key), data)
+    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    containers = Containers([ZarrFormat(2**20, 2**20)])
+    return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
+
+
+async def report_of(objects: dict[str, bytes], *, chunks: bool = False) -> Report:
+    """Verify *objects*."""
+    return await verify(root_of(objects), chunks=chunks)
+
+
+SOUND = shard((0, 2), (2, 2), EMPTY, (5, 3), body=b"aabb.ccc")
+"""Four inner chunks, one of them empty, and a gap of one byte."""
+
+
+async def test_a_sound_shard_is_counted() -> None:
+    """Shards, inner chunks and their bytes are counted; progress is told."""
+    seen: list[int] = []
+    root = root_of({"a/zarr.json": array([sharding(1, [BYTES])]), "a/c/0": SOUND, "a/c/1": SOUND})
+
+    report = await verify(root, chunks=True, on_shard=lambda r: seen.append(r.shards))
+
+    assert (report.arrays, report.shards, report.chunks, report.nbytes) == (1, 2, 6, 14)
+    assert report.damages == []
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "reason"),
+    [
+        (SOUND[:-1] + b"?", "a/c/4", "the checksum of the shard index does not match"),
+        (SOUND[:9], "a/c/4", "9 bytes are too few for a shard"),
+        (b"", "a/c/4", "0 bytes"),
+        (shard((0, 1), (0, 99), EMPTY, EMPTY, body=b"a"), "a/c/5", "ends past"),
+        (shard((0, 1), (1, 1), EMPTY, EMPTY, body=b"a"), "a/c/5", "overlaps the shard index"),
+        (shard(EMPTY, EMPTY, (2**64 - 2, 9), EMPTY), "a/c/6", "ends past 2^64"),
+        (shard(EMPTY, EMPTY, EMPTY, (0, 2**64 - 1)), "a/c/7", "is half an empty marker"),
+        (shard(EMPTY, EMPTY, EMPTY, (2**64 - 1, 0)), "a/c/7", "is half an empty marker"),
+        (shard((0, 3), (2, 2), EMPTY, EMPTY, body=b"aaaa"), "a/c/5", "overlaps inner chunk 0"),
+    ],
+)
+async def test_a_damaged_index_is_told_with_object_and_key(
+    data: bytes, key: str, reason: str
+) -> None:
+    """The key is that of the inner chunk which cannot be served, or of the shard's first."""
+    report = await report_of(
+        {"a/zarr.json": array([sharding(1, [BYTES])]), "a/c/0": SOUND, "a/c/1": data}
+    )
+
+    assert [(d.object, d.key) for d in report.damages] == [(f"{BUCKET}/a/c/1", key)]
+    assert reason in report.damages[0].reason
+
+
+async def test_chunks_are_checked_by_their_own_checksum() -> None:
+    """Only `chunks` reads the inner chunks, and then each checksum counts."""
+    first, second = checked(b"one"), checked(b"two")[:-1] + b"?"
+    data = shard((0, 7), (7, 7), (14, 2), EMPTY, body=first + second + b"xx")
+    objects = {"zarr.json": array([sharding(1, [BYTES, CRC])]), "c/0": data}
+
+    assert (await report_of(objects)).damages == []
+    damages = (await report_of(objects, chunks=True)).damages
+    assert [damage.key for damage in damages] == ["c/1", "c/2"]
+    assert {damage.reason for damage in damages} == {
+        "the checksum of the inner chunk does not match"
+    }
+
+
+async def test_a_checksum_behind_the_shard_is_checked_with_the_chunks() -> None:
+    """A ``crc32c`` after the sharding codec covers the whole shard."""
+    codecs = [sharding(1, [BYTES]), CRC]
+    good = checked(SOUND)
+    bad = checked(SOUND)[:4] + b"!" + checked(SOUND)[5:]
+    objects = {"zarr.json": array(codecs), "c/0": good, "c/1": bad}
+
+    assert (await report_of(objects)).damages == []
+    assert [(d.key, d.reason) for d in (await report_of(objects, chunks=True)).damages] == [
+        ("c/4", "the checksum behind the shard does not match")
+    ]
+
+
+async def test_shards_inside_of_shards_are_checked() -> None:
+    """Damage of an inner shard's index is told by the first chunk in that inner shard."""
+    inner = shard((0, 1), (1, 1), body=b"ab")
+    broken = inner[:-1] + b"?"
+    outer = shard((0, len(inner)), (len(inner), len(broken)), body=inner + broken)
+    codecs = [sharding(2, [sharding(1, [BYTES])])]
+
+    report = await report_of({"zarr.json": array(codecs), "c/1": outer})
+
+    assert report.chunks == 2
+    assert [damage.key for damage in report.damages] == ["c/6"]
+
+
+async def test_without_a_listing_the_grid_is_walked() -> None:
+    """Consolidated metadata names the arrays, and absent shards are no damage."""
+    node = array([sharding(1, [BYTES])], shape=16)
+    root = root_of(
+        {"zarr.json": group(a=node), "a/zarr.json": node, "a/c/0": SOUND, "a/c/3": SOUND[:-1]},
+        Unlisted(),
+    )
+
+    report = await verify(root, chunks=False)
+
+    assert (report.arrays, report.shards, len(report.damages)) == (1, 2, 1)
+    assert report.damages[0].key == "a/c/12"
+
+
+async def test_without_listing_and_consolidated_metadata_nothing_is_claimed() -> None:
+    """What cannot be found out is an error, not a clean report."""
+    bare = b'{"zarr_format": 3, "node_type": "group"}'
+
+    with pytest.raises(StorageUnavailableError):
+        await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
+
+
+async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
+    """Nothing is silently left out."""
+    gzip = {"name": "gzip", "configuration": {"level": 1}}
+    report = await report_of(
+        {
+            "hidden/zarr.json": array([sharding(1, [BYTES]), gzip]),
+            "plain/zarr.json": array([BYTES]),
+            "broken/zarr.json": b"{",
+        }
+    )
+
+    assert sorted(report.not_checked) == ["hidden", "plain"]
+    assert "gzip after sharding_indexed" in report.not_checked["hidden"]
+    assert [damage.key for damage in report.damages] == ["broken/zarr.json"]
+
+
+def test_entries_that_share_bytes_are_found_whatever_their_order() -> None:
+    """A long chunk that covers two others is told twice."""
+    codec = IndexCodec(3, IndexLocation.END, big_endian=False, has_checksum=False)
+    entries = b"".join(struct.pack("<QQ", *e) for e in [(5, 1), (0, 9), (7, 1)])
+
+    _, faults = check_index(codec, ShardIndex(entries, big_endian=False), 9 + codec.nbytes)
+
+    assert sorted(faults) == [0, 2]
+
+
+async def test_inspect_counts_what_an_index_leaves_over() -> None:
+    """Empty entries, bytes named, and the gap between them."""
+    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
+
+    found = await inspect_shard(root, VirtualKey("c/0"))
+
+    assert found is not None
+    assert (found.entries, found.empty, found.used_nbytes) == (4, 1, 7)
+    assert (found.gaps, found.gap_nbytes) == (1, 1)
+
+
+async def test_inspect_tells_damaged_metadata_beside_sound_arrays() -> None:
+    """One broken node does not hide the others."""
+    reports = await inspect_root(root_of({"a/zarr.json": b"[]", "b/zarr.json": array([BYTES])}))
+
+    assert [(type(report), report.path) for report in reports] == [
+        (DamageReport, "a"),
+        (ArrayReport, "b"),
+    ]

@@ -1,0 +1,145 @@
+"""A real S3 server for the tests: SeaweedFS in one process, on ports of its own."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+_START_S: Final = 60.0
+_SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
+
+
+class SeaweedFS:
+    """The server's address and keys, and a synchronous way to put objects there."""
+
+    access_key_id = "testkey"
+    secret_access_key = "testsecret"
+    region = "us-east-1"
+
+    def __init__(self, port: int, bucket: str) -> None:
+        self.endpoint_url = f"http://127.0.0.1:{port}"
+        self.bucket = bucket
+        self.client = cast(
+            Any,
+            boto3.client(
+                "s3",
+                endpoint_url=self.endpoint_url,
+                region_name=self.region,
+                aws_access_key_id=self.access_key_id,
+                aws_secret_access_key=self.secret_access_key,
+                config=Config(
+                    connect_timeout=5,
+                    read_timeout=60,
+                    retries={"total_max_attempts": 1},
+                    s3={"addressing_style": "path"},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            ),
+        )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a program needs in its environment to find the server by botocore's chain."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def put(self, key: str, data: bytes) -> str:
+        """Store *data* under *key* and return its ETag."""
+        answer = self.client.put_object(Bucket=self.bucket, Key=key, Body=data)
+        return cast(str, answer["ETag"])
+
+    def delete(self, key: str) -> None:
+        """Remove *key*; it need not exist."""
+        self.client.delete_object(Bucket=self.bucket, Key=key)
+
+    def upload_folder(self, path: Path, prefix: str) -> None:
+        """Store each file below *path* under its relative name below *prefix*."""
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                name = file.relative_to(path).as_posix()
+                self.put(f"{prefix.strip('/')}/{name}".lstrip("/"), file.read_bytes())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.client.close()
+
+
+@contextmanager
+def running(weed: Path, folder: Path) -> Generator[SeaweedFS]:
+    """Run the binary *weed* with its data in *folder* until the context ends."""
+    ports = _free_ports(2 * len(_SERVICES))
+    listen = {name: (ports[2 * i], ports[2 * i + 1]) for i, name in enumerate(_SERVICES)}
+    server = SeaweedFS(listen["s3"][0], "test")
+    command = [
+        str(weed),
+        f"-logdir={folder}",
+        "mini",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-master.telemetry=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.localSocket={folder}/s3.sock",
+        f"-filer.localSocket={folder}/filer.sock",
+        f"-bucket={server.bucket}",
+    ]
+    for name, (http, grpc) in listen.items():
+        command += [f"-{name}.port={http}", f"-{name}.port.grpc={grpc}"]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+    with (
+        (folder / "output.txt").open("wb") as output,
+        closing(server),
+        subprocess.Popen(
+            command, stdout=output, stderr=output, env=environ | server.environ, cwd=folder
+        ) as process,
+    ):
+        try:
+            _wait_until_it_stores(server, process, folder / "output.txt")
+            yield server
+        finally:
+            process.kill()  # the data is thrown away, and a polite stop takes it 10 s
+            for name, (_, grpc) in listen.items():
+                Path(f"/tmp/seaweedfs-{name}-grpc-{grpc}.sock").unlink(missing_ok=True)
+
+
+def _wait_until_it_stores(
+    server: SeaweedFS, process: subprocess.Popen[bytes], output: Path
+) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            server.put("ready", b"ready")
+        except (BotoCoreError, ClientError) as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = output.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"SeaweedFS does not start: {tail}") from error
+            time.sleep(0.1)
+        else:
+            server.delete("ready")
+            return
+
+
+def _free_ports(count: int) -> list[int]:
+    """Find ports that nothing listens on, all held at once so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,125 @@
+"""The stores that the conformance suite asks."""
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from app.model import ObjectRef
+from app.settings import StoreSettings
+from app.storage.contract import ObjectReader
+from app.storage.http import HttpStore
+from app.storage.local import LocalStore
+from app.storage.memory import MemoryStore
+from app.storage.s3 import S3Store
+from tests.seaweedfs import SeaweedFS
+from tests.storage.faulty import FaultyServer
+
+
+@dataclass
+class Backend:
+    """A store to read, a prefix of its own there, and a way to change what it holds."""
+
+    store: ObjectReader
+    root: ObjectRef
+    put_key: Callable[[str, bytes], object]
+    delete_key: Callable[[str], object]
+    missing_bucket: ObjectRef | None
+
+    def ref(self, name: str) -> ObjectRef:
+        """Name an object below the prefix."""
+        return self.root.join(name)
+
+    def put(self, name: str, data: bytes) -> ObjectRef:
+        """Store *data* there."""
+        self.put_key(self.ref(name).key, data)
+        return self.ref(name)
+
+    def delete(self, name: str) -> None:
+        """Remove what is there."""
+        self.delete_key(self.ref(name).key)
+
+
+def memory(_: pytest.FixtureRequest) -> Backend:
+    """Make a store in memory, which has every bucket."""
+    store = MemoryStore()
+    root = ObjectRef("memory://bucket", "root")
+    return Backend(
+        store,
+        root,
+        lambda key, data: store.put(ObjectRef(root.bucket, key), data),
+        lambda key: store.delete(ObjectRef(root.bucket, key)),
+        None,
+    )
+
+
+def local(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of a folder with a name that needs quoting."""
+    folder: Path = request.getfixturevalue("tmp_path") / "a b%ü"
+    folder.mkdir()
+
+    def put(key: str, data: bytes) -> None:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "new").write_bytes(data)
+        (folder / "new").rename(folder / key)
+
+    missing = ObjectRef((folder / "missing").as_uri(), "key")
+    root = ObjectRef(folder.as_uri(), "root")
+    return Backend(LocalStore(), root, put, lambda key: (folder / key).unlink(), missing)
+
+
+def http(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of a small HTTP server."""
+    server: FaultyServer = request.getfixturevalue("faulty")
+    return Backend(
+        HttpStore(timeout_s=5),
+        ObjectRef(server.url, "bucket/root"),
+        lambda key, data: server.put("bucket", key.removeprefix("bucket/"), data),
+        lambda key: server.objects.pop(f"/{key}"),
+        None,
+    )
+
+
+def s3(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of the bucket of SeaweedFS."""
+    server: SeaweedFS = request.getfixturevalue("seaweedfs")
+    return Backend(
+        S3Store(s3_settings(server), timeout_s=10),
+        ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
+        server.put,
+        server.delete,
+        ObjectRef("s3+lab://no-such-bucket", "key"),
+    )
+
+
+def s3_settings(server: SeaweedFS) -> StoreSettings:
+    """Say all that a store needs to know of *server*."""
+    return StoreSettings.model_validate(
+        {
+            "endpoint_url": server.endpoint_url,
+            "region": server.region,
+            "access_key_id": server.access_key_id,
+            "secret_access_key": server.secret_access_key,
+        }
+    )
+
+
+@pytest.fixture(params=[memory, local, http, s3], ids=lambda make: make.__name__)
+async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
+    """Open each store in turn."""
+    made: Backend = request.param(request)
+    yield made
+    await made.store.aclose()
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the AWS settings of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)

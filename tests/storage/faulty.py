@@ -1,0 +1,343 @@
+"""A small real object server that goes wrong when told to, at the request it is told.
+
+It is a path-style S3 endpoint (signatures are not looked at) and, at the same URL, a plain HTTP
+server: the object ``key`` of ``bucket`` is ``/bucket/key``. It runs in threads of its own, so
+that tests of any kind, with or without an event loop, can use it.
+"""
+
+import hashlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Container, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+class Fault(StrEnum):
+    """What can go wrong with one request."""
+
+    DENY = "403 AccessDenied"
+    EXPIRED = "403, the signature is too old"
+    EXPIRED_TOKEN = "400 ExpiredToken"
+    NO_BUCKET = "404 NoSuchBucket"
+    SLOW_DOWN = "503 SlowDown"
+    TOO_MANY = "429"
+    ERROR = "500"
+    BAD_GATEWAY = "502"
+    TEAPOT = "418, a refusal nobody expects"
+    STALL = "never answers"
+    STALL_BODY = "stops in the middle of the body, connection open"
+    RESET = "resets the connection before the headers"
+    RESET_BODY = "resets the connection in the middle of the body"
+    CUT = "closes the connection in the middle of the body"
+    GARBAGE = "answers what is not HTTP"
+    SHORT_LENGTH = "announces and sends a byte less than Content-Range says"
+    WRONG_RANGE = "sends the range one byte further on"
+    BAD_RANGE = "sends a Content-Range that is none"
+    IGNORE_RANGE = "answers 200 with everything"
+    RANGE_AS_200 = "answers a range with 200 and Content-Range"
+    IGNORE_CONDITIONS = "ignores If-Match and If-None-Match"
+    REFUSE_LONG_SUFFIX = "416 for a suffix longer than the object"
+    NO_SIZE_IN_416 = "416 without Content-Range"
+    NO_ETAG = "sends Last-Modified only"
+    WEAK_ETAG = "sends a weak ETag"
+    CHUNKED = "announces no length"
+    REDIRECT = "redirects to the same object"
+    REPLACE = "replaces the object just before it answers"
+
+
+_STATUS: Final = {
+    Fault.DENY: (403, "AccessDenied", "Access Denied"),
+    Fault.EXPIRED: (403, "AccessDenied", "Request has expired"),
+    Fault.EXPIRED_TOKEN: (400, "ExpiredToken", "The provided token has expired."),
+    Fault.NO_BUCKET: (404, "NoSuchBucket", ""),
+    Fault.SLOW_DOWN: (503, "SlowDown", "Please reduce your request rate."),
+    Fault.TOO_MANY: (429, "", ""),
+    Fault.ERROR: (500, "InternalError", ""),
+    Fault.BAD_GATEWAY: (502, "", ""),
+    Fault.TEAPOT: (418, "", ""),
+}
+_DATES: Final = ("Mon, 06 Jul 2026 10:00:00 GMT", "Tue, 07 Jul 2026 10:00:00 GMT")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as it arrived; *path* is unquoted and without the query."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
+@dataclass
+class _Order:
+    fault: Fault
+    nth: Container[int]
+    path: str
+    matched: int = 0
+
+
+class FaultyServer:
+    """The objects, the requests seen, and the faults ordered."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.seen: list[Seen] = []
+        self.replaced = 0
+        """How many objects were overwritten; it moves Last-Modified."""
+        self.stopping = threading.Event()
+        self._orders: list[_Order] = []
+        self._noted = threading.Condition()
+        self._server = _Listener(self)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def put(self, bucket: str, key: str, data: bytes) -> str:
+        """Store *data* as ``/bucket/key`` and return its ETag."""
+        path = f"/{bucket}/{key}"
+        self.replaced += path in self.objects
+        self.objects[path] = data
+        return etag(data)
+
+    def fail(self, fault: Fault, *, nth: Container[int] | None = None, path: str = "") -> None:
+        """Answer with *fault* each, or the *nth* from now (0, 1, …), request below *path*."""
+        self._orders.append(_Order(fault, range(2**63 - 1) if nth is None else nth, path))
+
+    def heal(self) -> None:
+        """Forget all orders."""
+        self._orders.clear()
+
+    def wait_for(self, count: int) -> None:
+        """Return when *count* requests were seen."""
+        with self._noted:
+            self._noted.wait_for(lambda: len(self.seen) >= count, timeout=5)
+
+    def faults_of(self, seen: Seen) -> set[Fault]:
+        """Note a request and tell what shall go wrong with it."""
+        with self._noted:
+            self.seen.append(seen)
+            self._noted.notify_all()
+            faults = set()
+            for order in self._orders:
+                if seen.path.startswith(order.path):
+                    if order.matched in order.nth:
+                        faults.add(order.fault)
+                    order.matched += 1
+            return faults
+
+    @contextmanager
+    def running(self) -> Generator["FaultyServer"]:
+        """Answer requests until the context ends."""
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.stopping.set()
+            self._server.shutdown()
+            self._server.hang_up()
+            self._server.server_close()
+            thread.join()
+
+
+def etag(data: bytes) -> str:
+    """Tell the ETag of an object, as S3 makes it."""
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = True
+    request_queue_size = 128
+
+    def __init__(self, owner: FaultyServer) -> None:
+        self.owner = owner
+        self.open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def hang_up(self) -> None:
+        """End idle connections, whose threads would wait for requests."""
+        for each in list(self.open):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                self.open.discard(each)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    server: _Listener
+    faults: set[Fault]
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.open.discard(self.connection)
+        try:
+            super().finish()
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
+        """Keep the output of tests clean."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def _answer(self) -> None:
+        owner = self.server.owner
+        parts = urlsplit(self.path)
+        seen = Seen(self.command, unquote(parts.path), parts.query, dict(self.headers.items()))
+        self.faults = owner.faults_of(seen)
+        query = parse_qs(parts.query, keep_blank_values=True)
+        bucket, _, key = seen.path.lstrip("/").partition("/")
+        if self._breaks_off():
+            return
+        for fault in self.faults & _STATUS.keys():
+            self._refuse(*_STATUS[fault])
+            return
+        if Fault.REPLACE in self.faults and seen.path in owner.objects:
+            owner.put(bucket, key, owner.objects[seen.path][::-1] + b"!")
+        if Fault.REDIRECT in self.faults and "redirected" not in query:
+            self._send(302, b"", {"Location": f"{parts.path}?redirected"})
+        elif "list-type" in query:
+            self._list(bucket, query)
+        elif not key:
+            known = any(path.startswith(f"/{bucket}/") for path in owner.objects)
+            self._send(200 if known else 404, b"")
+        elif (data := owner.objects.get(seen.path)) is None:
+            self._refuse(404, "NoSuchKey", "")
+        else:
+            self._object(data)
+
+    def _object(self, data: bytes) -> None:
+        tag = etag(data)
+        ignoring = Fault.IGNORE_CONDITIONS in self.faults
+        if not ignoring and self.headers.get("If-Match", tag) != tag:
+            self._refuse(412, "PreconditionFailed", "")
+            return
+        headers = {"Accept-Ranges": "bytes", "ETag": tag}
+        headers["Last-Modified"] = _DATES[self.server.owner.replaced % 2]
+        if Fault.WEAK_ETAG in self.faults:
+            headers["ETag"] = f"W/{tag}"
+        if Fault.NO_ETAG in self.faults:
+            del headers["ETag"]
+        if not ignoring and self.headers.get("If-None-Match") == headers.get("ETag", "none"):
+            self._send(304, b"", headers)
+            return
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if asked is None or self.command == "HEAD" or Fault.IGNORE_RANGE in self.faults:
+            self._send(200, data, headers)
+        else:
+            self._range(data, asked[1], asked[2], headers)
+
+    def _range(self, data: bytes, first: str, last: str, headers: dict[str, str]) -> None:
+        if first:
+            start, stop = int(first), min(int(last or len(data)) + 1, len(data))
+        else:
+            start, stop = max(0, len(data) - int(last)), len(data)
+        too_long = not first and int(last) > len(data) and Fault.REFUSE_LONG_SUFFIX in self.faults
+        if start >= len(data) or too_long:
+            unsatisfied = {"Content-Range": f"bytes */{len(data)}"}
+            self._send(416, b"", {} if Fault.NO_SIZE_IN_416 in self.faults else unsatisfied)
+            return
+        if Fault.WRONG_RANGE in self.faults:
+            start, stop = start + 1, stop + 1
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+        if Fault.BAD_RANGE in self.faults:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/*"
+        short = Fault.SHORT_LENGTH in self.faults
+        status = 200 if Fault.RANGE_AS_200 in self.faults else 206
+        self._send(status, data[start : stop - short], headers)
+
+    def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
+        prefix, delimiter = (query.get(each, [""])[0] for each in ("prefix", "delimiter"))
+        objects = self.server.owner.objects
+        keys = sorted(path[len(bucket) + 2 :] for path in objects if path.startswith(f"/{bucket}/"))
+        if not keys:
+            self._refuse(404, "NoSuchBucket", "")
+            return
+        contents, prefixes = "", dict[str, None]()
+        for key in keys:
+            name, rolled, _ = key.removeprefix(prefix).partition(delimiter or "\0")
+            if key.startswith(prefix) and rolled:
+                prefixes[f"{prefix}{name}{rolled}"] = None
+            elif key.startswith(prefix):
+                size = len(objects[f"/{bucket}/{key}"])
+                contents += f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size></Contents>"
+        for each in prefixes:
+            contents += f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+        self._send(200, body.encode(), {"Content-Type": "application/xml"})
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        document = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        self._send(status, document.encode() if code else b"")
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        chunked = Fault.CHUNKED in self.faults and status == HTTPStatus.OK
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif status != HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD" or status == HTTPStatus.NOT_MODIFIED:
+            return
+        if self._breaks_off_after(body[: len(body) // 2]):
+            return
+        self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+
+    def _breaks_off(self) -> bool:
+        """Do what goes wrong before any header."""
+        if Fault.STALL in self.faults:
+            self.server.owner.stopping.wait()
+        elif Fault.RESET in self.faults:
+            self._reset()
+        elif Fault.GARBAGE in self.faults:
+            self.wfile.write(b"what?\r\n\r\n")
+        else:
+            return False
+        self.close_connection = True
+        return True
+
+    def _breaks_off_after(self, half: bytes) -> bool:
+        """Do what goes wrong in the middle of a body."""
+        if not self.faults & {Fault.STALL_BODY, Fault.RESET_BODY, Fault.CUT}:
+            return False
+        self.wfile.write(half)
+        self.wfile.flush()
+        if Fault.STALL_BODY in self.faults:
+            self.server.owner.stopping.wait()
+        elif Fault.RESET_BODY in self.faults:
+            self._reset()
+        self.close_connection = True
+        return True
+
+    def _reset(self) -> None:
+        """Close so that the other side sees ECONNRESET."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()

@@ -1,0 +1,351 @@
+"""What every store owes its callers, asked of each."""
+
+from contextlib import suppress
+
+import pytest
+
+from app.errors import (
+    RangeNotSatisfiedError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+from app.storage.contract import NOT_MODIFIED, Found, ObjectReader, Stat
+from tests.storage.conftest import Backend
+
+DATA = bytes(range(256)) * 4
+NAMES = [
+    "a b",
+    "a+b",
+    "a%20b",
+    "a#b",
+    "a?b=c",
+    "ä/ü",
+    "日本",
+    "a&b;c=d",
+    "it's",
+    "x(1)!*",
+    "c/0/0~",
+]
+UNKNOWN = ETag('"no such version"')
+
+
+async def found(
+    store: ObjectReader, ref: ObjectRef, request: ByteRequest | None = None, **pinned: ETag
+) -> Found:
+    """Read what must be there."""
+    answer = await store.get(ref, request, **pinned)
+    assert isinstance(answer, Found)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "start", "stop"),
+    [
+        (None, 0, 1024),
+        (ByteRange(0, 1), 0, 1),
+        (ByteRange(100, 300), 100, 300),
+        (ByteRange(1000, 1024), 1000, 1024),
+        (ByteRange(1000, 9999), 1000, 1024),
+        (ByteRange(0, 1024), 0, 1024),
+        (ByteRange(7, 7), 7, 7),
+        (ByteRange(1024, 1024), 1024, 1024),
+        (SuffixRange(1), 1023, 1024),
+        (SuffixRange(100), 924, 1024),
+        (SuffixRange(1024), 0, 1024),
+        (SuffixRange(9999), 0, 1024),
+    ],
+    ids=str,
+)
+async def test_gives_exactly_the_asked_bytes(
+    backend: Backend, request_: ByteRequest | None, start: int, stop: int
+) -> None:
+    """A range is clamped to the object, and the answer says which bytes of how many it holds."""
+    ref = backend.put("object", DATA)
+
+    answer = await found(backend.store, ref, request_)
+
+    assert answer.data == DATA[start:stop]
+    assert (answer.byte_range, answer.size) == (ByteRange(start, stop), 1024)
+
+
+@pytest.mark.parametrize("request_", [ByteRange(1024, 1025), ByteRange(2000, 3000)], ids=str)
+async def test_a_range_past_the_end_is_not_satisfied(
+    backend: Backend, request_: ByteRequest
+) -> None:
+    """A range that begins past the end raises with the size of the object."""
+    ref = backend.put("object", DATA)
+
+    with pytest.raises(RangeNotSatisfiedError) as raised:
+        await backend.store.get(ref, request_)
+
+    assert raised.value.size == 1024
+
+
+@pytest.mark.parametrize("request_", [ByteRange(0, 1), SuffixRange(1)], ids=str)
+async def test_an_empty_object_satisfies_no_range(backend: Backend, request_: ByteRequest) -> None:
+    """Nothing of an empty object can be asked for by range."""
+    ref = backend.put("empty", b"")
+
+    with pytest.raises(RangeNotSatisfiedError) as raised:
+        await backend.store.get(ref, request_)
+
+    assert raised.value.size == 0
+
+
+async def test_an_empty_object_is_no_absence(backend: Backend) -> None:
+    """All of an empty object is no bytes."""
+    answer = await found(backend.store, backend.put("empty", b""))
+
+    assert (answer.data, answer.byte_range, answer.size) == (b"", ByteRange(0, 0), 0)
+
+
+async def test_a_large_object_arrives_whole(backend: Backend) -> None:
+    """More than any buffer holds is read to the end."""
+    data = DATA * 5000
+    ref = backend.put("large", data)
+
+    assert (await found(backend.store, ref)).data == data
+
+
+async def test_stat_and_get_tell_the_same(backend: Backend) -> None:
+    """Size and version of an object do not depend on how one asks."""
+    ref = backend.put("object", DATA)
+    ranged = await found(backend.store, ref, ByteRange(3, 4))
+    whole = await found(backend.store, ref)
+
+    assert await backend.store.stat(ref) == Stat(1024, whole.etag) == Stat(1024, ranged.etag)
+
+
+async def test_an_etag_is_strong_and_quoted(backend: Backend) -> None:
+    """A version can stand in ``If-Match`` as it is."""
+    answer = await found(backend.store, backend.put("object", DATA))
+
+    assert answer.etag.startswith('"')
+    assert answer.etag.endswith('"')
+
+
+@pytest.mark.parametrize("name", ["absent", "absent/below", "object/below", "n" * 250])
+async def test_absence_is_none(backend: Backend, name: str) -> None:
+    """What is not there is a value."""
+    backend.put("object", DATA)
+
+    assert await backend.store.get(backend.ref(name), ByteRange(0, 1)) is None
+    assert await backend.store.get(backend.ref(name), ByteRange(0, 0)) is None
+    assert await backend.store.get(backend.ref(name), SuffixRange(1)) is None
+    assert await backend.store.get(backend.ref(name)) is None
+    assert await backend.store.stat(backend.ref(name)) is None
+
+
+async def test_a_missing_bucket_is_no_absence(backend: Backend) -> None:
+    """Without a bucket or folder nothing is proved absent."""
+    if backend.missing_bucket is None:
+        pytest.skip("has no buckets")
+    for ask in (backend.store.get, backend.store.stat, backend.store.reach):
+        with pytest.raises(StorageUnavailableError):
+            await ask(backend.missing_bucket)
+    with pytest.raises(StorageUnavailableError):
+        await anext(backend.store.list(ObjectRef(backend.missing_bucket.bucket, "")), None)
+
+
+async def test_a_store_can_be_reached(backend: Backend) -> None:
+    """`reach` returns where there is a bucket, though nothing lies at the root."""
+    backend.put("object", DATA)
+
+    await backend.store.reach(backend.root)
+
+
+async def test_a_pinned_read_gives_its_version(backend: Backend) -> None:
+    """The version just seen can be named."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+
+    again = await found(backend.store, ref, ByteRange(1, 3), if_match=first.etag)
+
+    assert (again.data, again.etag) == (DATA[1:3], first.etag)
+
+
+REQUESTS: list[ByteRequest | None] = [None, ByteRange(1, 2), ByteRange(0, 0), SuffixRange(5)]
+
+
+@pytest.mark.parametrize("request_", [*REQUESTS, ByteRange(500, 600)], ids=str)
+@pytest.mark.parametrize("data", [b"other, and shorter", DATA[::-1]], ids=["shorter", "same-size"])
+async def test_a_replaced_object_is_noticed(
+    backend: Backend, request_: ByteRequest | None, data: bytes
+) -> None:
+    """A pinned read never gives bytes of another version, whatever its size."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+    backend.put("object", data)
+
+    with pytest.raises(VersionChangedError):
+        await backend.store.get(ref, request_, if_match=first.etag)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+async def test_a_removed_object_is_noticed(backend: Backend, request_: ByteRequest | None) -> None:
+    """To a pinned read absence is a change."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+    backend.delete("object")
+
+    with pytest.raises(VersionChangedError):
+        await backend.store.get(ref, request_, if_match=first.etag)
+
+
+async def test_a_pinned_range_past_the_end_is_a_change(backend: Backend) -> None:
+    """Who names a version knows its size, so that a range outside is of another version."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+
+    with pytest.raises(VersionChangedError):
+        await backend.store.get(ref, ByteRange(2000, 3000), if_match=first.etag)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+async def test_a_known_version_is_not_sent_again(
+    backend: Backend, request_: ByteRequest | None
+) -> None:
+    """`if_none_match` answers NOT_MODIFIED for the version just seen."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+
+    assert await backend.store.get(ref, request_, if_none_match=first.etag) is NOT_MODIFIED
+
+
+async def test_another_version_is_sent(backend: Backend) -> None:
+    """`if_none_match` of another version changes nothing."""
+    ref = backend.put("object", DATA)
+
+    assert (await found(backend.store, ref, if_none_match=UNKNOWN)).data == DATA
+
+
+@pytest.mark.parametrize(
+    "byte_range",
+    [ByteRange(0, 5_120_000), ByteRange(1_000_000, 4_000_000), ByteRange(3, 4), ByteRange(9, 9)],
+    ids=str,
+)
+async def test_a_stream_gives_exactly_its_range(backend: Backend, byte_range: ByteRange) -> None:
+    """The pieces of a stream make up the range."""
+    data = DATA * 5000
+    ref = backend.put("large", data)
+    first = await backend.store.stat(ref)
+    assert first is not None
+
+    async with backend.store.stream(ref, byte_range, if_match=first.etag) as pieces:
+        got = b"".join([piece async for piece in pieces])
+
+    assert got == data[byte_range.start : byte_range.stop]
+
+
+async def test_a_stream_can_be_left(backend: Backend) -> None:
+    """Who has seen enough leaves, and the store goes on working."""
+    ref = backend.put("large", DATA * 20000)
+    first = await backend.store.stat(ref)
+    assert first is not None
+
+    for _ in range(3):
+        async with backend.store.stream(ref, ByteRange(0, 20_480_000), if_match=first.etag) as some:
+            assert DATA.startswith((await anext(some))[:1024])
+
+    assert (await found(backend.store, ref, ByteRange(0, 9))).data == DATA[:9]
+
+
+@pytest.mark.parametrize("byte_range", [ByteRange(0, 4), ByteRange(1000, 1001), ByteRange(0, 0)])
+async def test_entering_a_stream_of_a_lost_version_raises(
+    backend: Backend, byte_range: ByteRange
+) -> None:
+    """Before the first piece is asked for, the version has been compared."""
+    ref = backend.put("object", DATA)
+    first = await found(backend.store, ref)
+    backend.put("object", b"other")
+
+    with pytest.raises(VersionChangedError):
+        async with backend.store.stream(ref, byte_range, if_match=first.etag):
+            pytest.fail("entered")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_name_is_read(backend: Backend, name: str) -> None:
+    """What URLs quote are letters of a key like others."""
+    ref = backend.put(name, name.encode())
+
+    assert (await found(backend.store, ref)).data == name.encode()
+    assert await backend.store.stat(ref) is not None
+
+
+@pytest.mark.parametrize("name", ["", "/", "a/", "/etc/passwd", "../object", "a/../object"])
+async def test_a_crooked_key_leads_nowhere(backend: Backend, name: str) -> None:
+    """No key leads to an object of another name: it is absent or refused."""
+    backend.put("object", DATA)
+    backend.put("a/b", DATA)
+    ref = ObjectRef(backend.root.bucket, f"{backend.root.key}/{name}")
+
+    with suppress(StorageDeniedError, StorageUnavailableError):
+        answer = await backend.store.stat(ref)
+        assert answer is None or answer.size == 0
+
+
+async def listed(backend: Backend, prefix: str, **options: str) -> list[tuple[str, int | None]]:
+    """List names and sizes, or skip what cannot list."""
+    if backend.root.bucket.startswith("http"):
+        pytest.skip("HTTP cannot be listed")
+    listing = backend.store.list(
+        ObjectRef(backend.root.bucket, f"{backend.root.key}/{prefix}"), **options
+    )
+    return [(each.ref.key[len(backend.root.key) + 1 :], each.size) async for each in listing]
+
+
+async def test_a_listing_goes_deep_by_key(backend: Backend) -> None:
+    """Without a delimiter all objects come, in the order of their keys' bytes."""
+    names = ["b/2", "b/10", "b-1", "b.1", "b0", "c/d/e", *NAMES]
+    for name in names:
+        backend.put(name, name.encode())
+
+    everything = await listed(backend, "")
+
+    assert everything == [(name, len(name.encode())) for name in sorted(names, key=str.encode)]
+
+
+async def test_a_listing_rolls_up(backend: Backend) -> None:
+    """With a delimiter deeper keys are one common prefix, sorted among the objects."""
+    for name in ("b/2", "b/10", "b-1", "b.1", "b0", "c d/e/f"):
+        backend.put(name, b"1")
+
+    names = await listed(backend, "", delimiter="/")
+
+    assert names == [("b-1", 1), ("b.1", 1), ("b/", None), ("b0", 1), ("c d/", None)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_prefix_may_have_any_name(backend: Backend, name: str) -> None:
+    """What lies below a prefix is listed, and nothing beside it."""
+    backend.put(f"{name}/c/0", b"12")
+    backend.put(f"{name}.", b"")
+
+    assert await listed(backend, f"{name}/") == [(f"{name}/c/0", 2)]
+    assert await listed(backend, f"{name}/", delimiter="/") == [(f"{name}/c/", None)]
+
+
+@pytest.mark.parametrize("prefix", ["absent/", "object/", "a/../"])
+async def test_below_an_absent_prefix_is_nothing(backend: Backend, prefix: str) -> None:
+    """A prefix nobody has is empty."""
+    backend.put("object", DATA)
+
+    assert await listed(backend, prefix) == []
+
+
+async def test_a_long_listing_is_complete(backend: Backend) -> None:
+    """More objects than a page of S3 holds are all listed."""
+    count = 40 if backend.root.bucket.startswith("s3") else 1500
+    for number in range(count):
+        backend.put(f"{number:05}", b"")
+
+    assert [name for name, _ in await listed(backend, "")] == [f"{n:05}" for n in range(count)]
+
+
+async def test_closing_twice_is_harmless(backend: Backend) -> None:
+    """`aclose` may be called again."""
+    await backend.store.aclose()
+    await backend.store.aclose()

@@ -1,0 +1,337 @@
+"""What goes wrong at a server is told apart, quickly, by the stores that read over HTTP."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from app.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    TruncatedReadError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+from app.settings import StoreSettings
+from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
+from app.storage.http import HttpStore
+from app.storage.s3 import S3Store
+from tests.storage.faulty import Fault, FaultyServer, etag
+
+DATA = bytes(range(256)) * 1024
+MIDDLE = ByteRange(1000, 201_000)
+TIMEOUT_S = 0.3
+SECRET = "wJalrXUtnFEMI"
+
+
+@pytest.fixture(params=["http", "s3"])
+async def store(
+    request: pytest.FixtureRequest, faulty: FaultyServer
+) -> AsyncGenerator[ObjectReader]:
+    """Read the faulty server as either kind."""
+    faulty.put("bucket", "key", DATA)
+    opened: ObjectReader
+    if request.param == "http":
+        opened = HttpStore(timeout_s=TIMEOUT_S)
+    else:
+        settings = StoreSettings.model_validate(
+            {
+                "endpoint_url": faulty.url,
+                "region": "us-east-1",
+                "access_key_id": "AKIDEXAMPLE",
+                "secret_access_key": SECRET,
+            }
+        )
+        opened = S3Store(settings, timeout_s=TIMEOUT_S)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def ref(store: ObjectReader, faulty: FaultyServer) -> ObjectRef:
+    """Name the object as the store knows it."""
+    if isinstance(store, S3Store):
+        return ObjectRef("s3+lab://bucket", "key")
+    return ObjectRef(faulty.url, "bucket/key")
+
+
+async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
+    """Read the middle of the object, which must be there, and within seconds."""
+    async with asyncio.timeout(2):
+        found = await store.get(ref, MIDDLE, **pinned)
+    assert isinstance(found, Found)
+    return found
+
+
+FAILURES = [
+    (Fault.DENY, StorageDeniedError),
+    (Fault.EXPIRED, StorageDeniedError),
+    (Fault.SLOW_DOWN, StorageThrottledError),
+    (Fault.TOO_MANY, StorageThrottledError),
+    (Fault.ERROR, StorageUnavailableError),
+    (Fault.BAD_GATEWAY, StorageUnavailableError),
+    (Fault.TEAPOT, StorageUnavailableError),
+    (Fault.STALL, StorageTimeoutError),
+    (Fault.STALL_BODY, StorageTimeoutError),
+    (Fault.RESET, StorageUnavailableError),
+    (Fault.RESET_BODY, TruncatedReadError),
+    (Fault.CUT, TruncatedReadError),
+    (Fault.GARBAGE, StorageUnavailableError),
+    (Fault.SHORT_LENGTH, TruncatedReadError),
+    (Fault.WRONG_RANGE, StorageUnavailableError),
+    (Fault.BAD_RANGE, StorageUnavailableError),
+]
+
+
+@pytest.mark.parametrize(("fault", "error"), FAILURES)
+async def test_each_fault_has_its_error(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    error: type[StorageError],
+) -> None:
+    """A read that goes wrong raises what the catcher can act on, and never is absence."""
+    faulty.fail(fault)
+
+    with pytest.raises(StorageError) as raised:
+        await read(store, ref)
+
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(("fault", "error"), FAILURES)
+async def test_a_stream_fails_as_a_read_does(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    error: type[StorageError],
+) -> None:
+    """At the beginning or in the middle, a stream raises the same error."""
+    faulty.fail(fault)
+
+    with pytest.raises(StorageError) as raised:
+        async with (
+            asyncio.timeout(2),
+            store.stream(ref, MIDDLE, if_match=ETag(etag(DATA))) as pieces,
+        ):
+            [piece async for piece in pieces]
+
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(("fault", "error"), FAILURES)
+async def test_after_a_fault_the_store_works(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    error: type[StorageError],
+) -> None:
+    """No broken connection is used again: the next read is right."""
+    faulty.fail(fault)
+    with pytest.raises(error):
+        await read(store, ref)
+    faulty.heal()
+
+    assert (await read(store, ref)).data == DATA[MIDDLE.start : MIDDLE.stop]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.DENY, Fault.ERROR, Fault.TOO_MANY, Fault.STALL, Fault.RESET, Fault.TEAPOT]
+)
+async def test_a_failed_stat_is_no_absence(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
+) -> None:
+    """Asking for the size fails with an error as well."""
+    faulty.fail(fault)
+
+    with pytest.raises(StorageError):
+        await store.stat(ref)
+
+
+@pytest.mark.parametrize("request_", [ByteRange(5, 9), SuffixRange(7), SuffixRange(10**7), None])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.IGNORE_RANGE,
+        Fault.RANGE_AS_200,
+        Fault.IGNORE_CONDITIONS,
+        Fault.NO_ETAG,
+        Fault.WEAK_ETAG,
+        Fault.REFUSE_LONG_SUFFIX,
+    ],
+)
+async def test_a_peculiar_server_is_read_right(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    request_: ByteRequest | None,
+) -> None:
+    """What servers do differently changes no byte of the answer, and pinning still works."""
+    faulty.fail(fault)
+    whole = slice(None)
+    asked = {ByteRange(5, 9): slice(5, 9), SuffixRange(7): slice(-7, None)}.get(request_, whole)
+
+    found = await store.get(ref, request_)
+    assert isinstance(found, Found)
+    again = await store.get(ref, request_, if_match=found.etag)
+
+    assert found.data == DATA[asked]
+    assert found.size == len(DATA)
+    assert again == found
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG, Fault.IGNORE_CONDITIONS])
+async def test_a_version_is_compared_even_if_the_server_does_not(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
+) -> None:
+    """Without a working ``If-Match`` a replaced object is noticed all the same."""
+    faulty.fail(fault)
+    found = await read(store, ref)
+    faulty.put("bucket", "key", DATA[::-1])
+
+    with pytest.raises(VersionChangedError):
+        await read(store, ref, if_match=found.etag)
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG, Fault.IGNORE_CONDITIONS])
+async def test_a_known_version_is_recognised_even_if_the_server_does_not(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
+) -> None:
+    """`if_none_match` works with derived versions and with servers that ignore it."""
+    faulty.fail(fault)
+    found = await read(store, ref)
+
+    assert await store.get(ref, MIDDLE, if_none_match=found.etag) is NOT_MODIFIED
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG])
+async def test_a_derived_version_is_not_sent(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
+) -> None:
+    """``If-Match`` with a tag of our own making would always fail."""
+    faulty.fail(fault)
+    found = await read(store, ref)
+
+    await read(store, ref, if_match=found.etag)
+
+    assert all("If-Match" not in seen.headers for seen in faulty.seen)
+
+
+async def test_a_replacement_between_two_reads_is_noticed(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """The object may change at any moment."""
+    faulty.fail(Fault.REPLACE, nth=[1])
+    found = await read(store, ref)
+
+    with pytest.raises(VersionChangedError):
+        await read(store, ref, if_match=found.etag)
+
+
+async def test_a_416_without_size_costs_a_stat(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """A long suffix is read even from a server that refuses it without telling the size."""
+    faulty.fail(Fault.REFUSE_LONG_SUFFIX)
+    faulty.fail(Fault.NO_SIZE_IN_416)
+
+    found = await store.get(ref, SuffixRange(10**7))
+
+    assert isinstance(found, Found)
+    assert found.data == DATA
+    assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
+
+
+async def test_an_object_of_unknown_length_is_read_whole(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """A chunked answer is measured by reading it."""
+    faulty.fail(Fault.CHUNKED)
+
+    found = await store.get(ref)
+
+    assert isinstance(found, Found)
+    assert (found.data, found.size) == (DATA, len(DATA))
+
+
+async def test_a_range_of_unknown_length_is_refused(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """Without range and length a server cannot be read piecewise."""
+    faulty.fail(Fault.CHUNKED)
+    faulty.fail(Fault.IGNORE_RANGE)
+
+    with pytest.raises(StorageUnavailableError, match="no length"):
+        await read(store, ref)
+
+
+async def test_a_plain_read_is_one_request(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """The hot path asks once, for one range, uncompressed, naming the version."""
+    await read(store, ref, if_match=ETag(etag(DATA)))
+
+    (seen,) = faulty.seen
+    assert seen.headers["Range"] == "bytes=1000-200999"
+    assert seen.headers["If-Match"] == etag(DATA)
+    assert seen.headers["Accept-Encoding"] == "identity"
+
+
+async def test_nobody_there_is_unavailable(faulty: FaultyServer) -> None:
+    """A refused connection is told, and may be tried again."""
+    store = HttpStore(timeout_s=TIMEOUT_S)
+
+    with pytest.raises(StorageUnavailableError) as raised:
+        await store.get(ObjectRef("http://127.0.0.1:1", "key"))
+    await store.aclose()
+
+    assert not raised.value.lasting
+
+
+@pytest.mark.parametrize("fault", [fault for fault, _ in FAILURES])
+async def test_no_error_tells_the_signature(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither an error with its causes nor a log repeats a presigned URL or a secret."""
+    faulty.fail(fault)
+    caplog.set_level(logging.DEBUG)
+    for library in ("botocore", "aiobotocore"):  # they tell at this level what they sign
+        caplog.set_level(logging.INFO, library)
+
+    try:
+        await read(store, ref)
+    except StorageError:
+        logging.getLogger("test").exception("failed")
+
+    told = "".join(logging.Formatter().format(record) for record in caplog.records)
+    assert "X-Amz-Signature" not in told
+    assert SECRET not in told
+    assert SECRET not in repr(store)
+
+
+async def test_a_cancelled_read_leaves_no_connection(
+    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
+) -> None:
+    """A caller that goes away ends its upstream read."""
+    faulty.fail(Fault.STALL_BODY, nth=[0])
+    task = asyncio.create_task(read(store, ref))
+    await asyncio.to_thread(faulty.wait_for, 1)
+    await asyncio.sleep(0.05)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert (await read(store, ref)).data == DATA[MIDDLE.start : MIDDLE.stop]

@@ -1,0 +1,217 @@
+"""Files as objects."""
+
+import os
+import shutil
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from app.errors import StorageUnavailableError, VersionChangedError
+from app.model import ByteRange, ObjectRef
+from app.storage.contract import Found
+from app.storage.local import TEMPORARY, LocalStore
+
+
+@pytest.fixture
+async def store() -> AsyncGenerator[LocalStore]:
+    """Open a store."""
+    opened = LocalStore()
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder with a secret beside it."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../secret",
+        "a/../../secret",
+        "/secret",
+        "./a",
+        "a//b",
+        "a/",
+        "a\0",
+        "..",
+        ".",
+        "\udc80",
+        "a/.",
+    ],
+)
+async def test_no_key_leaves_the_folder(store: LocalStore, folder: Path, key: str) -> None:
+    """Only plain relative names are keys; all others are absent."""
+    (folder / "a").mkdir()
+    (folder / "a" / "b").write_bytes(b"1")
+
+    assert await store.get(ObjectRef(folder.as_uri(), key)) is None
+
+
+async def test_an_absolute_key_is_absent(store: LocalStore, folder: Path) -> None:
+    """An absolute path is no key."""
+    assert await store.get(ObjectRef(folder.as_uri(), f"{folder}/../secret")) is None
+    assert await store.get(ObjectRef(folder.as_uri(), f"{folder.parent}/secret")) is None
+
+
+async def test_what_is_no_file_is_absent(store: LocalStore, folder: Path) -> None:
+    """Folders and pipes are no objects, and a pipe does not block."""
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+
+    for key in ("folder", "pipe", ""):
+        assert await store.get(ObjectRef(folder.as_uri(), key)) is None
+        assert await store.stat(ObjectRef(folder.as_uri(), key)) is None
+
+
+async def test_an_unmounted_folder_is_no_absence(store: LocalStore, folder: Path) -> None:
+    """When the folder of the bucket is gone, trying again at once does not help."""
+    ref = ObjectRef(folder.as_uri(), "a/b")
+    assert await store.get(ref) is None
+    shutil.rmtree(folder)
+
+    with pytest.raises(StorageUnavailableError) as raised:
+        await store.get(ref)
+
+    assert raised.value.lasting
+
+
+async def test_a_change_in_place_is_noticed(store: LocalStore, folder: Path) -> None:
+    """A file that is written over without a rename is another version."""
+    (folder / "key").write_bytes(b"old")
+    ref = ObjectRef(folder.as_uri(), "key")
+    found = await store.get(ref)
+    assert isinstance(found, Found)
+    os.utime(folder / "key", ns=(0, 1))
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(0, 1), if_match=found.etag)
+
+
+async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: Path) -> None:
+    """Whenever the file is replaced, a read gives the bytes of one version."""
+    versions = [bytes([letter]) * 300_000 for letter in b"ab"]
+    (folder / "key").write_bytes(versions[0])
+    ref = ObjectRef(folder.as_uri(), "key")
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            for data in versions:
+                (folder / "new").write_bytes(data)
+                (folder / "new").rename(folder / "key")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            found = await store.get(ref)
+            assert isinstance(found, Found)
+            assert found.data in versions
+    finally:
+        done.set()
+        writer.join()
+
+
+async def test_a_listing_leaves_out_what_is_no_object(store: LocalStore, folder: Path) -> None:
+    """Our own temporary files, pipes, broken links and circles are not listed; links are."""
+    (folder / "a").mkdir()
+    (folder / "a" / "0").write_bytes(b"12")
+    (folder / f"{TEMPORARY}1").write_bytes(b"")
+    (folder / ".hidden").write_bytes(b"")
+    os.mkfifo(folder / "pipe")
+    (folder / "broken").symlink_to("nowhere")
+    (folder / "circle").symlink_to(".")
+    (folder / "link").symlink_to("a")
+    (folder / os.fsdecode(b"no-utf8-\xff")).write_bytes(b"")
+
+    listed = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), ""))]
+
+    assert listed == [".hidden", "a/0", "link/0"]
+
+
+def open_files() -> set[str]:
+    """Name the files this process holds open."""
+    names = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            names.add(str(fd.readlink()))
+    return names
+
+
+async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
+    """Read *ref* so that its file is warm."""
+    stat = await store.stat(ref)
+    assert stat is not None
+    for _ in range(2):
+        found = await store.get(ref, ByteRange(1, 3), if_match=stat.etag)
+    assert isinstance(found, Found)
+    return found
+
+
+async def test_a_warm_file_is_read_right(store: LocalStore, folder: Path) -> None:
+    """A second pinned read, without a thread, gives what the first gave."""
+    (folder / "key").write_bytes(b"0123456789")
+
+    found = await pinned_twice(store, ObjectRef(folder.as_uri(), "key"))
+
+    assert (found.data, found.byte_range, found.size) == (b"12", ByteRange(1, 3), 10)
+
+
+@pytest.mark.parametrize("change", ["rename", "unlink", "write", "truncate"])
+async def test_a_warm_file_that_changes_is_noticed(
+    store: LocalStore, folder: Path, change: str
+) -> None:
+    """An open file does not hide that its name means something else now."""
+    (folder / "key").write_bytes(b"0123456789")
+    ref = ObjectRef(folder.as_uri(), "key")
+    found = await pinned_twice(store, ref)
+    match change:
+        case "rename":
+            (folder / "new").write_bytes(b"9876543210")
+            (folder / "new").rename(folder / "key")
+        case "unlink":
+            (folder / "key").unlink()
+        case "write":
+            (folder / "key").write_bytes(b"987")
+        case _:
+            os.truncate(folder / "key", 0)
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(1, 3), if_match=found.etag)
+
+
+async def test_a_replaced_file_is_not_held_open(store: LocalStore, folder: Path) -> None:
+    """Disk space of a removed file is given back once the change is noticed."""
+    (folder / "key").write_bytes(b"0123456789")
+    ref = ObjectRef(folder.as_uri(), "key")
+    found = await pinned_twice(store, ref)
+    assert str(folder / "key") in open_files()
+    (folder / "key").unlink()
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(1, 3), if_match=found.etag)
+
+    assert not any(name.startswith(str(folder)) for name in open_files())
+
+
+async def test_few_files_are_held_open_and_none_after_closing(
+    store: LocalStore, folder: Path
+) -> None:
+    """Open files are bounded, and closed with the store."""
+    for number in range(200):
+        (folder / str(number)).write_bytes(b"0123456789")
+        await pinned_twice(store, ObjectRef(folder.as_uri(), str(number)))
+
+    held = sum(name.startswith(str(folder)) for name in open_files())
+    await store.aclose()
+
+    assert 0 < held <= 128
+    assert not any(name.startswith(str(folder)) for name in open_files())

@@ -1,0 +1,107 @@
+"""The router of buckets."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigurationError, StorageUnavailableError
+from app.model import ObjectRef
+from app.settings import LimitSettings, StoreSettings
+from app.storage.contract import Found, ObjectReader
+from app.storage.stores import Stores, parse_root
+from app.storage.traced import TracedStore
+from tests.storage.faulty import Fault, FaultyServer
+
+LIMITS = LimitSettings(timeout_s=2, deadline_s=5)
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("s3://bucket/a/b.zarr", ObjectRef("s3://bucket", "a/b.zarr")),
+        ("s3://bucket/a%20b/", ObjectRef("s3://bucket", "a%20b")),
+        ("s3://bucket", ObjectRef("s3://bucket", "")),
+        ("file:///data/em.zarr", ObjectRef("file:///data/em.zarr", "")),
+        ("file:///data/a%20b/", ObjectRef("file:///data/a%20b", "")),
+        ("https://host:1/a%20b/c", ObjectRef("https://host:1", "a b/c")),
+        ("memory://name/p", ObjectRef("memory://name", "p")),
+    ],
+)
+def test_a_url_names_bucket_and_key(url: str, root: ObjectRef) -> None:
+    """The bucket is whatever has keys; only URLs of the web and of files are unquoted."""
+    assert parse_root(url) == root
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:hunter2@host/p",
+        "https://host/p?token=hunter2",
+        "https://host/p#hunter2",
+        "file://relative/hunter",
+        "s3:///key",
+        "ftp://host/p",
+        "nothing",
+    ],
+)
+def test_another_url_is_refused_without_telling_secrets(url: str) -> None:
+    """Roots appear in messages, so they hold no secret, and neither does the refusal."""
+    with pytest.raises(ConfigurationError) as raised:
+        parse_root(url)
+
+    assert "hunter2" not in str(raised.value)
+
+
+async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: Path) -> None:
+    """Stores of all kinds live side by side."""
+    faulty.put("bucket", "p/key", b"remote")
+    (tmp_path / "key").write_bytes(b"local")
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+
+    async with Stores(LIMITS) as stores:
+        roots = {
+            stores.open_root(tmp_path.as_uri()): b"local",
+            stores.open_root(f"{faulty.url}/bucket/p"): b"remote",
+            stores.open_root("s3://bucket/p", settings, "lab"): b"remote",
+            stores.open_root("memory://bucket/p"): b"memory",
+        }
+        stores.memory.put(ObjectRef("memory://bucket", "p/key"), b"memory")
+        for root, data in roots.items():
+            await stores.reach(root)
+            found = await stores.get(root.join("key"))
+            assert isinstance(found, Found)
+            assert found.data == data
+
+
+async def test_buckets_of_two_stores_differ(faulty: FaultyServer) -> None:
+    """A named store has buckets of its own, and the name shows."""
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+
+    async with Stores(LIMITS) as stores:
+        one = stores.open_root("s3://bucket/p", settings, "one")
+        two = stores.open_root("s3://bucket/p", settings, "two")
+
+    assert [str(one), str(two)] == ["s3+one://bucket/p", "s3+two://bucket/p"]
+
+
+async def test_an_unknown_bucket_is_unavailable() -> None:
+    """What was never opened is no absence."""
+    async with Stores(LIMITS) as stores:
+        with pytest.raises(StorageUnavailableError):
+            await stores.get(ObjectRef("s3://bucket", "key"))
+
+
+async def test_the_wrapper_hears_every_attempt(faulty: FaultyServer) -> None:
+    """*wrap* lies under the retries: what fails and is repeated is heard twice."""
+    heard = []
+
+    def wrap(store: ObjectReader) -> ObjectReader:
+        return TracedStore(store, lambda *told: heard.append(told[0]))
+
+    faulty.put("bucket", "key", b"data")
+    faulty.fail(Fault.SLOW_DOWN, nth=[0])
+    async with Stores(LIMITS, wrap=wrap) as stores:
+        root = stores.open_root(f"{faulty.url}/bucket")
+        assert await stores.get(root.join("key")) is not None
+
+    assert heard == ["get", "get"]

@@ -1,0 +1,54 @@
+"""A store that tells of its reads."""
+
+from typing import Any
+
+import pytest
+
+from app.errors import VersionChangedError
+from app.model import ByteRange, ETag, ObjectRef
+from app.storage.memory import MemoryStore
+from app.storage.traced import TracedStore
+
+REF = ObjectRef("memory://bucket", "key")
+
+
+class Heard(list[tuple[Any, ...]]):
+    """Keeps what was told, all but the seconds."""
+
+    def __call__(self, *told: Any) -> None:
+        """Keep it."""
+        method, ref, request, seconds, nbytes = told
+        assert 0 <= seconds < 60
+        self.append((method, ref, request, nbytes))
+
+
+async def test_each_call_is_told() -> None:
+    """Method, object, request and bytes of each call are told at its end."""
+    inner, heard = MemoryStore(), Heard()
+    etag = inner.put(REF, b"data")
+    store = TracedStore(inner, heard)
+
+    await store.get(REF, ByteRange(1, 3))
+    await store.stat(REF)
+    await store.reach(REF)
+    async with store.stream(REF, ByteRange(0, 4), if_match=etag) as pieces:
+        assert [piece async for piece in pieces] == [b"data"]
+    assert [each async for each in store.list(ObjectRef(REF.bucket, ""))]
+
+    assert heard == [
+        ("get", REF, ByteRange(1, 3), 2),
+        ("stat", REF, None, 0),
+        ("reach", REF, None, 0),
+        ("stream", REF, ByteRange(0, 4), 4),
+        ("list", ObjectRef(REF.bucket, ""), None, 0),
+    ]
+
+
+async def test_a_failed_call_is_told() -> None:
+    """An error does not go untold."""
+    heard = Heard()
+
+    with pytest.raises(VersionChangedError):
+        await TracedStore(MemoryStore(), heard).get(REF, if_match=ETag('"1"'))
+
+    assert heard == [("get", REF, None, 0)]

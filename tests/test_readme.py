@@ -1,0 +1,125 @@
+"""What the README says is so."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from app.cli import app
+from app.http.problems import STATUS
+from app.main import create_app
+from app.settings import TABLES, Settings, load
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def spelled_default(field: FieldInfo) -> str:
+    """Write the default of *field* as the file of settings would."""
+    match field.get_default():
+        case _ if field.is_required():
+            return "required"
+        case None:
+            return ""
+        case ByteSize() as size:
+            unit, name = (1024**2, "MiB") if size >= 1024**2 else (1024, "KiB")
+            assert size % unit == 0
+            return f'`"{size // unit}{name}"`'
+        case tuple() as values:
+            return f"`{json.dumps(values)}`"
+        case value:
+            return f"`{json.dumps(value)}`"
+
+
+def settings_rows() -> list[str]:
+    """Write the rows of the table of settings."""
+    names = {"stores": "stores.NAME", "datasets": "datasets.NAME"}
+    return [
+        f"| `{names.get(section, section)}.{name}` | {spelled_default(field)} "
+        f"| {field.description} |"
+        for section, table in TABLES.items()
+        for name, field in table.model_fields.items()
+    ]
+
+
+def blocks(language: str) -> list[str]:
+    """Find the fenced blocks of *language*."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("row", settings_rows())
+def test_every_setting_is_in_the_table_with_its_default(row: str) -> None:
+    """A field that is added, renamed or given another default must be written down."""
+    assert row in README
+
+
+def test_the_table_of_settings_has_no_others() -> None:
+    """A field that is gone is gone from the table."""
+    rows = [line for line in README.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)]
+
+    assert sorted(rows) == sorted(settings_rows())
+
+
+def test_the_example_file_is_understood(tmp_path: Path) -> None:
+    """Whoever copies it gets what it says."""
+    path = tmp_path / "shardgate.toml"
+    path.write_text(blocks("toml")[0])
+
+    settings = load(path, {})
+
+    assert isinstance(settings, Settings)
+    assert settings.datasets
+
+
+def commands() -> dict[str, Any]:
+    """Give the commands by name."""
+    return dict(getattr(get_command(app), "commands", {}))
+
+
+def test_every_command_and_option_is_there() -> None:
+    """The table of commands is that of the program."""
+    named = set(re.findall(r"^\| `shardgate (\w+)", README, re.MULTILINE))
+    options = {
+        option
+        for command in commands().values()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+    assert named == set(commands())
+    assert {option for option in options if f"`{option}" not in README} == set()
+
+
+def test_every_route_is_there() -> None:
+    """The table of routes has those of OpenAPI, and no other of the control plane."""
+    routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", README, re.MULTILINE))
+    paths = set(create_app(Settings())._control.openapi()["paths"])
+
+    assert paths <= routes
+    assert {route for route in routes if route.startswith(("/api", "/healthz", "/ready"))} <= paths
+
+
+def test_every_status_of_an_error_is_there() -> None:
+    """Each status that an error can have is explained."""
+    explained = {
+        status
+        for cell in re.findall(r"^\| ((?:\d{3}(?:, )?)+) \|", README, re.MULTILINE)
+        for status in cell.split(", ")
+    }
+
+    assert {str(status.value) for status in STATUS.values()} - {"500"} <= explained
+
+
+def test_targets_of_make_exist() -> None:
+    """`make` knows what the documents tell people to run."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    documents = README + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+    for target in re.findall(r"`?\bmake ([a-z]+)\b`", documents):
+        assert f"\n{target}:" in makefile, target

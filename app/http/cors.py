@@ -9,6 +9,7 @@ _EXPOSED: Final = (
     b"access-control-expose-headers",
     b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
 )
+_FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
 _PREFLIGHT: Final[Headers] = [
     (
         b"access-control-allow-headers",
@@ -29,7 +30,7 @@ class Cors:
     def headers(self, origin: bytes | None) -> Headers:
         """Give the headers of any answer to a page of *origin*."""
         if self._any:
-            return [(b"access-control-allow-origin", b"*"), _EXPOSED]
+            return _FOR_ALL
         if origin is None or origin not in self._origins:
             return [(b"vary", b"Origin")]
         return [(b"access-control-allow-origin", origin), _EXPOSED, (b"vary", b"Origin")]

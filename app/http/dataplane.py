@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from app.http.problems import status_of
 from app.http.ranges import content_range
 from app.http.selection import Conditions, Selection
 from app.http.target import split_target
-from app.model import VirtualKey
+from app.model import ETag, VirtualKey
 from app.resolve.resolver import Dataset, Entity, Opened, Resolver
 
 _log = logging.getLogger(__name__)
@@ -140,26 +141,31 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
 async def _send_entity(
     answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
-    selection, entity = opened.choice, opened.entity
-    headers: Headers = [
-        (b"etag", entity.etag.encode("latin-1")),
-        (b"cache-control", dataset.cache_control),
+    (status, part, _), entity = opened.choice, opened.entity
+    if part is not None:
+        headers = [*_headers(entity.etag, part.length, key, dataset.cache_control)]
+        if status is HTTPStatus.PARTIAL_CONTENT:
+            headers.append((b"content-range", content_range(part, entity.length).encode()))
+        await answer.send(status, headers, opened.body)
+    elif status is HTTPStatus.NOT_MODIFIED:
+        headers = [(b"etag", entity.etag.encode()), (b"cache-control", dataset.cache_control)]
+        await answer.send(status, headers)
+    elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        spelled = b"bytes */%d" % entity.length
+        detail = f"{key} has {entity.length} bytes, none of them in the range"
+        await answer.problem(status, detail, (b"content-range", spelled))
+    else:
+        detail = f"the current version of {key} is {entity.etag}"
+        await answer.problem(status, detail, (b"etag", entity.etag.encode()))
+
+
+@lru_cache(maxsize=4096)
+def _headers(etag: ETag, length: int, key: VirtualKey, cache_control: bytes) -> Headers:
+    """Write the headers that describe a body; those of hot chunks are written once."""
+    return [
+        (b"etag", etag.encode()),
+        (b"cache-control", cache_control),
         (b"accept-ranges", b"bytes"),
+        (b"content-length", b"%d" % length),
+        (b"content-type", content_type(key)),
     ]
-    match selection.status:
-        case HTTPStatus.OK | HTTPStatus.PARTIAL_CONTENT if selection.part is not None:
-            headers.append((b"content-length", b"%d" % selection.part.length))
-            headers.append((b"content-type", content_type(key)))
-            if selection.status is HTTPStatus.PARTIAL_CONTENT:
-                spelled = content_range(selection.part, entity.length)
-                headers.append((b"content-range", spelled.encode()))
-            await answer.send(selection.status, headers, opened.body)
-        case HTTPStatus.NOT_MODIFIED:
-            await answer.send(selection.status, headers)
-        case HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            spelled = f"bytes */{entity.length}"
-            detail = f"{key} has {entity.length} bytes, none of them in the range"
-            await answer.problem(selection.status, detail, (b"content-range", spelled.encode()))
-        case _:
-            detail = f"the current version of {key} is {entity.etag}"
-            await answer.problem(selection.status, detail, *headers[:1])

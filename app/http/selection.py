@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Final, NamedTuple
 
 from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
@@ -18,8 +18,7 @@ _FIELDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The status of an answer, and the part of the entity that is its body."""
 
     status: HTTPStatus
@@ -39,9 +38,11 @@ class Conditions:
     if_none_match: str | None = None
     if_range: str | None = None
 
-    @classmethod
-    def parse(cls, method: str, headers: Mapping[bytes, bytes]) -> Self:
+    @staticmethod
+    def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range means something for GET only (§14.2)."""
+        if method == "GET" and _FIELDS.keys().isdisjoint(headers):
+            return _PLAIN_GET
         given = {
             field: headers[name].decode("latin-1")
             for name, field in _FIELDS.items()
@@ -50,7 +51,7 @@ class Conditions:
         is_head = method == "HEAD"
         if is_head:
             given.pop("range", None)
-        return cls(is_head=is_head, **given)
+        return Conditions(is_head=is_head, **given)
 
     @property
     def is_plain_get(self) -> bool:
@@ -90,6 +91,9 @@ class Conditions:
         except UnsatisfiableError:
             return Selection(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
         return Selection(HTTPStatus.PARTIAL_CONTENT, part, part)
+
+
+_PLAIN_GET: Final = Conditions()
 
 
 def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:

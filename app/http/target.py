@@ -1,6 +1,7 @@
 """The dataset and the virtual key that a request's path names."""
 
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -12,6 +13,7 @@ MAX_KEY_BYTES: Final = 1024
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
+@lru_cache(maxsize=4096)
 def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
     """Split ``/{dataset}/{virtual key}``; the key is `None` without a slash behind the dataset.
 

@@ -22,6 +22,14 @@ class _Batch:
     ranges: list[ByteRange] = field(default_factory=list)
     spans: list[ByteRange] | None = None
 
+    async def complete(self) -> None:
+        """Wait until it is planned, or a whole turn has brought nothing more."""
+        for _ in range(_MAX_TURNS):
+            seen = len(self.ranges)
+            await asyncio.sleep(0)
+            if self.spans is not None or len(self.ranges) == seen:
+                return
+
 
 class ChunkReader:
     """Reads ranges of named versions, which can never go stale.
@@ -37,7 +45,7 @@ class ChunkReader:
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
         self._cache = WeighedCache[Stored, bytes](
-            max_bytes, lambda data: len(data) + _OVERHEAD_NBYTES
+            max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
         )
         self._flights = SingleFlight[Stored]()
         self._batches: dict[tuple[ObjectRef, ETag], _Batch] = {}
@@ -75,14 +83,15 @@ class ChunkReader:
         version = (chunk.ref, chunk.etag)
         batch = self._batches.setdefault(version, _Batch())
         batch.ranges.append(chunk.byte_range)
-        for _ in range(_MAX_TURNS):
-            seen = len(batch.ranges)
-            await asyncio.sleep(0)
-            if batch.spans is not None or len(batch.ranges) == seen:
-                break
-        if batch.spans is None:
-            if self._batches.get(version) is batch:
+        try:
+            await batch.complete()
+        except asyncio.CancelledError:
+            batch.ranges.remove(chunk.byte_range)
+            if not batch.ranges and self._batches.get(version) is batch:
                 del self._batches[version]
+            raise
+        if batch.spans is None:
+            del self._batches[version]
             batch.spans = plan_reads(
                 batch.ranges,
                 max_gap_bytes=self._max_gap_bytes,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from math import inf
+from sys import getsizeof
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import cachetools
@@ -27,7 +28,7 @@ class Holding(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entry holds, its key included."""
+        """Bytes of memory that the entry holds, its key's text apart."""
         ...
 
 
@@ -35,7 +36,7 @@ class Memory(WeighedCache[Hashable, Holding]):
     """One bound for everything that was decoded and found out."""
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes, lambda entry: entry.nbytes)
+        super().__init__(max_bytes, lambda key, entry: entry.nbytes + _text_nbytes(key))
 
 
 class Remembered(NamedTuple):
@@ -166,6 +167,15 @@ class ReadCache:
         if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
             return None
         return cast("Versioned[Any]", entry.known)
+
+
+def _text_nbytes(key: Hashable) -> int:
+    """Weigh the text in a key of the `Memory`, which clients choose: up to four bytes a letter."""
+    match key:
+        case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (_, str(text)):
+            return getsizeof(text)
+        case _:
+            return 0
 
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:

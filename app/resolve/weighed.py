@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable
 
 
 class WeighedCache[K: Hashable, V]:
-    """Holds values up to *max_bytes* in all, by what *weigh* says of each."""
+    """Holds values up to *max_bytes* in all, by what *weigh* says of each and its key."""
 
-    def __init__(self, max_bytes: int, weigh: Callable[[V], int]) -> None:
+    def __init__(self, max_bytes: int, weigh: Callable[[K, V], int]) -> None:
         self._max_bytes = max_bytes
         self._weigh = weigh
         self._entries: OrderedDict[K, V] = OrderedDict()
@@ -35,17 +35,17 @@ class WeighedCache[K: Hashable, V]:
     def put(self, key: K, value: V) -> None:
         """Keep *value*, unless it is heavier than everything together may be."""
         self.discard(key)
-        nbytes = self._weigh(value)
+        nbytes = self._weigh(key, value)
         if nbytes > self._max_bytes:
             return
         self._entries[key] = value
         self._nbytes += nbytes
         while self._nbytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._nbytes -= self._weigh(oldest)
+            oldest = self._entries.popitem(last=False)
+            self._nbytes -= self._weigh(*oldest)
 
     def discard(self, key: K) -> None:
         """Forget *key* if it is there."""
         value = self._entries.pop(key, None)
         if value is not None:
-            self._nbytes -= self._weigh(value)
+            self._nbytes -= self._weigh(key, value)

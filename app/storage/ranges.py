@@ -10,7 +10,7 @@ from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
 
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII)
 _UNSATISFIED: Final = re.compile(r"bytes \*/([0-9]{1,19})", re.ASCII)
-_STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
+_STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
 
 

@@ -96,14 +96,16 @@ class IndexCodec:
     def find(self, index: ShardIndex, entry: int, shard_nbytes: int) -> ByteRange | None:
         """Find inner chunk *entry* of a shard of *shard_nbytes*; `None` if it is empty.
 
-        Raises: `DecodeError` for a range that reaches past the shard or onto its index.
+        Raises: `DecodeError` for a range that reaches past the shard or onto its index, and for
+        a shard too short to have one.
         """
+        place = self.place(shard_nbytes)
         found = index.lookup(entry)
         if found is None:
             return None
         if found.stop > shard_nbytes - self.trailer_nbytes:
             raise DecodeError(f"inner chunk {entry} at {found} ends past {shard_nbytes} bytes")
-        if found.overlaps(self.place(shard_nbytes)):
+        if found.overlaps(place):
             raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
         return found
 

@@ -118,7 +118,9 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
     if codec_name(grid) != "regular":
-        raise UnshardableError(f"the chunk grid is {codec_name(grid)}")
+        raise UnshardableError(f"the chunk grid is {codec_name(grid):.80}")
+    if document.get("storage_transformers"):
+        raise UnshardableError("storage transformers change the keys or the bytes of shards")
     shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
     return ArraySpec(
         shape,
@@ -162,12 +164,13 @@ def _rewritten(node: Json) -> Json:
 def _chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
     name = codec_name(encoding)
     if name not in {"default", "v2"}:
-        raise UnshardableError(f"the chunk key encoding is {name}")
+        raise UnshardableError(f"the chunk key encoding is {name:.80}")
     separator = configuration(encoding).get("separator", "/" if name == "default" else ".")
-    if separator not in {"/", "."}:
+    if separator not in ("/", "."):
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
     return ChunkKeys("c" if name == "default" else "", separator, ndim)
 
 
 def _encode(document: dict[str, Json]) -> bytes:
-    return json.dumps(document, indent=2).encode()
+    """Write one line: to indent what is deeply nested could take a thousand times its bytes."""
+    return json.dumps(document).encode()

@@ -15,6 +15,7 @@ from app.formats.zarr_sharding_indexed.index import CHECKSUM_NBYTES, IndexCodec,
 type Json = Any
 
 _MAX_NDIM: Final = 64
+_MAX_SIZE: Final = 2**63 - 1
 
 
 class UnshardableError(Exception):
@@ -68,7 +69,7 @@ def configuration(named: Json) -> dict[str, Json]:
     """Read the configuration of a codec, grid or encoding; none is an empty one."""
     found = named.get("configuration", {}) if isinstance(named, dict) else {}
     if not isinstance(found, dict):
-        raise DecodeError(f"the configuration of {codec_name(named)} is no object")
+        raise DecodeError(f"the configuration of {codec_name(named):.80} is no object")
     return found
 
 
@@ -78,6 +79,8 @@ def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) ->
         raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
     if len(value) > _MAX_NDIM:
         raise DecodeError(f"{name} has {len(value)} dimensions, more than {_MAX_NDIM}")
+    if any(n > _MAX_SIZE for n in value):
+        raise DecodeError(f"{name} has a size above 2^63-1")
     if ndim is not None and len(value) != ndim:
         raise DecodeError(f"{name} has {len(value)} dimensions instead of {ndim}")
     return tuple(value)
@@ -125,7 +128,7 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Uns
         order = _transpose_order(codec, len(shape))
         shape, axes = _permute(shape, order), _permute(axes, order)
     if unknown := set(names[at + 1 :]) - {"crc32c"}:
-        raise UnshardableError(f"{min(unknown)} after sharding_indexed hides where chunks lie")
+        raise UnshardableError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
     trailer_nbytes = CHECKSUM_NBYTES * len(names[at + 1 :])
 
     sharding = configuration(codecs[at])
@@ -174,7 +177,7 @@ def _index_codec(
     trailer_nbytes: int,
 ) -> IndexCodec:
     location = sharding.get("index_location", "end")
-    if location not in {"start", "end"}:
+    if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
     codecs = sharding.get("index_codecs")
     if not isinstance(codecs, list) or not codecs:
@@ -185,9 +188,9 @@ def _index_codec(
         case ["bytes" | "endian", "crc32c"]:
             has_checksum = True
         case names:
-            raise UnshardableError(f"the shard index is encoded by {' + '.join(names)}")
+            raise UnshardableError(f"the shard index is encoded by {' + '.join(names):.80}")
     endian = configuration(codecs[0]).get("endian")
-    if endian not in {"little", "big"}:
+    if endian not in ("little", "big"):
         raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
     return IndexCodec(
         entry_count=math.prod(shape) // math.prod(chunk_shape),
@@ -200,8 +203,8 @@ def _index_codec(
 
 def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:
     """Read the permutation of a ``transpose``: encoded axis *i* is axis ``order[i]``."""
-    if codec_name(codec) != "transpose":
-        raise UnshardableError(f"{codec_name(codec)} before sharding_indexed changes whole shards")
+    if (name := codec_name(codec)) != "transpose":
+        raise UnshardableError(f"{name:.80} before sharding_indexed changes whole shards")
     order = configuration(codec).get("order")
     axes = tuple(range(ndim))
     if order in ("C", "F"):

@@ -13,8 +13,9 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.errors import ConfigurationError
+from app.http.protocol import GatewayProtocol
 from app.main import create_app
-from app.settings import Settings
+from app.settings import ServerSettings, Settings
 
 BACKLOG: Final = 2048
 """Connections that may wait; one page of a viewer opens more than a hundred at once."""
@@ -39,7 +40,7 @@ def run(settings: Settings, announce: Announce) -> None:
         # uvicorn raises the signal again when it has stopped: that is a success.
         signal.signal(number, lambda *_: sys.exit(0))
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
-    config = _config(settings)
+    config = configure(functools.partial(create_app, settings), settings.server, factory=True)
     if config.workers == 1:
         _run_here(config, listener, announce_url)
     else:
@@ -90,18 +91,19 @@ class _Supervisor(Multiprocess):
             self._announce()
 
 
-def _config(settings: Settings) -> uvicorn.Config:
+def configure(app: Any, settings: ServerSettings, *, factory: bool = False) -> uvicorn.Config:
+    """Say how uvicorn serves *app*, or what the *factory* makes."""
     return uvicorn.Config(
-        functools.partial(create_app, settings),
-        factory=True,
+        app,
+        factory=factory,
         interface="asgi3",
         lifespan="on",
         loop="uvloop",
-        http="httptools",
+        http=GatewayProtocol,
         ws="none",
-        workers=settings.server.workers,
+        workers=settings.workers,
         backlog=BACKLOG,
-        log_config=_logging(settings.server.log_level),
+        log_config=_logging(settings.log_level),
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -1,19 +1,19 @@
-"""The real service, or any ASGI app, under uvicorn in a thread of the tests."""
+"""The service, configured as the command does it, in a thread of the tests."""
 
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
 from app.main import create_app
+from app.server import configure
 from app.settings import Settings
 from app.storage.contract import ObjectReader
 
-BACKLOG: Final = 2048
 _START_S: Final = 20.0
 _STOP_S: Final = 10
 
@@ -24,24 +24,8 @@ def serving(
 ) -> Generator[str]:
     """Run the service with *settings* and give its URL, which ends without a slash."""
     app = create_app(settings) if wrap is None else create_app(settings, wrap=wrap)
-    with running(app) as url:
-        yield url
-
-
-@contextmanager
-def running(app: Any) -> Generator[str]:
-    """Run the ASGI *app* on a free port of this machine until the context ends."""
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        backlog=BACKLOG,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=_STOP_S,
-    )
-    server = uvicorn.Server(config)
+    quiet = settings.server.model_copy(update={"log_level": "critical"})
+    server = uvicorn.Server(configure(app, quiet))
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))

@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.http.cors import Cors
 from app.http.problems import problem
@@ -20,6 +20,14 @@ _process: Final = secrets.token_hex(4)
 _numbers: Final = itertools.count(1)
 
 
+class AtHand(NamedTuple):
+    """A whole answer that needs no waiting."""
+
+    status: HTTPStatus
+    headers: Headers
+    body: bytes
+
+
 class Answer:
     """Sends the response to one request."""
 
@@ -28,7 +36,7 @@ class Answer:
     def __init__(self, scope: Scope, send: Any, cors: Cors) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         """Request headers; of a repeated one, the last."""
-        self.request_id = _request_id(self.headers.get(b"x-request-id"))
+        self.request_id = request_id(self.headers.get(b"x-request-id"))
         self.has_started = False
         self.cors = cors
         self._send = send
@@ -71,7 +79,7 @@ class Answer:
         await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", ALLOW), NO_STORE])
 
 
-def _request_id(given: bytes | None) -> bytes:
+def request_id(given: bytes | None) -> bytes:
     """Keep the client's id if it is fit for a header and a log, else make one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given

@@ -7,8 +7,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from app.errors import ShardgateError, UnknownDatasetError
-from app.http.answer import ALLOW, Answer, Headers, Scope
+from app.errors import RequestError, ShardgateError, UnknownDatasetError
+from app.http.answer import ALLOW, Answer, AtHand, Headers, Scope, request_id
 from app.http.cors import Cors
 from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.pages import content_type, listing_page
@@ -29,6 +29,24 @@ class DataPlane:
         self._datasets = datasets
         self._resolver = resolver
         self._cors = cors
+
+    def at_hand(self, raw_path: bytes, headers: Headers) -> AtHand | None:
+        """Answer a GET for a chunk or document that needs no waiting; see `GatewayProtocol`."""
+        try:
+            name, key = split_target(raw_path)
+            dataset = self._datasets.get(name)
+            if dataset is None or key is None:
+                return None
+            given = dict(headers)
+            opened = self._at_hand(dataset, key, Conditions.parse("GET", given))
+        except RequestError:
+            return None
+        if opened is None or (found := _entity_headers(dataset, key, opened)) is None:
+            return None
+        found += self._cors.headers(given.get(b"origin"))
+        found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
+        body = opened.body
+        return AtHand(opened.choice.status, found, body) if isinstance(body, bytes) else None
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""
@@ -141,15 +159,9 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
 async def _send_entity(
     answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
-    (status, part, _), entity = opened.choice, opened.entity
-    if part is not None:
-        headers = [*_headers(entity.etag, part.length, key, dataset.cache_control)]
-        if status is HTTPStatus.PARTIAL_CONTENT:
-            headers.append((b"content-range", content_range(part, entity.length).encode()))
+    status, entity = opened.choice.status, opened.entity
+    if (headers := _entity_headers(dataset, key, opened)) is not None:
         await answer.send(status, headers, opened.body)
-    elif status is HTTPStatus.NOT_MODIFIED:
-        headers = [(b"etag", entity.etag.encode()), (b"cache-control", dataset.cache_control)]
-        await answer.send(status, headers)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         spelled = b"bytes */%d" % entity.length
         detail = f"{key} has {entity.length} bytes, none of them in the range"
@@ -157,6 +169,19 @@ async def _send_entity(
     else:
         detail = f"the current version of {key} is {entity.etag}"
         await answer.problem(status, detail, (b"etag", entity.etag.encode()))
+
+
+def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
+    """Describe what is sent of an entity; `None` if that is a problem instead."""
+    (status, part, _), entity = opened.choice, opened.entity
+    if status is HTTPStatus.NOT_MODIFIED:
+        return [(b"etag", entity.etag.encode()), (b"cache-control", dataset.cache_control)]
+    if part is None:
+        return None
+    headers = [*_headers(entity.etag, part.length, key, dataset.cache_control)]
+    if status is HTTPStatus.PARTIAL_CONTENT:
+        headers.append((b"content-range", content_range(part, entity.length).encode()))
+    return headers
 
 
 @lru_cache(maxsize=4096)

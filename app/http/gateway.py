@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.http.answer import Answer, Scope
+from app.http.answer import Answer, AtHand, Headers, Scope
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.settings import RESERVED
@@ -15,6 +15,10 @@ class Gateway:
         self._control = control
         self._data = data
         self._cors = cors
+
+    def at_hand(self, raw_path: bytes, headers: Headers) -> AtHand | None:
+        """Answer a GET that needs no waiting, outside of ASGI."""
+        return self._data.at_hand(raw_path, headers)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Speak ASGI."""

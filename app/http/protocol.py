@@ -27,6 +27,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Answer at once if nothing else is under way on this connection."""
         self._is_answered = self._is_simple() and self._answer()
         if not self._is_answered:
+            # An answer to an earlier request of the same packet has set the timer.
+            self._unset_keepalive_if_required()
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -1,0 +1,172 @@
+"""`app.http.protocol`: the short way and uvicorn's way say the same, on raw sockets."""
+
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.settings import DatasetSettings, ServerSettings, Settings
+from tests.formats.zarr_sharding_indexed.case import build
+from tests.serving import serving
+
+CHUNK = b"0123456789"
+LARGE = b"x" * 3_000_000
+CHUNKS = {"c/0/0": CHUNK, "c/0/1": b"another", "c/1/1": LARGE}
+GET = b"GET /em/%s HTTP/1.1\r\nHost: test\r\n%s\r\n"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int]:
+    """Serve an array with every chunk in the cache."""
+    folder = tmp_path_factory.mktemp("em")
+    for key, data in build(CHUNKS).items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    settings = Settings(
+        server=ServerSettings(cors_origins=("https://a.example",)),
+        datasets={"em": DatasetSettings(url=Path(folder).as_uri())},
+    )
+    with serving(settings) as url:
+        found = int(url.rpartition(":")[2])
+        for key in CHUNKS:
+            _ask(found, _get(key))
+        yield found
+
+
+def _get(key: str, headers: bytes = b"") -> bytes:
+    return GET % (key.encode(), headers)
+
+
+@contextmanager
+def _connected(port: int) -> Generator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        yield connection
+
+
+def _read_answer(connection: socket.socket) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    """Read one answer: its first line, headers, and body."""
+    with connection.makefile("rb", buffering=0) as stream:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += stream.read(1) or pytest.fail(f"closed after {head!r}")
+        line, *fields = head.rstrip().split(b"\r\n")
+        headers = dict(field.split(b": ", 1) for field in fields)
+        body, length = b"", int(headers.get(b"content-length", b"0"))
+        while len(body) < length:
+            body += stream.read(length - len(body)) or pytest.fail("closed in the body")
+    return line, headers, body
+
+
+def _ask(port: int, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    with _connected(port) as connection:
+        connection.sendall(request)
+        return _read_answer(connection)
+
+
+def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {k: v for k, v in headers.items() if k not in {b"x-request-id", b"date", b"connection"}}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"",
+        b"Range: bytes=2-4\r\n",
+        b"Range: bytes=-3\r\n",
+        b"Range: bytes=99-\r\n",
+        b"Range: bytes=x\r\n",
+        b'If-Match: "other"\r\n',
+        b"If-None-Match: *\r\n",
+        b"Origin: https://a.example\r\n",
+        b"Origin: https://b.example\r\n",
+    ],
+)
+def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
+    """A connection that will close goes uvicorn's way, and gets the same answer."""
+    short = _ask(port, _get("c/0/0", headers))
+    long = _ask(port, _get("c/0/0", headers + b"Connection: close\r\n"))
+
+    assert short[0] == long[0]
+    assert _without_id(short[1]) == _without_id(long[1])
+    assert short[2] == long[2]
+
+
+def test_connection_is_kept(port: int) -> None:
+    """One connection serves request after request."""
+    with _connected(port) as connection:
+        for key in ["c/0/0", "c/0/1", "c/9/9", "c/0/0"]:
+            connection.sendall(_get(key))
+            assert _read_answer(connection)[2] == CHUNKS.get(key) or key == "c/9/9"
+
+
+def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    """Requests sent at once, at hand or not, get their answers in their order."""
+    keys = ["c/0/0", "c/7/7", "c/0/1", "zarr.json", "nothing", "c/0/0"]
+    with _connected(port) as connection:
+        connection.sendall(b"".join(map(_get, keys)))
+        answers = [_read_answer(connection) for _ in keys]
+
+    assert [answer[0].split()[1] for answer in answers] == [
+        b"200", b"404", b"200", b"200", b"404", b"200",
+    ]  # fmt: skip
+    assert (answers[0][2], answers[2][2], answers[5][2]) == (CHUNK, b"another", CHUNK)
+
+
+def test_slow_reader_gets_everything(port: int) -> None:
+    """Answers wait while a client does not read, longer than idle connections are kept."""
+    with _connected(port) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.sendall(_get("c/1/1") * 5)
+        time.sleep(5.5)
+        answers = [_read_answer(connection)[2] for _ in range(5)]
+
+    assert answers == [LARGE] * 5
+
+
+def test_body_of_a_get_is_dropped(port: int) -> None:
+    """A GET with a body is answered, and the next request is read after that body."""
+    with _connected(port) as connection:
+        connection.sendall(_get("c/0/0", b"Content-Length: 5\r\n") + b"hello" + _get("c/0/1"))
+
+        assert _read_answer(connection)[2] == CHUNK
+        assert _read_answer(connection)[2] == b"another"
+
+
+def test_http_1_0_is_answered_and_closed(port: int) -> None:
+    """An old client is told the end by the connection's."""
+    with _connected(port) as connection:
+        connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+
+    assert received.endswith(CHUNK)
+
+
+def test_request_id_is_echoed(port: int) -> None:
+    """A client finds its own id in the answer."""
+    headers = _ask(port, _get("c/0/0", b"X-Request-ID: mine-1\r\n"))[1]
+
+    assert headers[b"x-request-id"] == b"mine-1"
+
+
+def test_request_id_is_made(port: int) -> None:
+    """Every answer has an id of its own."""
+    ids = [_ask(port, _get("c/0/0"))[1][b"x-request-id"] for _ in range(2)]
+
+    assert len(set(ids)) == 2
+
+
+def test_unfit_request_id_is_not_echoed(port: int) -> None:
+    """An id that could confuse a log is replaced."""
+    headers = _ask(port, _get("c/0/0", b"X-Request-ID: a b\r\n"))[1]
+
+    assert headers[b"x-request-id"] != b"a b"
+
+
+def test_garbage_is_refused(port: int) -> None:
+    """What is not HTTP gets 400."""
+    assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]

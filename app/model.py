@@ -23,6 +23,11 @@ class ObjectRef(NamedTuple):
     def __str__(self) -> str:
         return f"{self.bucket}/{self.key}"
 
+    @property
+    def prefix(self) -> "ObjectRef":
+        """Name the prefix of everything below; that of a bucket is empty."""
+        return self if not self.key or self.key.endswith("/") else self._replace(key=self.key + "/")
+
     def join(self, relative: str) -> "ObjectRef":
         """Name the object *relative* below this prefix."""
         if not self.key or not relative:

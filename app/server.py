@@ -1,11 +1,14 @@
 """Listening: one uvicorn process, or several that share a socket."""
 
+import ctypes
 import functools
+import gc
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
@@ -13,6 +16,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.errors import ConfigurationError
+from app.http.gateway import Gateway
 from app.http.protocol import GatewayProtocol
 from app.main import create_app
 from app.settings import ServerSettings, Settings
@@ -22,6 +26,9 @@ BACKLOG: Final = 2048
 
 STOP_S: Final = 20
 """Time for answers under way when the service is told to stop."""
+
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_BYTES: Final = 256 * 1024
 
 START_S: Final = 60.0
 """Longest wait for one of several processes to come up."""
@@ -40,12 +47,27 @@ def run(settings: Settings, announce: Announce) -> None:
         # uvicorn raises the signal again when it has stopped: that is a success.
         signal.signal(number, lambda *_: sys.exit(0))
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
-    config = configure(functools.partial(create_app, settings), settings.server, factory=True)
+    config = configure(functools.partial(make_app, settings), settings.server, factory=True)
     if config.workers == 1:
         _run_here(config, listener, announce_url)
     else:
         create_app(settings)  # what is wrong with it is told once, not by each process
         _run_several(config, listener, announce_url)
+
+
+def make_app(settings: Settings) -> Gateway:
+    """Make the application, and the memory of its process ready for it.
+
+    What start-up made is never garbage: collections that walked it stopped all answers for
+    90 ms, twice a second under load. Blocks as large as an index are given back to the system
+    when they are freed, or the holes between them take half as much again as the cache may.
+    """
+    app = create_app(settings)
+    gc.collect()
+    gc.freeze()
+    with suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+    return app
 
 
 def _run_here(

@@ -1,7 +1,9 @@
 """Read the bytes of located chunks: cached, shared, and merged with their neighbours."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError
@@ -12,31 +14,47 @@ from app.resolve.weighed import WeighedCache
 from app.storage.contract import Found, ObjectReader
 
 _OVERHEAD_NBYTES: Final = 1024
-_MAX_TURNS: Final = 16
+_TURNS: Final = 4
+_MOMENT_S: Final = 0.001
+"""As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
+
+type _Version = tuple[ObjectRef, ETag]
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Ranges of one version that are asked for in the same moment."""
+class _Moment:
+    """Gathers the ranges of one version that are asked for at once.
 
-    ranges: list[ByteRange] = field(default_factory=list)
-    spans: list[ByteRange] | None = None
+    One range alone waits for some turns of the event loop (20 µs), so that reading one chunk
+    after the other costs nothing. If that brought others, or others are being read, more are
+    likely to come: then it lasts `_MOMENT_S`.
+    """
 
-    async def complete(self) -> None:
-        """Wait until it is planned, or a whole turn has brought nothing more."""
-        for _ in range(_MAX_TURNS):
-            seen = len(self.ranges)
-            await asyncio.sleep(0)
-            if self.spans is not None or len(self.ranges) == seen:
-                return
+    def __init__(self, end: Callable[[list[ByteRange]], list[ByteRange]], *, busy: bool) -> None:
+        self._end_with = end
+        self._is_busy = busy
+        self._turns = 0
+        self._loop = asyncio.get_running_loop()
+        self.ranges: list[ByteRange] = []
+        self.spans: list[ByteRange] = []
+        self.is_over = asyncio.Event()
+        self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turns += 1
+        if self._turns < _TURNS:
+            self._loop.call_soon(self._turn)
+        elif self._is_busy or len(self.ranges) > 1:
+            self._loop.call_later(_MOMENT_S, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.spans = self._end_with(self.ranges)
+        self.is_over.set()
 
 
 class ChunkReader:
-    """Reads ranges of named versions, which can never go stale.
-
-    A moment lasts until a whole turn of the event loop has brought no further range of the
-    same object, so that it costs nothing where nothing else is going on.
-    """
+    """Reads ranges of named versions, which can never go stale."""
 
     def __init__(
         self, store: ObjectReader, *, max_bytes: int, max_gap_bytes: int, max_span_bytes: int
@@ -48,7 +66,8 @@ class ChunkReader:
             max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
         )
         self._flights = SingleFlight[Stored]()
-        self._batches: dict[tuple[ObjectRef, ETag], _Batch] = {}
+        self._moments: dict[_Version, _Moment] = {}
+        self._reading: Counter[_Version] = Counter()
 
     @property
     def nbytes(self) -> int:
@@ -71,33 +90,40 @@ class ChunkReader:
         wanted = chunk.byte_range
         if wanted.length == 0:
             return b""
-        span = await self._span(chunk)
+        version = (chunk.ref, chunk.etag)
+        span = await self._span(version, wanted)
         merged = chunk if span == wanted else Stored(chunk.ref, span, chunk.etag)
-        data = await self._flights.run(merged, lambda: self._get(merged))
+        self._reading[version] += 1
+        try:
+            data = await self._flights.run(merged, lambda: self._get(merged))
+        finally:
+            self._reading[version] -= 1
+            if not self._reading[version]:
+                del self._reading[version]
         if merged is not chunk:
             data = data[wanted.start - span.start : wanted.stop - span.start]
         return data
 
-    async def _span(self, chunk: Stored) -> ByteRange:
-        """Wait out the moment, and find what is then read for *chunk* and its neighbours."""
-        version = (chunk.ref, chunk.etag)
-        batch = self._batches.setdefault(version, _Batch())
-        batch.ranges.append(chunk.byte_range)
+    async def _span(self, version: _Version, wanted: ByteRange) -> ByteRange:
+        """Wait out the moment, and find what is then read for *wanted* and its neighbours."""
+        moment = self._moments.get(version)
+        if moment is None:
+            moment = _Moment(partial(self._plan, version), busy=version in self._reading)
+            self._moments[version] = moment
+        moment.ranges.append(wanted)
         try:
-            await batch.complete()
+            await moment.is_over.wait()
         except asyncio.CancelledError:
-            batch.ranges.remove(chunk.byte_range)
-            if not batch.ranges and self._batches.get(version) is batch:
-                del self._batches[version]
+            moment.ranges.remove(wanted)
             raise
-        if batch.spans is None:
-            del self._batches[version]
-            batch.spans = plan_reads(
-                batch.ranges,
-                max_gap_bytes=self._max_gap_bytes,
-                max_span_bytes=self._max_span_bytes,
-            )
-        return span_of(chunk.byte_range, batch.spans)
+        return span_of(wanted, moment.spans)
+
+    def _plan(self, version: _Version, ranges: list[ByteRange]) -> list[ByteRange]:
+        """End the moment of *version*: the next range begins a new one."""
+        del self._moments[version]
+        return plan_reads(
+            ranges, max_gap_bytes=self._max_gap_bytes, max_span_bytes=self._max_span_bytes
+        )
 
     async def _get(self, chunk: Stored) -> bytes:
         try:

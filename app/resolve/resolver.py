@@ -210,7 +210,7 @@ class Resolver:
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
         """List the objects and prefixes right below *prefix* that are served by their names."""
         layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
-        directory = dataset.root.join(prefix)
+        directory = dataset.root.join(prefix).prefix
         async for listed in self._store.list(directory, delimiter="/"):
             if layout.shows(VirtualKey(rest + listed.ref.key.removeprefix(directory.key))):
                 yield listed

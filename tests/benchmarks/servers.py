@@ -27,7 +27,6 @@ events {{ worker_connections 1024; }}
 http {{
     access_log off;
     sendfile on;
-    tcp_nopush on;
     keepalive_requests 1000000000;
     keepalive_timeout 600s;
     client_body_temp_path {home}/body;

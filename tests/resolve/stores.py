@@ -1,0 +1,102 @@
+"""Stores and clocks that the tests of the resolver watch and hold up."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.storage.contract import Found, NotModified, Stat
+from app.storage.memory import MemoryStore
+
+REF = ObjectRef("memory://bucket", "data/object")
+
+
+@dataclass
+class Clock:
+    """A clock that stands until it is moved."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to a store."""
+
+    method: str
+    ref: ObjectRef
+    request: ByteRequest | None = None
+    if_match: ETag | None = None
+    if_none_match: ETag | None = None
+
+
+class WatchedStore(MemoryStore):
+    """Notes every read, and holds each until its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        """Raised, once, by the next read."""
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the calls so far."""
+        return [call.method for call in self.calls]
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Note, wait, read."""
+        self.calls.append(Call("get", ref, request, if_match, if_none_match))
+        await self._pass()
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Note, wait, and give the range in pieces of 1000 bytes."""
+        self.calls.append(Call("stream", ref, byte_range, if_match))
+        await self._pass()
+        found = await super().get(ref, byte_range, if_match=if_match)
+        assert isinstance(found, Found)
+        yield _pieces(found.data)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Note, wait, measure."""
+        self.calls.append(Call("stat", ref))
+        await self._pass()
+        return await super().stat(ref)
+
+    async def _pass(self) -> None:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), 1000):
+        yield data[at : at + 1000]
+
+
+async def settle() -> None:
+    """Let everything that can go on go on."""
+    await asyncio.sleep(0.01)

@@ -1,0 +1,280 @@
+"""Reading the bytes of located chunks."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import StorageThrottledError, TruncatedReadError, VersionChangedError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, Stored
+from app.resolve.chunks import ChunkReader
+from app.storage.contract import Found, NotModified
+from tests.resolve.stores import REF, WatchedStore
+
+_DATA = bytes(i * 7 % 251 for i in range(1000))
+_GAP, _SPAN = 16, 200
+
+
+class _Case:
+    """A reader of one object of a thousand bytes."""
+
+    def __init__(self, store: WatchedStore | None = None, max_bytes: int = 2**20) -> None:
+        self.store = store or WatchedStore()
+        self.etag = self.store.put(REF, _DATA)
+        self.reader = ChunkReader(
+            self.store, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
+        )
+
+    def chunk(self, start: int, stop: int) -> Stored:
+        """Name a range of the object."""
+        return Stored(REF, ByteRange(start, stop), self.etag)
+
+    async def read(self, *ranges: tuple[int, int]) -> list[bytes]:
+        """Read ranges at the same moment."""
+        return await asyncio.gather(*(self.reader.read(self.chunk(*r)) for r in ranges))
+
+    @property
+    def requests(self) -> list[ByteRequest | None]:
+        """What was asked of the store."""
+        return [call.request for call in self.store.calls]
+
+
+async def _settle() -> None:
+    """Let the moment pass in which ranges are gathered."""
+    await asyncio.sleep(0.01)
+
+
+async def test_a_chunk_is_one_read_of_its_version() -> None:
+    """Exactly the bytes are asked for, and only of the version that was looked up."""
+    case = _Case()
+    assert await case.read((10, 20)) == [_DATA[10:20]]
+
+    (call,) = case.store.calls
+    assert (call.request, call.if_match) == (ByteRange(10, 20), case.etag)
+
+
+async def test_a_hundred_callers_are_one_read() -> None:
+    """Those who ask for the same chunk at the same moment share it."""
+    case = _Case()
+    assert await case.read(*[(10, 20)] * 100) == [_DATA[10:20]] * 100
+    assert case.requests == [ByteRange(10, 20)]
+
+
+async def test_callers_join_a_read_that_is_under_way() -> None:
+    """Who comes while the chunk is on its way waits for it."""
+    case = _Case()
+    case.store.gate.clear()
+    first = asyncio.create_task(case.read((10, 20)))
+    await _settle()
+    second = asyncio.create_task(case.read((10, 20)))
+    await _settle()
+    case.store.gate.set()
+
+    assert await first == await second
+    assert len(case.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranges", "requests"),
+    [
+        ([(0, 10), (10, 20)], [(0, 20)]),
+        ([(10, 20), (0, 10)], [(0, 20)]),
+        ([(0, 10), (10 + _GAP, 40)], [(0, 40)]),
+        ([(0, 10), (11 + _GAP, 40)], [(0, 10), (11 + _GAP, 40)]),
+        ([(0, 100), (100, _SPAN)], [(0, _SPAN)]),
+        ([(0, 100), (100, _SPAN + 1)], [(0, 100), (100, _SPAN + 1)]),
+        ([(0, 900), (900, 901)], [(0, 900), (900, 901)]),
+        ([(5, 5)], []),
+    ],
+)
+async def test_neighbours_are_merged(
+    ranges: list[tuple[int, int]], requests: list[tuple[int, int]]
+) -> None:
+    """Touching ranges and gaps up to the limit are one read, wider gaps and longer spans not."""
+    case = _Case()
+    await case.read(*ranges)
+
+    assert sorted(r for r in case.requests if isinstance(r, ByteRange)) == [
+        ByteRange(*request) for request in requests
+    ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1000), st.integers(0, 120)).map(
+            lambda r: (r[0], min(1000, r[0] + r[1]))
+        ),
+        max_size=20,
+    )
+)
+def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """Everybody gets the bytes of the own range."""
+
+    async def run() -> None:
+        assert await _Case().read(*ranges) == [_DATA[start:stop] for start, stop in ranges]
+
+    asyncio.run(run())
+
+
+async def test_versions_are_not_merged() -> None:
+    """Neighbouring ranges of two versions are two reads, and only the current one succeeds."""
+    case = _Case()
+    other = Stored(REF, ByteRange(20, 30), ETag('"other"'))
+    good, bad = await asyncio.gather(
+        case.reader.read(case.chunk(10, 20)), case.reader.read(other), return_exceptions=True
+    )
+
+    assert good == _DATA[10:20]
+    assert isinstance(bad, VersionChangedError)
+
+
+async def test_objects_are_not_merged() -> None:
+    """Ranges of two objects are two reads."""
+    case = _Case()
+    other = ObjectRef("memory://bucket", "data/other")
+    etag = case.store.put(other, b"0123456789")
+    here, there = await asyncio.gather(
+        case.reader.read(case.chunk(0, 4)),
+        case.reader.read(Stored(other, ByteRange(4, 8), etag)),
+    )
+
+    assert (here, there) == (_DATA[:4], b"4567")
+    assert [call.ref for call in case.store.calls] == [REF, other]
+
+
+class _ShortStore(WatchedStore):
+    """Loses the last byte of everything."""
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read too little."""
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        assert isinstance(found, Found)
+        return Found(found.data[:-1], found.byte_range, found.size, found.etag)
+
+
+async def test_a_short_read_is_no_short_chunk() -> None:
+    """Fewer bytes than asked for are an error, for each of those who were merged."""
+    case = _Case(_ShortStore())
+    heard = await asyncio.gather(
+        *(case.reader.read(case.chunk(*r)) for r in [(0, 10), (10, 20)]), return_exceptions=True
+    )
+
+    assert [type(each) for each in heard] == [TruncatedReadError] * 2
+
+
+async def test_a_replaced_object_is_noticed() -> None:
+    """The bytes of another version are not given."""
+    case = _Case()
+    case.store.put(REF, b"another")
+    with pytest.raises(VersionChangedError):
+        await case.read((10, 20))
+
+
+async def test_a_removed_object_is_noticed() -> None:
+    """An object that is gone has changed: only a look-up can tell that it is absent."""
+    case = _Case()
+    case.store.delete(REF)
+    with pytest.raises(VersionChangedError):
+        await case.read((10, 20))
+
+
+async def test_after_a_failure_the_next_read_tries_again() -> None:
+    """A failure is not kept."""
+    case = _Case()
+    case.store.failure = StorageThrottledError(REF, "for the test")
+    with pytest.raises(StorageThrottledError):
+        await case.read((10, 20))
+
+    assert await case.read((10, 20)) == [_DATA[10:20]]
+
+
+async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
+    """The upstream read of chunks that nobody waits for ends."""
+    case = _Case()
+    case.store.gate.clear()
+    task = asyncio.create_task(case.read((0, 10), (10, 20)))
+    await _settle()
+    task.cancel()
+    await _settle()
+
+    assert (len(case.store.calls), case.store.cancelled) == (1, 1)
+
+
+async def test_when_one_caller_leaves_the_others_go_on() -> None:
+    """Who waits for the other half of a merged read gets it."""
+    case = _Case()
+    case.store.gate.clear()
+    tasks = [asyncio.create_task(case.read(r)) for r in [(0, 10), (10, 20)]]
+    await _settle()
+    tasks[0].cancel()
+    await _settle()
+    case.store.gate.set()
+
+    assert await tasks[1] == [_DATA[10:20]]
+    assert case.store.cancelled == 0
+
+
+@pytest.mark.parametrize("turns", range(10))
+async def test_nothing_is_left_of_who_leaves_early(turns: int) -> None:
+    """Whenever a caller leaves, every table is empty and nobody else reads the own range."""
+    case = _Case()
+    task = asyncio.create_task(case.read((0, 10)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await _settle()
+    assert not any(table for table in vars(case.reader).values() if isinstance(table, dict))
+    case.store.calls.clear()
+    await case.read((10, 20))
+
+    assert case.requests == [ByteRange(10, 20)]
+
+
+async def test_nobody_reads_for_who_left_before_the_reading() -> None:
+    """The range of a caller that left at once is not merged into those of others."""
+    case = _Case()
+    chunks = [case.chunk(0, 10), case.chunk(10, 20)]
+    tasks = [asyncio.create_task(case.reader.read(chunk)) for chunk in chunks]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+
+    assert await tasks[1] == _DATA[10:20]
+    assert case.requests == [ByteRange(10, 20)]
+
+
+async def test_what_is_kept_is_at_hand() -> None:
+    """A body that was put into the cache is found there, and only there."""
+    case = _Case()
+    chunk = case.chunk(0, 10)
+    assert case.reader.cached(chunk) is None
+    case.reader.keep(chunk, _DATA[:10])
+
+    assert case.reader.cached(chunk) == _DATA[:10]
+    assert case.reader.cached(chunk._replace(etag=ETag('"other"'))) is None
+
+
+async def test_the_bound_of_the_cache_is_kept() -> None:
+    """However much is put into the cache, it weighs no more than its bound."""
+    case = _Case(max_bytes=5000)
+    for start in range(50):
+        case.reader.keep(case.chunk(start, start + 500), _DATA[start : start + 500])
+        assert case.reader.nbytes <= 5000
+
+    assert case.reader.nbytes > 3000
+
+
+async def test_a_bound_of_nothing_switches_the_cache_off() -> None:
+    """With no room not even an empty body is kept."""
+    case = _Case(max_bytes=0)
+    case.reader.keep(case.chunk(0, 0), b"")
+
+    assert case.reader.cached(case.chunk(0, 0)) is None

@@ -1,0 +1,512 @@
+"""From a virtual key to bytes: which reads that takes, and what it never does."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from app.errors import (
+    BusyError,
+    DamagedError,
+    StorageDeniedError,
+    StorageThrottledError,
+    VersionChangedError,
+)
+from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, VirtualKey
+from app.resolve.budget import ByteBudget
+from app.resolve.chunks import ChunkReader
+from app.resolve.containers import Containers
+from app.resolve.fetch import Memory, ReadCache
+from app.resolve.resolver import Body, Dataset, Entity, Resolver
+from app.storage.contract import Found, NotModified
+from tests.formats.zarr_sharding_indexed.case import build, build_nested, chunk_bytes
+from tests.resolve.stores import Clock, WatchedStore, settle
+from tests.resolving import ROOT, All, gather
+
+_CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
+_SHARD = ROOT.join("c/0/0")
+_TTL_S = 60.0
+_STREAM_BYTES = 4096
+
+
+class _Case:
+    """A resolver over a watched store with a clock that is moved by hand."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, bytes],
+        store: WatchedStore | None = None,
+        *,
+        chunk_bytes: int = 2**20,
+        whole_index_nbytes: int = 2**20,
+        in_flight_bytes: int = 2**26,
+    ) -> None:
+        self.store = store or WatchedStore()
+        self.clock = Clock()
+        self.write(objects)
+        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=_TTL_S, clock=self.clock)
+        self.chunks = ChunkReader(
+            self.store, max_bytes=chunk_bytes, max_gap_bytes=64, max_span_bytes=_STREAM_BYTES
+        )
+        self.budget = ByteBudget(in_flight_bytes, wait_s=0.05)
+        self.resolver = Resolver(
+            self.store,
+            self.fetch,
+            self.chunks,
+            self.budget,
+            stream_bytes=_STREAM_BYTES,
+            clock=self.clock,
+        )
+        formats = (ZarrFormat(2**20, whole_index_nbytes),)
+        self.dataset = Dataset("data", ROOT, Containers(formats), b"max-age=60")
+
+    def write(self, objects: Mapping[str, bytes]) -> None:
+        """Store objects below the root."""
+        for key, data in objects.items():
+            self.store.put(ROOT.join(key), data)
+
+    async def read(
+        self,
+        key: str,
+        part: tuple[int, int] | None = None,
+        reading: ByteRequest | None = EVERYTHING,
+    ) -> bytes | None:
+        """Read *part* of *key*, or all of it."""
+
+        def choose(entity: Entity) -> All:
+            return All(ByteRange(*part) if part else ByteRange(0, entity.length))
+
+        opening = self.resolver.open(self.dataset, VirtualKey(key), choose, reading)
+        async with opening as opened:
+            return None if opened is None else await gather(opened.body)
+
+    async def stat(self, key: str) -> Entity | None:
+        """Look *key* up without reading it, as HEAD does."""
+        opening = self.resolver.open(self.dataset, VirtualKey(key), lambda _: All(None))
+        async with opening as opened:
+            assert opened is None or opened.body == b""
+            return None if opened is None else opened.entity
+
+    async def warm(self, key: str = "zarr.json") -> None:
+        """Learn of *key* and its neighbours, and count from zero."""
+        await self.stat(key)
+        self.store.calls.clear()
+
+
+def _array(**options: object) -> _Case:
+    return _Case(build(_CHUNKS), **options)  # type: ignore[arg-type]  # passed on
+
+
+async def test_a_cold_chunk_is_two_reads() -> None:
+    """After the metadata a chunk of an unknown shard is its index and its bytes."""
+    case = _array()
+    await case.warm()
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+    assert [call.ref for call in case.store.calls] == [_SHARD, _SHARD]
+    assert case.store.methods == ["get", "get"]
+
+
+async def test_a_warm_chunk_is_one_read() -> None:
+    """With the index known a chunk is exactly its bytes, of the version of the index."""
+    case = _array()
+    await case.warm("c/0/1")
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+    (call,) = case.store.calls
+    assert call.request == ByteRange(0, len(_CHUNKS["c/0/0"]))
+    assert call.if_match is not None
+
+
+async def test_a_cached_chunk_is_no_read() -> None:
+    """What is in the chunk cache needs no store."""
+    case = _array()
+    await case.read("c/0/0")
+    case.store.calls.clear()
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+    assert case.store.calls == []
+
+
+async def test_a_part_of_a_cached_chunk_is_no_read() -> None:
+    """A range of what is in the chunk cache is cut from it."""
+    case = _array()
+    await case.read("c/0/0")
+    case.store.calls.clear()
+
+    assert await case.read("c/0/0", (1, 3)) == _CHUNKS["c/0/0"][1:3]
+    assert case.store.calls == []
+
+
+async def test_a_part_of_a_chunk_reads_that_part() -> None:
+    """A range of a chunk is a range of its shard, and is not taken for the chunk later."""
+    case = _array()
+    await case.warm("c/0/0")
+    assert await case.read("c/0/0", (1, 3)) == _CHUNKS["c/0/0"][1:3]
+    assert [call.request for call in case.store.calls] == [ByteRange(1, 3)]
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+async def test_a_hundred_callers_of_a_cold_chunk_are_two_reads() -> None:
+    """However many ask for one cold key at the same moment."""
+    case = _array()
+    await case.warm()
+
+    assert (
+        await asyncio.gather(*(case.read("c/0/0") for _ in range(100))) == [_CHUNKS["c/0/0"]] * 100
+    )
+    assert len(case.store.calls) == 2
+
+
+async def test_a_hundred_callers_with_everything_cold_are_three_reads() -> None:
+    """Metadata, index, chunk: each once."""
+    case = _array()
+    await asyncio.gather(*(case.read("c/0/0") for _ in range(100)))
+
+    assert len(case.store.calls) == 3
+
+
+async def test_looking_at_a_warm_key_reads_nothing() -> None:
+    """HEAD and 304 are decided from what is known."""
+    case = _array()
+    await case.warm("c/0/0")
+    entity = await case.stat("c/0/0")
+
+    assert entity is not None
+    assert entity.length == len(_CHUNKS["c/0/0"])
+    assert case.store.calls == []
+
+
+async def test_looking_at_a_cold_key_reads_no_chunk() -> None:
+    """HEAD of an unknown shard reads its index only."""
+    case = _array()
+    await case.warm()
+    await case.stat("c/0/0")
+
+    assert len(case.store.calls) == 1
+
+
+async def test_an_empty_chunk_of_a_warm_shard_is_no_read() -> None:
+    """Absence is told from the index."""
+    case = _array()
+    await case.warm("c/0/0")
+
+    assert await case.read("c/1/1") is None
+    assert case.store.calls == []
+
+
+async def test_an_absent_shard_is_asked_for_once() -> None:
+    """All chunks of a shard that was never written are absent by one read."""
+    case = _array()
+    await case.warm()
+    assert [await case.read(f"c/2/{j}") for j in (0, 1)] == [None, None]
+
+    assert len(case.store.calls) == 1
+
+
+async def test_a_large_index_is_read_by_entry() -> None:
+    """Of an index over the limit a chunk costs the shard's end, one entry and the bytes."""
+    case = _array(whole_index_nbytes=10)
+    await case.warm()
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+    requests = [call.request for call in case.store.calls]
+    assert [getattr(request, "length", 0) for request in requests] == [1, 16, 5]
+
+
+async def test_a_nested_chunk_still_ends_in_one_read() -> None:
+    """With both indexes known a chunk of a shard inside a shard is one read."""
+    case = _Case(build_nested({"c/0": b"zero", "c/1": b"one"}))
+    await case.warm("c/0")
+
+    assert await case.read("c/1") == b"one"
+    assert len(case.store.calls) == 1
+
+
+async def test_neighbours_asked_for_together_are_one_read() -> None:
+    """Two chunks that lie side by side come in one range."""
+    case = _array()
+    await case.warm("c/0/0")
+    first, second = await asyncio.gather(case.read("c/0/0"), case.read("c/0/1"))
+
+    assert (first, second) == (_CHUNKS["c/0/0"], _CHUNKS["c/0/1"])
+    assert len(case.store.calls) == 1
+
+
+async def test_an_object_as_it_is_comes_in_one_read() -> None:
+    """What passes through brings its size and version with its bytes."""
+    case = _Case({"a.bin": b"bytes"})
+    await case.warm()
+    case.store.calls.clear()
+
+    assert await case.read("a.bin") == b"bytes"
+    assert case.store.methods == ["get"]
+
+
+async def test_a_hundred_callers_of_an_object_are_one_read() -> None:
+    """What passes through is shared like chunks."""
+    case = _Case({"a.bin": b"bytes"})
+    await case.warm()
+
+    assert await asyncio.gather(*(case.read("a.bin") for _ in range(100))) == [b"bytes"] * 100
+    assert case.store.methods == ["get"]
+
+
+async def test_an_object_whose_part_is_unknown_is_measured_first() -> None:
+    """When what is wanted depends on the size, the size is asked for."""
+    case = _Case({"a.bin": b"bytes"})
+    await case.warm()
+
+    assert await case.read("a.bin", (1, 3), reading=None) == b"yt"
+    assert case.store.methods == ["stat", "get"]
+
+
+async def test_an_empty_object_is_there() -> None:
+    """No bytes are not absence."""
+    case = _Case({"a.bin": b""})
+
+    assert await case.read("a.bin") == b""
+
+
+async def test_an_absent_object_is_asked_for_once() -> None:
+    """Absence of what passes through is remembered until its time is over."""
+    case = _Case({})
+    assert [await case.read("a.bin"), await case.read("a.bin")] == [None, None]
+    assert [call.ref.key for call in case.store.calls] == ["data/zarr.json", "data/a.bin"]
+    case.write({"a.bin": b"bytes"})
+    case.clock.now += _TTL_S
+
+    assert await case.read("a.bin") == b"bytes"
+
+
+@pytest.mark.parametrize("reading", [EVERYTHING, None])
+async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
+    """More than the limit comes piece by piece from one stream, and is not cached."""
+    data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
+    case = _Case({"large.bin": data})
+    await case.warm()
+    assert await case.read("large.bin", reading=reading) == data
+
+    assert case.store.methods == ["get" if reading else "stat", "stream"]
+    assert case.chunks.nbytes == 0
+
+
+async def test_a_large_chunk_streams() -> None:
+    """A chunk above the limit is one stream of a range of its shard."""
+    data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
+    case = _Case(build({"c/0/0": data}))
+    await case.warm("c/0/0")
+
+    def choose(entity: Entity) -> All:
+        return All(ByteRange(0, entity.length))
+
+    async with case.resolver.open(case.dataset, VirtualKey("c/0/0"), choose) as opened:
+        assert opened is not None
+        body: Body = opened.body
+        assert not isinstance(body, bytes)
+        pieces = [piece async for piece in body]
+
+    assert b"".join(pieces) == data
+    assert len(pieces) > 1
+    assert (case.store.methods, case.chunks.nbytes) == (["stream"], 0)
+
+
+async def test_an_overwritten_shard_gives_the_new_bytes() -> None:
+    """When the shard is not what the index says, the look-up begins anew."""
+    case = _array(chunk_bytes=0)
+    await case.warm("c/0/0")
+    case.write(build({"c/0/0": b"new"}))
+
+    assert await case.read("c/0/0") == b"new"
+
+
+async def test_an_overwritten_object_gives_the_new_bytes() -> None:
+    """A known object that was replaced is read in its new version."""
+    case = _Case({"a.bin": b"old"}, chunk_bytes=0)
+    await case.read("a.bin")
+    case.write({"a.bin": b"newer"})
+
+    assert await case.read("a.bin") == b"newer"
+
+
+async def test_a_deleted_shard_is_absent() -> None:
+    """When the shard is gone, so are its chunks."""
+    case = _array(chunk_bytes=0)
+    await case.warm("c/0/0")
+    case.store.delete(_SHARD)
+
+    assert await case.read("c/0/0") is None
+
+
+class _RestlessStore(WatchedStore):
+    """Rewrites the shard before every read of it."""
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Change, then read."""
+        if ref == _SHARD:
+            number = len(self.calls)
+            self.put(_SHARD, build({"c/0/0": b"%d" % number})["c/0/0"])
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+
+async def test_an_object_that_never_holds_still_is_an_error() -> None:
+    """When the shard changes at every read the look-up gives up after a few."""
+    case = _array(store=_RestlessStore())
+    with pytest.raises(VersionChangedError):
+        await case.read("c/0/0")
+
+    assert len(case.store.calls) < 12
+    assert case.budget.held_bytes == 0
+
+
+async def test_a_known_key_is_known_until_its_time_is_over() -> None:
+    """What a key names is looked up anew after the time of what told it."""
+    case = _array()
+    before = await case.stat("c/0/0")
+    case.write(build({"c/0/0": b"new"}))
+    case.clock.now += _TTL_S - 0.001
+    assert await case.stat("c/0/0") == before
+    case.clock.now += 0.001
+    after = await case.stat("c/0/0")
+
+    assert before is not None
+    assert after is not None
+    assert before.etag != after.etag
+
+
+async def test_a_known_key_is_not_believed_after_forgetting() -> None:
+    """What a key names is looked up anew when its shard is forgotten."""
+    case = _array()
+    before = await case.stat("c/0/0")
+    case.write(build({"c/0/0": b"new"}))
+    case.clock.now += 0.001
+    case.fetch.forget(_SHARD)
+    case.clock.now += 0.001
+
+    assert await case.stat("c/0/0") != before
+
+
+async def test_a_known_absence_ends_with_its_time() -> None:
+    """A chunk that is written appears when the absence is over its time."""
+    case = _Case({"zarr.json": build({})["zarr.json"]})
+    assert await case.read("c/0/0") is None
+    case.write(build(_CHUNKS))
+    assert await case.read("c/0/0") is None
+    case.clock.now += _TTL_S
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+async def test_an_array_that_is_made_appears_when_its_time_comes() -> None:
+    """A key that passed through belongs to the array that was made around it."""
+    case = _Case({})
+    assert await case.read("c/0/0") is None
+    case.write(build(_CHUNKS))
+    case.clock.now += _TTL_S
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+async def test_a_failure_is_not_taken_for_an_answer() -> None:
+    """A read that is denied or throttled fails the request, and only this one."""
+    case = _array()
+    for failure in (StorageDeniedError(_SHARD, "for the test"), StorageThrottledError(ROOT, "")):
+        case.store.failure = failure
+        with pytest.raises(type(failure)):
+            await case.read("c/0/0")
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+async def test_damage_names_the_shard_and_is_not_remembered() -> None:
+    """A damaged shard is an error until it is mended."""
+    case = _array()
+    whole = build(_CHUNKS)["c/0/0"]
+    case.write({"c/0/0": whole[:-1] + bytes([whole[-1] ^ 1])})
+    with pytest.raises(DamagedError, match="data/c/0/0: the checksum"):
+        await case.read("c/0/0")
+    case.write({"c/0/0": whole})
+    case.clock.now += 0.001
+
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+async def test_bytes_are_in_flight_until_the_client_has_them() -> None:
+    """The room of a body is taken while it is being sent, and only then."""
+    case = _array(chunk_bytes=0)
+
+    def choose(entity: Entity) -> All:
+        return All(ByteRange(0, entity.length))
+
+    async with case.resolver.open(case.dataset, VirtualKey("c/0/0"), choose):
+        assert case.budget.held_bytes == len(_CHUNKS["c/0/0"])
+    assert case.budget.held_bytes == 0
+
+
+async def test_without_room_a_chunk_is_not_read() -> None:
+    """When other bytes in flight take all room, the request ends with `BusyError`."""
+    case = _array(in_flight_bytes=8)
+    await case.warm("c/0/0")
+    async with case.budget.hold(8):
+        with pytest.raises(BusyError):
+            await case.read("c/0/0")
+
+    assert case.store.calls == []
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+
+@pytest.mark.parametrize("key", ["c/0/0", "zarr.json", "notes.txt"])
+@pytest.mark.parametrize("turns", range(8))
+async def test_whoever_leaves_leaves_nothing_behind(key: str, turns: int) -> None:
+    """Whenever a client goes away, no bytes stay in flight, and the next one is served."""
+    case = _Case({**build(_CHUNKS), "notes.txt": b"notes"})
+    expected = await _Case({**build(_CHUNKS), "notes.txt": b"notes"}).read(key)
+    task = asyncio.create_task(case.read(key))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await settle()
+
+    assert case.budget.held_bytes == 0
+    assert await case.read(key) == expected
+
+
+async def test_two_datasets_do_not_share_what_keys_name() -> None:
+    """The same key in another root is another entity."""
+    case = _array()
+    case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
+    other = Dataset("other", ROOT.join("sub"), case.dataset.containers, b"")
+    first = await case.resolver.find(case.dataset, VirtualKey("c/0/0"))
+    second = await case.resolver.find(other, VirtualKey("c/0/0"))
+
+    assert first is not None
+    assert second is not None
+    assert first.etag != second.etag
+
+
+async def test_shards_are_not_listed() -> None:
+    """A listing shows the objects that are served under their own names."""
+    case = _Case({**build(_CHUNKS), "notes.txt": b"notes", "thumbs/0.png": b"png"})
+    root = ObjectRef(ROOT.bucket, "")
+    dataset = Dataset("data", root, case.dataset.containers, b"")
+    listed = [entry.ref.key async for entry in case.resolver.list(dataset, VirtualKey("data/"))]
+
+    assert listed == ["data/notes.txt", "data/thumbs/", "data/zarr.json"]
+
+
+async def test_the_root_is_listed_and_not_its_neighbours() -> None:
+    """The listing of a root tells what is below it, and nothing of what is beside it."""
+    case = _Case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
+    case.store.put(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
+    listed = [entry.ref.key async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
+
+    assert listed == ["data/notes.txt", "data/zarr.json"]

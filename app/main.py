@@ -42,6 +42,7 @@ def create_app(
             name=name,
             root=_open_root(stores, dataset, settings),
             containers=Containers(formats(dataset, limits)),
+            format=dataset.format,
             cache_control=dataset.cache_control.encode(),
         )
         for name, dataset in settings.datasets.items()

@@ -74,5 +74,5 @@ def reading(
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
     resolver = Resolver(store, fetch, chunks, budget, stream_bytes=stream_bytes)
     known = formats or (ZarrFormat(2**20, whole_index_nbytes),)
-    dataset = Dataset("data", root, Containers(known), b"max-age=60")
+    dataset = Dataset("data", root, Containers(known), "auto", b"max-age=60")
     return Reading(resolver, fetch, chunks, budget, dataset)

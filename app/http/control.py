@@ -4,27 +4,30 @@ import html
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from app.errors import ShardgateError, StorageError
+from app.errors import ShardgateError, StorageError, UnknownDatasetError
 from app.http.problems import problem, status_of
+from app.resolve.inspect import ArrayReport, DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-class DatasetSummary(BaseModel):
+class DatasetSummary(BaseModel, use_attribute_docstrings=True):
     """A dataset that is served."""
 
     name: str
     path: str
     """Where its keys begin."""
+    format: str
+    """Container format, or `auto`."""
     writable: bool = False
 
 
@@ -32,6 +35,15 @@ class DatasetList(BaseModel):
     """All datasets."""
 
     datasets: list[DatasetSummary]
+
+
+class DatasetDescription(DatasetSummary):
+    """A dataset and the arrays in it."""
+
+    arrays: list[ArrayReport]
+    damaged: list[DamageReport]
+    next: str | None = None
+    """Path to go on after, where there are more arrays."""
 
 
 class Readiness(BaseModel):
@@ -62,6 +74,20 @@ def build_control(
         """List what is served."""
         return DatasetList(datasets=[_summary(dataset) for dataset in datasets.values()])
 
+    @app.get("/api/datasets/{dataset}")
+    async def describe_dataset(
+        dataset: str, after: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 1000
+    ) -> DatasetDescription:
+        """Describe the arrays of a dataset as they are stored and served."""
+        named = _named(datasets, dataset)
+        reports = await inspect_root(resolver.root(named), after=after, limit=limit)
+        return DatasetDescription(
+            **_summary(named).model_dump(),
+            arrays=[report for report in reports if isinstance(report, ArrayReport)],
+            damaged=[report for report in reports if isinstance(report, DamageReport)],
+            next=reports[-1].path if len(reports) == limit else None,
+        )
+
     @app.get("/healthz")
     async def is_alive() -> dict[str, str]:
         """Tell that the process answers."""
@@ -78,8 +104,15 @@ def build_control(
     return app
 
 
+def _named(datasets: Mapping[str, Dataset], name: str) -> Dataset:
+    if name not in datasets:
+        raise UnknownDatasetError(f"there is no dataset {name}")
+    return datasets[name]
+
+
 def _summary(dataset: Dataset) -> DatasetSummary:
-    return DatasetSummary(name=dataset.name, path=f"/{quote(dataset.name)}/")
+    path = f"/{quote(dataset.name)}/"
+    return DatasetSummary(name=dataset.name, path=path, format=dataset.format)
 
 
 async def _reach(resolver: Resolver, dataset: Dataset) -> str:

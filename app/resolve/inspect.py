@@ -76,10 +76,18 @@ class ChunkReport:
     """The shard that holds the chunk, or would."""
 
 
-async def inspect_root(root: Root) -> list[ArrayReport | DamageReport]:
-    """Describe every array below *root*."""
+async def inspect_root(
+    root: Root, *, after: str = "", limit: int | None = None
+) -> list[ArrayReport | DamageReport]:
+    """Describe the arrays below *root*, up to *limit* of those behind the path *after*."""
     reports: list[ArrayReport | DamageReport] = []
+    is_behind = not after
     async for visited in find_arrays(root):
+        if not is_behind:
+            is_behind = visited.path == after
+            continue
+        if len(reports) == limit:
+            break
         match visited.found:
             case DamagedError() as damage:
                 reports.append(DamageReport(visited.path, damage.reason))

@@ -27,6 +27,7 @@ from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
 from app.resolve.flight import SingleFlight
+from app.resolve.walk import Root
 from app.storage.contract import Found, Listed, ObjectReader, Stat
 
 _ATTEMPTS: Final = 4
@@ -43,6 +44,8 @@ class Dataset:
     name: str
     root: ObjectRef
     containers: Containers
+    format: str
+    """As it is configured: ``zarr``, or ``auto``."""
     cache_control: bytes
     """The header of answers that can change."""
 
@@ -214,6 +217,10 @@ class Resolver:
         async for listed in self._store.list(directory, delimiter="/"):
             if layout.shows(VirtualKey(rest + listed.ref.key.removeprefix(directory.key))):
                 yield listed
+
+    def root(self, dataset: Dataset) -> Root:
+        """Give what is needed to look around in *dataset*."""
+        return Root(dataset.root, self._store, dataset.containers, self._fetch)
 
     async def reach(self, dataset: Dataset) -> None:
         """Return if the root of *dataset* answers, else raise."""

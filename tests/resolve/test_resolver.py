@@ -59,7 +59,7 @@ class _Case:
             clock=self.clock,
         )
         formats = (ZarrFormat(2**20, whole_index_nbytes),)
-        self.dataset = Dataset("data", ROOT, Containers(formats), b"max-age=60")
+        self.dataset = Dataset("data", ROOT, Containers(formats), "auto", b"max-age=60")
 
     def write(self, objects: Mapping[str, bytes]) -> None:
         """Store objects below the root."""
@@ -484,7 +484,7 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     """The same key in another root is another entity."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
-    other = Dataset("other", ROOT.join("sub"), case.dataset.containers, b"")
+    other = Dataset("other", ROOT.join("sub"), case.dataset.containers, "auto", b"")
     first = await case.resolver.find(case.dataset, VirtualKey("c/0/0"))
     second = await case.resolver.find(other, VirtualKey("c/0/0"))
 
@@ -497,7 +497,7 @@ async def test_shards_are_not_listed() -> None:
     """A listing shows the objects that are served under their own names."""
     case = _Case({**build(_CHUNKS), "notes.txt": b"notes", "thumbs/0.png": b"png"})
     root = ObjectRef(ROOT.bucket, "")
-    dataset = Dataset("data", root, case.dataset.containers, b"")
+    dataset = Dataset("data", root, case.dataset.containers, "auto", b"")
     listed = [entry.ref.key async for entry in case.resolver.list(dataset, VirtualKey("data/"))]
 
     assert listed == ["data/notes.txt", "data/thumbs/", "data/zarr.json"]

@@ -3,15 +3,17 @@
 import itertools
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from app.http.cors import Cors
 from app.http.problems import problem
 
 type Scope = Mapping[str, Any]
 type Headers = list[tuple[bytes, bytes]]
+type Body = bytes | AsyncIterator[bytes]
+type Respond = Callable[[], Awaitable[None]]
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"
 NO_STORE: Final = (b"cache-control", b"no-store")
@@ -28,33 +30,32 @@ class AtHand(NamedTuple):
     body: bytes
 
 
+class Write(Protocol):
+    """Writes an answer, complete with its headers, to the connection."""
+
+    async def __call__(self, status: HTTPStatus, headers: Headers, body: Body, /) -> None:
+        """Return when all of it is handed on."""
+        ...
+
+
 class Answer:
-    """Sends the response to one request."""
+    """The response to one request with the headers *given*."""
 
-    __slots__ = ("_send", "cors", "has_started", "headers", "request_id")
+    __slots__ = ("_cors", "_write", "given", "has_started", "request_id")
 
-    def __init__(self, scope: Scope, send: Any, cors: Cors) -> None:
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        """Request headers; of a repeated one, the last."""
-        self.request_id = request_id(self.headers.get(b"x-request-id"))
+    def __init__(self, given: Mapping[bytes, bytes], write: Write, cors: Cors) -> None:
+        self.given = given
+        self.request_id = request_id(given.get(b"x-request-id"))
         self.has_started = False
-        self.cors = cors
-        self._send = send
+        self._write = write
+        self._cors = cors
 
-    async def send(
-        self, status: HTTPStatus, headers: Headers, body: bytes | AsyncIterator[bytes] = b""
-    ) -> None:
+    async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
         """Send *headers*, to which CORS and the request id are added, and *body*."""
-        headers += self.cors.headers(self.headers.get(b"origin"))
+        headers += self._cors.headers(self.given.get(b"origin"))
         headers.append((b"x-request-id", self.request_id))
         self.has_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        if isinstance(body, bytes):
-            await self._send({"type": "http.response.body", "body": body})
-            return
-        async for piece in body:
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b""})
+        await self._write(status, headers, body)
 
     async def problem(self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes]) -> None:
         """Send a problem document; errors are not cached unless *extra* says how."""
@@ -64,19 +65,32 @@ class Answer:
             headers.append(NO_STORE)
         await self.send(status, headers, body)
 
-    async def decorate(self, message: MutableMapping[str, Any]) -> None:
-        """Send an ASGI message of another application, with what every answer carries."""
-        if message["type"] == "http.response.start":
-            present = {name for name, _ in message["headers"]}
-            more = [*self.cors.headers(self.headers.get(b"origin")), NO_STORE]
-            more.append((b"x-request-id", self.request_id))
-            message["headers"] = [*message["headers"], *(h for h in more if h[0] not in present)]
-        await self._send(message)
-
     async def preflight(self) -> None:
         """Answer OPTIONS."""
-        headers = self.cors.preflight(ALLOW)
+        headers = self._cors.preflight(ALLOW)
         await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", ALLOW), NO_STORE])
+
+    def completed(self, headers: Headers) -> Headers:
+        """Add to the *headers* of another application what every answer carries."""
+        present = {name for name, _ in headers}
+        more = [*self._cors.headers(self.given.get(b"origin")), NO_STORE]
+        more.append((b"x-request-id", self.request_id))
+        return [*headers, *(header for header in more if header[0] not in present)]
+
+
+def asgi_writer(send: Any) -> Write:
+    """Write to an ASGI server."""
+
+    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body})
+            return
+        async for piece in body:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return write
 
 
 def request_id(given: bytes | None) -> bytes:

@@ -2,13 +2,24 @@
 
 import logging
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from app.errors import RequestError, ShardgateError, UnknownDatasetError
-from app.http.answer import ALLOW, Answer, AtHand, Headers, Scope, request_id
+from app.http.answer import (
+    ALLOW,
+    Answer,
+    AtHand,
+    Headers,
+    Respond,
+    Scope,
+    Write,
+    asgi_writer,
+    request_id,
+)
 from app.http.cors import Cors
 from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.pages import content_type, listing_page
@@ -30,18 +41,27 @@ class DataPlane:
         self._resolver = resolver
         self._cors = cors
 
-    def at_hand(self, raw_path: bytes, headers: Headers) -> AtHand | None:
-        """Answer a GET for a chunk or document that needs no waiting; see `GatewayProtocol`."""
+    def begin(self, raw_path: bytes, headers: Headers, write: Write) -> AtHand | Respond | None:
+        """Begin to answer a GET for a chunk or document outside of ASGI; see `GatewayProtocol`.
+
+        The whole answer comes back if it needs no waiting, else what gives it to *write*, and
+        may raise once that has begun; `None` leaves the request to ASGI.
+        """
         try:
             name, key = split_target(raw_path)
             dataset = self._datasets.get(name)
-            if dataset is None or key is None:
+            if dataset is None or not key or key.endswith("/"):
                 return None
             given = dict(headers)
-            opened = self._at_hand(dataset, key, Conditions.parse("GET", given))
+            conditions = Conditions.parse("GET", given)
+            opened = self._at_hand(dataset, key, conditions)
         except RequestError:
             return None
-        if opened is None or (found := _entity_headers(dataset, key, opened)) is None:
+        if opened is None:
+            answer = Answer(given, write, self._cors)
+            read = partial(self._read, answer, dataset, key, conditions)
+            return partial(self._guarded, answer, read)
+        if (found := _entity_headers(dataset, key, opened)) is None:
             return None
         found += self._cors.headers(given.get(b"origin"))
         found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
@@ -50,13 +70,18 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""
-        answer = Answer(scope, send, self._cors)
+        answer = Answer(dict(scope["headers"]), asgi_writer(send), self._cors)
+        with suppress(ClientGoneError):
+            async with UntilDisconnect(receive):
+                await self._guarded(answer, partial(self._respond, answer, scope))
+
+    async def _guarded(self, answer: Answer, respond: Respond) -> None:
+        """Let *respond* fail with a problem document; what broke off is raised again."""
         try:
-            await self._respond(scope, receive, answer)
-        except ClientGoneError:
-            return
+            await respond()
         except ShardgateError as error:
             if answer.has_started:
+                _log.warning("request %s broke off: %s", answer.request_id.decode(), error)
                 raise
             await answer.problem(status_of(error), str(error))
         except Exception:
@@ -65,41 +90,25 @@ class DataPlane:
                 raise
             await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
 
-    async def _respond(self, scope: Scope, receive: Any, answer: Answer) -> None:
+    async def _respond(self, answer: Answer, scope: Scope) -> None:
         method = scope["method"]
         if method == "OPTIONS":
             await answer.preflight()
-        elif method not in {"GET", "HEAD"}:
+            return
+        if method not in {"GET", "HEAD"}:
             detail = f"{method} is not served here"
             await answer.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, (b"allow", ALLOW))
-        else:
-            name, key = split_target(scope["raw_path"])
-            dataset = self._datasets.get(name)
-            if dataset is None:
-                raise UnknownDatasetError(f"there is no dataset {name}")
-            if key is None:
-                await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
-            else:
-                await self._get(
-                    receive, answer, dataset, key, Conditions.parse(method, answer.headers)
-                )
-
-    async def _get(
-        self,
-        receive: Any,
-        answer: Answer,
-        dataset: Dataset,
-        key: VirtualKey,
-        conditions: Conditions,
-    ) -> None:
-        if (opened := self._at_hand(dataset, key, conditions)) is not None:
-            await _send_entity(answer, dataset, key, opened)
             return
-        async with UntilDisconnect(receive):
-            if not key or key.endswith("/"):
-                await self._list(answer, dataset, key)
-            else:
-                await self._read(answer, dataset, key, conditions)
+        name, key = split_target(scope["raw_path"])
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            raise UnknownDatasetError(f"there is no dataset {name}")
+        if key is None:
+            await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
+        elif not key or key.endswith("/"):
+            await self._list(answer, dataset, key)
+        else:
+            await self._read(answer, dataset, key, Conditions.parse(method, answer.given))
 
     def _at_hand(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions

@@ -1,8 +1,9 @@
 """The door: ours first, then datasets."""
 
+from collections.abc import MutableMapping
 from typing import Any
 
-from app.http.answer import Answer, AtHand, Headers, Scope
+from app.http.answer import Answer, AtHand, Headers, Respond, Scope, Write, asgi_writer
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.settings import RESERVED
@@ -16,9 +17,9 @@ class Gateway:
         self._data = data
         self._cors = cors
 
-    def at_hand(self, raw_path: bytes, headers: Headers) -> AtHand | None:
-        """Answer a GET that needs no waiting, outside of ASGI."""
-        return self._data.at_hand(raw_path, headers)
+    def begin(self, raw_path: bytes, headers: Headers, write: Write) -> AtHand | Respond | None:
+        """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
+        return self._data.begin(raw_path, headers, write)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Speak ASGI."""
@@ -30,8 +31,14 @@ class Gateway:
             await self._data(scope, receive, send)
 
     async def _ours(self, scope: Scope, receive: Any, send: Any) -> None:
-        answer = Answer(scope, send, self._cors)
+        answer = Answer(dict(scope["headers"]), asgi_writer(send), self._cors)
+
+        async def decorate(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = answer.completed(message["headers"])
+            await send(message)
+
         if scope["method"] == "OPTIONS":
             await answer.preflight()
         else:
-            await self._control(scope, receive, answer.decorate)
+            await self._control(scope, receive, decorate)

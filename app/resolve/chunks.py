@@ -1,7 +1,7 @@
 """Read the bytes of located chunks: cached, shared, and merged with their neighbours."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -24,14 +24,17 @@ type _Version = tuple[ObjectRef, ETag]
 class _Moment:
     """Gathers the ranges of one version that are asked for at once.
 
-    One range alone waits for some turns of the event loop (20 µs), so that reading one chunk
-    after the other costs nothing. If that brought others, or others are being read, more are
-    likely to come: then it lasts `_MOMENT_S`.
+    Some turns of the event loop (20 µs) bring those that have arrived already. Only if there are
+    neighbours among them, so that more are likely to come, it lasts `_MOMENT_S`.
     """
 
-    def __init__(self, end: Callable[[list[ByteRange]], list[ByteRange]], *, busy: bool) -> None:
+    def __init__(
+        self,
+        has_neighbours: Callable[[list[ByteRange]], bool],
+        end: Callable[[list[ByteRange]], list[ByteRange]],
+    ) -> None:
+        self._has_neighbours = has_neighbours
         self._end_with = end
-        self._is_busy = busy
         self._turns = 0
         self._loop = asyncio.get_running_loop()
         self.ranges: list[ByteRange] = []
@@ -43,7 +46,7 @@ class _Moment:
         self._turns += 1
         if self._turns < _TURNS:
             self._loop.call_soon(self._turn)
-        elif self._is_busy or len(self.ranges) > 1:
+        elif self._has_neighbours(self.ranges):
             self._loop.call_later(_MOMENT_S, self._end)
         else:
             self._end()
@@ -67,7 +70,7 @@ class ChunkReader:
         )
         self._flights = SingleFlight[Stored]()
         self._moments: dict[_Version, _Moment] = {}
-        self._reading: Counter[_Version] = Counter()
+        self._reading: defaultdict[_Version, list[ByteRange]] = defaultdict(list)
 
     @property
     def nbytes(self) -> int:
@@ -93,11 +96,11 @@ class ChunkReader:
         version = (chunk.ref, chunk.etag)
         span = await self._span(version, wanted)
         merged = chunk if span == wanted else Stored(chunk.ref, span, chunk.etag)
-        self._reading[version] += 1
+        self._reading[version].append(span)
         try:
             data = await self._flights.run(merged, lambda: self._get(merged))
         finally:
-            self._reading[version] -= 1
+            self._reading[version].remove(span)
             if not self._reading[version]:
                 del self._reading[version]
         if merged is not chunk:
@@ -108,7 +111,7 @@ class ChunkReader:
         """Wait out the moment, and find what is then read for *wanted* and its neighbours."""
         moment = self._moments.get(version)
         if moment is None:
-            moment = _Moment(partial(self._plan, version), busy=version in self._reading)
+            moment = _Moment(partial(self._have_neighbours, version), partial(self._end, version))
             self._moments[version] = moment
         moment.ranges.append(wanted)
         try:
@@ -118,7 +121,13 @@ class ChunkReader:
             raise
         return span_of(wanted, moment.spans)
 
-    def _plan(self, version: _Version, ranges: list[ByteRange]) -> list[ByteRange]:
+    def _have_neighbours(self, version: _Version, ranges: list[ByteRange]) -> bool:
+        """Tell whether *ranges* touch one another, or what is being read."""
+        known = [*ranges, *self._reading.get(version, ())]
+        starts = {each.start for each in known}
+        return any(each.stop in starts for each in known)
+
+    def _end(self, version: _Version, ranges: list[ByteRange]) -> list[ByteRange]:
         """End the moment of *version*: the next range begins a new one."""
         del self._moments[version]
         return plan_reads(

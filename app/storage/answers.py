@@ -4,40 +4,42 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-import aiohttp
-
 from app.errors import StorageUnavailableError, TruncatedReadError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.storage.http1.response import Response
 from app.storage.ranges import clamp, parse_content_range, version
 from app.storage.refusals import translated
 
 _WHOLE: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """The asked *byte_range* of *size* bytes, still to be read from *response*."""
 
     ref: ObjectRef
-    response: aiohttp.ClientResponse
+    response: Response
     byte_range: ByteRange
     skip: int
     """Bytes of the body before *byte_range*, from a server that ignores ``Range``."""
     size: int
     etag: ETag
+    data: bytes | None
+    """The body, where it had to be read to learn its length."""
 
     @classmethod
     async def check(
         cls,
         ref: ObjectRef,
-        response: aiohttp.ClientResponse,
+        response: Response,
         request: ByteRequest | None,
         if_match: ETag | None,
     ) -> Self:
         """Believe no server: neither its range, nor its length, nor that it saw ``If-Match``."""
-        length = response.content_length
+        length, data = response.length, None
         if length is None and request is None:
-            length = len(await response.read())
+            data = await response.read()
+            length = len(data)
         given, size = _given(ref, response, length)
         etag = version(response.headers, size)
         if if_match is not None and etag != if_match:
@@ -47,21 +49,21 @@ class Answer:
             raise StorageUnavailableError(ref, "the server sent another range than was asked for")
         if length is not None and length != given.length:
             raise TruncatedReadError(ref, f"{length} of {given.length} bytes announced")
-        return cls(ref, response, wanted, wanted.start - given.start, size, etag)
+        return cls(ref, response, wanted, wanted.start - given.start, size, etag, data)
 
     async def body(self) -> bytes:
         """Read the range into memory."""
-        if self.response.content_length == self.byte_range.length:
+        if self.data is not None:
+            return self.data[self.skip : self.skip + self.byte_range.length]
+        if self.response.length == self.byte_range.length:
             return await self.response.read()
-        if self.response.closed:  # all of it has arrived
-            return (await self.response.read())[self.skip : self.skip + self.byte_range.length]
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Pass the range on as it arrives, and read nothing behind it."""
         skip, left = self.skip, self.byte_range.length
         with translated(self.ref):
-            async for piece in self.response.content.iter_any():
+            async for piece in self.response.pieces():
                 if wanted := piece[skip : skip + left]:
                     left -= len(wanted)
                     yield wanted
@@ -71,11 +73,9 @@ class Answer:
         raise TruncatedReadError(self.ref, f"{left} bytes are missing")
 
 
-def _given(
-    ref: ObjectRef, response: aiohttp.ClientResponse, length: int | None
-) -> tuple[ByteRange, int]:
+def _given(ref: ObjectRef, response: Response, length: int | None) -> tuple[ByteRange, int]:
     """Tell which bytes of how many the body holds; a 200 with Content-Range is a 206."""
-    content_range = response.headers.get("Content-Range")
+    content_range = response.headers.get(b"content-range")
     if content_range is not None:
         if (parsed := parse_content_range(content_range)) is not None:
             return parsed

@@ -6,11 +6,10 @@ from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import quote
 
-from yarl import URL
-
 from app.errors import StorageDeniedError, StorageUnavailableError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, Stat
+from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
 from app.storage.refusals import Method
 
@@ -68,8 +67,8 @@ class HttpStore:
 class _Paths:
     """Makes URLs by quoting keys; there is nothing to renew or to confirm."""
 
-    async def url(self, _: Method, ref: ObjectRef) -> URL:
-        return _url(ref)
+    async def target(self, _: Method, ref: ObjectRef) -> Target:
+        return _target(ref)
 
     def renew(self, *_: object) -> bool:
         return False
@@ -90,8 +89,8 @@ class _Unlisted:
 
 
 @lru_cache(maxsize=8192)
-def _url(ref: ObjectRef) -> URL:
+def _target(ref: ObjectRef) -> Target:
     """Quote the key; servers would follow dots out of the folder, and no quoting stops them."""
     if not {".", ".."}.isdisjoint(ref.key.split("/")):
         raise StorageDeniedError(ref, "the key climbs")
-    return URL(f"{ref.bucket}/{quote(ref.key, safe='/~')}", encoded=True)
+    return Target(f"{ref.bucket}/{quote(ref.key, safe='/~')}")

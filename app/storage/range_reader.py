@@ -1,27 +1,27 @@
-"""Reads ranges of objects behind URLs with aiohttp: the hot path of the S3 and HTTP stores.
+"""Reads ranges of objects behind URLs: the hot path of the S3 and HTTP stores.
 
 A refusal is classed in steps: the source may know a newer URL; 304, 412 and 416 are about the
 version or the range; 404 is absence once the source confirms that only the object is missing;
 the rest is a failure.
 """
 
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
-
-import aiohttp
-from yarl import URL
 
 from app.errors import StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.storage.answers import Answer
 from app.storage.contract import NOT_MODIFIED, Found, NotModified, Stat
+from app.storage.http1.client import Client
+from app.storage.http1.errors import BadAnswerError
+from app.storage.http1.response import Response
+from app.storage.http1.target import Target
 from app.storage.ranges import clamp, is_derived, range_header, version
 from app.storage.refusals import Method, Refusal, read_refusal, translated
 
-_BUFFER_BYTES: Final = 512 * 1024
 _OK: Final = frozenset({200, 206})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _NOT_MODIFIED: Final = 304
 _ABSENT: Final = frozenset({404, 410})
 _PRECONDITION_FAILED: Final = 412
@@ -31,8 +31,8 @@ _UNSATISFIED: Final = 416
 class Source(Protocol):
     """Knows where objects are and what a refusal means there."""
 
-    async def url(self, method: Method, ref: ObjectRef, /) -> URL:
-        """Give the encoded URL to ask; it may hold a signature, so nobody repeats it."""
+    async def target(self, method: Method, ref: ObjectRef, /) -> Target:
+        """Give the URL to ask."""
         ...
 
     def renew(self, method: Method, ref: ObjectRef, refusal: Refusal, /) -> bool:
@@ -57,11 +57,8 @@ class RangeReader:
         ca_file: str | None = None,
     ) -> None:
         self._source = source
-        self._connections = connections
-        self._timeout = aiohttp.ClientTimeout(sock_connect=timeout_s, sock_read=timeout_s)
+        self._client = Client(connections=connections, silence_s=timeout_s, ca_file=ca_file)
         self._redirects = redirects
-        self._ca_file = ca_file
-        self._opened: aiohttp.ClientSession | None = None
 
     async def get(
         self,
@@ -74,7 +71,7 @@ class RangeReader:
         if isinstance(request, ByteRange) and not request.length:
             return await self._get_nothing(ref, request, if_match, if_none_match)
         with translated(ref):
-            answer = await self._open(ref, request, if_match, if_none_match)
+            answer = await self._open(ref, request, if_match, if_none_match, is_eager=True)
             if not isinstance(answer, Answer):
                 return answer
             try:
@@ -108,27 +105,22 @@ class RangeReader:
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask for the headers alone."""
         with translated(ref):
-            answer = await self._ask("HEAD", ref, {})
-            if isinstance(answer, Refusal):
-                await self._refused(ref, answer, None)
-                return None
-            answer.release()
-        if (size := answer.content_length) is None:
+            answer = await self._ask("HEAD", ref)
+        if isinstance(answer, Refusal):
+            await self._refused(ref, answer, None)
+            return None
+        if (size := answer.length) is None:
             raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
         return Stat(size, version(answer.headers, size))
 
     async def probe(self, ref: ObjectRef) -> int:
         """Ask for the headers alone, and tell the status whatever it is."""
         with translated(ref):
-            answer = await self._ask("HEAD", ref, {})
-        if isinstance(answer, aiohttp.ClientResponse):
-            answer.release()
-        return answer.status
+            return (await self._ask("HEAD", ref)).status
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._opened is not None:
-            await self._opened.close()
+        await self._client.aclose()
 
     async def _get_nothing(
         self,
@@ -153,15 +145,18 @@ class RangeReader:
         request: ByteRequest | None,
         if_match: ETag | None,
         if_none_match: ETag | None,
+        *,
+        is_eager: bool = False,
     ) -> Answer | NotModified | None:
         """Ask for *request* and hold the answer's headers against it."""
-        answer = await self._ask("GET", ref, _headers(request, if_match, if_none_match))
+        headers = _headers(request, if_match, if_none_match)
+        answer = await self._ask("GET", ref, headers, is_eager=is_eager)
         if isinstance(answer, Refusal):
             if answer.status == _NOT_MODIFIED and if_none_match is not None:
                 return NOT_MODIFIED
             if answer.status == _UNSATISFIED and request is not None:
                 explicit = await self._satisfiable(ref, request, answer, if_match)
-                return await self._open(ref, explicit, if_match, if_none_match)
+                return await self._open(ref, explicit, if_match, if_none_match, is_eager=is_eager)
             await self._refused(ref, answer, if_match)
             return None
         try:
@@ -171,25 +166,28 @@ class RangeReader:
             raise
 
     async def _ask(
-        self, method: Method, ref: ObjectRef, headers: dict[str, str]
-    ) -> aiohttp.ClientResponse | Refusal:
+        self, method: Method, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
+    ) -> Response | Refusal:
         """Send one request, and once more if there is a newer URL."""
-        answer = await self._send(method, ref, headers)
+        answer = await self._send(method, ref, headers, is_eager=is_eager)
         if isinstance(answer, Refusal) and self._source.renew(method, ref, answer):
-            return await self._send(method, ref, headers)
+            return await self._send(method, ref, headers, is_eager=is_eager)
         return answer
 
     async def _send(
-        self, method: Method, ref: ObjectRef, headers: dict[str, str]
-    ) -> aiohttp.ClientResponse | Refusal:
-        response = await self._session().request(
-            method,
-            await self._source.url(method, ref),
-            headers=headers,
-            allow_redirects=self._redirects > 0,
-            max_redirects=self._redirects,
-        )
-        return response if response.status in _OK else await read_refusal(method, response)
+        self, method: Method, ref: ObjectRef, headers: bytes, *, is_eager: bool
+    ) -> Response | Refusal:
+        target = await self._source.target(method, ref)
+        for _ in range(self._redirects + 1):
+            response = await self._client.send(method, target, headers, is_eager=is_eager)
+            if response.status in _OK:
+                return response
+            location = response.headers.get(b"location")
+            if response.status not in _REDIRECTS or location is None or not self._redirects:
+                return await read_refusal(method, response)
+            response.release()
+            target = target.redirected(location.decode("latin-1"))
+        raise BadAnswerError("redirected too often")
 
     async def _refused(self, ref: ObjectRef, refusal: Refusal, if_match: ETag | None) -> None:
         """Return if *ref* is absent, else raise what the refusal means."""
@@ -216,31 +214,18 @@ class RangeReader:
             raise refusal.failure(ref)
         return explicit
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._opened is None:
-            context = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else True
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, ssl=context),
-                headers={"Accept-Encoding": "identity", "User-Agent": "shardgate"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=self._timeout,
-                auto_decompress=False,
-                read_bufsize=_BUFFER_BYTES,
-            )
-        return self._opened
-
 
 def _headers(
     request: ByteRequest | None, if_match: ETag | None, if_none_match: ETag | None
-) -> dict[str, str]:
-    headers = {}
+) -> bytes:
+    lines = ""
     if request is not None:
-        headers["Range"] = range_header(request)
+        lines += f"Range: {range_header(request)}\r\n"
     if if_match is not None and not is_derived(if_match):
-        headers["If-Match"] = if_match
+        lines += f"If-Match: {if_match}\r\n"
     if if_none_match is not None and not is_derived(if_none_match):
-        headers["If-None-Match"] = if_none_match
-    return headers
+        lines += f"If-None-Match: {if_none_match}\r\n"
+    return lines.encode("latin-1")
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -8,9 +8,9 @@ from typing import Final
 from app.errors import RangeNotSatisfiedError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
 
-_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII)
-_UNSATISFIED: Final = re.compile(r"bytes \*/([0-9]{1,19})", re.ASCII)
-_STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]+"')
+_CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
+_STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
 
 
@@ -42,7 +42,7 @@ def range_header(request: ByteRequest) -> str:
     return f"bytes={request.start}-{request.stop - 1}"
 
 
-def parse_content_range(text: str) -> tuple[ByteRange, int] | None:
+def parse_content_range(text: bytes) -> tuple[ByteRange, int] | None:
     """Parse a ``Content-Range`` that tells the range and the size of the whole."""
     if (match := _CONTENT_RANGE.fullmatch(text)) is None:
         return None
@@ -50,19 +50,19 @@ def parse_content_range(text: str) -> tuple[ByteRange, int] | None:
     return (ByteRange(first, last + 1), size) if first <= last < size else None
 
 
-def parse_unsatisfied(text: str) -> int | None:
+def parse_unsatisfied(text: bytes) -> int | None:
     """Parse the size of the whole from the ``Content-Range`` of a 416."""
     match = _UNSATISFIED.fullmatch(text)
     return int(match[1]) if match else None
 
 
-def version(headers: Mapping[str, str], size: int) -> ETag:
+def version(headers: Mapping[bytes, bytes], size: int) -> ETag:
     """Take the strong ETag, or derive one from what else changes with the object."""
-    etag = headers.get("ETag", "")
+    etag = headers.get(b"etag", b"")
     if _STRONG.fullmatch(etag):
-        return ETag(etag)
-    facts = f"{etag}\n{headers.get('Last-Modified', '')}\n{size}"
-    return ETag(f'{_DERIVED}{hashlib.sha256(facts.encode()).hexdigest()[:32]}"')
+        return ETag(etag.decode("latin-1"))
+    facts = b"%b\n%b\n%d" % (etag, headers.get(b"last-modified", b""), size)
+    return ETag(f'{_DERIVED}{hashlib.sha256(facts).hexdigest()[:32]}"')
 
 
 def is_derived(etag: ETag) -> bool:

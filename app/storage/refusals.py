@@ -1,12 +1,11 @@
-"""What a server says in place of an object, and what aiohttp raises, as our errors."""
+"""What a server says in place of an object, or does not say, as our errors."""
 
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
-
-import aiohttp
 
 from app.errors import (
     StorageDeniedError,
@@ -17,6 +16,8 @@ from app.errors import (
     TruncatedReadError,
 )
 from app.model import ObjectRef
+from app.storage.http1.errors import CutOffError, ExchangeError
+from app.storage.http1.response import Response
 from app.storage.ranges import parse_unsatisfied
 
 type Method = Literal["GET", "HEAD"]
@@ -54,13 +55,16 @@ class Refusal:
         return StorageUnavailableError(ref, reason, lasting=self.status < _SERVER_FAULT)
 
 
-async def read_refusal(method: Method, response: aiohttp.ClientResponse) -> Refusal:
+async def read_refusal(method: Method, response: Response) -> Refusal:
     """Read what little of an error document is of use, and give the connection back."""
     document = b""
     try:
         if method == "GET" and response.status not in _WITHOUT_DOCUMENT:
-            document = await response.content.read(_DOCUMENT_BYTES)
-    except aiohttp.ClientPayloadError:
+            async for piece in response.pieces():
+                document += piece
+                if len(document) >= _DOCUMENT_BYTES:
+                    break
+    except (ExchangeError, OSError):
         document = b""  # the status says enough
     finally:
         response.release()
@@ -70,22 +74,22 @@ async def read_refusal(method: Method, response: aiohttp.ClientResponse) -> Refu
         response.status,
         code[1].decode() if code else "",
         message[1].decode(errors="replace") if message else "",
-        parse_unsatisfied(response.headers.get("Content-Range", "")),
+        parse_unsatisfied(response.headers.get(b"content-range", b"")),
     )
 
 
 @contextmanager
 def translated(ref: ObjectRef) -> Iterator[None]:
-    """Turn aiohttp's exceptions into ours; those that would repeat the URL are cut off."""
+    """Turn what an exchange raises into our errors."""
     try:
         yield
     except TimeoutError as error:
         raise StorageTimeoutError(ref, "the server is silent") from error
-    except aiohttp.ClientPayloadError as error:
-        raise TruncatedReadError(ref, "the connection closed in the middle") from error
-    except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
-        raise StorageUnavailableError(ref, f"no proper answer: {type(error).__name__}") from None
-    except (aiohttp.ClientError, OSError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        lasting = isinstance(error, aiohttp.ClientSSLError)
+    except CutOffError as error:
+        raise TruncatedReadError(ref, str(error)) from error
+    except ExchangeError as error:
+        raise StorageUnavailableError(ref, str(error)) from error
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        lasting = isinstance(error, ssl.SSLError)
         raise StorageUnavailableError(ref, reason, lasting=lasting) from error

@@ -1,10 +1,11 @@
 """Objects of S3 and of servers that speak it: the one door to botocore.
 
-aiobotocore finds credentials, signs and lists. Reads go through aiohttp on presigned URLs,
+aiobotocore finds credentials, signs and lists. Reads go to presigned URLs,
 which need not name the range, so that one signature serves many reads of an object.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from functools import cache
@@ -26,19 +27,18 @@ from botocore.exceptions import (
 )
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
-from cachetools import TTLCache
-from yarl import URL
 
 from app.errors import StorageDeniedError, StorageTimeoutError, StorageUnavailableError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Found, Listed, NotModified, Stat
+from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
 from app.storage.refusals import Method, Refusal
 
 _EXPIRES_S: Final = 900
 _REUSED_S: Final = 300
-_URLS: Final = 8192
+_SIGNED: Final = 8192
 _OPERATIONS: Final[dict[Method, str]] = {"GET": "get_object", "HEAD": "head_object"}
 _ABSENT: Final = 404
 _REFUSED: Final = frozenset({400, 403})
@@ -118,7 +118,7 @@ class _Signer:
         self._timeout_s = timeout_s
         self._session = get_session()
         self._session.register_component("data_loader", _loader())
-        self._urls: TTLCache[tuple[Method, ObjectRef], URL] = TTLCache(_URLS, _REUSED_S)
+        self._signed: dict[tuple[Method, ObjectRef], tuple[Target, float]] = {}
         self._alive: set[str] = set()
         self._client: Any = None
         self._stack = AsyncExitStack()
@@ -130,19 +130,26 @@ class _Signer:
         found: str | None = self._session.get_config_variable("ca_bundle")
         return found
 
-    async def url(self, method: Method, ref: ObjectRef) -> URL:
+    async def target(self, method: Method, ref: ObjectRef) -> Target:
         """Presign, or take what was presigned in the last minutes."""
-        if (url := self._urls.get((method, ref))) is None:
-            with _translated(ref):
-                client = await self.client()
-                text = await client.generate_presigned_url(
-                    _OPERATIONS[method],
-                    Params={"Bucket": _bucket(ref), "Key": ref.key},
-                    ExpiresIn=_EXPIRES_S,
-                    HttpMethod=method,
-                )
-            url = self._urls[method, ref] = URL(text, encoded=True)
-        return url
+        target, until = self._signed.get((method, ref), (None, 0.0))
+        if target is None or until < time.monotonic():
+            target = await self._sign(method, ref)
+            if len(self._signed) >= _SIGNED:
+                self._signed.clear()
+            self._signed[method, ref] = target, time.monotonic() + _REUSED_S
+        return target
+
+    async def _sign(self, method: Method, ref: ObjectRef) -> Target:
+        with _translated(ref):
+            client = await self.client()
+            url = await client.generate_presigned_url(
+                _OPERATIONS[method],
+                Params={"Bucket": _bucket(ref), "Key": ref.key},
+                ExpiresIn=_EXPIRES_S,
+                HttpMethod=method,
+            )
+        return Target(url)
 
     def renew(self, method: Method, ref: ObjectRef, refusal: Refusal) -> bool:
         """Forget a URL that died of age; a HEAD does not say of what it died."""
@@ -151,7 +158,7 @@ class _Signer:
         told = f"{refusal.code} {refusal.message}".lower()
         if not (method == "HEAD" or "expired" in told or refusal.code in _EXPIRED_CODES):
             return False
-        return self._urls.pop((method, ref), None) is not None
+        return self._signed.pop((method, ref), None) is not None
 
     async def confirm(self, ref: ObjectRef, refusal: Refusal) -> None:
         """Ask for the bucket unless the 404 speaks of the key, or the bucket was seen."""

@@ -1,14 +1,20 @@
 """`app.http.protocol`: the short way and uvicorn's way say the same, on raw sockets."""
 
+import asyncio
 import socket
+import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from app.settings import DatasetSettings, ServerSettings, Settings
+from app.errors import TruncatedReadError
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
+from app.storage.contract import Found, NotModified
+from app.storage.memory import MemoryStore
 from tests.formats.zarr_sharding_indexed.case import build
 from tests.serving import serving
 
@@ -19,21 +25,37 @@ GET = b"GET /em/%s HTTP/1.1\r\nHost: test\r\n%s\r\n"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int]:
-    """Serve an array with every chunk in the cache."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Store an array."""
     folder = tmp_path_factory.mktemp("em")
     for key, data in build(CHUNKS).items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).write_bytes(data)
-    settings = Settings(
-        server=ServerSettings(cors_origins=("https://a.example",)),
-        datasets={"em": DatasetSettings(url=Path(folder).as_uri())},
-    )
-    with serving(settings) as url:
-        found = int(url.rpartition(":")[2])
+    return folder
+
+
+@pytest.fixture(scope="module", params=["at hand", "to be read"])
+def port(request: pytest.FixtureRequest, folder: Path) -> Generator[int]:
+    """Serve the array with every chunk in the cache, or none."""
+    with serving(_settings(folder, cached=request.param == "at hand")) as url:
+        found = _port(url)
         for key in CHUNKS:
             _ask(found, _get(key))
         yield found
+
+
+def _settings(folder: Path, *, cached: bool) -> Settings:
+    """Stream the large chunk unless it is cached."""
+    return Settings(
+        server=ServerSettings(cors_origins=("https://a.example",)),
+        cache=CacheSettings() if cached else CacheSettings(chunk_bytes=0),
+        limits=LimitSettings() if cached else LimitSettings(stream_bytes=1_000_000),
+        datasets={"em": DatasetSettings(url=folder.as_uri())},
+    )
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def _get(key: str, headers: bytes = b"") -> bytes:
@@ -170,3 +192,108 @@ def test_unfit_request_id_is_not_echoed(port: int) -> None:
 def test_garbage_is_refused(port: int) -> None:
     """What is not HTTP gets 400."""
     assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
+
+
+class _Gated(MemoryStore):
+    """Holds reads of shards until its gate is open, and breaks streams off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.cancelled = threading.Event(), threading.Event()
+        self.is_open = False
+        for key, data in build(CHUNKS).items():
+            self.put(ObjectRef("memory://bucket", key), data)
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read, once the gate is open."""
+        if if_match is not None:
+            self.asked.set()
+            try:
+                while not self.is_open:  # noqa: ASYNC110  it is opened by another thread
+                    await asyncio.sleep(0.005)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Give a beginning."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield LARGE[:1000]
+            raise TruncatedReadError(ref, "as ordered")
+
+        yield pieces()
+
+
+@contextmanager
+def _serving(store: _Gated) -> Generator[int]:
+    settings = Settings(
+        limits=LimitSettings(stream_bytes=1_000_000),
+        datasets={"em": DatasetSettings(url="memory://bucket")},
+    )
+    with serving(settings, wrap=lambda _: store) as url:
+        yield _port(url)
+
+
+def test_who_goes_away_ends_the_reading() -> None:
+    """Nothing is read any more for a closed connection."""
+    store = _Gated()
+    with _serving(store) as port:
+        with _connected(port) as connection:
+            connection.sendall(_get("c/0/0"))
+            assert store.asked.wait(10)
+        assert store.cancelled.wait(10)
+        store.is_open = True
+
+        assert _ask(port, _get("c/0/0"))[2] == CHUNK
+
+
+def test_broken_off_answer_ends_the_connection() -> None:
+    """A body that cannot be completed is not taken for a whole one."""
+    store = _Gated()
+    with _serving(store) as port, _connected(port) as connection:
+        connection.sendall(_get("c/1/1"))
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+
+    assert b"content-length: %d" % len(LARGE) in received
+    assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
+
+
+def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
+    """What is at hand does not overtake what must be read first."""
+    store = _Gated()
+    with _serving(store) as port, _connected(port) as connection:
+        _ask(port, _get("zarr.json"))
+        connection.sendall(_get("c/0/0") + _get("zarr.json") + _get("c/0/1"))
+        assert store.asked.wait(10)
+        store.is_open = True
+        bodies = [_read_answer(connection)[2] for _ in range(3)]
+
+    assert (bodies[0], bodies[2]) == (CHUNK, b"another")
+
+
+def test_answer_under_way_is_finished_when_the_service_stops() -> None:
+    """A client gets its answer, and is told that the connection ends."""
+    store = _Gated()
+    with ExitStack() as clients:
+        with _serving(store) as port:
+            client = clients.enter_context(_connected(port))
+            client.sendall(_get("c/0/0"))
+            assert store.asked.wait(10)
+            threading.Timer(0.5, setattr, (store, "is_open", True)).start()
+        _, headers, body = _read_answer(client)
+
+    assert (headers[b"connection"], body) == (b"close", CHUNK)

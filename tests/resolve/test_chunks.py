@@ -1,6 +1,8 @@
 """Reading the bytes of located chunks."""
 
 import asyncio
+import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +100,49 @@ async def test_neighbours_are_merged(
     assert sorted(r for r in case.requests if isinstance(r, ByteRange)) == [
         ByteRange(*request) for request in requests
     ]
+
+
+async def test_a_block_costs_a_read_for_each_row_of_it() -> None:
+    """Of 4x4x4 chunks in a shard of 8x8x8 in C order those side by side are one read."""
+    case = _Case()
+    case.reader = ChunkReader(case.store, max_bytes=0, max_gap_bytes=0, max_span_bytes=_SPAN)
+    block = [z * 64 + y * 8 + x for z, y, x in itertools.product(range(2, 6), repeat=3)]
+    random.Random(0).shuffle(block)
+
+    assert await case.read(*[(i, i + 1) for i in block]) == [_DATA[i : i + 1] for i in block]
+    assert len(case.requests) == 16
+
+
+async def test_what_touches_a_read_under_way_waits_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where neighbours are being read, one chunk is not read before others can join it."""
+    monkeypatch.setattr("app.resolve.chunks._MOMENT_S", 0.1)
+    case = _Case()
+    case.store.gate.clear()
+    first = asyncio.create_task(case.read((10, 20)))
+    await _settle()
+    second = asyncio.create_task(case.read((20, 30)))
+    await _settle()
+    third = asyncio.create_task(case.read((30, 40)))
+    await asyncio.sleep(0.11)
+    case.store.gate.set()
+    await asyncio.gather(first, second, third)
+
+    assert case.requests == [ByteRange(10, 20), ByteRange(20, 40)]
+
+
+async def test_what_touches_nothing_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk without neighbours is asked for within some turns of the event loop."""
+    monkeypatch.setattr("app.resolve.chunks._MOMENT_S", 60)
+    case = _Case()
+    case.store.gate.clear()
+    reads = [asyncio.create_task(case.read((start, start + 5))) for start in (0, 100, 200)]
+    await _settle()
+
+    assert len(case.requests) == 3
+    case.store.gate.set()
+    await asyncio.gather(*reads)
 
 
 @settings(deadline=None)

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from app.errors import BusyError
 
@@ -25,20 +24,11 @@ class ByteBudget:
         """Bytes in flight now."""
         return self._held
 
-    @asynccontextmanager
-    async def hold(self, nbytes: int) -> AsyncGenerator[None]:
-        """Count *nbytes* as in flight inside the block.
+    async def acquire(self, nbytes: int) -> None:
+        """Count *nbytes* as in flight until they are released.
 
         Raises: `BusyError` if they do not fit within *wait_s*.
         """
-        await self._acquire(nbytes)
-        try:
-            yield
-        finally:
-            self._held -= nbytes
-            self._admit()
-
-    async def _acquire(self, nbytes: int) -> None:
         if not self._waiting and self._fits(nbytes):
             self._held += nbytes
             return
@@ -56,6 +46,11 @@ class ByteBudget:
                 raise BusyError(f"no room for {nbytes} more bytes in flight") from None
             raise
 
+    def release(self, nbytes: int) -> None:
+        """Count *nbytes* no more."""
+        self._held -= nbytes
+        self._admit()
+
     def _fits(self, nbytes: int) -> bool:
         return self._held == 0 or self._held + nbytes <= self._max_bytes
 
@@ -67,3 +62,37 @@ class ByteBudget:
             if not turn.done():
                 self._held += nbytes
                 turn.set_result(None)
+
+
+class Held:
+    """What one answer holds until its client has taken it: bytes in flight, open streams."""
+
+    __slots__ = ("_budget", "_nbytes", "_streams")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._nbytes = 0
+        self._streams: AsyncExitStack | None = None
+
+    async def reserve(self, nbytes: int) -> None:
+        """Hold *nbytes* of the budget.
+
+        Raises: `BusyError`.
+        """
+        await self._budget.acquire(nbytes)
+        self._nbytes += nbytes
+
+    async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
+        """Hold *stream* open."""
+        if self._streams is None:
+            self._streams = AsyncExitStack()
+        return await self._streams.enter_async_context(stream)
+
+    async def release(self) -> None:
+        """Hold nothing any more."""
+        try:
+            if self._streams is not None:
+                await self._streams.aclose()
+        finally:
+            nbytes, self._nbytes = self._nbytes, 0
+            self._budget.release(nbytes)

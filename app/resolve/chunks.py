@@ -2,14 +2,13 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError
 from app.model import ByteRange, ETag, ObjectRef, Stored
 from app.resolve.coalesce import plan_reads, span_of
-from app.resolve.flight import SingleFlight
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import Found, ObjectReader
 
@@ -21,8 +20,46 @@ _MOMENT_S: Final = 0.001
 type _Version = tuple[ObjectRef, ETag]
 
 
+class _Wanted:
+    """A chunk that has been asked for, and who waits for it."""
+
+    __slots__ = ("chunk", "reading", "waiters")
+
+    def __init__(self, chunk: Stored) -> None:
+        self.chunk = chunk
+        self.waiters: list[asyncio.Future[bytes]] = []
+        self.reading: _Reading | None = None
+        """The read that brings it; `None` while its moment lasts."""
+
+    def settle(self, reading: "_Reading") -> None:
+        """Tell all who wait how *reading* ended."""
+        task, start = reading.task, reading.source.byte_range.start
+        failure = None if task.cancelled() else task.exception()
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if task.cancelled():
+                waiter.cancel()
+            elif failure is not None:
+                waiter.set_exception(failure)
+            else:
+                wanted = self.chunk.byte_range
+                waiter.set_result(task.result()[wanted.start - start : wanted.stop - start])
+
+
+class _Reading:
+    """One upstream read, and the chunks in its span."""
+
+    __slots__ = ("chunks", "source", "task")
+
+    def __init__(self, source: Stored, call: Coroutine[Any, Any, bytes]) -> None:
+        self.source = source
+        self.chunks: list[_Wanted] = []
+        self.task = asyncio.create_task(call)
+
+
 class _Moment:
-    """Gathers the ranges of one version that are asked for at once.
+    """Gathers the chunks of one version that are asked for at once.
 
     Some turns of the event loop (20 µs) bring those that have arrived already. Only if there are
     neighbours among them, so that more are likely to come, it lasts `_MOMENT_S`.
@@ -30,34 +67,33 @@ class _Moment:
 
     def __init__(
         self,
-        has_neighbours: Callable[[list[ByteRange]], bool],
-        end: Callable[[list[ByteRange]], list[ByteRange]],
+        has_neighbours: Callable[[list[_Wanted]], bool],
+        end: Callable[[list[_Wanted]], None],
     ) -> None:
         self._has_neighbours = has_neighbours
-        self._end_with = end
+        self._end = end
         self._turns = 0
         self._loop = asyncio.get_running_loop()
-        self.ranges: list[ByteRange] = []
-        self.spans: list[ByteRange] = []
-        self.is_over = asyncio.Event()
+        self.chunks: list[_Wanted] = []
         self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turns += 1
         if self._turns < _TURNS:
             self._loop.call_soon(self._turn)
-        elif self._has_neighbours(self.ranges):
-            self._loop.call_later(_MOMENT_S, self._end)
+        elif self._has_neighbours(self.chunks):
+            self._loop.call_later(_MOMENT_S, self._end, self.chunks)
         else:
-            self._end()
-
-    def _end(self) -> None:
-        self.spans = self._end_with(self.ranges)
-        self.is_over.set()
+            self._end(self.chunks)
 
 
 class ChunkReader:
-    """Reads ranges of named versions, which can never go stale."""
+    """Reads ranges of named versions, which can never go stale.
+
+    A chunk is on its way once, for all who ask. When one of them leaves, the others go on; when
+    all have left who wait for anything in a span, its read is cancelled; when it fails, all hear
+    it and the next one tries again.
+    """
 
     def __init__(
         self, store: ObjectReader, *, max_bytes: int, max_gap_bytes: int, max_span_bytes: int
@@ -68,9 +104,9 @@ class ChunkReader:
         self._cache = WeighedCache[Stored, bytes](
             max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
         )
-        self._flights = SingleFlight[Stored]()
+        self._wanted: dict[Stored, _Wanted] = {}
         self._moments: dict[_Version, _Moment] = {}
-        self._reading: defaultdict[_Version, list[ByteRange]] = defaultdict(list)
+        self._spans: defaultdict[_Version, list[ByteRange]] = defaultdict(list)
 
     @property
     def nbytes(self) -> int:
@@ -90,49 +126,79 @@ class ChunkReader:
 
         Raises: `VersionChangedError` where the object is another one by now, `StorageError`.
         """
-        wanted = chunk.byte_range
-        if wanted.length == 0:
+        if not chunk.byte_range.length:
             return b""
-        version = (chunk.ref, chunk.etag)
-        span = await self._span(version, wanted)
-        merged = chunk if span == wanted else Stored(chunk.ref, span, chunk.etag)
-        self._reading[version].append(span)
+        wanted = self._wanted.get(chunk)
+        if wanted is None:
+            wanted = self._wanted[chunk] = _Wanted(chunk)
+            self._gather(wanted)
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        wanted.waiters.append(waiter)
         try:
-            data = await self._flights.run(merged, lambda: self._get(merged))
-        finally:
-            self._reading[version].remove(span)
-            if not self._reading[version]:
-                del self._reading[version]
-        if merged is not chunk:
-            data = data[wanted.start - span.start : wanted.stop - span.start]
-        return data
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                waiter.exception()  # or asyncio logs that nobody heard of it
+            wanted.waiters.remove(waiter)
+            if not wanted.waiters and self._wanted.get(chunk) is wanted:
+                self._give_up(wanted)
+            raise
 
-    async def _span(self, version: _Version, wanted: ByteRange) -> ByteRange:
-        """Wait out the moment, and find what is then read for *wanted* and its neighbours."""
+    def _gather(self, wanted: _Wanted) -> None:
+        """Let *wanted* take part in the moment of its version."""
+        version = (wanted.chunk.ref, wanted.chunk.etag)
         moment = self._moments.get(version)
         if moment is None:
-            moment = _Moment(partial(self._have_neighbours, version), partial(self._end, version))
-            self._moments[version] = moment
-        moment.ranges.append(wanted)
-        try:
-            await moment.is_over.wait()
-        except asyncio.CancelledError:
-            moment.ranges.remove(wanted)
-            raise
-        return span_of(wanted, moment.spans)
+            moment = self._moments[version] = _Moment(
+                partial(self._have_neighbours, version), partial(self._begin, version)
+            )
+        moment.chunks.append(wanted)
 
-    def _have_neighbours(self, version: _Version, ranges: list[ByteRange]) -> bool:
-        """Tell whether *ranges* touch one another, or what is being read."""
-        known = [*ranges, *self._reading.get(version, ())]
-        starts = {each.start for each in known}
-        return any(each.stop in starts for each in known)
+    def _have_neighbours(self, version: _Version, chunks: list[_Wanted]) -> bool:
+        """Tell whether *chunks* touch one another, or what is being read."""
+        ranges = [*(each.chunk.byte_range for each in chunks), *self._spans.get(version, ())]
+        starts = {each.start for each in ranges}
+        return any(each.stop in starts for each in ranges)
 
-    def _end(self, version: _Version, ranges: list[ByteRange]) -> list[ByteRange]:
-        """End the moment of *version*: the next range begins a new one."""
+    def _begin(self, version: _Version, chunks: list[_Wanted]) -> None:
+        """End the moment of *version*, for the next chunk begins a new one, and read *chunks*."""
         del self._moments[version]
-        return plan_reads(
-            ranges, max_gap_bytes=self._max_gap_bytes, max_span_bytes=self._max_span_bytes
+        spans = plan_reads(
+            (each.chunk.byte_range for each in chunks),
+            max_gap_bytes=self._max_gap_bytes,
+            max_span_bytes=self._max_span_bytes,
         )
+        readings = {span: self._start(version, span) for span in spans}
+        for wanted in chunks:
+            wanted.reading = readings[span_of(wanted.chunk.byte_range, spans)]
+            wanted.reading.chunks.append(wanted)
+
+    def _start(self, version: _Version, span: ByteRange) -> _Reading:
+        ref, etag = version
+        source = Stored(ref, span, etag)
+        reading = _Reading(source, self._get(source))
+        reading.task.add_done_callback(lambda _: self._end(version, reading))
+        self._spans[version].append(span)
+        return reading
+
+    def _end(self, version: _Version, reading: _Reading) -> None:
+        """Tell all who wait how the read ended."""
+        self._spans[version].remove(reading.source.byte_range)
+        if not self._spans[version]:
+            del self._spans[version]
+        while reading.chunks:  # which would hold the bytes in a cycle
+            wanted = reading.chunks.pop()
+            if self._wanted.get(wanted.chunk) is wanted:
+                del self._wanted[wanted.chunk]
+            wanted.settle(reading)
+
+    def _give_up(self, wanted: _Wanted) -> None:
+        """Do no more for a chunk that nobody waits for."""
+        del self._wanted[wanted.chunk]
+        if wanted.reading is None:
+            self._moments[wanted.chunk.ref, wanted.chunk.etag].chunks.remove(wanted)
+        elif not any(each.waiters for each in wanted.reading.chunks):
+            wanted.reading.task.cancel()
 
     async def _get(self, chunk: Stored) -> bytes:
         try:

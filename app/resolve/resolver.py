@@ -1,8 +1,8 @@
 """From a dataset and a virtual key to the bytes, and nothing but the bytes."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -22,7 +22,7 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.budget import ByteBudget
+from app.resolve.budget import ByteBudget, Held
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
@@ -145,14 +145,13 @@ class Resolver:
             return whole
         return whole[wanted.start : wanted.stop]
 
-    @asynccontextmanager
-    async def open[C: Choice](
+    def open[C: Choice](
         self,
         dataset: Dataset,
         key: VirtualKey,
         choose: Callable[[Entity], C],
         reading: ByteRequest | None = None,
-    ) -> AsyncGenerator[Opened[C] | None]:
+    ) -> AbstractAsyncContextManager[Opened[C] | None]:
         """Look *key* up, let *choose* decide what of it is wanted, and hold those bytes.
 
         `None` proves that there are no such bytes. *reading* is the part that will be read
@@ -162,25 +161,15 @@ class Resolver:
         Raises: `VersionChangedError` only where the object never holds still, `StorageError`,
         `DamagedError`, `BusyError`.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            async with AsyncExitStack() as held:
-                try:
-                    entity = await self.find(dataset, key, reading)
-                    opened = None
-                    if entity is not None:
-                        choice = choose(entity)
-                        body = await self._body(held, entity, choice.reads)
-                        opened = Opened(entity, choice, body)
-                except VersionChangedError as changed:
-                    if attempt == _ATTEMPTS:
-                        raise
-                    self._fetch.forget(changed.ref)
-                    continue
-                except DamagedError as damaged:
-                    self._fetch.forget(damaged.ref)
-                    raise
-                yield opened
-                return
+
+        async def attempt(held: Held) -> Opened[C] | None:
+            entity = await self.find(dataset, key, reading)
+            if entity is None:
+                return None
+            choice = choose(entity)
+            return Opened(entity, choice, await self._body(held, entity, choice.reads))
+
+        return _Opening(attempt, self._fetch.forget, Held(self._budget))
 
     async def find(
         self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None = None
@@ -260,13 +249,13 @@ class Resolver:
             return self._fetch.learn(ref, None), None
         return self._fetch.learn(ref, Stat(found.size, found.etag)), found
 
-    async def _body(self, held: AsyncExitStack, entity: Entity, wanted: ByteRange | None) -> Body:
+    async def _body(self, held: Held, entity: Entity, wanted: ByteRange | None) -> Body:
         at_hand = self.at_hand(entity, wanted)
         if at_hand is not None or wanted is None or isinstance(entity.source, Inline):
             return at_hand or b""
         if wanted.length > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
-        await held.enter_async_context(self._budget.hold(wanted.length))
+        await held.reserve(wanted.length)
         data = _part(entity.first, wanted)
         if data is None:
             place = entity.source.byte_range.narrow(wanted)
@@ -277,15 +266,45 @@ class Resolver:
         return data
 
     async def _stream(
-        self, held: AsyncExitStack, entity: Entity, source: Stored, wanted: ByteRange
+        self, held: Held, entity: Entity, source: Stored, wanted: ByteRange
     ) -> AsyncIterator[bytes]:
-        await held.enter_async_context(self._budget.hold(_PIECE_BYTES))
+        await held.reserve(_PIECE_BYTES)
         head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
         place = source.byte_range.narrow(rest)
-        pieces = self._store.stream(source.ref, place, if_match=source.etag)
-        tail = await held.enter_async_context(pieces)
+        tail = await held.enter(self._store.stream(source.ref, place, if_match=source.etag))
         return tail if head is None else _chain(head, tail)
+
+
+class _Opening[C: Choice]:
+    """Tries until the object holds still, and holds what that took while the block lasts."""
+
+    __slots__ = ("_attempt", "_forget", "_held")
+
+    def __init__(
+        self,
+        attempt: Callable[[Held], Awaitable[Opened[C] | None]],
+        forget: Callable[[ObjectRef], None],
+        held: Held,
+    ) -> None:
+        self._attempt = attempt
+        self._forget = forget
+        self._held = held
+
+    async def __aenter__(self) -> Opened[C] | None:
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                return await self._attempt(self._held)
+            except BaseException as error:
+                await self._held.release()
+                if isinstance(error, VersionChangedError | DamagedError):
+                    self._forget(error.ref)
+                if not (left and isinstance(error, VersionChangedError)):
+                    raise
+        raise AssertionError
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._held.release()
 
 
 async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: a median with its range, and what belongs to it."""
+    """One line of the table: a value, mostly a median, with its range and what belongs to it."""
 
     part: str
     what: str
@@ -43,12 +43,12 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Tell whether the median reaches a lower bound, or the worst keeps an upper one."""
+        """Tell whether the value keeps its bound."""
         if self.goal is None:
             return True
         if self.goal.sense == "at least":
             return self.value >= self.goal.bound
-        return self.high <= self.goal.bound
+        return self.value <= self.goal.bound
 
 
 def show(figures: Sequence[Figure], machine: dict[str, str]) -> None:
@@ -56,7 +56,7 @@ def show(figures: Sequence[Figure], machine: dict[str, str]) -> None:
     table = Table(title=", ".join(machine.values()), title_style="dim", title_justify="left")
     table.add_column()
     table.add_column("what", no_wrap=True)
-    for heading in "median", "range", "p50 ms", "p99 ms", "CPU µs", "goal":
+    for heading in "value", "range", "p50 ms", "p99 ms", "CPU µs", "goal":
         table.add_column(heading, justify="right", no_wrap=True)
     for figure in figures:
         table.add_row(*_cells(figure))

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.resolve.budget import ByteBudget
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
 
@@ -95,6 +96,16 @@ class WatchedStore(MemoryStore):
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(data), 1000):
         yield data[at : at + 1000]
+
+
+@asynccontextmanager
+async def holding(budget: ByteBudget, nbytes: int) -> AsyncGenerator[None]:
+    """Hold bytes of *budget* inside the block."""
+    await budget.acquire(nbytes)
+    try:
+        yield
+    finally:
+        budget.release(nbytes)
 
 
 async def settle() -> None:

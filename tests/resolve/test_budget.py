@@ -1,7 +1,6 @@
 """The bound on bytes in flight."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.errors import BusyError
 from app.resolve.budget import ByteBudget
-from tests.resolve.stores import settle
+from tests.resolve.stores import holding, settle
 
 _MAX = 10
 
@@ -25,7 +24,7 @@ class _Holder:
         self.task = asyncio.create_task(self._hold(budget))
 
     async def _hold(self, budget: ByteBudget) -> None:
-        async with budget.hold(self.nbytes):
+        async with holding(budget, self.nbytes):
             self.is_inside = True
             try:
                 await self.release.wait()
@@ -36,7 +35,7 @@ class _Holder:
 async def test_what_fits_does_not_wait() -> None:
     """Holders whose bytes fit together are inside together."""
     budget = ByteBudget(_MAX, wait_s=0)
-    async with budget.hold(6), budget.hold(4):
+    async with holding(budget, 6), holding(budget, 4):
         assert budget.held_bytes == 10
     assert budget.held_bytes == 0
 
@@ -90,9 +89,9 @@ async def test_what_is_larger_than_everything_is_let_through_alone() -> None:
 async def test_waiting_ends_with_busy() -> None:
     """Who does not get in within the time hears `BusyError`, and holds nothing."""
     budget = ByteBudget(_MAX, wait_s=0.01)
-    async with budget.hold(_MAX):
+    async with holding(budget, _MAX):
         with pytest.raises(BusyError, match="no room for 3"):
-            await AsyncExitStack().enter_async_context(budget.hold(3))
+            await budget.acquire(3)
         assert budget.held_bytes == _MAX
     assert budget.held_bytes == 0
 
@@ -131,7 +130,7 @@ async def test_a_failure_inside_gives_back() -> None:
     """Whatever ends the block, its bytes are free again."""
     budget = ByteBudget(_MAX, wait_s=60)
     with pytest.raises(LookupError):
-        async with budget.hold(4):
+        async with holding(budget, 4):
             raise LookupError
     assert budget.held_bytes == 0
 

@@ -1,6 +1,7 @@
 """Reading the bytes of located chunks."""
 
 import asyncio
+import gc
 import itertools
 import random
 
@@ -230,6 +231,51 @@ async def test_a_removed_object_is_noticed() -> None:
     case.store.delete(REF)
     with pytest.raises(VersionChangedError):
         await case.read((10, 20))
+
+
+class _Body(bytes):
+    """Bytes that tell when they are gone."""
+
+    let_go: list[int]
+
+    def __del__(self) -> None:
+        self.let_go.append(len(self))
+
+
+class _BodyStore(WatchedStore):
+    """Gives bodies that are watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go: list[int] = []
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read into a body."""
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        assert isinstance(found, Found)
+        body = _Body(found.data)
+        body.let_go = self.let_go
+        return Found(body, found.byte_range, found.size, found.etag)
+
+
+async def test_a_body_is_let_go_at_once() -> None:
+    """What has been handed on does not wait for the garbage collector."""
+    store = _BodyStore()
+    case = _Case(store)
+    gc.disable()
+    try:
+        await case.read((0, 10), (10, 20))
+        await _settle()
+        assert store.let_go == [20]
+    finally:
+        gc.enable()
 
 
 async def test_after_a_failure_the_next_read_tries_again() -> None:

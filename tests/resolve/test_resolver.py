@@ -21,7 +21,7 @@ from app.resolve.fetch import Memory, ReadCache
 from app.resolve.resolver import Body, Dataset, Entity, Resolver
 from app.storage.contract import Found, NotModified
 from tests.formats.zarr_sharding_indexed.case import build, build_nested, chunk_bytes
-from tests.resolve.stores import Clock, WatchedStore, settle
+from tests.resolve.stores import Clock, WatchedStore, holding, settle
 from tests.resolving import ROOT, All, gather
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
@@ -456,7 +456,7 @@ async def test_without_room_a_chunk_is_not_read() -> None:
     """When other bytes in flight take all room, the request ends with `BusyError`."""
     case = _array(in_flight_bytes=8)
     await case.warm("c/0/0")
-    async with case.budget.hold(8):
+    async with holding(case.budget, 8):
         with pytest.raises(BusyError):
             await case.read("c/0/0")
 

@@ -9,8 +9,9 @@ from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.entity import Body, Entity
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.resolver import Body, Dataset, Entity, Resolver
+from app.resolve.resolver import Dataset, Resolver
 from app.storage.contract import ObjectReader
 
 ROOT = ObjectRef("memory://bucket", "data")

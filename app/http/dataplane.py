@@ -28,7 +28,8 @@ from app.http.ranges import content_range
 from app.http.selection import Conditions, Selection
 from app.http.target import split_target
 from app.model import ETag, VirtualKey
-from app.resolve.resolver import Dataset, Entity, Opened, Resolver
+from app.resolve.entity import Entity, Opened
+from app.resolve.resolver import Dataset, Resolver
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from app.errors import BusyError
 
@@ -62,37 +61,3 @@ class ByteBudget:
             if not turn.done():
                 self._held += nbytes
                 turn.set_result(None)
-
-
-class Held:
-    """What one answer holds until its client has taken it: bytes in flight, open streams."""
-
-    __slots__ = ("_budget", "_nbytes", "_streams")
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._nbytes = 0
-        self._streams: AsyncExitStack | None = None
-
-    async def reserve(self, nbytes: int) -> None:
-        """Hold *nbytes* of the budget.
-
-        Raises: `BusyError`.
-        """
-        await self._budget.acquire(nbytes)
-        self._nbytes += nbytes
-
-    async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
-        """Hold *stream* open."""
-        if self._streams is None:
-            self._streams = AsyncExitStack()
-        return await self._streams.enter_async_context(stream)
-
-    async def release(self) -> None:
-        """Hold nothing any more."""
-        try:
-            if self._streams is not None:
-                await self._streams.aclose()
-        finally:
-            nbytes, self._nbytes = self._nbytes, 0
-            self._budget.release(nbytes)

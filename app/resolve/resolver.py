@@ -1,13 +1,13 @@
 """From a dataset and a virtual key to the bytes, and nothing but the bytes."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
-from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError
+from app.errors import RangeNotSatisfiedError
 from app.formats.contract import Read, Versioned, Weighable
 from app.model import (
     ByteRange,
@@ -22,19 +22,16 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.budget import ByteBudget, Held
+from app.resolve.bodies import BodyReader
+from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.entity import Choice, Entity, Opened
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
 from app.resolve.flight import SingleFlight
+from app.resolve.opening import Held, Opening
 from app.resolve.walk import Root
 from app.storage.contract import Found, Listed, ObjectReader, Stat
-
-_ATTEMPTS: Final = 4
-"""How often a look-up is begun while its object keeps changing."""
-_PIECE_BYTES: Final = 1024**2
-
-type Body = bytes | AsyncIterator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +45,6 @@ class Dataset:
     """As it is configured: ``zarr``, or ``auto``."""
     cache_control: bytes
     """The header of answers that can change."""
-
-
-class Entity(NamedTuple):
-    """What a key names now: its version, its length in bytes, and where they are."""
-
-    etag: ETag
-    length: int
-    source: Stored | Inline
-    first: Found | None = None
-    """The beginning of what is asked for, where finding out had to read it."""
-
-
-class Choice(Protocol):
-    """What the caller made of an entity."""
-
-    @property
-    def reads(self) -> ByteRange | None:
-        """The part of the entity whose bytes are wanted; `None` for none of them."""
-        ...
-
-
-class Opened[C: Choice](NamedTuple):
-    """An entity, what was chosen of it, and those bytes."""
-
-    entity: Entity
-    choice: C
-    body: Body
 
 
 class _Found(NamedTuple):
@@ -123,7 +93,7 @@ class Resolver:
     ) -> None:
         self._store = store
         self._fetch = fetch
-        self._chunks = chunks
+        self._bodies = BodyReader(store, chunks, stream_bytes=stream_bytes)
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
@@ -136,14 +106,7 @@ class Resolver:
 
     def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
         """Give the bytes *wanted* of *entity* if they need no reading; none wanted are none."""
-        if wanted is None:
-            return b""
-        if isinstance(entity.source, Inline):
-            return entity.source.data[wanted.start : wanted.stop]
-        whole = self._chunks.cached(entity.source)
-        if whole is None or wanted.length == len(whole):
-            return whole
-        return whole[wanted.start : wanted.stop]
+        return self._bodies.at_hand(entity, wanted)
 
     def open[C: Choice](
         self,
@@ -167,9 +130,9 @@ class Resolver:
             if entity is None:
                 return None
             choice = choose(entity)
-            return Opened(entity, choice, await self._body(held, entity, choice.reads))
+            return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
 
-        return _Opening(attempt, self._fetch.forget, Held(self._budget))
+        return Opening(attempt, self._fetch.forget, Held(self._budget))
 
     async def find(
         self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None = None
@@ -249,69 +212,6 @@ class Resolver:
             return self._fetch.learn(ref, None), None
         return self._fetch.learn(ref, Stat(found.size, found.etag)), found
 
-    async def _body(self, held: Held, entity: Entity, wanted: ByteRange | None) -> Body:
-        at_hand = self.at_hand(entity, wanted)
-        if at_hand is not None or wanted is None or isinstance(entity.source, Inline):
-            return at_hand or b""
-        if wanted.length > self._stream_bytes:
-            return await self._stream(held, entity, entity.source, wanted)
-        await held.reserve(wanted.length)
-        data = _part(entity.first, wanted)
-        if data is None:
-            place = entity.source.byte_range.narrow(wanted)
-            chunk = Stored(entity.source.ref, place, entity.source.etag)
-            data = await self._chunks.read(chunk)
-        if wanted.length == entity.length:
-            self._chunks.keep(entity.source, data)
-        return data
-
-    async def _stream(
-        self, held: Held, entity: Entity, source: Stored, wanted: ByteRange
-    ) -> AsyncIterator[bytes]:
-        await held.reserve(_PIECE_BYTES)
-        head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
-        rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
-        place = source.byte_range.narrow(rest)
-        tail = await held.enter(self._store.stream(source.ref, place, if_match=source.etag))
-        return tail if head is None else _chain(head, tail)
-
-
-class _Opening[C: Choice]:
-    """Tries until the object holds still, and holds what that took while the block lasts."""
-
-    __slots__ = ("_attempt", "_forget", "_held")
-
-    def __init__(
-        self,
-        attempt: Callable[[Held], Awaitable[Opened[C] | None]],
-        forget: Callable[[ObjectRef], None],
-        held: Held,
-    ) -> None:
-        self._attempt = attempt
-        self._forget = forget
-        self._held = held
-
-    async def __aenter__(self) -> Opened[C] | None:
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                return await self._attempt(self._held)
-            except BaseException as error:
-                await self._held.release()
-                if isinstance(error, VersionChangedError | DamagedError):
-                    self._forget(error.ref)
-                if not (left and isinstance(error, VersionChangedError)):
-                    raise
-        raise AssertionError
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._held.release()
-
-
-async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield head
-    async for piece in tail:
-        yield piece
-
 
 def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:
     """Bound what is read before the size is known; `None` where the size must come first."""
@@ -322,13 +222,3 @@ def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:
             return reading
         case _:
             return None
-
-
-def _part(found: Found | None, wanted: ByteRange) -> bytes | None:
-    """Cut *wanted* out of *found* if it is all there."""
-    if found is None or not (
-        found.byte_range.start <= wanted.start and wanted.stop <= found.byte_range.stop
-    ):
-        return None
-    start = wanted.start - found.byte_range.start
-    return found.data[start : start + wanted.length]

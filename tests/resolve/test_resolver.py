@@ -17,8 +17,9 @@ from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, Virtu
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.entity import Body, Entity
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.resolver import Body, Dataset, Entity, Resolver
+from app.resolve.resolver import Dataset, Resolver
 from app.storage.contract import Found, NotModified
 from tests.formats.zarr_sharding_indexed.case import build, build_nested, chunk_bytes
 from tests.resolve.stores import Clock, WatchedStore, holding, settle

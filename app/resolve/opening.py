@@ -1,0 +1,78 @@
+"""What it takes to hold an entity's bytes ready for a client."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Final
+
+from app.errors import DamagedError, VersionChangedError
+from app.model import ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.entity import Choice, Opened
+
+_ATTEMPTS: Final = 4
+"""How often a look-up is begun while its object keeps changing."""
+
+
+class Held:
+    """What one answer holds until its client has taken it: bytes in flight, open streams."""
+
+    __slots__ = ("_budget", "_nbytes", "_streams")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._nbytes = 0
+        self._streams: AsyncExitStack | None = None
+
+    async def reserve(self, nbytes: int) -> None:
+        """Hold *nbytes* of the budget.
+
+        Raises: `BusyError`.
+        """
+        await self._budget.acquire(nbytes)
+        self._nbytes += nbytes
+
+    async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
+        """Hold *stream* open."""
+        if self._streams is None:
+            self._streams = AsyncExitStack()
+        return await self._streams.enter_async_context(stream)
+
+    async def release(self) -> None:
+        """Hold nothing any more."""
+        try:
+            if self._streams is not None:
+                await self._streams.aclose()
+        finally:
+            nbytes, self._nbytes = self._nbytes, 0
+            self._budget.release(nbytes)
+
+
+class Opening[C: Choice]:
+    """Tries until the object holds still, and holds what that took while the block lasts."""
+
+    __slots__ = ("_attempt", "_forget", "_held")
+
+    def __init__(
+        self,
+        attempt: Callable[[Held], Awaitable[Opened[C] | None]],
+        forget: Callable[[ObjectRef], None],
+        held: Held,
+    ) -> None:
+        self._attempt = attempt
+        self._forget = forget
+        self._held = held
+
+    async def __aenter__(self) -> Opened[C] | None:
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                return await self._attempt(self._held)
+            except BaseException as error:
+                await self._held.release()
+                if isinstance(error, VersionChangedError | DamagedError):
+                    self._forget(error.ref)
+                if not (left and isinstance(error, VersionChangedError)):
+                    raise
+        raise AssertionError
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._held.release()

@@ -93,6 +93,15 @@ def asgi_writer(send: Any) -> Write:
     return write
 
 
+def combined(headers: Headers) -> dict[bytes, bytes]:
+    """Give the request's headers by name; the values of a repeated one are a list (§5.3)."""
+    given = dict(headers)
+    if len(given) < len(headers):
+        for name in given:
+            given[name] = b", ".join(value for each, value in headers if each == name)
+    return given
+
+
 def request_id(given: bytes | None) -> bytes:
     """Keep the client's id if it is fit for a header and a log, else make one."""
     if given is not None and _REQUEST_ID.fullmatch(given):

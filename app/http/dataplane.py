@@ -18,6 +18,7 @@ from app.http.answer import (
     Scope,
     Write,
     asgi_writer,
+    combined,
     request_id,
 )
 from app.http.cors import Cors
@@ -53,7 +54,7 @@ class DataPlane:
             dataset = self._datasets.get(name)
             if dataset is None or not key or key.endswith("/"):
                 return None
-            given = dict(headers)
+            given = combined(headers)
             conditions = Conditions.parse("GET", given)
             opened = self._at_hand(dataset, key, conditions)
         except RequestError:
@@ -71,7 +72,7 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""
-        answer = Answer(dict(scope["headers"]), asgi_writer(send), self._cors)
+        answer = Answer(combined(scope["headers"]), asgi_writer(send), self._cors)
         with suppress(ClientGoneError):
             async with UntilDisconnect(receive):
                 await self._guarded(answer, partial(self._respond, answer, scope))
@@ -86,9 +87,9 @@ class DataPlane:
                 raise
             await answer.problem(status_of(error), str(error))
         except Exception:
-            _log.exception("request %s failed", answer.request_id.decode())
             if answer.has_started:
                 raise
+            _log.exception("request %s failed", answer.request_id.decode())
             await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
 
     async def _respond(self, answer: Answer, scope: Scope) -> None:
@@ -178,14 +179,14 @@ async def _send_entity(
         await answer.problem(status, detail, (b"content-range", spelled))
     else:
         detail = f"the current version of {key} is {entity.etag}"
-        await answer.problem(status, detail, (b"etag", entity.etag.encode()))
+        await answer.problem(status, detail, (b"etag", entity.etag.encode("latin-1")))
 
 
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Describe what is sent of an entity; `None` if that is a problem instead."""
     (status, part, _), entity = opened.choice, opened.entity
     if status is HTTPStatus.NOT_MODIFIED:
-        return [(b"etag", entity.etag.encode()), (b"cache-control", dataset.cache_control)]
+        return [(b"etag", entity.etag.encode("latin-1")), (b"cache-control", dataset.cache_control)]
     if part is None:
         return None
     headers = [*_headers(entity.etag, part.length, key, dataset.cache_control)]
@@ -198,7 +199,7 @@ def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
 def _headers(etag: ETag, length: int, key: VirtualKey, cache_control: bytes) -> Headers:
     """Write the headers that describe a body; those of hot chunks are written once."""
     return [
-        (b"etag", etag.encode()),
+        (b"etag", etag.encode("latin-1")),
         (b"cache-control", cache_control),
         (b"accept-ranges", b"bytes"),
         (b"content-length", b"%d" % length),

@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from app.http.answer import Answer, AtHand, Headers, Respond, Scope, Write, asgi_writer
+from app.http.answer import Answer, AtHand, Headers, Respond, Scope, Write, asgi_writer, combined
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.settings import RESERVED
@@ -25,13 +25,13 @@ class Gateway:
         """Speak ASGI."""
         if scope["type"] != "http":
             await self._control(scope, receive, send)
-        elif scope["path"] == "/" or scope["path"].split("/", 2)[1] in RESERVED:
+        elif scope["path"] == "/" or scope["path"][1:].partition("/")[0] in RESERVED:
             await self._ours(scope, receive, send)
         else:
             await self._data(scope, receive, send)
 
     async def _ours(self, scope: Scope, receive: Any, send: Any) -> None:
-        answer = Answer(dict(scope["headers"]), asgi_writer(send), self._cors)
+        answer = Answer(combined(scope["headers"]), asgi_writer(send), self._cors)
 
         async def decorate(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

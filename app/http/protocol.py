@@ -8,16 +8,22 @@ file alone.
 """
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from app.errors import ShardgateError
 from app.http.answer import AtHand, Body, Headers, Respond
 
 _CLOSE: Final = (b"connection", b"close")
-_nobody: Final = asyncio.Event()
+_STALLED_S: Final = 30.0
+"""A client that takes nothing for so long holds memory and connections in vain."""
+
+_log = logging.getLogger(__name__)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -29,7 +35,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_begun = False
-        self._exchange: _Exchange | None = None
+        self._running: Any = None
+        """What answers now: an `_Exchange`, or uvicorn's cycle, which need not be the newest."""
+        self._alarm: asyncio.TimerHandle | None = None
 
     def on_headers_complete(self) -> None:
         """Answer, or begin to, if nothing else is under way on this connection."""
@@ -52,8 +60,38 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop working for a client that has gone."""
         super().connection_lost(exc)
-        if self._exchange is not None:
-            self._exchange.abandon()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self._trust()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that reads slowly, but not for one that does not read."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        super().resume_writing()
+        self._trust()
+
+    def _watch(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._alarm = self.loop.call_later(_STALLED_S, self._give_up, left)
+
+    def _trust(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _give_up(self, left: int) -> None:
+        if self.transport.get_write_buffer_size() < left:
+            self._watch()
+        else:
+            self.transport.abort()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def write_head(self, status: HTTPStatus, headers: Headers, body: bytes) -> None:
         """Write the head of an answer, and the body as far as it is there."""
@@ -87,7 +125,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.on_response_complete()
         else:
             self._unset_keepalive_if_required()
-            self.cycle = self._exchange = exchange
+            self.cycle = self._running = exchange
             exchange.task = self.loop.create_task(exchange.run(begun))
             self.tasks.add(exchange.task)
             exchange.task.add_done_callback(self.tasks.discard)
@@ -95,19 +133,22 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 class _Exchange:
-    """An answer under way, in the place of uvicorn's cycle and with its attributes that count."""
+    """An answer under way.
+
+    It takes the place of uvicorn's cycle: uvicorn reads `response_complete`, takes `keep_alive`
+    back when it is told to stop, and sets `disconnected` and the event when the client has gone.
+    """
 
     def __init__(self, protocol: GatewayProtocol) -> None:
         self._protocol = protocol
         self.task: asyncio.Task[None] | None = None
         self.response_complete = False
         self.keep_alive = True
-        """uvicorn takes it back when the server is told to stop."""
         self.disconnected = False
-        self.message_event = _nobody
+        self.message_event = self
 
-    def abandon(self) -> None:
-        """Cancel what is still done for the answer."""
+    def set(self) -> None:
+        """Cancel what is still done for a client that has gone."""
         if self.task is not None:
             self.task.cancel()
 
@@ -115,14 +156,16 @@ class _Exchange:
         """Answer; a connection whose answer broke off can only be closed."""
         try:
             await respond()
-        except Exception:  # noqa: BLE001, S110  the application has logged it
-            pass
+        except ShardgateError:
+            pass  # it is logged
+        except Exception:  # noqa: BLE001  nobody else would tell of it
+            _log.exception("an answer broke off")
         finally:
             if not self.response_complete:
                 self._protocol.transport.close()
 
     async def write(self, status: HTTPStatus, headers: Headers, body: Body) -> None:
-        """Write an answer, at the client's pace."""
+        """Write an answer, and return when the client has taken most of it."""
         await self._writable()
         if not self.keep_alive:
             headers.append(_CLOSE)
@@ -130,21 +173,23 @@ class _Exchange:
             self._protocol.write_head(status, headers, body)
         else:
             self._protocol.write_head(status, headers, b"")
-            left = int(dict(headers)[b"content-length"])
-            async for piece in body:
-                await self._writable()
-                self._protocol.transport.write(piece)
-                left -= len(piece)
-            if left:
-                raise RuntimeError(f"the body ended {left} bytes too soon")
-        self._complete()
-
-    async def _writable(self) -> None:
-        if self._protocol.flow.write_paused:
-            await self._protocol.flow.drain()
-
-    def _complete(self) -> None:
+            await self._write_pieces(body, int(dict(headers)[b"content-length"]))
+        await self._writable()
         self.response_complete = True
         if not self.keep_alive:
             self._protocol.transport.close()
         self._protocol.on_response_complete()
+
+    async def _write_pieces(self, pieces: AsyncIterator[bytes], length: int) -> None:
+        async for piece in pieces:
+            await self._writable()
+            length -= len(piece)
+            if length < 0:
+                break
+            self._protocol.transport.write(piece)
+        if length:
+            raise RuntimeError(f"{length} bytes of the body are missing")
+
+    async def _writable(self) -> None:
+        if self._protocol.flow.write_paused:
+            await self._protocol.flow.drain()

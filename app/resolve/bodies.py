@@ -54,11 +54,11 @@ class BodyReader:
     async def _stream(
         self, held: Held, entity: Entity, source: Stored, wanted: ByteRange
     ) -> AsyncIterator[bytes]:
-        await held.reserve(_PIECE_BYTES)
         head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
         place = source.byte_range.narrow(rest)
         tail = await held.enter(self._store.stream(source.ref, place, if_match=source.etag))
+        await held.reserve(_PIECE_BYTES + len(head or b""))
         return tail if head is None else _chain(head, tail)
 
 

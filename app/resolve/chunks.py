@@ -35,6 +35,9 @@ class _Wanted:
         """Tell all who wait how *reading* ended."""
         task, start = reading.task, reading.source.byte_range.start
         failure = None if task.cancelled() else task.exception()
+        if not task.cancelled() and failure is None:
+            wanted = self.chunk.byte_range
+            data = task.result()[wanted.start - start : wanted.stop - start]
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -43,8 +46,7 @@ class _Wanted:
             elif failure is not None:
                 waiter.set_exception(failure)
             else:
-                wanted = self.chunk.byte_range
-                waiter.set_result(task.result()[wanted.start - start : wanted.stop - start])
+                waiter.set_result(data)
 
 
 class _Reading:
@@ -156,9 +158,10 @@ class ChunkReader:
 
     def _have_neighbours(self, version: _Version, chunks: list[_Wanted]) -> bool:
         """Tell whether *chunks* touch one another, or what is being read."""
-        ranges = [*(each.chunk.byte_range for each in chunks), *self._spans.get(version, ())]
-        starts = {each.start for each in ranges}
-        return any(each.stop in starts for each in ranges)
+        ranges = [each.chunk.byte_range for each in chunks]
+        around = [*ranges, *self._spans.get(version, ())]
+        starts, stops = {each.start for each in around}, {each.stop for each in around}
+        return any(each.stop in starts or each.start in stops for each in ranges)
 
     def _begin(self, version: _Version, chunks: list[_Wanted]) -> None:
         """End the moment of *version*, for the next chunk begins a new one, and read *chunks*."""

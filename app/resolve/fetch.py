@@ -58,7 +58,8 @@ class ReadCache:
     """Performs the reads that formats describe, and keeps what they told in *memory*.
 
     What was asked of a mutable object is good for *ttl_s*, then revalidated by its ETag; what
-    was read of a named version is good for ever. Failures are never kept.
+    was read of a named version is good for ever. Failures are never kept. Who finds that an
+    object is not as it was told forgets it: what was asked before is then good no longer.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class ReadCache:
         self._store = store
         self.memory = memory
         self._ttl_s = ttl_s
-        self._clock = clock
+        self.clock = clock
         self._flights = SingleFlight[tuple[Hashable, float]]()
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self.generation = 0
@@ -96,18 +97,22 @@ class ReadCache:
         """Tell what is known of *ref* as a whole, without asking; `None` is nothing."""
         return self._fresh(ref, ref)
 
-    def learn(self, ref: ObjectRef, stat: Stat | None) -> Remembered:
+    def learn(self, ref: ObjectRef, stat: Stat | None, asked_at: float) -> Remembered:
         """Remember what an answer told about *ref* besides its bytes."""
-        return self._keep(ref, stat, self._clock())
+        return self._keep(ref, stat, asked_at)
 
-    def forget(self, ref: ObjectRef) -> None:
-        """Take nothing that is known of *ref* so far for current."""
-        self._forgotten[ref] = self._clock()
-        self.generation += 1
+    def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
+        """Take nothing that is known of *ref* for current, unless that was done since *known_at*.
+
+        Of many who learn at once that an object was replaced only the first brings news.
+        """
+        if self._forgotten.get(ref, -inf) < known_at:
+            self._forgotten[ref] = self.clock()
+            self.generation += 1
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> Remembered | None:
         entry = cast("Remembered | None", self.memory.get(key))
-        if entry is None or entry.expires_at <= self._clock():
+        if entry is None or entry.expires_at <= self.clock():
             return None
         return None if self._is_forgotten(entry, ref) else entry
 
@@ -117,12 +122,17 @@ class ReadCache:
         return entry.asked_at <= self._forgotten.get(ref, -inf)
 
     def _keep(
-        self, key: Hashable, known: Versioned[Any] | Stat | None, asked_at: float, ttl_s: float = 0
+        self,
+        key: Hashable,
+        known: Versioned[Any] | Stat | None,
+        asked_at: float,
+        *,
+        is_pinned: bool = False,
     ) -> Remembered:
         before = cast("Remembered | None", self.memory.get(key))
         if before is not None and _version(before.known) != _version(known):
             self.generation += 1
-        entry = Remembered(known, asked_at, asked_at + (ttl_s or self._ttl_s))
+        entry = Remembered(known, asked_at, inf if is_pinned else asked_at + self._ttl_s)
         self.memory.put(key, entry)
         return entry
 
@@ -133,11 +143,11 @@ class ReadCache:
         return await self._flights.run((key, self._forgotten.get(ref, -inf)), call)
 
     async def _perform_stat(self, ref: ObjectRef) -> Remembered:
-        asked_at = self._clock()
+        asked_at = self.clock()
         return self._keep(ref, await self._store.stat(ref), asked_at)
 
     async def _perform[T: Weighable](self, read: Read[T]) -> Remembered:
-        asked_at = self._clock()
+        asked_at = self.clock()
         known = self._stale(read)
         try:
             found = await self._store.get(
@@ -159,7 +169,7 @@ class ReadCache:
                 return self._keep(read, None, asked_at)
             case Found(data, _, size, etag):
                 versioned = Versioned(await _decode(read, data), etag, size)
-                return self._keep(read, versioned, asked_at, inf if read.if_match else 0)
+                return self._keep(read, versioned, asked_at, is_pinned=read.if_match is not None)
 
     def _stale(self, read: Read[Any]) -> Versioned[Any] | None:
         """Find what a conditional read could confirm."""

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Final
 
-from app.errors import DamagedError, VersionChangedError
-from app.model import ObjectRef
+from app.errors import VersionChangedError
 from app.resolve.budget import ByteBudget
 from app.resolve.entity import Choice, Opened
+from app.resolve.fetch import ReadCache
 
 _ATTEMPTS: Final = 4
 """How often a look-up is begun while its object keeps changing."""
@@ -24,12 +24,15 @@ class Held:
         self._streams: AsyncExitStack | None = None
 
     async def reserve(self, nbytes: int) -> None:
-        """Hold *nbytes* of the budget.
+        """Hold *nbytes* of the budget, neither more nor less.
 
         Raises: `BusyError`.
         """
-        await self._budget.acquire(nbytes)
-        self._nbytes += nbytes
+        if nbytes > self._nbytes:
+            await self._budget.acquire(nbytes - self._nbytes)
+        elif nbytes < self._nbytes:
+            self._budget.release(self._nbytes - nbytes)
+        self._nbytes = nbytes
 
     async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
         """Hold *stream* open."""
@@ -50,29 +53,33 @@ class Held:
 class Opening[C: Choice]:
     """Tries until the object holds still, and holds what that took while the block lasts."""
 
-    __slots__ = ("_attempt", "_forget", "_held")
+    __slots__ = ("_attempt", "_fetch", "_held")
 
     def __init__(
         self,
         attempt: Callable[[Held], Awaitable[Opened[C] | None]],
-        forget: Callable[[ObjectRef], None],
+        fetch: ReadCache,
         held: Held,
     ) -> None:
         self._attempt = attempt
-        self._forget = forget
+        self._fetch = fetch
         self._held = held
 
     async def __aenter__(self) -> Opened[C] | None:
-        for left in reversed(range(_ATTEMPTS)):
+        attempts = 1
+        while True:
+            began_at = self._fetch.clock()
             try:
                 return await self._attempt(self._held)
-            except BaseException as error:
+            except VersionChangedError as changed:
                 await self._held.release()
-                if isinstance(error, VersionChangedError | DamagedError):
-                    self._forget(error.ref)
-                if not (left and isinstance(error, VersionChangedError)):
+                self._fetch.forget(changed.ref, began_at)
+                if attempts == _ATTEMPTS:
                     raise
-        raise AssertionError
+            except BaseException:
+                await self._held.release()
+                raise
+            attempts += 1
 
     async def __aexit__(self, *_: object) -> None:
         await self._held.release()

@@ -5,16 +5,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-from app.errors import RangeNotSatisfiedError
+from app.errors import DamagedError, RangeNotSatisfiedError
 from app.formats.contract import Read, Versioned, Weighable
 from app.model import (
     ByteRange,
     ByteRequest,
     ETag,
     Inline,
-    Location,
     Missing,
     ObjectRef,
     Stored,
@@ -32,6 +31,9 @@ from app.resolve.flight import SingleFlight
 from app.resolve.opening import Held, Opening
 from app.resolve.walk import Root
 from app.storage.contract import Found, Listed, ObjectReader, Stat
+
+_TRUSTED_S: Final = 1.0
+"""How long what was asked of a store is not asked again because it does not fit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,24 @@ class _Found(NamedTuple):
 
 
 class _Noting:
-    """A `Fetch` that notes how long everything it told is good."""
+    """A `Fetch` that notes how long everything it told is good, and what of it was old."""
 
     def __init__(self, fetch: ReadCache) -> None:
         self._fetch = fetch
+        self.began_at = fetch.clock()
         self.generation = fetch.generation
         self.expires_at = inf
+        self.old: list[ObjectRef] = []
 
     async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
-        return cast("Versioned[T] | None", self.note(await self._fetch.remember(read)))
+        remembered = await self._fetch.remember(read)
+        return cast("Versioned[T] | None", self.note(read.ref, remembered))
 
-    def note(self, remembered: Remembered) -> Versioned[Any] | Stat | None:
-        """Count *remembered* in."""
+    def note(self, ref: ObjectRef, remembered: Remembered) -> Versioned[Any] | Stat | None:
+        """Count *remembered*, which is known of *ref*, in."""
         self.expires_at = min(self.expires_at, remembered.expires_at)
+        if remembered.asked_at < self.began_at - _TRUSTED_S and remembered.expires_at < inf:
+            self.old.append(ref)
         return remembered.known
 
 
@@ -126,29 +133,59 @@ class Resolver:
         """
 
         async def attempt(held: Held) -> Opened[C] | None:
-            entity = await self.find(dataset, key, reading)
+            entity = await self._find(dataset, key, reading, held)
             if entity is None:
                 return None
             choice = choose(entity)
             return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
 
-        return Opening(attempt, self._fetch.forget, Held(self._budget))
+        return Opening(attempt, self._fetch, Held(self._budget))
 
-    async def find(
-        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None = None
+    async def _find(
+        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: Held
     ) -> Entity | None:
-        """Find what *key* names; `None` proves that it is nothing."""
+        """Find what *key* names; `None` proves that it is nothing.
+
+        An array that was rewritten looks damaged to who knows only half of the news. So damage
+        is believed once everything about it has been asked for within `_TRUSTED_S`.
+        """
         found = self._recall(dataset, key)
         if found is not None:
             return found.entity
         noting = _Noting(self._fetch)
-        layout, rest = await dataset.containers.find(dataset.root, key, noting)
-        location = await layout.locate(rest, noting)
-        entity = await self._entity(location, reading, noting)
+        try:
+            entity = await self._look_up(dataset, key, reading, noting, held)
+        except DamagedError:
+            if not noting.old:
+                raise
+            for ref in noting.old:
+                self._fetch.forget(ref, noting.began_at)
+            noting = _Noting(self._fetch)
+            entity = await self._look_up(dataset, key, reading, noting, held)
         lasting = entity and entity._replace(first=None)
         found = _Found(lasting, noting.generation, noting.expires_at)
         self._fetch.memory.put((dataset.name, key), found)
         return entity
+
+    async def _look_up(
+        self,
+        dataset: Dataset,
+        key: VirtualKey,
+        reading: ByteRequest | None,
+        noting: _Noting,
+        held: Held,
+    ) -> Entity | None:
+        layout, rest = await dataset.containers.find(dataset.root, key, noting)
+        match await layout.locate(rest, noting):
+            case Missing():
+                return None
+            case Stored(_, byte_range, etag) as place:
+                tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
+                return Entity(ETag(tag), byte_range.length, place)
+            case Inline(data, etag) as place:
+                return Entity(etag, len(data), place)
+            case Whole(ref):
+                return await self._whole(ref, reading, noting, held)
 
     def _recall(self, dataset: Dataset, key: VirtualKey) -> _Found | None:
         found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
@@ -178,39 +215,29 @@ class Resolver:
         """Return if the root of *dataset* answers, else raise."""
         await self._store.reach(dataset.root)
 
-    async def _entity(
-        self, location: Location, reading: ByteRequest | None, noting: _Noting
-    ) -> Entity | None:
-        match location:
-            case Missing():
-                return None
-            case Stored(_, byte_range, etag):
-                tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
-                return Entity(ETag(tag), byte_range.length, location)
-            case Inline(data, etag):
-                return Entity(etag, len(data), location)
-            case Whole(ref):
-                return await self._whole(ref, reading, noting)
-
     async def _whole(
-        self, ref: ObjectRef, reading: ByteRequest | None, noting: _Noting
+        self, ref: ObjectRef, reading: ByteRequest | None, noting: _Noting, held: Held
     ) -> Entity | None:
         request = _clip(reading, self._stream_bytes)
         remembered, first = self._fetch.recall(ref), None
         if remembered is None and request is not None:
+            await held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
-                remembered, first = await self._first(ref, request)
-        stat = noting.note(remembered or await self._fetch.stat(ref))
+                remembered, first = await self._firsts.run(
+                    (ref, request), lambda: self._first(ref, request)
+                )
+        stat = noting.note(ref, remembered or await self._fetch.stat(ref))
         if not isinstance(stat, Stat):
             return None
         return Entity(stat.etag, stat.size, Stored(ref, ByteRange(0, stat.size), stat.etag), first)
 
     async def _first(self, ref: ObjectRef, request: ByteRequest) -> tuple[Remembered, Found | None]:
         """Learn size and version of an object from the answer that brings its first bytes."""
-        found = await self._firsts.run((ref, request), lambda: self._store.get(ref, request))
+        asked_at = self._clock()
+        found = await self._store.get(ref, request)
         if not isinstance(found, Found):
-            return self._fetch.learn(ref, None), None
-        return self._fetch.learn(ref, Stat(found.size, found.etag)), found
+            return self._fetch.learn(ref, None, asked_at), None
+        return self._fetch.learn(ref, Stat(found.size, found.etag), asked_at), found
 
 
 def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:

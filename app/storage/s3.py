@@ -158,7 +158,8 @@ class _Signer:
         told = f"{refusal.code} {refusal.message}".lower()
         if not (method == "HEAD" or "expired" in told or refusal.code in _EXPIRED_CODES):
             return False
-        return self._signed.pop((method, ref), None) is not None
+        self._signed.pop((method, ref), None)  # unless another reader of the object was faster
+        return True
 
     async def confirm(self, ref: ObjectRef, refusal: Refusal) -> None:
         """Ask for the bucket unless the 404 speaks of the key, or the bucket was seen."""

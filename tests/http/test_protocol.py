@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.serving import serving
 
 CHUNK = b"0123456789"
 LARGE = b"x" * 3_000_000
+HUGE = bytes(30_000_000)  # more than the system takes for a client that does not read
 CHUNKS = {"c/0/0": CHUNK, "c/0/1": b"another", "c/1/1": LARGE}
 GET = b"GET /em/%s HTTP/1.1\r\nHost: test\r\n%s\r\n"
 
@@ -116,6 +118,23 @@ def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
     assert short[2] == long[2]
 
 
+@pytest.mark.parametrize("path", [b"*", b"/"])
+def test_options_of_the_server(port: int, path: bytes) -> None:
+    """A server-wide OPTIONS is a preflight like any other."""
+    line, headers, _ = _ask(port, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
+
+    assert line.split()[1] == b"204"
+    assert b"access-control-allow-methods" in headers
+
+
+def test_repeated_preconditions_are_a_list(port: int) -> None:
+    """A tag in either of two lines is the known version."""
+    etag = _ask(port, _get("c/0/0"))[1][b"etag"]
+    lines = b'If-None-Match: %s\r\nIf-None-Match: "other"\r\n' % etag
+
+    assert _ask(port, _get("c/0/0", lines))[0].split()[1] == b"304"
+
+
 def test_connection_is_kept(port: int) -> None:
     """One connection serves request after request."""
     with _connected(port) as connection:
@@ -200,9 +219,12 @@ class _Gated(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.cancelled = threading.Event(), threading.Event()
-        self.is_open = False
-        for key, data in build(CHUNKS).items():
+        self.ended = threading.Event()
+        self.is_open = self.streams_on = False
+        self.surplus = b""
+        for key, data in build(CHUNKS | {"c/1/0": HUGE}).items():
             self.put(ObjectRef("memory://bucket", key), data)
+        self.put(ObjectRef("memory://bucket", "notes"), b"notes")
 
     async def get(
         self,
@@ -221,19 +243,30 @@ class _Gated(MemoryStore):
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        if ref.key == "notes" and isinstance(found, Found):
+            return replace(found, etag=ETag('"\xe9"'))
+        return found
 
     @asynccontextmanager
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Give a beginning."""
+        """Give a beginning, and the rest if *streams_on*."""
 
         async def pieces() -> AsyncIterator[bytes]:
-            yield LARGE[:1000]
-            raise TruncatedReadError(ref, "as ordered")
+            data = LARGE if byte_range.length == len(LARGE) else HUGE
+            yield data[:1000]
+            if not self.streams_on:
+                raise TruncatedReadError(ref, "as ordered")
+            for at in range(1000, len(data), 100_000):
+                yield data[at : at + 100_000]
+            yield self.surplus
 
-        yield pieces()
+        try:
+            yield pieces()
+        finally:
+            self.ended.set()
 
 
 @contextmanager
@@ -270,6 +303,58 @@ def test_broken_off_answer_ends_the_connection() -> None:
 
     assert b"content-length: %d" % len(LARGE) in received
     assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
+
+
+def test_etag_keeps_its_bytes() -> None:
+    """A tag that is not ASCII comes back as the store sent it, and is known again."""
+    store = _Gated()
+    with _serving(store) as port:
+        etag = _ask(port, _get("notes"))[1][b"etag"]
+        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
+
+    assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
+
+
+def test_who_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes nothing for long loses its connection, and holds nothing."""
+    monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
+    store = _Gated()
+    store.is_open = store.streams_on = True
+    with _serving(store) as port, _connected(port) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(_get("c/1/0"))
+
+        assert store.ended.wait(10)
+
+
+def test_who_reads_slowly_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as a client takes something it gets everything."""
+    monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
+    store = _Gated()
+    store.is_open = store.streams_on = True
+    received = 0
+    with _serving(store) as port, _connected(port) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.sendall(_get("c/1/1"))
+        while received < len(LARGE):
+            received += len(connection.recv(200_000))
+            time.sleep(0.05)
+
+    assert store.ended.is_set()
+
+
+def test_answer_longer_than_announced_is_cut() -> None:
+    """What a store sends too much is not taken for another answer."""
+    store = _Gated()
+    store.is_open = store.streams_on = True
+    store.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
+    with _serving(store) as port, _connected(port) as connection:
+        connection.sendall(_get("c/1/1"))
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+
+    assert store.surplus not in received.partition(b"\r\n\r\n")[2]
 
 
 def test_requests_behind_one_that_waits_are_answered_in_order() -> None:

@@ -146,6 +146,23 @@ async def test_what_touches_nothing_does_not_wait(monkeypatch: pytest.MonkeyPatc
     await asyncio.gather(*reads)
 
 
+async def test_neighbours_elsewhere_make_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads under way that touch one another are nothing to a chunk that touches neither."""
+    case = _Case()
+    case.store.gate.clear()
+    first = asyncio.create_task(case.read((10, 20)))
+    await _settle()
+    second = asyncio.create_task(case.read((20, 30)))
+    await _settle()
+    monkeypatch.setattr("app.resolve.chunks._MOMENT_S", 60)
+    third = asyncio.create_task(case.read((500, 510)))
+    await _settle()
+
+    assert len(case.requests) == 3
+    case.store.gate.set()
+    await asyncio.gather(first, second, third)
+
+
 @settings(deadline=None)
 @given(
     st.lists(

@@ -294,7 +294,7 @@ async def test_what_was_learned_needs_no_stat() -> None:
     """What another answer told about an object is known."""
     case = _Case()
     stat = Stat(3, ETag('"told"'))
-    case.fetch.learn(REF, stat)
+    case.fetch.learn(REF, stat, case.clock.now)
 
     assert (await case.fetch.stat(REF)).known == stat
     assert case.store.calls == []
@@ -388,7 +388,7 @@ def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
     """A long name, which a client chooses, takes room in the memory."""
     memory = Memory(2**20)
     fetch = ReadCache(WatchedStore(), memory, ttl_s=_TTL_S)
-    fetch.learn(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None)
+    fetch.learn(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
 
     assert memory.nbytes >= OVERHEAD_NBYTES + 1000
 

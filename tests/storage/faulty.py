@@ -83,6 +83,7 @@ class _Order:
     fault: Fault
     nth: Container[int]
     path: str
+    query: str | None
     matched: int = 0
 
 
@@ -107,9 +108,20 @@ class FaultyServer:
         self.objects[path] = data
         return etag(data)
 
-    def fail(self, fault: Fault, *, nth: Container[int] | None = None, path: str = "") -> None:
-        """Answer with *fault* each, or the *nth* from now (0, 1, …), request below *path*."""
-        self._orders.append(_Order(fault, range(2**63 - 1) if nth is None else nth, path))
+    def fail(
+        self,
+        fault: Fault,
+        *,
+        nth: Container[int] | None = None,
+        path: str = "",
+        query: str | None = None,
+    ) -> None:
+        """Answer with *fault* each, or the *nth* from now (0, 1, …), request below *path*.
+
+        With *query* those with just that one.
+        """
+        numbers = range(2**63 - 1) if nth is None else nth
+        self._orders.append(_Order(fault, numbers, path, query))
 
     def heal(self) -> None:
         """Forget all orders."""
@@ -127,7 +139,7 @@ class FaultyServer:
             self._noted.notify_all()
             faults = set()
             for order in self._orders:
-                if seen.path.startswith(order.path):
+                if seen.path.startswith(order.path) and order.query in (None, seen.query):
                     if order.matched in order.nth:
                         faults.add(order.fault)
                     order.matched += 1

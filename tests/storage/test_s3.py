@@ -1,5 +1,6 @@
 """What only S3 has: signatures, buckets, credentials."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -13,6 +14,8 @@ from app.errors import (
 from app.model import ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Found
+from app.storage.http1.target import Target
+from app.storage.refusals import Method
 from app.storage.s3 import S3Store
 from tests.seaweedfs import SeaweedFS
 from tests.storage.conftest import s3_settings
@@ -53,6 +56,26 @@ async def test_an_expired_signature_is_renewed_once(
 
     assert isinstance(await store.get(REF), Found)
     assert len(faulty.seen) == 2
+
+
+async def test_an_expired_signature_is_renewed_for_all_its_readers(
+    faulty: FaultyServer, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds the URL dead while others have it signed anew waits for that as well."""
+    sign = store._signer._sign
+
+    async def sign_after_a_while(method: Method, ref: ObjectRef) -> Target:
+        await asyncio.sleep(0.05)  # as credentials that are refreshed take
+        return await sign(method, ref)
+
+    monkeypatch.setattr(store._signer, "_sign", sign_after_a_while)
+    await store.get(REF)
+    faulty.fail(Fault.EXPIRED, query=faulty.seen[0].query)
+    await asyncio.sleep(1.1)  # signatures of one second are the same
+
+    found = await asyncio.gather(*(store.get(REF) for _ in range(10)))
+
+    assert all(isinstance(each, Found) for each in found)
 
 
 @pytest.mark.parametrize("fault", [Fault.EXPIRED, Fault.EXPIRED_TOKEN])

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Final
 
-from app.errors import VersionChangedError
+from app.errors import DamagedError, VersionChangedError
 from app.resolve.budget import ByteBudget
 from app.resolve.entity import Choice, Opened
 from app.resolve.fetch import ReadCache
@@ -76,6 +76,10 @@ class Opening[C: Choice]:
                 self._fetch.forget(changed.ref, began_at)
                 if attempts == _ATTEMPTS:
                     raise
+            except DamagedError as damaged:
+                await self._held.release()
+                self._fetch.forget(damaged.ref, began_at)
+                raise
             except BaseException:
                 await self._held.release()
                 raise

@@ -456,15 +456,16 @@ async def test_an_array_rewritten_otherwise_is_not_damaged() -> None:
     assert await case.read("c/0/1") == _CHUNKS["c/0/1"]
 
 
-async def test_damage_is_not_looked_into_for_each_who_asks() -> None:
-    """Of what was asked a moment ago nothing is asked again because of damage."""
+async def test_damage_of_a_shard_costs_one_read() -> None:
+    """Only the shard is asked for anew if what else is known of the array is new."""
     case = _array()
     case.write({"c/0/0": b"short" + encode_index([(0, 99)] * 4)})
     for _ in range(3):
         with pytest.raises(DamagedError):
             await case.read("c/0/0")
+        case.clock.now += 0.1
 
-    assert [call.ref for call in case.store.calls] == [ROOT.join("zarr.json"), _SHARD]
+    assert [call.ref for call in case.store.calls] == [ROOT.join("zarr.json")] + [_SHARD] * 3
 
 
 async def test_many_who_learn_that_a_shard_was_replaced_read_its_index_once() -> None:

@@ -138,7 +138,7 @@ class LimitSettings(_Section):
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)
     """Bytes read from stores and not yet taken by clients, at most."""
     connections: PositiveInt = 64
-    """Connections to one store, at most."""
+    """Reads under way from one server, at most; as many again that are passed on in pieces."""
     timeout_s: PositiveFloat = 10.0
     """Longest silence of a store."""
     deadline_s: PositiveFloat = 30.0

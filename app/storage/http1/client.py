@@ -14,20 +14,44 @@ _KEPT_S: Final = 15.0
 """Firewalls forget idle connections without a word, and servers close them."""
 
 
-class Client:
-    """Keeps up to *connections* exchanges under way, first come first served.
+class _Pool:
+    """Idle connections to one server, and the right to have exchanges under way there."""
 
-    A server may be silent for *silence_s*, also while it connects. *ca_file* replaces the
-    system's certificates.
+    def __init__(self, connections: int) -> None:
+        self.slots = asyncio.Semaphore(connections)
+        self.slow_slots = asyncio.Semaphore(connections)
+        self._idle: list[Connection] = []
+
+    def take(self) -> Connection | None:
+        """Take the connection that was idle for the shortest time, and close old ones."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.idle_s < _KEPT_S:
+                return connection
+            connection.close()
+        return None
+
+    def keep(self, connection: Connection) -> None:
+        """Keep *connection* for the next exchange if it is good for one."""
+        if connection.is_open:
+            self._idle.append(connection)
+
+
+class Client:
+    """Has up to *connections* exchanges under way with each server, first come first served.
+
+    Bodies that are read at the pace of who reads have as many of their own, so that slow readers
+    hold up one another only. A server may be silent for *silence_s*, also while it connects.
+    *ca_file* replaces the system's certificates.
     """
 
     def __init__(self, *, connections: int, silence_s: float, ca_file: str | None = None) -> None:
-        self._slots = asyncio.Semaphore(connections)
         self._silence_s = silence_s
         self._ca_file = ca_file
         self._context: ssl.SSLContext | None = None
+        self._is_closed = False
         self._open: set[Connection] = set()
-        self._idle: defaultdict[Origin, list[Connection]] = defaultdict(list)
+        self._pools = defaultdict[Origin, _Pool](lambda: _Pool(connections))
 
     async def send(
         self, method: str, target: Target, headers: bytes = b"", *, is_eager: bool = False
@@ -35,21 +59,35 @@ class Client:
         """Send a request without a body, and wait for the head of the answer.
 
         *method* is safe to repeat, for a kept connection may turn out to be closed. *headers*
-        are lines, each with its end. With *is_eager* the body, or its first 512 KiB, is waited
-        for too, which saves a turn of the event loop. The answer must be read to its end, or
-        released.
+        are lines, each with its end. With *is_eager*, for bodies that will be read at once, the
+        body or its first 512 KiB is waited for too, which saves a turn of the event loop. The
+        answer must be read to its end, or released.
 
         Raises: `ExchangeError`, `TimeoutError`, `OSError`.
         """
         message = b"".join((method.encode(), b" ", target.head, headers, b"\r\n"))
+        is_bodiless = method == "HEAD"
+        pool = self._pools[target.origin]
+        slots = pool.slots if is_eager or is_bodiless else pool.slow_slots
+
+        def end(connection: Connection) -> None:
+            slots.release()
+            pool.keep(connection)
+
         while True:
-            await self._slots.acquire()
-            connection = self._kept(target.origin)
+            await slots.acquire()
+            connection = pool.take()
             is_kept = connection is not None
             if connection is None:
-                connection = await self._connect(target.origin)
-            response = Response(connection, is_bodiless=method == "HEAD", is_eager=is_eager)
-            connection.send(message, response)
+                try:
+                    connection = await self._connect(target.origin)
+                except BaseException:
+                    slots.release()
+                    raise
+                if self._is_closed:  # in the meantime
+                    connection.close()
+            response = Response(connection, is_bodiless=is_bodiless, is_eager=is_eager)
+            connection.send(message, response, end)
             try:
                 await response.begin()
             except (NoAnswerError, ConnectionError):
@@ -62,39 +100,23 @@ class Client:
                 return response
 
     async def aclose(self) -> None:
-        """Close all connections; what is under way fails."""
+        """Close all connections; what is under way, or comes later, fails."""
+        self._is_closed = True
         closing = list(self._open)
         for connection in closing:
             connection.close()
         await asyncio.gather(*(connection.closed for connection in closing))
 
-    def _kept(self, origin: Origin) -> Connection | None:
-        """Take the connection that was idle for the shortest time, and close old ones."""
-        idle = self._idle[origin]
-        while idle:
-            connection = idle.pop()
-            if connection.is_open and connection.idle_s < _KEPT_S:
-                return connection
-            connection.close()
-        return None
-
     async def _connect(self, origin: Origin) -> Connection:
-        def make() -> Connection:
-            return Connection(self._silence_s, on_end)
-
-        def on_end(connection: Connection) -> None:
-            self._slots.release()
-            if connection.is_open:
-                self._idle[origin].append(connection)
-
-        try:
-            async with asyncio.timeout(self._silence_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    make, origin.host, origin.port, ssl=self._tls(origin)
-                )
-        except BaseException:
-            self._slots.release()
-            raise
+        if self._is_closed:
+            raise NoAnswerError("the client is closed")
+        async with asyncio.timeout(self._silence_s):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self._silence_s),
+                origin.host,
+                origin.port,
+                ssl=self._tls(origin),
+            )
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         return connection

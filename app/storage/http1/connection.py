@@ -11,13 +11,12 @@ from app.storage.http1.response import Response
 class Connection(asyncio.Protocol):
     """Carries one exchange at a time, and ends it when the server is silent for *silence_s*."""
 
-    def __init__(self, silence_s: float, on_end: Callable[["Connection"], None]) -> None:
-        """Tell *on_end* of each exchange that ended; another may follow if it `is_open`."""
+    def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._response: Response | None = None
+        self._on_end: Callable[[Connection], None] | None = None
         self._heard_at = 0.0
         self._is_paused = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -34,9 +33,14 @@ class Connection(asyncio.Protocol):
         """How long ago the server was last heard."""
         return self._loop.time() - self._heard_at
 
-    def send(self, message: bytes, response: Response) -> None:
-        """Write a request, and let *response* hear the answer."""
-        self._response = response
+    def send(
+        self, message: bytes, response: Response, on_end: Callable[["Connection"], None]
+    ) -> None:
+        """Write a request, and let *response* hear the answer.
+
+        *on_end* is called when the exchange has ended; another may follow if it `is_open`.
+        """
+        self._response, self._on_end = response, on_end
         self._heard_at = self._loop.time()
         if self._transport is None or self._transport.is_closing():
             self._break(NoAnswerError("the connection closed at once"))
@@ -49,6 +53,9 @@ class Connection(asyncio.Protocol):
         """Close at once; an exchange that is under way fails."""
         if self._transport is not None:
             self._transport.abort()
+        if (response := self._response) is not None:
+            response.close(ConnectionAbortedError("closed from here"))
+            self.end(response)
 
     def pause(self) -> None:
         """Let nothing more arrive for now."""
@@ -70,7 +77,8 @@ class Connection(asyncio.Protocol):
         self._response = None
         if not response.is_reusable:
             self.close()
-        self._on_end(self)
+        if self._on_end is not None:
+            self._on_end(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""

@@ -70,7 +70,8 @@ class AnswerParser:
         except (HttpParserError, HttpParserUpgrade) as error:
             self.is_reusable = False
             if not self.is_complete:
-                raise BadAnswerError(f"no HTTP/1.1: {error}") from error
+                reason = error.__context__ or error  # what a callback raised
+                raise BadAnswerError(f"no HTTP/1.1: {reason}") from error
         if not self.has_head and self._fed_bytes > _HEAD_BYTES:
             raise BadAnswerError("too large a head")
 
@@ -87,7 +88,7 @@ class AnswerParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header; what comes behind the body is none."""
         if not self.has_head:
-            self.headers[name.lower()] = value
+            self.headers[name.lower()] = value.rstrip()
 
     def on_headers_complete(self) -> None:
         """Tell how the body ends."""
@@ -120,7 +121,7 @@ class AnswerParser:
                 data, self.is_reusable = data[: self._left], False
             self._left -= len(data)
             self.is_complete = not self._left
-        elif self.is_complete:
+        elif self.is_complete or not self.has_head:
             raise BadAnswerError("a body that nobody asked for")
         self._pieces.append(data)
         self.buffered += len(data)

@@ -33,10 +33,11 @@ class Target:
             raise BadUrlError("no proper URL")
         try:
             parts = urlsplit(url)
-            port, host = parts.port, parts.hostname
+            port, host = parts.port, parts.hostname or ""
+            host.encode("idna")  # as connecting will
         except ValueError:
             raise BadUrlError("no proper URL") from None
-        if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
+        if parts.scheme not in _PORTS or not host or port == 0 or "@" in parts.netloc:
             raise BadUrlError("no proper URL")
         self._url = url
         self.origin: Final = Origin(parts.scheme, host, port or _PORTS[parts.scheme])
@@ -48,12 +49,12 @@ class Target:
         """What follows the method in every request for it."""
 
     def redirected(self, location: str) -> Self:
-        """Go where ``Location`` leads, but never from TLS to plain text.
+        """Go where ``Location``, decoded as Latin-1, leads, but never from TLS to plain text.
 
         Raises: `BadUrlError`.
         """
         try:
-            url = urljoin(self._url, quote(location, safe=_RESERVED))
+            url = urljoin(self._url, quote(location, _RESERVED, "latin-1"))
         except ValueError:
             raise BadUrlError("redirected to no proper URL") from None
         found = type(self)(url)

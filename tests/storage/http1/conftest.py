@@ -1,0 +1,63 @@
+"""Loops, clients and servers for the tests of the client."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Protocol
+
+import pytest
+import uvloop
+
+from app.storage.http1.client import Client
+from tests.storage.http1.scripted import ScriptedServer, Step
+
+_LONGEST_S = 5.0
+"""A test that hangs fails after this time."""
+
+
+class Serve(Protocol):
+    """Starts servers that stop with the test."""
+
+    async def __call__(
+        self, *scripts: list[Step], tls: ssl.SSLContext | None = None
+    ) -> ScriptedServer:
+        """Let the n-th connection follow the n-th script, and all later ones the last."""
+        ...
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run each test on uvloop, as the service does, and on the loop of the library."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+async def serve() -> AsyncGenerator[Serve]:
+    """Start servers."""
+    alarm = asyncio.get_running_loop().call_later(_LONGEST_S, _cancel_all)
+    async with AsyncExitStack() as stack:
+
+        async def start(*scripts: list[Step], tls: ssl.SSLContext | None = None) -> ScriptedServer:
+            return await stack.enter_async_context(ScriptedServer(scripts).running(tls))
+
+        yield start
+    alarm.cancel()
+
+
+@pytest.fixture
+async def client() -> AsyncGenerator[Client]:
+    """Open a patient client of two connections."""
+    async with aclosing(Client(connections=2, silence_s=60)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def hasty() -> AsyncGenerator[Client]:
+    """Open a client of one connection with little patience."""
+    async with aclosing(Client(connections=1, silence_s=0.08)) as opened:
+        yield opened
+
+
+def _cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()

@@ -14,7 +14,7 @@ from tests.storage.faulty import Fault, FaultyServer
 @pytest.fixture
 async def store() -> AsyncGenerator[HttpStore]:
     """Open a store with little patience."""
-    opened = HttpStore(timeout_s=0.3)
+    opened = HttpStore(timeout_s=1)
     yield opened
     await opened.aclose()
 

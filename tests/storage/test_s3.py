@@ -33,7 +33,7 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[S3Store]:
         "access_key_id": "AKIDEXAMPLE",
         "secret_access_key": "secret",
     }
-    opened = S3Store(StoreSettings.model_validate(settings), timeout_s=0.3)
+    opened = S3Store(StoreSettings.model_validate(settings), timeout_s=1)
     yield opened
     await opened.aclose()
 
@@ -152,7 +152,7 @@ async def test_a_failed_listing_is_no_end(
 async def test_an_anonymous_url_has_no_query(faulty: FaultyServer) -> None:
     """Who sends no credentials signs nothing, and quotes names all the same."""
     faulty.put("bucket", "a b+c#d", b"data")
-    store = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=0.3)
+    store = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=1)
 
     found = await store.get(ObjectRef(REF.bucket, "a b+c#d"))
     await store.aclose()
@@ -163,7 +163,7 @@ async def test_an_anonymous_url_has_no_query(faulty: FaultyServer) -> None:
 
 async def test_missing_credentials_are_denied(faulty: FaultyServer) -> None:
     """Without credentials nothing is sent, and the message says so."""
-    store = S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=0.3)
+    store = S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=1)
 
     with pytest.raises(StorageDeniedError, match="no credentials"):
         await store.get(REF)

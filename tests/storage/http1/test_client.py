@@ -244,15 +244,12 @@ async def test_a_failure_makes_room(serve: Serve, hasty: Client, steps: list[Ste
     assert await fetch(hasty, server.target()) == b"hello"
 
 
-async def test_a_host_that_cannot_be_connected_to_makes_room(
-    serve: Serve, hasty: Client, deaf: Target
-) -> None:
-    """Waiting for a connection ends as any other waiting."""
-    server = await serve(ANSWERED)
-    with pytest.raises(TimeoutError):
-        await hasty.send("GET", deaf)
-
-    assert await fetch(hasty, server.target()) == b"hello"
+async def test_a_host_that_cannot_be_connected_to_makes_room(hasty: Client, deaf: Target) -> None:
+    """The next one connects too, here in vain, instead of waiting for ever."""
+    async with asyncio.timeout(3):
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await hasty.send("GET", deaf)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +287,7 @@ async def test_a_request_cancelled_while_connecting_makes_room(hasty: Client, de
     with pytest.raises(asyncio.CancelledError):
         await cancelled
 
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         with pytest.raises(TimeoutError):
             await hasty.send("GET", deaf)
 

@@ -166,9 +166,10 @@ async def test_a_server_that_does_not_answer_is_silent(serve: Serve, hasty: Clie
 
 
 async def test_a_silent_server_is_not_asked_again(serve: Serve, hasty: Client) -> None:
-    """Silence on a kept connection is an answer of its kind; it could go on and on."""
+    """On a kept connection, however long it was idle, silence ends the request as well."""
     server = await serve([*ANSWERED, Do.READ], ANSWERED)
     await fetch(hasty, server.target())
+    await asyncio.sleep(0.1)
     with pytest.raises(TimeoutError):
         await hasty.send("GET", server.target())
 
@@ -213,17 +214,17 @@ async def test_slow_but_steady_is_no_silence(serve: Serve) -> None:
     data = answer(b"0123456789")
     steps: list[Step] = [Do.READ]
     for start in range(0, len(data), 8):
-        steps += [0.03, data[start : start + 8]]
+        steps += [0.12, data[start : start + 8]]
     server = await serve(steps)
-    async with aclosing(Client(connections=1, silence_s=0.15)) as client:
+    async with aclosing(Client(connections=1, silence_s=0.6)) as client:
         assert await fetch(client, server.target()) == b"0123456789"
 
 
 async def test_a_pause_between_requests_is_no_silence(serve: Serve) -> None:
     """Each request gives the server its full time."""
-    server = await serve([*ANSWERED, Do.READ, 0.1, answer(b"late")])
-    async with aclosing(Client(connections=1, silence_s=0.15)) as client:
+    server = await serve([*ANSWERED, Do.READ, 0.4, answer(b"late")])
+    async with aclosing(Client(connections=1, silence_s=0.6)) as client:
         await fetch(client, server.target())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
 
         assert await fetch(client, server.target()) == b"late"

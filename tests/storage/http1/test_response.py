@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 
 import pytest
 
@@ -226,9 +227,21 @@ async def test_a_busy_reader_is_no_silence(serve: Serve, hasty: Client) -> None:
     """While we hold the server up, it need not say anything."""
     server = await serve([Do.READ, answer(LARGE)])
     response = await hasty.send("GET", server.target())
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.5)
 
     assert await response.read() == LARGE
+
+
+async def test_a_server_has_its_full_time_after_it_was_held_up(serve: Serve) -> None:
+    """The time that a reader was busy is not the server's."""
+    go_on, data = asyncio.Event(), answer(LARGE[:MIB])
+    server = await serve([Do.READ, data[: 600 * 1024], go_on, 0.4, data[600 * 1024 :]])
+    async with aclosing(Client(connections=1, silence_s=0.6)) as client:
+        response = await client.send("GET", server.target())
+        await asyncio.sleep(0.8)
+        go_on.set()
+
+        assert await response.read() == LARGE[:MIB]
 
 
 async def test_a_server_may_fall_silent_after_it_was_held_up(serve: Serve, hasty: Client) -> None:

@@ -2,7 +2,7 @@
 
 A chunk in the cache needs no task, no scope and no checks of headers that are our own: written
 straight from the parser's callback it costs 20 µs less of the 45 that a request takes. A chunk
-that must be read first gets a task, but neither scope nor checks: 20 µs less of 145. All else
+that must be read first gets a task, but neither scope nor checks: 29 µs less of 104. All else
 goes uvicorn's way. What is used of `HttpToolsProtocol` beyond `asyncio.Protocol` is in this
 file alone.
 """

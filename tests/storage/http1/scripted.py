@@ -131,9 +131,9 @@ def answer(body: bytes = b"hello", headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body)
 
 
-async def fetch(client: Client, target: Target) -> bytes:
+async def fetch(client: Client, target: Target, *, is_eager: bool = False) -> bytes:
     """Read a whole answer, or leave it."""
-    response = await client.send("GET", target)
+    response = await client.send("GET", target, is_eager=is_eager)
     try:
         return await response.read()
     finally:

@@ -143,10 +143,16 @@ async def test_connecting_may_not_take_longer_than_silence(
         await hasty.send("GET", deaf)
 
 
-async def test_no_more_connections_are_open_than_allowed(serve: Serve, client: Client) -> None:
+@pytest.mark.parametrize("is_eager", [False, True])
+async def test_no_more_connections_are_open_than_allowed(
+    serve: Serve,
+    client: Client,
+    is_eager: bool,  # noqa: FBT001
+) -> None:
     """However many requests there are, each finds its turn."""
     server = await serve(ANSWERED * 20)
-    bodies = await asyncio.gather(*(fetch(client, server.target()) for _ in range(20)))
+    requests = (fetch(client, server.target(), is_eager=is_eager) for _ in range(20))
+    bodies = await asyncio.gather(*requests)
 
     assert bodies == [b"hello"] * 20
     assert server.connections == 2
@@ -201,6 +207,15 @@ async def test_a_slow_reader_leaves_room_for_bodies_that_are_read_at_once(
     quick = await narrow.send("GET", server.target("/b"), is_eager=True)
 
     assert await quick.read() == b"hello"
+    slow.release()
+
+
+async def test_a_slow_reader_leaves_room_for_heads(serve: Serve, narrow: Client) -> None:
+    """Without a body there is nothing to be slow with."""
+    server = await serve([Do.READ, HEAD])
+    slow = await narrow.send("GET", server.target("/a"))
+
+    assert (await narrow.send("HEAD", server.target("/b"))).length == 5
     slow.release()
 
 

@@ -169,7 +169,7 @@ async def test_a_silent_server_is_not_asked_again(serve: Serve, hasty: Client) -
     """On a kept connection, however long it was idle, silence ends the request as well."""
     server = await serve([*ANSWERED, Do.READ], ANSWERED)
     await fetch(hasty, server.target())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.4)
     with pytest.raises(TimeoutError):
         await hasty.send("GET", server.target())
 

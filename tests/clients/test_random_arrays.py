@@ -130,14 +130,29 @@ def _written(case: Case, path: Path) -> bool:
     return True
 
 
-@settings(
-    max_examples=MAX_EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+_PATIENT: Final = settings(
+    deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
+
+
+@settings(_PATIENT, max_examples=MAX_EXAMPLES)
 @given(case=cases(), data=st.data())
 def test_any_array_reads_back(served_folder: Service, case: Case, data: st.DataObject) -> None:
     """Whatever the shapes, transposes, nesting and index, both readers see the written values."""
+    _read_back(served_folder, case, data)
+
+
+@pytest.mark.soak
+@settings(_PATIENT, max_examples=20 * MAX_EXAMPLES)
+@given(case=cases(), data=st.data())
+def test_a_great_many_arrays_read_back(
+    served_folder: Service, case: Case, data: st.DataObject
+) -> None:
+    """The same, for longer than a test may take."""
+    _read_back(served_folder, case, data)
+
+
+def _read_back(served_folder: Service, case: Case, data: st.DataObject) -> None:
     grid = [-(-n // chunk) for n, chunk in zip(case.values.shape, case.served, strict=True)]
     assume(prod(grid) <= MAX_CHUNKS)
     name = f"{case.name}{next(served_folder.numbers)}"

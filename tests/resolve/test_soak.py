@@ -1,0 +1,181 @@
+"""Long runs of the resolver while everything changes."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from app.errors import ShardgateError, StorageUnavailableError
+from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, VirtualKey
+from app.resolve.entity import Entity
+from app.storage.contract import Found, NotModified, Stat
+from app.storage.memory import MemoryStore
+from tests.formats.zarr_sharding_indexed.case import (
+    EMPTY,
+    array_metadata,
+    encode_index,
+    sharding,
+)
+from tests.resolving import ROOT, All, Reading, gather, reading
+
+_CHUNKS: Final = 16
+_READERS: Final = 40
+_TTL_S: Final = 0.05
+_SLACK_S: Final = 0.2
+"""How late a busy machine may note a new version."""
+
+
+class _MoodyStore(MemoryStore):
+    """Takes its time, and sometimes fails."""
+
+    def __init__(self, moods: random.Random) -> None:
+        super().__init__()
+        self._moods = moods
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: ETag | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read, with pauses around it."""
+        await self._pause(ref)
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        await self._pause(ref)
+        return found
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Read piecewise, with pauses in between."""
+
+        async def pieces(whole: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for data in whole:
+                for at in range(0, len(data), 1000):
+                    await self._pause(ref)
+                    yield data[at : at + 1000]
+
+        await self._pause(ref)
+        async with super().stream(ref, byte_range, if_match=if_match) as whole:
+            yield pieces(whole)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Ask, after a pause."""
+        await self._pause(ref)
+        return await super().stat(ref)
+
+    async def _pause(self, ref: ObjectRef) -> None:
+        mood = self._moods.random()
+        if mood < 0.5:
+            await asyncio.sleep(self._moods.random() * 0.003)
+        elif mood < 0.52:
+            raise StorageUnavailableError(ref, "a mood", lasting=True)
+
+
+@dataclass
+class _World:
+    """A shard and an object that are overwritten, and when they were."""
+
+    store: _MoodyStore
+    written: list[float] = field(default_factory=list)
+    """When each version was written."""
+    answered: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Replace both by the next version."""
+        version = len(self.written)
+        body, entries = b"", []
+        for number in range(_CHUNKS):
+            data = _content(version, number)
+            entries.append(EMPTY if data is None else (len(body), len(data)))
+            body += data or b""
+        self.store.put(ROOT.join("c/0"), body + encode_index(entries))
+        self.store.put(ROOT.join("whole"), _content(version, _CHUNKS) or b"")
+        self.written.append(time.monotonic())
+
+    def check(self, number: int, got: bytes | None, began_at: float) -> None:
+        """Note it if *got* is of no version that was current, or as old as may be, meanwhile."""
+        self.answered += 1
+        oldest = began_at - _TTL_S - _SLACK_S
+        first = max([v for v, at in enumerate(self.written) if at <= oldest], default=0)
+        versions = range(first, len(self.written))
+        if got not in [_content(version, number) for version in versions]:
+            self.wrong.append(f"{number}: {got and got[:20]!r}, versions {versions}")
+
+
+def _content(version: int, number: int) -> bytes | None:
+    """Say what a chunk holds in a version; the chunk behind the last is the whole object."""
+    if number < _CHUNKS and (version + number) % 7 == 0:
+        return None
+    times = random.Random(version * 100 + number).choice([1, 3, 50, 3000])
+    return b"%d:%d|" % (version, number) * times
+
+
+async def _read_on(world: _World, read: Reading, choices: random.Random) -> None:
+    """Read one thing after the other."""
+    while True:
+        number = choices.randrange(_CHUNKS + 1)
+        key = VirtualKey(f"c/{number}" if number < _CHUNKS else "whole")
+        request = choices.choice([EVERYTHING, None])
+        began_at = time.monotonic()
+        try:
+            async with read.resolver.open(read.dataset, key, _everything, request) as opened:
+                got = None if opened is None else await gather(opened.body)
+        except ShardgateError:
+            continue
+        world.check(number, got, began_at)
+
+
+def _everything(entity: Entity) -> All:
+    return All(ByteRange(0, entity.length))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+async def test_only_current_bytes_and_nothing_left(seed: int) -> None:
+    """While shards are overwritten, stores fail and readers leave, no byte is of another version.
+
+    Afterwards nothing is held, read or waited for.
+    """
+    choices = random.Random(seed)
+    store = _MoodyStore(random.Random(seed))
+    metadata = array_metadata([_CHUNKS], [_CHUNKS], [sharding([1])])
+    store.put(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    world = _World(store)
+    world.write()
+    read = reading(
+        store,
+        ttl_s=_TTL_S,
+        chunk_bytes=choices.choice([0, 2**20]),
+        stream_bytes=choices.choice([2000, 2**20]),
+        in_flight_bytes=choices.choice([20_000, 2**20]),
+        gap_bytes=choices.choice([0, 4096]),
+    )
+    readers = [asyncio.create_task(_read_on(world, read, choices)) for _ in range(_READERS)]
+    ends_at = time.monotonic() + 5
+    while time.monotonic() < ends_at:
+        await asyncio.sleep(choices.choice([0.001, 0.01, 0.1]))
+        world.write()
+        left = choices.randrange(_READERS)
+        readers[left].cancel()
+        readers[left] = asyncio.create_task(_read_on(world, read, choices))
+    for each in readers:
+        each.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    await asyncio.sleep(0.1)
+
+    assert world.answered > 100
+    assert world.wrong == []
+    assert read.budget.held_bytes == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not any(table for table in vars(read.chunks).values() if isinstance(table, dict))

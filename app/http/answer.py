@@ -38,6 +38,10 @@ class Write(Protocol):
         ...
 
 
+type Later = Callable[[Write], Awaitable[None]]
+"""An answer that must be waited for; it may raise once it has begun to be written."""
+
+
 class Answer:
     """The response to one request with the headers *given*."""
 

@@ -1,7 +1,7 @@
 """``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -14,6 +14,7 @@ from app.http.answer import (
     Answer,
     AtHand,
     Headers,
+    Later,
     Respond,
     Scope,
     Write,
@@ -43,11 +44,10 @@ class DataPlane:
         self._resolver = resolver
         self._cors = cors
 
-    def begin(self, raw_path: bytes, headers: Headers, write: Write) -> AtHand | Respond | None:
+    def begin(self, raw_path: bytes, headers: Headers) -> AtHand | Later | None:
         """Begin to answer a GET for a chunk or document outside of ASGI; see `GatewayProtocol`.
 
-        The whole answer comes back if it needs no waiting, else what gives it to *write*, and
-        may raise once that has begun; `None` leaves the request to ASGI.
+        `None` leaves the request to ASGI.
         """
         try:
             name, key = split_target(raw_path)
@@ -60,15 +60,24 @@ class DataPlane:
         except RequestError:
             return None
         if opened is None:
-            answer = Answer(given, write, self._cors)
-            read = partial(self._read, answer, dataset, key, conditions)
-            return partial(self._guarded, answer, read)
+            return partial(self._read_later, given, dataset, key, conditions)
         if (found := _entity_headers(dataset, key, opened)) is None:
             return None
         found += self._cors.headers(given.get(b"origin"))
         found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
         body = opened.body
         return AtHand(opened.choice.status, found, body) if isinstance(body, bytes) else None
+
+    def _read_later(
+        self,
+        given: Mapping[bytes, bytes],
+        dataset: Dataset,
+        key: VirtualKey,
+        conditions: Conditions,
+        write: Write,
+    ) -> Awaitable[None]:
+        answer = Answer(given, write, self._cors)
+        return self._guarded(answer, partial(self._read, answer, dataset, key, conditions))
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""

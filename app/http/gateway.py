@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from app.http.answer import Answer, AtHand, Headers, Respond, Scope, Write, asgi_writer, combined
+from app.http.answer import Answer, AtHand, Headers, Later, Scope, asgi_writer, combined
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.settings import RESERVED
@@ -17,9 +17,9 @@ class Gateway:
         self._data = data
         self._cors = cors
 
-    def begin(self, raw_path: bytes, headers: Headers, write: Write) -> AtHand | Respond | None:
+    def begin(self, raw_path: bytes, headers: Headers) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
-        return self._data.begin(raw_path, headers, write)
+        return self._data.begin(raw_path, headers)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Speak ASGI."""

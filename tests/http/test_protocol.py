@@ -167,6 +167,19 @@ def test_slow_reader_gets_everything(port: int) -> None:
     assert answers == [LARGE] * 5
 
 
+def test_idle_connection_is_closed(port: int) -> None:
+    """Five seconds after the last of some answers the connection ends, and not before."""
+    with _connected(port) as connection:
+        for key in ["c/0/0", "c/9/9", "c/0/1", "c/0/0"]:
+            time.sleep(0.7)
+            connection.sendall(_get(key))
+            _read_answer(connection)
+        began_at = time.monotonic()
+
+        assert connection.recv(1) == b""
+        assert 4.5 < time.monotonic() - began_at < 8
+
+
 def test_body_of_a_get_is_dropped(port: int) -> None:
     """A GET with a body is answered, and the next request is read after that body."""
     with _connected(port) as connection:

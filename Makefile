@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m "not soak" $(ARGS)
+	$(BIN)/pytest -m "not soak" --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -112,7 +112,7 @@ def inspect(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what arrays are there, where the bytes of a key are, or what is in a shard."""
+    """Tell what is there, where the bytes of a key are, or what is in a shard."""
 
     async def arrays(root: Root) -> None:
         found = await inspect_root(root)

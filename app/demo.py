@@ -1,4 +1,4 @@
-"""Small example datasets of every supported format, written by zarr-python."""
+"""Small example datasets of every supported format, written by zarr-python and TensorStore."""
 
 import json
 import shlex
@@ -27,33 +27,43 @@ MICROMETERS: Final = (2.0, 1.0, 1.0)
 """Size of a voxel of the finest level."""
 
 LEVELS: Final = 3
+BRIGHT: Final = 100
+CELL_STEPS: Final = (2, 4)
+CELL_SHARDING: Final = {
+    "@type": "neuroglancer_uint64_sharded_v1",
+    "preshift_bits": 3,
+    "hash": "identity",
+    "minishard_bits": 1,
+    "shard_bits": 2,
+    "minishard_index_encoding": "gzip",
+    "data_encoding": "gzip",
+}
+"""Eight neighbours a minishard, two minishards a shard."""
 
 
 def write(folder: Path) -> dict[str, Path]:
     """Write the examples below *folder*, unless they are there, and return them by name.
 
-    Raises: `ConfigurationError` without zarr-python, or where *folder* cannot be written.
+    Raises: `ConfigurationError` without those writers, or where *folder* cannot be written.
     """
     try:
-        return {name: _write_once(folder / f"{name}.zarr", put) for name, put in EXAMPLES.items()}
+        paths = [_write_once(folder / name, put) for name, put in EXAMPLES.items()]
     except ImportError as error:
         raise ConfigurationError(
             f"the demo needs {error.name}: pip install 'shardgate[demo]'"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from error
+    return {path.stem: path for path in paths}
 
 
 def guide(base: str) -> str:
     """Say what to open while the examples are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
     python = f'import zarr; print(zarr.open_array("{base}/image/s0", mode="r")[80, 128, ::32])'
-    state = {
-        "layers": [{"type": "image", "name": "image", "source": f"{base}/image/|zarr3:"}],
-        "layout": "4panel",
-    }
-    viewer = f"https://neuroglancer-demo.appspot.com/#!{quote(json.dumps(state), safe=':/')}"
-    lines = [f"{base}/{name}/" for name in EXAMPLES]
+    image = {"type": "image", "name": "image", "source": f"{base}/image/|zarr3:"}
+    cells = {"type": "segmentation", "name": "cells", "source": f"precomputed://{base}/cells"}
+    lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
     lines += [
         "",
         "One inner chunk of a shard is an object of its own:",
@@ -61,11 +71,19 @@ def guide(base: str) -> str:
         "The array, as if it were not sharded:",
         f"  {shlex.quote(sys.executable)} -c {shlex.quote(python)}",
         "The image in a viewer:",
-        f"  {viewer}",
+        f"  {_link(image)}",
+        "The cells in it, a precomputed segmentation:",
+        f"  {_link(cells)}",
         "",
         "Ctrl+C stops.",
     ]
     return "\n".join(lines)
+
+
+def _link(layer: dict[str, Any]) -> str:
+    """Open *layer* in a viewer."""
+    state = {"layers": [layer], "layout": "4panel"}
+    return f"https://neuroglancer-demo.appspot.com/#!{quote(json.dumps(state), safe=':/')}"
 
 
 def _write_once(path: Path, put: Callable[[Path], None]) -> Path:
@@ -123,12 +141,41 @@ def _put_sharded(path: Path, *levels: dict[str, Any]) -> None:
     )
 
 
+def _put_cells(path: Path) -> None:
+    """Write a precomputed segmentation of two scales."""
+    import tensorstore  # noqa: PLC0415 - an extra
+
+    for step in CELL_STEPS:
+        values = _cells(step)
+        spec = {
+            "driver": "neuroglancer_precomputed",
+            "kvstore": {"driver": "file", "path": f"{path.absolute()}/"},
+            "multiscale_metadata": {
+                "type": "segmentation",
+                "data_type": "uint64",
+                "num_channels": 1,
+            },
+            "scale_metadata": {
+                "size": values.shape,
+                "resolution": [1000 * step * um for um in reversed(MICROMETERS)],
+                "chunk_size": INNER_CHUNK,
+                "encoding": "compressed_segmentation",
+                "compressed_segmentation_block_size": [8, 8, 8],
+                "sharding": CELL_SHARDING,
+            },
+        }
+        with tensorstore.Transaction() as transaction:  # writes each shard once
+            volume = tensorstore.open(spec, open=True, create=True, transaction=transaction)
+            volume.result()[..., 0] = values
+
+
 EXAMPLES: Final[Mapping[str, Callable[[Path], None]]] = {
-    "image": _put_image,
-    "index-at-start": _put_index_at_start,
-    "nested": _put_nested,
+    "image.zarr": _put_image,
+    "index-at-start.zarr": _put_index_at_start,
+    "nested.zarr": _put_nested,
+    "cells.precomputed": _put_cells,
 }
-"""The datasets, by name."""
+"""The datasets, by the names of their folders."""
 
 
 def _create(group: Any, name: str, data: npt.NDArray[np.uint8], **layout: Any) -> None:
@@ -149,6 +196,16 @@ def _gyroid(step: int) -> npt.NDArray[np.uint8]:
     radius = np.sqrt(sum((axis - c) ** 2 for axis, c in zip((z, y, x), center, strict=True)))
     inside = np.clip(8 - radius, 0, 1)
     return np.asarray((wave / 3 + 0.5).clip(0, 1) * inside * 255, dtype=np.uint8)
+
+
+def _cells(step: int) -> npt.NDArray[np.uint64]:
+    """Cut the bright parts of the pattern into cubes of 64 micrometers, along x, y and z."""
+    z, y, x = (
+        np.arange(0, size, step)[(...,) + (None,) * (2 - axis)] * um // 64
+        for axis, (size, um) in enumerate(zip(SHAPE, MICROMETERS, strict=True))
+    )
+    number = 1 + x + 8 * (y + 8 * z)
+    return np.where(_gyroid(step) > BRIGHT, number, 0).astype(np.uint64).T
 
 
 def _multiscales() -> dict[str, Any]:

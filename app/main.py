@@ -6,7 +6,12 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from app.formats.contract import Format
-from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.formats.documents import DocumentFormat
+from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
+from app.formats.neuroglancer_precomputed.layout import Precomputed
+from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
+from app.formats.zarr_sharding_indexed.layout import Zarr3
+from app.formats.zarr_storage_transformer.layout import Zarr2022
 from app.http.control import build_control
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
@@ -36,7 +41,14 @@ def create_app(
         max_span_bytes=limits.stream_bytes,
     )
     budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
-    resolver = Resolver(stores, fetch, chunks, budget, stream_bytes=limits.stream_bytes)
+    resolver = Resolver(
+        stores,
+        fetch,
+        chunks,
+        budget,
+        stream_bytes=limits.stream_bytes,
+        decoded_bytes=limits.decoded_bytes,
+    )
     datasets = {
         name: Dataset(
             name=name,
@@ -68,4 +80,13 @@ def formats(dataset: DatasetSettings, limits: LimitSettings) -> list[Format]:
     """Name the formats whose containers are looked for in *dataset*."""
     if dataset.view == "raw":
         return []
-    return [ZarrFormat(limits.metadata_bytes, limits.whole_index_bytes)]
+    zarr = (
+        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes),
+        Zarr3(limits.whole_index_bytes),
+    )
+    precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
+    known = (
+        DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes),
+        DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes),
+    )
+    return [each for each in known if dataset.format in ("auto", each.name)]

@@ -100,6 +100,12 @@ class Stored(NamedTuple):
     etag: ETag
 
 
+class Gzipped(NamedTuple):
+    """Bytes that are stored as gzip; a client gets that, or what it holds."""
+
+    stored: Stored
+
+
 class Whole(NamedTuple):
     """An object that is served as it is; whether it exists, only its store can tell."""
 
@@ -120,5 +126,5 @@ class Missing:
 
 MISSING: Final = Missing()
 
-type Location = Stored | Whole | Inline | Missing
+type Location = Stored | Gzipped | Whole | Inline | Missing
 """Where the bytes of a virtual key are."""

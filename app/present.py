@@ -1,26 +1,41 @@
 """What ``inspect`` and ``verify`` found, for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from app.resolve.inspect import ArrayReport, ChunkReport, DamageReport, IndexReport
+from app.formats.contract import Description
+from app.resolve.inspect import ChunkReport, DamageReport, IndexReport
 from app.resolve.shard_check import Report
 
+_COLUMNS: Final = (
+    "path",
+    "kind",
+    "shape",
+    "type",
+    "inner chunk",
+    "shard",
+    "per shard",
+    "index",
+    "codecs",
+)
 
-def arrays(reports: Iterable[ArrayReport | DamageReport]) -> RenderableType:
-    """Draw one row for each array."""
+
+def arrays(reports: Iterable[Description | DamageReport]) -> RenderableType:
+    """Draw one row for each array, or whatever else is sharded."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("array", "shape", "type", "inner chunk", "shard", "per shard", "index", "codecs"):
+    for name in _COLUMNS:
         table.add_column(name, overflow="fold")
     for report in reports:
         match report:
-            case DamageReport(path, reason):
-                table.add_row(escape(path or "."), f"[red]damaged: {escape(reason)}[/red]")
-            case ArrayReport():
+            case DamageReport(path=path, object=name, reason=reason):
+                told = escape(f"damaged: {name}: {reason}")
+                table.add_row(escape(path or "."), f"[red]{told}[/red]")
+            case Description():
                 table.add_row(*map(escape, _cells(report)))
     return table
 
@@ -62,29 +77,31 @@ def verified(report: Report) -> str:
     """Say what was read, one line for each damage last."""
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
-        f"{report.arrays} arrays, {report.shards:,} shards, {report.chunks:,} inner chunks "
+        f"{report.arrays} collections, {report.shards:,} shards, {report.chunks:,} inner chunks "
         f"of {report.nbytes:,} bytes: {len(report.damages) or 'none'} damaged"
     )
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
     return "\n".join(lines)
 
 
-def _cells(report: ArrayReport) -> list[str]:
-    names = report.dimension_names or (None,) * len(report.shape)
-    shape = " ".join(
-        f"{name}={n}" if name else str(n) for name, n in zip(names, report.shape, strict=False)
-    )
+def _cells(report: Description) -> list[str]:
     return [
         report.path or ".",
-        shape or "()",
-        report.data_type,
+        f"{report.format} {report.kind}",
+        "" if report.shape is None else _axes(report.shape, report.dimension_names),
+        report.data_type or "",
         _by(report.inner_chunk_shape),
-        _by(report.shard_shape) if report.shard_shape else report.why_sharded or "not sharded",
-        _by(report.chunks_per_shard) if report.chunks_per_shard else "",
+        _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded",
+        _by(report.chunks_per_shard),
         ", ".join(report.index_location),
         " ".join(report.codecs),
     ]
 
 
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "()"
+def _axes(shape: Sequence[int], names: Sequence[str | None] | None) -> str:
+    named = zip(names or (None,) * len(shape), shape, strict=False)
+    return " ".join(f"{name}={n}" if name else str(n) for name, n in named) or "()"
+
+
+def _by(shape: Sequence[int] | None) -> str:
+    return "" if shape is None else "x".join(map(str, shape)) or "()"

@@ -131,6 +131,8 @@ class LimitSettings(_Section):
     """A larger metadata document is refused."""
     whole_index_bytes: ByteSize = ByteSize(4 * 1024**2)
     """A larger shard index is read one entry at a time, its checksum unseen."""
+    decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
+    """A larger minishard index or mesh manifest is refused, and gzip that holds more."""
     coalesce_gap_bytes: ByteSize = ByteSize(4 * 1024)
     """Ranges of one object asked for at once are read together across gaps up to this."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
@@ -177,7 +179,7 @@ class DatasetSettings(_Section):
     """A local path or `file://`, `s3://bucket/prefix`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
-    format: Literal["auto", "zarr"] = "auto"
+    format: Literal["auto", "zarr", "precomputed"] = "auto"
     """Container format; `auto` looks for markers at the root and below."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as they are, with Range."""

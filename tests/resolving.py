@@ -1,17 +1,19 @@
 """The resolver over any store, without HTTP."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from app.formats.contract import Format
-from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.main import formats as configured_formats
 from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.entity import Body, Entity
+from app.resolve.entity import Body, Coding, Entity
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.resolver import Dataset, Resolver
+from app.settings import DatasetSettings, LimitSettings
 from app.storage.contract import ObjectReader
 
 ROOT = ObjectRef("memory://bucket", "data")
@@ -35,10 +37,11 @@ class Reading:
     dataset: Dataset
 
     async def read(self, key: str) -> bytes | None:
-        """Read all bytes of *key*."""
+        """Read all bytes of *key*, inflated if they are gzip."""
 
-        def everything(entity: Entity) -> All:
-            return All(ByteRange(0, entity.length))
+        def everything(entity: Entity) -> All | None:
+            is_gzip = entity.coding is Coding.GZIP
+            return None if is_gzip else All(ByteRange(0, entity.length))
 
         async with self.resolver.open(self.dataset, VirtualKey(key), everything) as opened:
             return None if opened is None else await gather(opened.body)
@@ -54,6 +57,20 @@ async def _each(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
+def known_formats(
+    *, metadata_nbytes: int = 2**20, whole_index_nbytes: int = 2**20, decoded_nbytes: int = 2**20
+) -> tuple[Format, ...]:
+    """Give the formats that the service looks for."""
+    limits = LimitSettings.model_validate(
+        {
+            "metadata_bytes": metadata_nbytes,
+            "whole_index_bytes": whole_index_nbytes,
+            "decoded_bytes": decoded_nbytes,
+        }
+    )
+    return tuple(configured_formats(DatasetSettings(url="memory://data"), limits))
+
+
 def reading(
     store: ObjectReader,
     *,
@@ -65,15 +82,27 @@ def reading(
     whole_index_nbytes: int = 2**20,
     gap_bytes: int = 4096,
     stream_bytes: int = 2**20,
+    decoded_bytes: int = 2**20,
     in_flight_bytes: int = 2**26,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Reading:
     """Put a resolver together as the service does."""
-    fetch = ReadCache(store, Memory(index_bytes), ttl_s=ttl_s)
+    fetch = ReadCache(store, Memory(index_bytes), ttl_s=ttl_s, clock=clock)
     chunks = ChunkReader(
         store, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
     )
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
-    resolver = Resolver(store, fetch, chunks, budget, stream_bytes=stream_bytes)
-    known = formats or (ZarrFormat(2**20, whole_index_nbytes),)
+    resolver = Resolver(
+        store,
+        fetch,
+        chunks,
+        budget,
+        stream_bytes=stream_bytes,
+        decoded_bytes=decoded_bytes,
+        clock=clock,
+    )
+    known = formats or known_formats(
+        whole_index_nbytes=whole_index_nbytes, decoded_nbytes=decoded_bytes
+    )
     dataset = Dataset("data", root, Containers(known), "auto", b"max-age=60")
     return Reading(resolver, fetch, chunks, budget, dataset)

@@ -1,5 +1,6 @@
 """The command, run as a person runs it."""
 
+import gzip
 import json
 import os
 import re
@@ -8,15 +9,20 @@ import struct
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorstore
 
 from app import demo
 from app.cli import main
+from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr_storage_transformer import case as transformer
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
@@ -174,7 +180,7 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
 def test_the_demo_prints_lines_that_work_verbatim(tmp_path: Path) -> None:
     """What is printed can be copied into a shell."""
     with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=11) as (_, lines):
-        assert [line.startswith("http://") for line in lines[:3]] == [True] * 3
+        assert all(line.startswith("http://") for line in lines[: len(demo.EXAMPLES)])
         curl = next(line for line in lines if line.startswith("curl "))
         python = next(line for line in lines if "import zarr" in line)
         answers = [
@@ -190,6 +196,25 @@ def test_the_demo_prints_lines_that_work_verbatim(tmp_path: Path) -> None:
     assert max(values) > 0
 
 
+def cells(url: str, scale: int) -> Any:
+    """Read a *scale* of the cells below *url* with TensorStore."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": url, "scale_index": scale}
+    return tensorstore.open(spec).result().read().result()
+
+
+def test_the_demo_serves_cells_without_shards(tmp_path: Path) -> None:
+    """Both scales read like the shards, and there is more than one cell in each."""
+    data = (tmp_path / "data/cells.precomputed").as_uri() + "/"
+    with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=4) as (_, lines):
+        served = [cells(lines[3], scale) for scale in (0, 1)]
+        info = json.loads(get(f"{lines[3]}info"))
+
+    assert ["sharding" in scale for scale in info["scales"]] == [False] * 2
+    for scale, found in enumerate(served):
+        np.testing.assert_array_equal(found, cells(data, scale), strict=True)
+        assert len(np.unique(found)) > 50
+
+
 def test_the_demo_writes_once(tmp_path: Path) -> None:
     """A second start leaves the files as they are, and they are small."""
     demo.write(tmp_path)
@@ -198,7 +223,7 @@ def test_the_demo_writes_once(tmp_path: Path) -> None:
 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert sum(path.stat().st_size for path in before) < 20 * 1024**2
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.zarr" for name in demo.EXAMPLES}
+    assert {path.name for path in tmp_path.iterdir()} == set(demo.EXAMPLES)
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
@@ -209,6 +234,8 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
 
     assert all(path in table for path in arrays)
     assert sorted(arrays) == [
+        "cells.precomputed/2000_2000_4000",
+        "cells.precomputed/4000_4000_8000",
         "image.zarr/s0",
         "image.zarr/s1",
         "image.zarr/s2",
@@ -217,6 +244,8 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     ]
     assert arrays["image.zarr/s0"] == {
         "path": "image.zarr/s0",
+        "format": "zarr",
+        "kind": "array",
         "shape": [160, 256, 256],
         "data_type": "uint8",
         "dimension_names": ["z", "y", "x"],
@@ -225,10 +254,73 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
         "shard_shape": [128, 128, 128],
         "chunks_per_shard": [4, 4, 4],
         "index_location": ["end"],
+        "sharding": None,
         "why_sharded": "",
     }
     assert arrays["index-at-start.zarr/a"]["index_location"] == ["start"]
     assert arrays["nested.zarr/a"]["index_location"] == ["end", "end"]
+    cells = arrays["cells.precomputed/4000_4000_8000"]
+    assert (cells["format"], cells["kind"], cells["shape"]) == (
+        "precomputed",
+        "array",
+        [64, 64, 40],
+    )
+    assert cells["sharding"] == (
+        "identity, preshift 3, minishard 1, shard 2 bits, index gzip, data gzip"
+    )
+    assert cells["sharding"] in table
+
+
+def write(objects: Mapping[str, bytes], folder: Path) -> None:
+    """Put *objects* into *folder*."""
+    for key, data in objects.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+
+
+def test_inspect_tells_whatever_is_sharded(tmp_path: Path) -> None:
+    """A line each, that can be told apart; damage of one hides no other."""
+    write(precomputed.build_annotations({}, sharding=RAW_SHARDING), tmp_path / "spots")
+    write(precomputed.build_meshes({}, sharding=RAW_SHARDING), tmp_path / "meshes")
+    write(transformer.build({}, path="/foo/bar"), tmp_path / "draft")
+    write({"meta/root/bad.array.json": b"{"}, tmp_path / "draft")
+
+    found = run("inspect", str(tmp_path)).stdout
+    rows = [" ".join(line.split()) for line in found.splitlines()[3:] if line.strip()]
+
+    spread = "identity, preshift 1, minishard 1, shard 1 bits, index raw, data raw"
+    bad = (tmp_path / "draft/meta/root/bad.array.json").as_uri()
+    assert rows[0].startswith(f"draft damaged: {bad}: no JSON: ")
+    assert rows[1:] == [
+        "draft/foo/bar zarr array 5 7 u1 2x2 4x4 2x2 end",
+        f"meshes precomputed meshes {spread}",
+        f"spots/by_id precomputed annotations {spread}",
+        f"spots/by_segment precomputed annotations {spread}",
+        f"spots/spatial0 precomputed annotations {spread}",
+        f"spots/spatial1 precomputed annotations {spread}",
+    ]
+
+
+def test_inspect_finds_a_chunk_through_both_indexes(examples: Path) -> None:
+    """Object and byte range are those that the minishard index names, decoded here."""
+    shard = examples / "cells.precomputed/2000_2000_4000/0.shard"
+    data = shard.read_bytes()
+    start, stop = struct.unpack_from("<QQ", data, 16)
+    rows = np.frombuffer(gzip.decompress(data[32 + start : 32 + stop]), "<u8").reshape(3, -1)
+    ids, nbytes = rows[0].cumsum(), rows[2]
+    begins = 32 + (rows[1] + rows[2]).cumsum() - nbytes
+    (at,) = np.flatnonzero(ids == 0b1010)  # 2 of x, 1 of y
+    key = "cells.precomputed/2000_2000_4000/64-96_32-64_0-32"
+
+    found = json.loads(run("inspect", str(examples), key, "--json").stdout)
+    by_shard = run(
+        "inspect", shard.parent.parent.as_uri(), "2000_2000_4000/0.shard", "--shard", "--json"
+    )
+
+    assert (found["state"], found["object"]) == ("stored", shard.as_uri())
+    assert (found["start"], found["stop"]) == (begins[at], begins[at] + nbytes[at])
+    assert found["shard"] == json.loads(by_shard.stdout)
+    assert (found["shard"]["nbytes"], found["shard"]["gaps"]) == (len(data), 0)
 
 
 def test_inspect_finds_a_chunk_where_the_index_says(examples: Path) -> None:
@@ -256,10 +348,8 @@ def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
 
     assert verified.returncode == 0
     assert report["damages"] == []
-    assert (report["arrays"], report["shards"]) == (
-        5,
-        sum(1 for path in examples.rglob("c/*/*/*") if path.is_file()),
-    )
+    shards = [*examples.rglob("c/*/*/*"), *examples.rglob("*.shard")]
+    assert (report["arrays"], report["shards"]) == (7, sum(path.is_file() for path in shards))
 
 
 def test_verify_names_object_and_key_of_damage(tmp_path: Path) -> None:
@@ -278,3 +368,37 @@ def test_verify_names_object_and_key_of_damage(tmp_path: Path) -> None:
         "the checksum of the shard index does not match"
     )
     assert "Traceback" not in verified.stderr
+
+
+def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
+    """A chunk in gzip, a manifest, a minishard index, an entry of the draft: each a line."""
+    cells = precomputed.build({"s0/-1-2_5-8_0-1": b"first"})
+    draft = transformer.build({"data/root/c0/0": b"first"})
+    meshes = precomputed.build_meshes({"1": b"flesh"}, sharding=RAW_SHARDING)
+    skeletons = precomputed.build_skeletons({"1": b"bones"}, sharding=precomputed.GZIP_DATA)
+    sound = {"cells": cells, "draft": draft, "meshes": meshes, "skeletons": skeletons}
+    for name, objects in sound.items():
+        write(objects, tmp_path / name)
+    assert run("verify", "--chunks", str(tmp_path)).returncode == 0
+    manifest, larger = (precomputed.encode_manifest([[2], [nbytes]]) for nbytes in (3, 4))
+    bones = gzip.compress(b"bones", mtime=0)
+    damaged = {
+        "cells/s0/0.shard": cells["s0/0.shard"][:-1],
+        "draft/data/root/c0/0": draft["data/root/c0/0"][4:],
+        "meshes/0.shard": meshes["0.shard"].replace(manifest, larger),
+        "skeletons/0.shard": skeletons["0.shard"].replace(bones, bytes(len(bones))),
+    }
+    write(damaged, tmp_path)
+
+    verified = run("verify", "--chunks", str(tmp_path))
+
+    assert verified.returncode == 1
+    first, *lines = verified.stdout.splitlines()
+    assert first == "4 collections, 4 shards, 2 inner chunks of 125 bytes: 4 damaged"
+    shown = [line.removeprefix(f"damaged: {tmp_path.as_uri()}/") for line in lines]
+    assert [re.sub(r"(no gzip): .*", r"\1", line) for line in shown] == [
+        "cells/s0/0.shard: cells/s0/0.shard: minishard index 0 at [8, 32) ends past 31 bytes",
+        f"{'draft/data/root/c0/0: ' * 2}inner chunk 0 at [0, 5) overlaps the shard index",
+        "meshes/0.shard: meshes/1.index: its fragments have 6 bytes, and there are 5 before it",
+        "skeletons/0.shard: skeletons/1: no gzip",
+    ]

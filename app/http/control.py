@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError, UnknownDatasetError
+from app.formats.contract import Description
 from app.http.problems import problem, status_of
-from app.resolve.inspect import ArrayReport, DamageReport, inspect_root
+from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -38,9 +39,9 @@ class DatasetList(BaseModel):
 
 
 class DatasetDescription(DatasetSummary):
-    """A dataset and the arrays in it."""
+    """A dataset and the arrays in it, and whatever else is sharded."""
 
-    arrays: list[ArrayReport]
+    arrays: list[Description]
     damaged: list[DamageReport]
     next: str | None = None
     """Path to go on after, where there are more arrays."""
@@ -78,12 +79,12 @@ def build_control(
     async def describe_dataset(
         dataset: str, after: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 1000
     ) -> DatasetDescription:
-        """Describe the arrays of a dataset as they are stored and served."""
+        """Describe the arrays and the like of a dataset as they are stored and served."""
         named = _named(datasets, dataset)
         reports = await inspect_root(resolver.root(named), after=after, limit=limit)
         return DatasetDescription(
             **_summary(named).model_dump(),
-            arrays=[report for report in reports if isinstance(report, ArrayReport)],
+            arrays=[report for report in reports if isinstance(report, Description)],
             damaged=[report for report in reports if isinstance(report, DamageReport)],
             next=reports[-1].path if len(reports) == limit else None,
         )

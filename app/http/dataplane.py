@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from app.errors import RequestError, ShardgateError, UnknownDatasetError
@@ -30,9 +30,11 @@ from app.http.ranges import content_range
 from app.http.selection import Conditions, Selection
 from app.http.target import split_target
 from app.model import ETag, VirtualKey
-from app.resolve.entity import Entity, Opened
+from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
 
+_GZIP: Final = (b"content-encoding", b"gzip")
+_VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
 
 
@@ -128,15 +130,16 @@ class DataPlane:
         entity = self._resolver.recall(dataset, key)
         if entity is None:
             return None
-        selection = conditions.choose(entity.etag, entity.length)
+        if (selection := _choose(conditions, entity)) is None:
+            return None
         body = self._resolver.at_hand(entity, selection.reads)
         return None if body is None else Opened(entity, selection, body)
 
     async def _read(
         self, answer: Answer, dataset: Dataset, key: VirtualKey, conditions: Conditions
     ) -> None:
-        def choose(entity: Entity) -> Selection:
-            return conditions.choose(entity.etag, entity.length)
+        def choose(entity: Entity) -> Selection | None:
+            return _choose(conditions, entity)
 
         async with self._resolver.open(dataset, key, choose, conditions.reading) as opened:
             if opened is not None:
@@ -158,6 +161,20 @@ class DataPlane:
             (b"cache-control", dataset.cache_control),
         ]
         await answer.send(HTTPStatus.OK, headers, body)
+
+
+def _choose(conditions: Conditions, entity: Entity) -> Selection | None:
+    """Select of *entity*; `None` if that takes the length of what its gzip holds.
+
+    Clients take the length that HEAD tells for that of what they will see, so HEAD never speaks
+    of gzip (notes of clients: Neuroglancer ignores a length beside Content-Encoding).
+    """
+    if entity.coding is not Coding.GZIP:
+        return conditions.choose(entity.etag, entity.length)
+    if conditions.takes_gzip:
+        return conditions.choose(entity.gzip_etag, entity.length)._replace(is_gzip=True)
+    status = conditions.precondition(entity.etag)
+    return None if status is None else Selection(status)
 
 
 async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
@@ -187,21 +204,32 @@ async def _send_entity(
         detail = f"{key} has {entity.length} bytes, none of them in the range"
         await answer.problem(status, detail, (b"content-range", spelled))
     else:
-        detail = f"the current version of {key} is {entity.etag}"
-        await answer.problem(status, detail, (b"etag", entity.etag.encode("latin-1")))
+        etag = _etag(opened)
+        detail = f"the current version of {key} is {etag}"
+        await answer.problem(status, detail, (b"etag", etag.encode("latin-1")))
 
 
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Describe what is sent of an entity; `None` if that is a problem instead."""
-    (status, part, _), entity = opened.choice, opened.entity
-    if status is HTTPStatus.NOT_MODIFIED:
-        return [(b"etag", entity.etag.encode("latin-1")), (b"cache-control", dataset.cache_control)]
-    if part is None:
+    (status, part, _, is_gzip), entity = opened.choice, opened.entity
+    if part is not None:
+        headers = [*_headers(_etag(opened), part.length, key, dataset.cache_control)]
+        if status is HTTPStatus.PARTIAL_CONTENT:
+            headers.append((b"content-range", content_range(part, entity.length).encode()))
+        if is_gzip:
+            headers.append(_GZIP)
+    elif status is HTTPStatus.NOT_MODIFIED:
+        etag = _etag(opened).encode("latin-1")
+        headers = [(b"etag", etag), (b"cache-control", dataset.cache_control)]
+    else:
         return None
-    headers = [*_headers(entity.etag, part.length, key, dataset.cache_control)]
-    if status is HTTPStatus.PARTIAL_CONTENT:
-        headers.append((b"content-range", content_range(part, entity.length).encode()))
+    if entity.coding is not Coding.PLAIN:
+        headers.append(_VARY)
     return headers
+
+
+def _etag(opened: Opened[Selection]) -> ETag:
+    return opened.entity.gzip_etag if opened.choice.is_gzip else opened.entity.etag
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -10,6 +11,7 @@ from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
 
 _TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
 _FIELDS: Final = {
     b"range": "range",
     b"if-match": "if_match",
@@ -26,6 +28,8 @@ class Selection(NamedTuple):
     """What the headers describe; `None` for answers without a representation."""
     reads: ByteRange | None = None
     """What is sent: *part*, or nothing for HEAD."""
+    is_gzip: bool = False
+    """Whether the entity is sent as the gzip that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,15 @@ class Conditions:
     if_match: str | None = None
     if_none_match: str | None = None
     if_range: str | None = None
+    takes_gzip: bool = False
+    """Whether a body, and all of it, may come as gzip."""
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range means something for GET only (§14.2)."""
+        takes_gzip = method == "GET" and accepts_gzip(headers.get(b"accept-encoding"))
         if method == "GET" and _FIELDS.keys().isdisjoint(headers):
-            return _PLAIN_GET
+            return _GZIP_GET if takes_gzip else _PLAIN_GET
         given = {
             field: headers[name].decode("latin-1")
             for name, field in _FIELDS.items()
@@ -51,7 +58,7 @@ class Conditions:
         is_head = method == "HEAD"
         if is_head:
             given.pop("range", None)
-        return Conditions(is_head=is_head, **given)
+        return Conditions(is_head, **given, takes_gzip=takes_gzip and "range" not in given)
 
     @property
     def is_plain_get(self) -> bool:
@@ -71,15 +78,21 @@ class Conditions:
         except UnsatisfiableError:
             return None
 
+    def precondition(self, etag: ETag) -> HTTPStatus | None:
+        """Tell the status that a precondition demands for the version *etag*, if one does."""
+        if self.if_match is not None and not _matches(self.if_match, etag, weakly=False):
+            return HTTPStatus.PRECONDITION_FAILED
+        if self.if_none_match is not None and _matches(self.if_none_match, etag, weakly=True):
+            return HTTPStatus.NOT_MODIFIED
+        return None
+
     def choose(self, etag: ETag, length: int) -> Selection:
         """Select of an entity of *length* bytes and version *etag*.
 
         Raises: `BadHeaderError`.
         """
-        if self.if_match is not None and not _matches(self.if_match, etag, weakly=False):
-            return Selection(HTTPStatus.PRECONDITION_FAILED)
-        if self.if_none_match is not None and _matches(self.if_none_match, etag, weakly=True):
-            return Selection(HTTPStatus.NOT_MODIFIED)
+        if (status := self.precondition(etag)) is not None:
+            return Selection(status)
         whole = ByteRange(0, length)
         if self.range is None or (self.if_range is not None and self.if_range != etag):
             return Selection(HTTPStatus.OK, whole, None if self.is_head else whole)
@@ -94,6 +107,18 @@ class Conditions:
 
 
 _PLAIN_GET: Final = Conditions()
+_GZIP_GET: Final = Conditions(takes_gzip=True)
+
+
+@lru_cache(maxsize=256)
+def accepts_gzip(header: bytes | None) -> bool:
+    """Read Accept-Encoding; without it gzip is not asked for (§12.5.3, and obstore)."""
+    codings = (each.partition(b";") for each in (header or b"").lower().split(b","))
+    refused = {
+        name.strip(): _NO_WEIGHT.fullmatch(weight) is not None for name, _, weight in codings
+    }
+    named = next((name for name in (b"gzip", b"x-gzip", b"*") if name in refused), None)
+    return named is not None and not refused[named]
 
 
 def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:

@@ -1,24 +1,37 @@
 """The bytes of entities: from memory, read whole, or passed on in pieces."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from contextlib import suppress
+from typing import Final, cast
 
+from app.errors import DamagedError, VersionChangedError
+from app.formats.contract import DecodeError
+from app.formats.gzipped import inflate, inflated_nbytes
 from app.model import ByteRange, Inline, Stored
 from app.resolve.chunks import ChunkReader
-from app.resolve.entity import Body, Entity
+from app.resolve.entity import Body, Coding, Entity
 from app.resolve.opening import Held
 from app.storage.contract import Found, ObjectReader
 
 _PIECE_BYTES: Final = 1024**2
+_INFLATE_IN_THREAD_NBYTES: Final = 64 * 1024
+"""More is inflated off the event loop."""
 
 
 class BodyReader:
-    """Gives the bytes of entities; those of more than *stream_bytes* in pieces."""
+    """Gives the bytes of entities; those of more than *stream_bytes* in pieces.
 
-    def __init__(self, store: ObjectReader, chunks: ChunkReader, *, stream_bytes: int) -> None:
+    What is gzip is inflated up to *decoded_bytes*.
+    """
+
+    def __init__(
+        self, store: ObjectReader, chunks: ChunkReader, *, stream_bytes: int, decoded_bytes: int
+    ) -> None:
         self._store = store
         self._chunks = chunks
         self._stream_bytes = stream_bytes
+        self._decoded_bytes = decoded_bytes
 
     def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
         """Give the bytes *wanted* of *entity* if they need no reading; none wanted are none."""
@@ -42,14 +55,54 @@ class BodyReader:
         if wanted.length > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
         await held.reserve(wanted.length)
-        data = _part(entity.first, wanted)
+        is_whole = wanted.length == entity.length
+        if (data := _part(entity.first, wanted)) is not None:
+            if is_whole:
+                self._chunks.keep(entity.source, data)
+            return data
+        place = entity.source.byte_range.narrow(wanted)
+        chunk = Stored(entity.source.ref, place, entity.source.etag)
+        return await self._chunks.read(chunk, keep=is_whole)
+
+    async def inflate(self, held: Held, entity: Entity) -> Entity:
+        """Read the gzip that *entity* is, and give what that holds in its place.
+
+        Raises: `DamagedError` for no gzip, or too much of it; what `read` raises.
+        """
+        source = cast("Stored", entity.source)
+        try:
+            data = await self._inflate(held, entity)
+        except DecodeError as error:
+            await self._confirm(source)
+            raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
+        return Entity(entity.etag, len(data), Inline(data, entity.etag), coding=Coding.INFLATED)
+
+    async def _inflate(self, held: Held, entity: Entity) -> bytes:
+        if entity.length > self._decoded_bytes:
+            raise DecodeError(f"{entity.length} bytes of gzip are too many to inflate")
+        body = await self.read(held, entity, ByteRange(0, entity.length))
+        if not isinstance(body, bytes):
+            await held.reserve(entity.length)
+            body = b"".join([piece async for piece in body])
+        told_nbytes = min(inflated_nbytes(body), self._decoded_bytes)
+        await held.reserve(len(body) + told_nbytes)
+        data = None
+        if max(len(body), told_nbytes) <= _INFLATE_IN_THREAD_NBYTES:
+            with suppress(DecodeError):  # several members, or a lie
+                data = inflate(body, told_nbytes)
         if data is None:
-            place = entity.source.byte_range.narrow(wanted)
-            chunk = Stored(entity.source.ref, place, entity.source.etag)
-            data = await self._chunks.read(chunk)
-        if wanted.length == entity.length:
-            self._chunks.keep(entity.source, data)
+            data = await asyncio.to_thread(inflate, body, self._decoded_bytes)
+        await held.reserve(len(body) + len(data))
         return data
+
+    async def _confirm(self, source: Stored) -> None:
+        """Return if *source* is there still: not all that is found damaged has just been read.
+
+        Raises: `VersionChangedError`, `StorageError`.
+        """
+        stat = await self._store.stat(source.ref)
+        if stat is None or stat.etag != source.etag:
+            raise VersionChangedError(source.ref)
 
     async def _stream(
         self, held: Held, entity: Entity, source: Stored, wanted: ByteRange

@@ -2,43 +2,59 @@
 
 import asyncio
 from collections import deque
+from typing import NamedTuple
 
 from app.errors import BusyError
+
+
+class _Waiting(NamedTuple):
+    nbytes: int
+    beside: int
+    turn: asyncio.Future[None]
 
 
 class ByteBudget:
     """Lets holders wait, first come first served, until their bytes fit below *max_bytes*.
 
-    What is larger than everything is let through alone.
+    Who holds something and wants more comes before who holds nothing. What is larger than
+    everything is let through alone; so is one of those who want more where nobody else holds
+    anything, or they would wait for one another.
     """
 
     def __init__(self, max_bytes: int, *, wait_s: float) -> None:
         self._max_bytes = max_bytes
         self._wait_s = wait_s
         self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._stuck = 0
+        """Bytes that those who wait hold already."""
+        self._growing: deque[_Waiting] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     @property
     def held_bytes(self) -> int:
         """Bytes in flight now."""
         return self._held
 
-    async def acquire(self, nbytes: int) -> None:
-        """Count *nbytes* as in flight until they are released.
+    async def acquire(self, nbytes: int, *, beside: int = 0) -> None:
+        """Count *nbytes* as in flight until they are released, *beside* what the caller holds.
 
         Raises: `BusyError` if they do not fit within *wait_s*.
         """
-        if not self._waiting and self._fits(nbytes):
+        if not self._growing and not self._waiting and self._fits(nbytes):
             self._held += nbytes
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((nbytes, turn))
+        (self._growing if beside else self._waiting).append(_Waiting(nbytes, beside, turn))
+        self._stuck += beside
+        self._admit()
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self._held -= nbytes
+            else:
+                self._stuck -= beside
             turn.cancel()
             self._admit()
             if isinstance(error, TimeoutError):
@@ -51,13 +67,14 @@ class ByteBudget:
         self._admit()
 
     def _fits(self, nbytes: int) -> bool:
-        return self._held == 0 or self._held + nbytes <= self._max_bytes
+        return self._held == self._stuck or self._held + nbytes <= self._max_bytes
 
     def _admit(self) -> None:
-        while self._waiting and (
-            self._waiting[0][1].cancelled() or self._fits(self._waiting[0][0])
+        while (queue := self._growing or self._waiting) and (
+            queue[0].turn.done() or self._fits(queue[0].nbytes)
         ):
-            nbytes, turn = self._waiting.popleft()
+            nbytes, beside, turn = queue.popleft()
             if not turn.done():
                 self._held += nbytes
+                self._stuck -= beside
                 turn.set_result(None)

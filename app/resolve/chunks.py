@@ -23,18 +23,21 @@ type _Version = tuple[ObjectRef, ETag]
 class _Wanted:
     """A chunk that has been asked for, and who waits for it."""
 
-    __slots__ = ("chunk", "reading", "waiters")
+    __slots__ = ("chunk", "is_kept", "reading", "waiters")
 
     def __init__(self, chunk: Stored) -> None:
         self.chunk = chunk
         self.waiters: list[asyncio.Future[bytes]] = []
         self.reading: _Reading | None = None
         """The read that brings it; `None` while its moment lasts."""
+        self.is_kept = False
+        """Whether it goes into the cache, so that there is no moment when it is nowhere."""
 
-    def settle(self, reading: "_Reading") -> None:
-        """Tell all who wait how *reading* ended."""
+    def settle(self, reading: "_Reading") -> bytes | None:
+        """Tell all who wait how *reading* ended; give what it brought."""
         task, start = reading.task, reading.source.byte_range.start
         failure = None if task.cancelled() else task.exception()
+        data = None
         if not task.cancelled() and failure is None:
             wanted = self.chunk.byte_range
             data = task.result()[wanted.start - start : wanted.stop - start]
@@ -45,8 +48,9 @@ class _Wanted:
                 waiter.cancel()
             elif failure is not None:
                 waiter.set_exception(failure)
-            else:
+            elif data is not None:
                 waiter.set_result(data)
+        return data
 
 
 class _Reading:
@@ -123,8 +127,8 @@ class ChunkReader:
         """Put *data*, which was read otherwise, at hand."""
         self._cache.put(chunk, data)
 
-    async def read(self, chunk: Stored) -> bytes:
-        """Read exactly the bytes of *chunk*.
+    async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
+        """Read exactly the bytes of *chunk*, and *keep* them at hand.
 
         Raises: `VersionChangedError` where the object is another one by now, `StorageError`.
         """
@@ -134,6 +138,7 @@ class ChunkReader:
         if wanted is None:
             wanted = self._wanted[chunk] = _Wanted(chunk)
             self._gather(wanted)
+        wanted.is_kept |= keep
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         wanted.waiters.append(waiter)
         try:
@@ -193,7 +198,9 @@ class ChunkReader:
             wanted = reading.chunks.pop()
             if self._wanted.get(wanted.chunk) is wanted:
                 del self._wanted[wanted.chunk]
-            wanted.settle(reading)
+            data = wanted.settle(reading)
+            if wanted.is_kept and data is not None:
+                self.keep(wanted.chunk, data)
 
     def _give_up(self, wanted: _Wanted) -> None:
         """Do no more for a chunk that nobody waits for."""

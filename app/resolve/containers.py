@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from app.formats.contract import Fetch, Format, Layout
+from app.errors import DamagedError
+from app.formats.contract import Collection, Fetch, Format, Layout, Listing, Shards
 from app.model import Location, ObjectRef, VirtualKey, Whole
 
 
@@ -12,7 +14,10 @@ class PassThrough:
     """What lies in no container: objects, as they are."""
 
     root: ObjectRef
-    encloses: bool = False
+
+    def encloses(self, _: VirtualKey) -> bool:
+        """Anything can be below."""
+        return False
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:
         """Take *key* for the name of an object."""
@@ -22,13 +27,29 @@ class PassThrough:
         """Hide nothing."""
         return True
 
+    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+        """Know of nothing."""
+        return ()
+
+    async def shards_at(self, _: VirtualKey, __: Fetch) -> Shards | None:
+        """Know of no shards."""
+        return None
+
+    def names_below(self) -> Sequence[str] | None:
+        """Know of nothing below."""
+        return None
+
+
+_MAX_DEPTH: Final = 32
+"""Below so many directories no container is looked for: each costs a read of every marker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Containers:
     """Opens containers below a root; what was found, absence too, *fetch* keeps.
 
-    The search goes down from the root and ends at a container that can hold no other, so that
-    chunk keys, however deep, cost no look-ups of their own.
+    The search goes down from the root and ends where a container encloses the key, so that chunk
+    keys, however deep, cost no look-ups of their own.
     """
 
     formats: Sequence[Format]
@@ -40,13 +61,14 @@ class Containers:
         found: Layout = PassThrough(root)
         rest = key
         directory, start = root, 0
-        while True:
+        for _ in range(_MAX_DEPTH):
             for fmt in self.formats:
                 if (layout := await fmt.open(directory, fetch)) is not None:
                     found, rest = layout, VirtualKey(key[start:])
                     break
             slash = key.find("/", start)
-            if found.encloses or slash < 0:
-                return found, rest
+            if found.encloses(rest) or slash < 0:
+                break
             start = slash + 1
             directory = root.join(key[:slash])
+        return found, rest

@@ -1,6 +1,5 @@
 """Perform, share and remember the reads that formats describe."""
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from math import inf
@@ -9,17 +8,15 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import cachetools
 
-from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError
-from app.formats.contract import DecodeError, Read, Versioned, Weighable
+from app.formats.contract import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight
+from app.resolve.perform import perform
 from app.resolve.weighed import WeighedCache
-from app.storage.contract import Found, NotModified, ObjectReader, Stat
+from app.storage.contract import NotModified, ObjectReader, Stat
 
 OVERHEAD_NBYTES: Final = 1024
 """Memory around a cached value: its key, its reference, its place in the order."""
-_DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
-"""Larger reads are decoded off the event loop."""
 _FORGOTTEN_MAX: Final = 65536
 
 
@@ -88,6 +85,12 @@ class ReadCache:
         entry = self._fresh(read, read.ref)
         return entry or await self._share(read, read.ref, lambda: self._perform(read))
 
+    async def has_changed(self, read: Read[Any]) -> bool:
+        """Perform *read* again, and tell whether that brought another version."""
+        before = cast("Remembered | None", self.memory.get(read))
+        after = await self._share(read, read.ref, lambda: self._perform(read))
+        return before is None or _version(before.known) != _version(after.known)
+
     async def stat(self, ref: ObjectRef) -> Remembered:
         """Ask for the size and version of *ref* unless they are known."""
         entry = self.recall(ref)
@@ -149,27 +152,12 @@ class ReadCache:
     async def _perform[T: Weighable](self, read: Read[T]) -> Remembered:
         asked_at = self.clock()
         known = self._stale(read)
-        try:
-            found = await self._store.get(
-                read.ref,
-                read.request,
-                if_match=read.if_match,
-                if_none_match=None if known is None else known.etag,
-            )
-        except RangeNotSatisfiedError as error:
-            raise DamagedError(
-                read.ref, f"{error.size} bytes are too few for its {read.kind}"
-            ) from error
-        match found:
+        match await perform(self._store, read, None if known is None else known.etag):
             case NotModified():
                 return self._keep(read, known, asked_at)
-            case None if read.if_match is not None:
-                raise VersionChangedError(read.ref)
-            case None:
-                return self._keep(read, None, asked_at)
-            case Found(data, _, size, etag):
-                versioned = Versioned(await _decode(read, data), etag, size)
-                return self._keep(read, versioned, asked_at, is_pinned=read.if_match is not None)
+            case found:
+                is_pinned = read.if_match is not None
+                return self._keep(read, found, asked_at, is_pinned=is_pinned)
 
     def _stale(self, read: Read[Any]) -> Versioned[Any] | None:
         """Find what a conditional read could confirm."""
@@ -190,12 +178,3 @@ def _text_nbytes(key: Hashable) -> int:
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
     return None if known is None else known.etag
-
-
-async def _decode[T: Weighable](read: Read[T], data: bytes) -> T:
-    try:
-        if len(data) > _DECODE_IN_THREAD_NBYTES:
-            return await asyncio.to_thread(read.decode, data)
-        return read.decode(data)
-    except DecodeError as error:
-        raise DamagedError(read.ref, str(error)) from error

@@ -13,6 +13,7 @@ from app.model import (
     ByteRange,
     ByteRequest,
     ETag,
+    Gzipped,
     Inline,
     Missing,
     ObjectRef,
@@ -25,7 +26,7 @@ from app.resolve.bodies import BodyReader
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.entity import Choice, Entity, Opened
+from app.resolve.entity import Choice, Coding, Entity, Opened
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
 from app.resolve.flight import SingleFlight
 from app.resolve.opening import Held, Opening
@@ -34,6 +35,8 @@ from app.storage.contract import Found, Listed, ObjectReader, Stat
 
 _TRUSTED_S: Final = 1.0
 """How long what was asked of a store is not asked again because it does not fit together."""
+_TOGETHER_S: Final = 5.0
+"""Documents that were read longer before an index may be of another time than the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,24 @@ class _Noting:
         self.generation = fetch.generation
         self.expires_at = inf
         self.old: list[ObjectRef] = []
+        self._told: list[tuple[Read[Any], Remembered]] = []
+
+    @property
+    def outdated(self) -> list[Read[Any]]:
+        """What was known long before something else was read anew just now."""
+        newest = max((told.asked_at for _, told in self._told), default=-inf)
+        if newest < self.began_at - _TRUSTED_S:
+            return []
+        return [
+            read
+            for read, told in self._told
+            if told.known is not None and told.asked_at < newest - _TOGETHER_S
+        ]
 
     async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
         remembered = await self._fetch.remember(read)
+        if read.if_match is None:
+            self._told.append((read, remembered))
         return cast("Versioned[T] | None", self.note(read.ref, remembered))
 
     def note(self, ref: ObjectRef, remembered: Remembered) -> Versioned[Any] | Stat | None:
@@ -96,11 +114,14 @@ class Resolver:
         budget: ByteBudget,
         *,
         stream_bytes: int,
+        decoded_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._fetch = fetch
-        self._bodies = BodyReader(store, chunks, stream_bytes=stream_bytes)
+        self._bodies = BodyReader(
+            store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
+        )
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
@@ -119,14 +140,15 @@ class Resolver:
         self,
         dataset: Dataset,
         key: VirtualKey,
-        choose: Callable[[Entity], C],
+        choose: Callable[[Entity], C | None],
         reading: ByteRequest | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
         """Look *key* up, let *choose* decide what of it is wanted, and hold those bytes.
 
         `None` proves that there are no such bytes. *reading* is the part that will be read
         whatever the entity turns out to be: it saves asking for the size of an object that is
-        served as it is.
+        served as it is. Where *choose* gives `None` for gzip it is asked again with what that
+        holds.
 
         Raises: `VersionChangedError` only where the object never holds still, `StorageError`,
         `DamagedError`, `BusyError`.
@@ -136,7 +158,9 @@ class Resolver:
             entity = await self._find(dataset, key, reading, held)
             if entity is None:
                 return None
-            choice = choose(entity)
+            if (choice := choose(entity)) is None:
+                entity = await self._bodies.inflate(held, entity)
+                choice = cast("C", choose(entity))
             return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
 
         return Opening(attempt, self._fetch, Held(self._budget))
@@ -146,8 +170,9 @@ class Resolver:
     ) -> Entity | None:
         """Find what *key* names; `None` proves that it is nothing.
 
-        An array that was rewritten looks damaged to who knows only half of the news. So damage
-        is believed once everything about it has been asked for within `_TRUSTED_S`.
+        Data that were rewritten in another form look damaged, absent or otherwise to who knows
+        only half of the news. So damage is believed once everything about it has been asked for
+        within `_TRUSTED_S`, and an index that is read anew only beside metadata that are as new.
         """
         found = self._recall(dataset, key)
         if found is not None:
@@ -160,6 +185,9 @@ class Resolver:
                 raise
             for ref in noting.old:
                 self._fetch.forget(ref, noting.began_at)
+            noting = _Noting(self._fetch)
+            entity = await self._look_up(dataset, key, reading, noting, held)
+        if any([await self._fetch.has_changed(read) for read in noting.outdated]):
             noting = _Noting(self._fetch)
             entity = await self._look_up(dataset, key, reading, noting, held)
         lasting = entity and entity._replace(first=None)
@@ -179,9 +207,10 @@ class Resolver:
         match await layout.locate(rest, noting):
             case Missing():
                 return None
-            case Stored(_, byte_range, etag) as place:
-                tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
-                return Entity(ETag(tag), byte_range.length, place)
+            case Stored() as place:
+                return _entity(place)
+            case Gzipped(place):
+                return _entity(place)._replace(coding=Coding.GZIP)
             case Inline(data, etag) as place:
                 return Entity(etag, len(data), place)
             case Whole(ref):
@@ -197,7 +226,7 @@ class Resolver:
         """Tell whether *key* names a container that may hold others."""
         below = VirtualKey(f"{key}/")
         layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
-        return not rest and not layout.encloses
+        return not rest and not layout.encloses(rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
         """List the objects and prefixes right below *prefix* that are served by their names."""
@@ -229,7 +258,9 @@ class Resolver:
         stat = noting.note(ref, remembered or await self._fetch.stat(ref))
         if not isinstance(stat, Stat):
             return None
-        return Entity(stat.etag, stat.size, Stored(ref, ByteRange(0, stat.size), stat.etag), first)
+        place = Stored(ref, ByteRange(0, stat.size), stat.etag)
+        coding = Coding.GZIP if stat.is_gzip else Coding.PLAIN
+        return Entity(stat.etag, stat.size, place, first, coding)
 
     async def _first(self, ref: ObjectRef, request: ByteRequest) -> tuple[Remembered, Found | None]:
         """Learn size and version of an object from the answer that brings its first bytes."""
@@ -237,7 +268,14 @@ class Resolver:
         found = await self._store.get(ref, request)
         if not isinstance(found, Found):
             return self._fetch.learn(ref, None, asked_at), None
-        return self._fetch.learn(ref, Stat(found.size, found.etag), asked_at), found
+        return self._fetch.learn(ref, Stat(found.size, found.etag, found.is_gzip), asked_at), found
+
+
+def _entity(place: Stored) -> Entity:
+    """Name a part of an object by the object's version and the place of the part."""
+    _, byte_range, etag = place
+    tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
+    return Entity(ETag(tag), byte_range.length, place)
 
 
 def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:

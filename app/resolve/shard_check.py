@@ -1,26 +1,25 @@
-"""Check one shard: its indexes, and its inner chunks if asked."""
+"""Check one shard: its indexes, and its chunks if asked."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import floordiv
-from typing import Final
+from itertools import batched
+from typing import Final, NamedTuple
 
 import crc32c
 
-from app.errors import VersionChangedError
-from app.formats.contract import DecodeError
-from app.formats.zarr_sharding_indexed.index import CHECKSUM_NBYTES, IndexCodec, ShardIndex
-from app.formats.zarr_sharding_indexed.metadata import ArraySpec
-from app.formats.zarr_sharding_indexed.unshard import ShardingLevel, codec_name
-from app.model import ByteRange, ObjectRef, Stored
+from app.errors import DamagedError, VersionChangedError
+from app.formats.contract import Entry, Fault, Shard, Survey
+from app.model import ByteRange, ObjectRef, Stored, VirtualKey
+from app.resolve.audit import CHECKSUM_NBYTES, find_overlaps, look_through
 from app.resolve.coalesce import plan_reads
+from app.resolve.perform import DirectFetch
 from app.storage.contract import Found, ObjectReader
 
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
-_LARGE_INDEX_ENTRIES: Final = 4096
+_PLANNED_ENTRIES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Report:
     """What was read so far, and what came out."""
 
     arrays: int = 0
+    """Collections of every kind."""
     shards: int = 0
     chunks: int = 0
     nbytes: int = 0
@@ -53,115 +53,80 @@ class Report:
         self.damages += other.damages
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A shard object of an array, with the array element it begins at."""
-
-    path: str
-    array: ArraySpec
-    ref: ObjectRef
-    origin: tuple[int, ...]
-
-    def key(self, origin: tuple[int, ...]) -> str:
-        """Spell the virtual key of the inner chunk at *origin*."""
-        coords = tuple(map(floordiv, origin, self.array.inner_chunk_shape))
-        return f"{self.path}/{self.array.keys.format(coords)}".lstrip("/")
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A shard or an inner chunk, with the array element it begins at."""
-
-    origin: tuple[int, ...]
-    place: Stored
+class _Looked(NamedTuple):
+    entries: Sequence[Entry]
+    nbytes: int
+    faults: list[Fault]
 
 
 class ShardCheck:
-    """Checks one version of one shard."""
+    """Checks one version of *shard*, which is in the container at the path *container*."""
 
-    def __init__(self, store: ObjectReader, shard: Shard, *, chunks: bool) -> None:
+    def __init__(self, store: ObjectReader, container: str, shard: Shard, *, chunks: bool) -> None:
         self.report = Report()
         self._store = store
+        self._fetch = DirectFetch(store)
+        self._container = container
         self._shard = shard
-        self._levels = shard.array.unsharded.levels
         self._chunks = chunks
 
     async def run(self) -> None:
         """Check the shard if there is one.
 
-        Raises: `VersionChangedError` where it is replaced meanwhile.
+        Raises: `VersionChangedError` where it is replaced meanwhile, and any `StorageError`.
         """
-        ref = self._shard.ref
-        found = await self._store.get(ref, self._levels[0].index.request)
-        if isinstance(found, Found):
-            self.report.shards += 1
-            whole = Stored(ref, ByteRange(0, found.size), found.etag)
-            await self._level(0, _Part(self._shard.origin, whole), found.data)
+        await self._check(self._shard)
 
-    def damage(self, origin: tuple[int, ...], reason: str) -> None:
-        """Note what is wrong with the inner chunk, or the shard, that begins at *origin*."""
-        damage = Damage(str(self._shard.ref), self._shard.key(origin), reason)
-        self.report.damages.append(damage)
+    def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
+        """Note what is wrong with the object *ref*; *key* is relative to the container."""
+        self.report.damages.append(Damage(str(ref), f"{self._container}/{key}".lstrip("/"), reason))
 
-    async def _level(self, depth: int, part: _Part, encoded_index: bytes) -> None:
-        """Check the index of *part*, a shard, and what it names."""
-        level, length = self._levels[depth], part.place.byte_range.length
+    async def _check(self, shard: Shard) -> None:
         try:
-            level.index.place(length)
-            index = level.index(encoded_index)
-        except DecodeError as error:
-            self.damage(part.origin, str(error))
+            survey = await shard.survey(self._fetch)
+        except DamagedError as damaged:
+            self._count(shard)
+            self.damage(damaged.ref, shard.key, damaged.reason)
             return
-        named, faults = await _in_thread_if_large(level.index, index, length)
-        for entry, reason in faults.items():
-            self.damage(_origin(level, part.origin, entry), reason)
+        if survey is None:
+            return
+        self._count(shard)
+        entries, nbytes, faults = await look_through(survey, _look)
+        for fault in faults:
+            self.damage(survey.whole.ref, fault.key, fault.reason)
         if self._chunks:
-            await self._trailer(level.index, part)
-        inner = [
-            _Part(_origin(level, part.origin, entry), _narrow(part.place, place))
-            for entry, place in named.items()
-        ]
-        if depth + 1 == len(self._levels):
-            await self._inner_chunks(inner)
-        else:
-            for inner_shard in inner:
-                await self._inner_shard(depth + 1, inner_shard)
-
-    async def _inner_shard(self, depth: int, part: _Part) -> None:
-        try:
-            place = self._levels[depth].index.place(part.place.byte_range.length)
-        except DecodeError as error:
-            self.damage(part.origin, str(error))
-        else:
-            await self._level(depth, part, await self._read(_narrow(part.place, place)))
-
-    async def _inner_chunks(self, chunks: list[_Part]) -> None:
-        self.report.chunks += len(chunks)
-        self.report.nbytes += sum(chunk.place.byte_range.length for chunk in chunks)
-        if not self._chunks:
+            await self._check_checksums(shard, survey)
+        if survey.inner is not None:
+            for entry in entries:
+                await self._check(survey.inner(entry))
             return
-        has_checksum = codec_name(self._shard.array.unsharded.codecs[-1]) == "crc32c"
-        async for chunk, data in self._read_all(chunks):
-            if has_checksum and not _is_intact(data):
-                self.damage(chunk.origin, "the checksum of the inner chunk does not match")
+        self.report.chunks += len(entries)
+        self.report.nbytes += nbytes
+        if self._chunks:
+            await self._check_chunks(survey, entries)
 
-    async def _read_all(self, chunks: list[_Part]) -> AsyncGenerator[tuple[_Part, bytes]]:
-        """Read *chunks*, neighbours together."""
-        waiting = deque(sorted(chunks, key=lambda chunk: chunk.place.byte_range))
-        ranges = [chunk.place.byte_range for chunk in waiting]
-        for span in plan_reads(ranges, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
-            data = await self._read(Stored(self._shard.ref, span, waiting[0].place.etag))
-            while waiting and waiting[0].place.byte_range.stop <= span.stop:
-                chunk = waiting.popleft()
-                start = chunk.place.byte_range.start - span.start
-                yield chunk, data[start : start + chunk.place.byte_range.length]
+    def _count(self, shard: Shard) -> None:
+        """Count *shard* unless it is inside of another."""
+        self.report.shards += shard is self._shard
 
-    async def _trailer(self, codec: IndexCodec, part: _Part) -> None:
+    async def _check_chunks(self, survey: Survey, entries: Sequence[Entry]) -> None:
+        """Read what *entries* name, neighbours together."""
+        for planned in batched(entries, _PLANNED_ENTRIES):
+            waiting = deque(planned)
+            places = [entry.place for entry in planned]
+            for span in plan_reads(places, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
+                data = await self._read(_narrow(survey.whole, span)) if span.length else b""
+                inside = []
+                while waiting and waiting[0].place.stop <= span.stop:
+                    inside.append(waiting.popleft())
+                for fault in await asyncio.to_thread(_look_at, survey, inside, span, data):
+                    self.damage(survey.whole.ref, fault.key, fault.reason)
+
+    async def _check_checksums(self, shard: Shard, survey: Survey) -> None:
         """Check the checksums behind a shard, each over all that is before it."""
-        length = part.place.byte_range.length
-        for behind in range(0, codec.trailer_nbytes, CHECKSUM_NBYTES):
-            if not await self._is_intact(_narrow(part.place, ByteRange(0, length - behind))):
-                self.damage(part.origin, "the checksum behind the shard does not match")
+        for place in (_narrow(survey.whole, part) for part in survey.checksummed):
+            if not await self._is_intact(place):
+                self.damage(place.ref, shard.key, "the checksum behind the shard does not match")
 
     async def _is_intact(self, place: Stored) -> bool:
         checksum, kept = 0, b""
@@ -179,56 +144,21 @@ class ShardCheck:
         return found.data
 
 
-def check_index(
-    codec: IndexCodec, index: ShardIndex, shard_nbytes: int
-) -> tuple[dict[int, ByteRange], dict[int, str]]:
-    """Split the entries into the places they name and what is wrong with the others."""
-    named: dict[int, ByteRange] = {}
-    faults: dict[int, str] = {}
-    for entry in range(len(index)):
-        try:
-            found = codec.find(index, entry, shard_nbytes)
-        except DecodeError as error:
-            faults[entry] = str(error)
-        else:
-            if found is not None:
-                named[entry] = found
-    last = None
-    for entry, place in sorted(named.items(), key=lambda item: item[1]):
-        if last is not None and place.overlaps(named[last]):
-            faults[entry] = (
-                f"inner chunk {entry} at {place} overlaps inner chunk {last} at {named[last]}"
-            )
-        if last is None or place.stop > named[last].stop:
-            last = entry
-    return named, faults
+def _look(survey: Survey) -> _Looked:
+    table = survey.table()
+    faults = [*table.faults, *find_overlaps(survey, table)]
+    return _Looked(table.entries, sum(entry.place.length for entry in table.entries), faults)
 
 
-async def _in_thread_if_large(
-    codec: IndexCodec, index: ShardIndex, shard_nbytes: int
-) -> tuple[dict[int, ByteRange], dict[int, str]]:
-    if len(index) < _LARGE_INDEX_ENTRIES:
-        return check_index(codec, index, shard_nbytes)
-    return await asyncio.to_thread(check_index, codec, index, shard_nbytes)
+def _look_at(survey: Survey, entries: Iterable[Entry], span: ByteRange, data: bytes) -> list[Fault]:
+    """Check the chunks *entries*, whose bytes are in *data*, the bytes at *span*."""
+    faults = []
+    for entry in entries:
+        chunk = data[entry.place.start - span.start : entry.place.stop - span.start]
+        if (reason := survey.check(entry, chunk)) is not None:
+            faults.append(Fault(survey.key(entry), reason))
+    return faults
 
 
-def _origin(level: ShardingLevel, origin: tuple[int, ...], entry: int) -> tuple[int, ...]:
-    """Find the first array element of inner chunk *entry* of the shard at *origin*."""
-    return tuple(
-        start + entry // stride % count * size
-        for start, stride, count, size in zip(
-            origin, level.strides, level.chunks_per_shard, level.inner_chunk_shape, strict=True
-        )
-    )
-
-
-def _narrow(place: Stored, inner: ByteRange) -> Stored:
-    return Stored(place.ref, place.byte_range.narrow(inner), place.etag)
-
-
-def _is_intact(chunk: bytes) -> bool:
-    """Tell whether the last four bytes are the checksum of those before."""
-    data, checksum = chunk[:-CHECKSUM_NBYTES], chunk[-CHECKSUM_NBYTES:]
-    return len(checksum) == CHECKSUM_NBYTES and crc32c.crc32c(data) == int.from_bytes(
-        checksum, "little"
-    )
+def _narrow(whole: Stored, inner: ByteRange) -> Stored:
+    return Stored(whole.ref, whole.byte_range.narrow(inner), whole.etag)

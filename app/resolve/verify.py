@@ -2,20 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.errors import (
     DamagedError,
-    ShardgateError,
+    StorageError,
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.formats.zarr_sharding_indexed.layout import ZarrLayout
-from app.formats.zarr_sharding_indexed.metadata import ArraySpec
-from app.model import ObjectRef
-from app.resolve.shard_check import Damage, Report, Shard, ShardCheck
-from app.resolve.walk import Root, find_arrays
+from app.formats.contract import Collection, Shard, Shards
+from app.resolve.shard_check import Damage, Report, ShardCheck
+from app.resolve.walk import Root, find_collections, list_names
 from app.storage.contract import ObjectReader
 
 SHARDS_AT_ONCE: Final = 8
@@ -25,85 +22,89 @@ _ATTEMPTS: Final = 4
 type OnShard = Callable[[Report], None]
 
 
+class _Found(NamedTuple):
+    container: str
+    shard: Shard
+
+
 async def verify(
     root: Root,
     *,
     chunks: bool,
     on_shard: OnShard = lambda _: None,
 ) -> Report:
-    """Check every shard of every array below *root*; *chunks* reads the inner chunks too.
+    """Check every shard of every collection below *root*; *chunks* reads the chunks too.
 
     What cannot be read is told beside what is damaged: neither is known to be right.
 
-    Raises: `StorageError` where the arrays or shards cannot be found out.
+    Raises: `StorageError` where the collections or shards cannot be found out.
     """
     report = Report()
     gate = asyncio.Semaphore(SHARDS_AT_ONCE)
 
-    async def run(shard: Shard) -> None:
+    async def run(found: _Found) -> None:
         try:
-            report.add(await _check(root.store, shard, chunks=chunks))
+            report.add(await _check(root.store, found, chunks=chunks))
         finally:
             gate.release()
         on_shard(report)
 
     try:
         async with asyncio.TaskGroup() as group:
-            async for shard in _shards(root, report):
+            async for found in _shards(root, report):
                 await gate.acquire()
-                group.create_task(run(shard))
+                group.create_task(run(found))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     report.damages.sort(key=lambda damage: (damage.object, damage.key))
     return report
 
 
-async def _check(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:
-    """Check *shard*, again from its beginning if it is replaced meanwhile."""
+async def _check(store: ObjectReader, found: _Found, *, chunks: bool) -> Report:
+    """Check a shard, again from its beginning if it is replaced meanwhile."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = ShardCheck(store, shard, chunks=chunks)
+        check = ShardCheck(store, found.container, found.shard, chunks=chunks)
         try:
             await check.run()
-        except ShardgateError as error:
+        except (StorageError, DamagedError) as error:
             if isinstance(error, VersionChangedError) and attempt < _ATTEMPTS:
                 continue
-            check.damage(shard.origin, str(error).removeprefix(f"{shard.ref}: "))
+            check.damage(error.ref, found.shard.key, error.reason)
         break
     return check.report
 
 
-async def _shards(root: Root, report: Report) -> AsyncGenerator[Shard]:
-    async for visited in find_arrays(root):
-        if isinstance(visited.found, DamagedError):
-            key = f"{visited.path}/zarr.json".lstrip("/")
-            report.damages.append(Damage(str(visited.found.ref), key, visited.found.reason))
-            continue
-        report.arrays += 1
-        node = visited.found.node.value
-        if node.array is None:
-            report.not_checked[visited.path] = node.why_sharded or "it is not sharded"
-            continue
-        async for coords in _stored_shards(root.store, visited.found, node.array):
-            shard_shape = node.array.shard_shape
-            origin = tuple(at * size for at, size in zip(coords, shard_shape, strict=True))
-            ref = visited.found.directory.join(node.array.keys.format(coords))
-            yield Shard(visited.path, node.array, ref, origin)
+async def _shards(root: Root, report: Report) -> AsyncGenerator[_Found]:
+    async for visited in find_collections(root):
+        match visited.found:
+            case DamagedError(ref=ref, reason=reason):
+                report.damages.append(Damage(str(ref), root.key_of(ref), reason))
+            case Collection(description, None):
+                report.arrays += 1
+                report.not_checked[visited.path] = description.why_sharded or "it is not sharded"
+            case Collection(_, shards) if shards is not None:
+                report.arrays += 1
+                try:
+                    async for shard in _stored_shards(root, visited.container, shards):
+                        yield _Found(visited.container, shard)
+                except StorageUnavailableError as error:
+                    if not error.lasting:
+                        raise
+                    reason = f"{error.reason}, and its shards may be too many to try each"
+                    report.damages.append(Damage(str(error.ref), visited.path, reason))
 
 
-async def _stored_shards(
-    store: ObjectReader, layout: ZarrLayout, array: ArraySpec
-) -> AsyncGenerator[tuple[int, ...]]:
-    """Name the shards of *array* by listing, or all of its grid where that is impossible."""
-    counts = tuple(-(-n // size) for n, size in zip(array.shape, array.shard_shape, strict=True))
-    directory = layout.directory
-    prefix = ObjectRef(directory.bucket, f"{directory.key}/".lstrip("/"))
+async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:
+    """Find *shards* by listing, or give all there could be where that is impossible.
+
+    Raises: `StorageError`, a lasting one where they can neither be listed nor tried each.
+    """
     try:
-        async for listed in store.list(prefix):
-            coords = array.keys.parse(listed.ref.key.removeprefix(prefix.key))
-            if coords is not None and all(at < n for at, n in zip(coords, counts, strict=True)):
-                yield coords
+        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
+            if (shard := shards.named(name)) is not None:
+                yield shard
     except StorageUnavailableError as error:
-        if not error.lasting:
+        if not error.lasting or (every := shards.every()) is None:
             raise
-        for coords in product(*map(range, counts)):
-            yield coords
+        for shard in every:
+            yield shard

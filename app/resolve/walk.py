@@ -1,13 +1,12 @@
-"""Find the arrays below a root."""
+"""Find the collections below a root."""
 
-import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Fetch, Layout
-from app.formats.zarr_sharding_indexed.layout import ZarrLayout
-from app.model import ObjectRef
+from app.formats.contract import Collection, Fetch, Layout
+from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.storage.contract import ObjectReader
 
@@ -21,35 +20,50 @@ class Root:
     containers: Containers
     fetch: Fetch
 
+    def key_of(self, ref: ObjectRef) -> str:
+        """Spell the key of the object *ref* below the root."""
+        return ref.key.removeprefix(self.ref.prefix.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Visited:
-    """An array at *path* below the root, or metadata there that cannot be understood."""
+    """A collection, or metadata that cannot be understood."""
 
     path: str
-    found: ZarrLayout | DamagedError
+    """Below the root."""
+    container: str
+    """The path of the container it is in."""
+    found: Collection | DamagedError
 
 
-async def find_arrays(root: Root) -> AsyncGenerator[Visited]:
-    """Visit every array below *root*, parents first and by name.
+async def find_collections(root: Root) -> AsyncGenerator[Visited]:
+    """Visit every collection below *root*, parents first and by name.
 
-    Where the store cannot list, a group's consolidated metadata names what is below it.
+    Where the store cannot list, the metadata of a container names what is below it; what of that
+    is no container is passed over.
 
-    Raises: `StorageError`, also where there is neither listing nor consolidated metadata.
+    Raises: `StorageError`, also where there is neither listing nor such metadata.
     """
     paths = [""]
     while paths:
         path = paths.pop()
-        directory = root.ref.join(path)
         try:
-            layout = await _open(root, directory)
+            layout = await _open(root, root.ref.join(path))
         except DamagedError as damage:
-            yield Visited(path, damage)
+            yield Visited(path, path, damage)
             continue
-        if isinstance(layout, ZarrLayout) and layout.encloses:
-            yield Visited(path, layout)
-        else:
-            paths += reversed(await _names_below(root.store, directory, path, layout))
+        if layout is not None:
+            for found in await _collections(root, path, layout):
+                yield _visit(path, found)
+        if layout is None or not layout.encloses(VirtualKey("")):
+            paths += reversed([_join(path, name) for name in await _below(root, path, layout)])
+
+
+async def list_names(store: ObjectReader, container: ObjectRef, prefix: str) -> AsyncGenerator[str]:
+    """Name the objects below *prefix* in *container*, relative to that; see `Listing`."""
+    start = container.prefix
+    async for listed in store.list(ObjectRef(start.bucket, start.key + prefix)):
+        yield listed.ref.key.removeprefix(start.key)
 
 
 async def _open(root: Root, directory: ObjectRef) -> Layout | None:
@@ -59,31 +73,45 @@ async def _open(root: Root, directory: ObjectRef) -> Layout | None:
     return None
 
 
-async def _names_below(
-    store: ObjectReader, directory: ObjectRef, path: str, layout: Layout | None
-) -> list[str]:
-    prefix = ObjectRef(directory.bucket, f"{directory.key.rstrip('/')}/".lstrip("/"))
-    start = f"{path}/" if path else ""
+async def _collections(
+    root: Root, path: str, layout: Layout
+) -> Sequence[Collection | DamagedError]:
+    listing = partial(list_names, root.store, root.ref.join(path))
+    return await layout.collections(root.fetch, listing)
+
+
+def _visit(container: str, found: Collection | DamagedError) -> Visited:
+    below = found.description.path if isinstance(found, Collection) else ""
+    return Visited(_join(container, below), container, found)
+
+
+async def _below(root: Root, path: str, layout: Layout | None) -> Sequence[str]:
+    """Name the directories right below *path* that can hold containers of their own."""
+    names = [name for name in await _directories(root, path, layout) if _is_canonical(name)]
+    return [n for n in names if layout is None or not layout.encloses(VirtualKey(f"{n}/"))]
+
+
+async def _directories(root: Root, path: str, layout: Layout | None) -> Sequence[str]:
+    """Name the directories right below *path*, or the containers that its metadata tells of."""
+    directory = root.ref.join(path).prefix
     try:
         return [
-            start + listed.ref.key.removeprefix(prefix.key).rstrip("/")
-            async for listed in store.list(prefix, delimiter="/")
+            listed.ref.key.removeprefix(directory.key).rstrip("/")
+            async for listed in root.store.list(directory, delimiter="/")
             if listed.size is None
         ]
     except StorageUnavailableError as error:
-        if not error.lasting or not isinstance(layout, ZarrLayout):
-            raise
-        names = [start + name for name in _consolidated(layout)]
-        if not names:
+        if error.lasting and layout is None and path:
+            return ()
+        if not error.lasting or layout is None or (names := layout.names_below()) is None:
             raise
         return names
 
 
-def _consolidated(group: ZarrLayout) -> Iterator[str]:
-    """Name the arrays in a group's consolidated metadata."""
-    document = json.loads(group.node.value.served)
-    consolidated = document.get("consolidated_metadata")
-    nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    for name, node in sorted((nodes if isinstance(nodes, dict) else {}).items()):
-        if isinstance(node, dict) and node.get("node_type") == "array":
-            yield name
+def _is_canonical(name: str) -> bool:
+    """Tell whether *name* leads down: keys with other parts are served to nobody."""
+    return {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}".strip("/")

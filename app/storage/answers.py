@@ -7,7 +7,7 @@ from typing import Final, Self
 from app.errors import StorageUnavailableError, TruncatedReadError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef
 from app.storage.http1.response import Response
-from app.storage.ranges import clamp, parse_content_range, version
+from app.storage.ranges import clamp, is_gzip, parse_content_range, version
 from app.storage.refusals import translated
 
 _WHOLE: Final = 200
@@ -24,6 +24,7 @@ class Answer:
     """Bytes of the body before *byte_range*, from a server that ignores ``Range``."""
     size: int
     etag: ETag
+    is_gzip: bool
     data: bytes | None
     """The body, where it had to be read to learn its length."""
 
@@ -49,7 +50,8 @@ class Answer:
             raise StorageUnavailableError(ref, "the server sent another range than was asked for")
         if length is not None and length != given.length:
             raise TruncatedReadError(ref, f"{length} of {given.length} bytes announced")
-        return cls(ref, response, wanted, wanted.start - given.start, size, etag, data)
+        skip = wanted.start - given.start
+        return cls(ref, response, wanted, skip, size, etag, is_gzip(response.headers), data)
 
     async def body(self) -> bytes:
         """Read the range into memory."""

@@ -14,6 +14,8 @@ class Stat:
 
     size: int
     etag: ETag
+    is_gzip: bool = False
+    """Whether it was stored with ``Content-Encoding: gzip``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Found:
     byte_range: ByteRange
     size: int
     etag: ETag
+    is_gzip: bool = False
+    """Whether the object was stored with ``Content-Encoding: gzip``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from app.storage.http1.client import Client
 from app.storage.http1.errors import BadAnswerError
 from app.storage.http1.response import Response
 from app.storage.http1.target import Target
-from app.storage.ranges import clamp, is_derived, range_header, version
+from app.storage.ranges import clamp, is_derived, is_gzip, range_header, version
 from app.storage.refusals import Method, Refusal, read_refusal, translated
 
 _OK: Final = frozenset({200, 206})
@@ -80,7 +80,7 @@ class RangeReader:
                 answer.response.release()
         if answer.etag == if_none_match:
             return NOT_MODIFIED
-        return Found(data, answer.byte_range, answer.size, answer.etag)
+        return Found(data, answer.byte_range, answer.size, answer.etag, answer.is_gzip)
 
     @asynccontextmanager
     async def stream(
@@ -111,7 +111,7 @@ class RangeReader:
             return None
         if (size := answer.length) is None:
             raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
-        return Stat(size, version(answer.headers, size))
+        return Stat(size, version(answer.headers, size), is_gzip(answer.headers))
 
     async def probe(self, ref: ObjectRef) -> int:
         """Ask for the headers alone, and tell the status whatever it is."""

@@ -65,6 +65,19 @@ def version(headers: Mapping[bytes, bytes], size: int) -> ETag:
     return ETag(f'{_DERIVED}{hashlib.sha256(facts).hexdigest()[:32]}"')
 
 
+def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
+    """Tell whether the object was stored with gzip, and nothing else, as its content coding.
+
+    ``aws-chunked`` is how an upload was framed; some servers keep it.
+    """
+    if (coding := headers.get(b"content-encoding")) is None:
+        return False
+    return [c for c in coding.lower().replace(b" ", b"").split(b",") if c != b"aws-chunked"] in (
+        [b"gzip"],
+        [b"x-gzip"],
+    )
+
+
 def is_derived(etag: ETag) -> bool:
     """Tell whether *etag* is ours and means nothing to the server."""
     return etag.startswith(_DERIVED)

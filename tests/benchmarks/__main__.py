@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, memory, throughput
+from . import blocks, memory, minishard, throughput
 from .data import write_arrays, write_many_shards
 from .figures import Figure, show, write_json
 from .machine import describe
@@ -43,6 +43,8 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
         if "e" in options.only:
             write_many_shards(root / "many")
             yield from memory.measure(home / "e", store)
+        if "f" in options.only:
+            yield from minishard.measure()
 
 
 def _parse() -> argparse.Namespace:
@@ -50,9 +52,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcde",
+        default="abcdef",
         metavar="a,b,…",
-        help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory",
+        help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -64,8 +66,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcde"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e")
+    if not parts or set(parts) - set("abcdef"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f")
     return parts
 
 

@@ -19,6 +19,8 @@ SHARDS: Final = (2, 1, 1)
 SHARD_SHAPE: Final = tuple(i * n for i, n in zip(INNER, PER_SHARD, strict=True))
 SHAPE: Final = tuple(s * n for s, n in zip(SHARD_SHAPE, SHARDS, strict=True))
 
+VOLUME_SCALE: Final = "1_1_1"
+
 MANY_ENTRIES: Final = 32**3
 MANY_CHUNK: Final = bytes(range(8))
 _MANY_PER_SHARD: Final = (32, 32, 32)
@@ -29,7 +31,7 @@ type Coords = tuple[int, ...]
 
 
 def write_arrays(root: Path) -> None:
-    """Write the same random bytes sharded in Morton order, sharded in C order, and unsharded."""
+    """Write the same random bytes sharded in Morton order, in C order, as a volume, unsharded."""
     data = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
     group = zarr.create_group(root)
     for name, shards in ("morton", SHARD_SHAPE), ("plain", None):
@@ -40,6 +42,7 @@ def write_arrays(root: Path) -> None:
     _write_with_tensorstore(
         root / "corder", json.loads((root / "morton/zarr.json").read_text()), data
     )
+    _write_volume(root / "volume", data)
 
 
 def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8]) -> None:
@@ -50,6 +53,33 @@ def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8
         "create": True,
     }
     tensorstore.open(spec).result().write(data).result()
+
+
+def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
+    """Write *data* as a sharded volume, whose raw chunks are the very bytes of the array's."""
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
+        "scale_metadata": {
+            "key": VOLUME_SCALE,
+            "size": SHAPE[::-1],
+            "chunk_size": INNER[::-1],
+            "resolution": [1, 1, 1],
+            "encoding": "raw",
+            "sharding": {
+                "@type": "neuroglancer_uint64_sharded_v1",
+                "hash": "identity",
+                "preshift_bits": 6,
+                "minishard_bits": 3,
+                "shard_bits": 1,
+                "minishard_index_encoding": "gzip",
+                "data_encoding": "raw",
+            },
+        },
+        "create": True,
+    }
+    tensorstore.open(spec).result().write(data.T[..., np.newaxis]).result()
 
 
 def write_many_shards(path: Path) -> None:
@@ -105,6 +135,13 @@ def many_keys() -> list[str]:
 def chunk_key(coords: Coords) -> str:
     """Spell the key of a chunk, or of a shard, of the default encoding."""
     return "/".join(["c", *map(str, coords)])
+
+
+def volume_name(coords: Coords) -> str:
+    """Spell the name of the same chunk of the volume: its bounds in x, y and z."""
+    begins = [at * size for at, size in zip(coords, INNER, strict=True)]
+    bounds = [f"{begin}-{begin + size}" for begin, size in zip(begins, INNER, strict=True)]
+    return f"{VOLUME_SCALE}/{'_'.join(reversed(bounds))}"
 
 
 def inner_chunks() -> list[Coords]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from .data import INNER_BYTES, chunk_key, inner_chunks, read_offsets
+from .data import INNER_BYTES, chunk_key, inner_chunks, read_offsets, volume_name
 from .figures import Figure, Goal
 from .load import Contestant, Request, Sample, check, run_rounds
 from .servers import BUCKET, DATASET, Server, nginx_files, nginx_proxy, shardgate, uvicorn
@@ -22,6 +22,8 @@ _COLD: Final = "shardgate, index in the cache"
 _PROXY: Final = "nginx, proxying the range"
 _ROOMY: Final = "nginx, proxying with roomy buffers"
 _ROUTE: Final = "FastAPI route, get_object"
+_WARM_VOLUME: Final = "shardgate, chunk of a volume in the cache"
+_COLD_VOLUME: Final = "shardgate, its minishard index in the cache"
 _NOT_MODIFIED: Final = "shardgate, 304"
 
 _RATIOS: Final = (
@@ -30,6 +32,8 @@ _RATIOS: Final = (
     ("b", _COLD, _PROXY, "proxying nginx", Goal("at least", 0.5)),
     ("b", _COLD, _ROOMY, "proxying nginx, roomy", None),
     ("b", _COLD, _ROUTE, "FastAPI route", Goal("at least", 5.0)),
+    ("a", _WARM_VOLUME, _WARM, "chunk of an array", Goal("at least", 0.9)),
+    ("b", _COLD_VOLUME, _COLD, "chunk of an array", Goal("at least", 0.9)),
     ("c", _NOT_MODIFIED, _WARM, "chunk in the cache", Goal("at least", 1.0)),
 )
 
@@ -57,6 +61,11 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
     bodies = _read_bodies(root / "plain")
     ours = [Request(f"/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
     files = [Request(f"{_OBJECTS}/plain/{key}", {}, body) for key, body in bodies.items()]
+    volume = [
+        Request(f"/{DATASET}/volume/{volume_name(coords)}", {}, bodies[chunk_key(coords)])
+        for coords in inner_chunks()
+    ]
+    random.Random(1).shuffle(volume)
     ranges = _range_requests(root / "morton", bodies)
     constant = [Request("/", {}, bytes(INNER_BYTES))]
     endpoint = f"http://127.0.0.1:{store.port}"
@@ -72,9 +81,11 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         fastapi = start(uvicorn(home / "fastapi", route, YARDSTICK_STORE=endpoint))
         contestants = [
             Contestant(_WARM, "ac", warm, 200, ours),
+            Contestant(_WARM_VOLUME, "a", warm, 200, volume),
             Contestant(_STATIC, "a", static, 200, files),
             Contestant(_BARE, "a", bare, 200, constant),
             Contestant(_COLD, "b", cold, 200, ours),
+            Contestant(_COLD_VOLUME, "b", cold, 200, volume),
             Contestant(_PROXY, "b", proxy, 206, ranges),
             Contestant(_ROOMY, "b", roomy, 206, ranges),
             Contestant(_ROUTE, "b", fastapi, 206, ranges),

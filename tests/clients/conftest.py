@@ -10,12 +10,11 @@ import httpx
 import pytest
 import zarr
 
-from app.settings import DatasetSettings, Settings, StoreSettings
 from tests.clients.arrays import BY_NAME, CASES, VALUES
 from tests.clients.asking import connect
+from tests.clients.stores import from_folder, from_seaweedfs
 from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
 from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
 
 IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
 """The cases that can be members of a group of format 3."""
@@ -68,31 +67,15 @@ def _write_v2_group(path: Path) -> None:
 @pytest.fixture(scope="session")
 def local(bucket: Path) -> Generator[str]:
     """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
-    datasets = {
-        "bucket": DatasetSettings(url=str(bucket)),
-        "raw": DatasetSettings(url=str(bucket), view="raw"),
-    }
-    with serving(Settings(datasets=datasets)) as url:
+    with from_folder(bucket) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
     """Serve the same from SeaweedFS, where it was uploaded once."""
-    seaweedfs.upload_folder(bucket, "clients")
-    store = StoreSettings(
-        endpoint_url=seaweedfs.endpoint_url,
-        region=seaweedfs.region,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )
-    url = f"s3://{seaweedfs.bucket}/clients"
-    datasets = {
-        "bucket": DatasetSettings(url=url, store="lab"),
-        "raw": DatasetSettings(url=url, store="lab", view="raw"),
-    }
-    with serving(Settings(stores={"lab": store}, datasets=datasets)) as base:
-        yield base
+    with from_seaweedfs(bucket, seaweedfs, "clients") as url:
+        yield url
 
 
 @pytest.fixture(scope="session", params=["local", "remote"])

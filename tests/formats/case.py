@@ -17,6 +17,14 @@ class Case:
     """Virtual keys that name nothing in the written container."""
     checksummed: bool
     """Whether any changed bit of an index is noticed."""
+    metadata: tuple[str, ...] = ("zarr.json", "info")
+    """How the names of objects end that hold no chunks."""
+    entry_suffix: str = ""
+    """What an index puts behind the key of a chunk: it names manifests, not their fragments."""
+
+    def is_metadata(self, name: str) -> bool:
+        """Tell whether the object *name* holds no chunks."""
+        return name.endswith(self.metadata)
 
     def __str__(self) -> str:
         return self.name

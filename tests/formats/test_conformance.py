@@ -1,14 +1,18 @@
 """What every format owes, asked of every folder of `app/formats`."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import app.formats
 from app.errors import DamagedError, ShardgateError
-from app.model import ByteRequest, ETag, ObjectRef
+from app.formats.contract import Collection, Fetch, Shard, Shards
+from app.model import ByteRequest, ETag, ObjectRef, Stored, VirtualKey
+from app.resolve.perform import DirectFetch
+from app.resolve.verify import verify
+from app.resolve.walk import Root, find_collections, list_names
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case
@@ -77,7 +81,7 @@ async def test_truncation_is_never_absence(case: Case) -> None:
     """
     objects = case.build(case.chunks)
     for name, whole in objects.items():
-        if name == "zarr.json" or name.endswith("info"):
+        if case.is_metadata(name):
             continue
         for length in range(len(whole)):
             store = _store({**objects, name: whole[:length]})
@@ -94,7 +98,7 @@ async def test_truncation_is_never_absence(case: Case) -> None:
 async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
     """Whichever bit of a shard flips, a checksummed index leads to no other range."""
     objects = case.build(case.chunks)
-    name = next(name for name in objects if name != "zarr.json")
+    name = next(name for name in objects if not case.is_metadata(name))
     for at in range(len(objects[name])):
         flipped = bytearray(objects[name])
         flipped[at] ^= 0x10
@@ -107,6 +111,122 @@ async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
             assert found is not None
             assert len(found) == len(expected)
             assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
+
+
+def _root(store: MemoryStore) -> Root:
+    data = reading(store)
+    return data.resolver.root(data.dataset)
+
+
+async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
+    """Give the paths of the containers with the shards in them."""
+    return [
+        (visited.container, visited.found.shards)
+        async for visited in find_collections(_root(store))
+        if isinstance(visited.found, Collection) and visited.found.shards is not None
+    ]
+
+
+async def _chunks(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored]]:
+    """Name the chunks of *shard*, those of shards inside of it too."""
+    survey = await shard.survey(fetch)
+    assert survey is not None
+    table = survey.table()
+    assert table.faults in ([], ())
+    assert sorted(table.entries, key=lambda entry: entry.place) == list(table.entries)
+    for entry in table.entries:
+        if survey.inner is not None:
+            async for found in _chunks(survey.inner(entry), fetch):
+                yield found
+        else:
+            place = survey.whole.byte_range.narrow(entry.place)
+            yield survey.key(entry), survey.whole._replace(byte_range=place)
+
+
+@every_case
+async def test_shards_say_which_chunks_were_written(case: Case) -> None:
+    """The indexes of all stored shards name what was written, where it is looked up."""
+    store = _store(case.build(case.chunks))
+    fetch = DirectFetch(store)
+    named: dict[str, Stored] = {}
+    for container, shards in await _shards(store):
+        for name in [name async for name in list_names(store, ROOT.join(container), "")]:
+            if (shard := shards.named(name)) is not None:
+                named |= {
+                    f"{container}/{key}".lstrip("/"): place
+                    async for key, place in _chunks(shard, fetch)
+                }
+
+    assert set(named) == {key + case.entry_suffix for key in case.chunks}
+    root = _root(store)
+    for key, place in named.items():
+        layout, rest = await root.containers.find(ROOT, VirtualKey(key), fetch)
+        location = await layout.locate(rest, fetch)
+        assert place in (location, *(location if isinstance(location, tuple) else ()))
+
+
+@every_case
+async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
+    """By a chunk's key, by the name of its object, and among all there could be, it is the same."""
+    store = _store(case.build(case.chunks))
+    root = _root(store)
+    for key in case.chunks:
+        layout, rest = await root.containers.find(ROOT, VirtualKey(key), root.fetch)
+        shards = await layout.shards_at(rest, root.fetch)
+        shard = None if shards is None else shards.holding(rest)
+        assert shards is not None
+        assert shard is not None
+        survey = await shard.survey(root.fetch)
+        assert survey is not None
+        container = ROOT.join(key.removesuffix(rest)).prefix
+        name = survey.whole.ref.key.removeprefix(container.key)
+        assert name.startswith(shards.prefix)
+        assert shards.named(name) == shard
+        every = shards.every()
+        assert every is None or list(every).count(shard) == 1
+
+
+@every_case
+async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
+    """Markers and stray objects are passed over, and absent chunks are in no other shard."""
+    store = _store(case.build(case.chunks))
+    for _, shards in await _shards(store):
+        names = ["zarr.json", "info", "", "notes.txt", f"{shards.prefix}notes.txt"]
+        assert [shards.named(name) for name in names] == [None] * len(names)
+        assert [shards.holding(VirtualKey(name)) for name in names] == [None] * len(names)
+
+
+@every_case
+async def test_what_is_sound_is_verified(case: Case) -> None:
+    """Every chunk is counted, and none is called damaged."""
+    report = await verify(_root(_store(case.build(case.chunks))), chunks=True)
+
+    assert (report.chunks, report.damages) == (len(case.chunks), [])
+
+
+@every_checksummed_case
+async def test_a_flipped_bit_of_an_index_is_verified(case: Case) -> None:
+    """Whichever bit of a shard flips, no chunk that leads elsewhere is called sound."""
+    objects = case.build(case.chunks)
+    name = next(name for name in objects if not case.is_metadata(name))
+    for at in range(len(objects[name])):
+        flipped = bytearray(objects[name])
+        flipped[at] ^= 0x10
+        report = await verify(_root(_store({**objects, name: bytes(flipped)})), chunks=False)
+        assert report.chunks == len(case.chunks) or report.damages
+
+
+def test_a_format_is_a_folder() -> None:
+    """Only the composition root, and a format like it, know a format by its name.
+
+    The demo knows a driver of TensorStore that is called like one of them.
+    """
+    app_folder = Path(app.formats.__path__[0]).parent
+    for path in app_folder.rglob("*.py"):
+        home = path.relative_to(app_folder).parts
+        if home not in {("main.py",), ("demo.py",)} and not set(home) & set(FOLDERS):
+            text = path.read_text()
+            assert [folder for folder in FOLDERS if folder in text] == [], path
 
 
 class _SwappingStore(MemoryStore):

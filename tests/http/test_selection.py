@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
-from app.http.selection import Conditions, Selection
+from app.http.selection import Conditions, Selection, accepts_gzip
 from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
 
 ETAG = ETag('"v1"')
@@ -107,3 +107,53 @@ def test_reading_is_certain_only_without_conditions(
 def test_head_reads_nothing_for_certain() -> None:
     """HEAD needs no bytes."""
     assert Conditions.parse("HEAD", {}).reading is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "gzip", "GZIP", "x-gzip", "*", "gzip, deflate, br", "br,gzip", "gzip;q=1", "gzip;q=0.001",
+        "gzip ; q=0.5", "deflate;q=0, gzip", "identity;q=0, *", "*;q=0, gzip",
+        "identity, gzip;q=0.5",
+        "br;q=0,*;q=0.1", "deflate, gzip, br, zstd", "gzip;level=1",
+    ],
+)  # fmt: skip
+def test_gzip_is_accepted(header: str) -> None:
+    """By its name, its old name, or as any coding, with a weight above zero (RFC 9110 §12.5.3)."""
+    assert accepts_gzip(header.encode())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None, "", "identity", "br", "deflate, br, zstd", "gzip;q=0", "gzip;q=0.000", "GZIP; Q=0",
+        "gzip ; q=0 ", "*;q=0", "gzip;q=0, *", "*, gzip;q=0", "gzipped", "bgzip", "gz", ";q=1", ",",
+        "identity;q=1, *;q=0", "br;q=1, *;q=0.0",
+    ],
+)  # fmt: skip
+def test_gzip_is_not_accepted(header: str | None) -> None:
+    """Not named, or refused by its name or as the rest; silence is no wish for it."""
+    assert not accepts_gzip(None if header is None else header.encode())
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "takes_gzip"),
+    [
+        ("GET", {}, True),
+        ("GET", {b"if-none-match": b'"v1"', b"if-match": b"*"}, True),
+        ("GET", {b"if-range": b'"v1"'}, True),
+        ("GET", {b"range": b"bytes=0-"}, False),
+        ("GET", {b"range": b"bytes=0-1,3-4"}, False),
+        ("GET", {b"range": b"lines=1-2"}, False),
+        ("HEAD", {}, False),
+        ("HEAD", {b"range": b"bytes=0-"}, False),
+    ],
+)
+def test_a_body_comes_as_gzip_only_if_all_of_it_is_asked_for(
+    method: str, headers: dict[bytes, bytes], *, takes_gzip: bool
+) -> None:
+    """Not for HEAD, nor with a Range, be it one that is then ignored."""
+    plain = Conditions.parse(method, headers)
+    accepting = Conditions.parse(method, {**headers, b"accept-encoding": b"br, gzip"})
+
+    assert (plain.takes_gzip, accepting.takes_gzip) == (False, takes_gzip)

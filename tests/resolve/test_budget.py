@@ -126,6 +126,50 @@ async def test_a_cancelled_waiter_gives_nothing_away() -> None:
     assert budget.held_bytes == 0
 
 
+async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
+    """One after the other is let through, though all is held by those who wait."""
+    budget, inside = ByteBudget(_MAX, wait_s=60), list[int]()
+
+    async def grow() -> None:
+        async with holding(budget, 5):
+            await settle()
+            await budget.acquire(5, beside=5)
+            inside.append(budget.held_bytes)
+            await settle()
+            budget.release(5)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(grow() for _ in range(6)))
+
+    assert len(inside) == 6
+    assert max(inside) == _MAX + 5
+    assert budget.held_bytes == 0
+
+
+async def test_nobody_is_let_through_while_a_holder_does_not_wait() -> None:
+    """What that one gives back may be enough."""
+    budget = ByteBudget(_MAX, wait_s=0.05)
+    async with holding(budget, 5), holding(budget, 5):
+        with pytest.raises(BusyError):
+            await budget.acquire(1, beside=5)
+        assert budget.held_bytes == 10
+
+
+async def test_what_one_holds_who_gave_up_is_not_counted_as_waiting() -> None:
+    """Only then can it be told who holds all the rest."""
+    budget = ByteBudget(_MAX, wait_s=60)
+    async with holding(budget, 5), holding(budget, 5):
+        waiting = [asyncio.create_task(budget.acquire(1, beside=5)) for _ in range(2)]
+        waiting[0].cancel()
+        waiting[1].cancel()
+        await settle()
+        last = asyncio.create_task(budget.acquire(1))
+        await settle()
+        assert not last.done()
+    await last
+    assert budget.held_bytes == 1
+
+
 async def test_a_failure_inside_gives_back() -> None:
     """Whatever ends the block, its bytes are free again."""
     budget = ByteBudget(_MAX, wait_s=60)

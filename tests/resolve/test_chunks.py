@@ -78,6 +78,23 @@ async def test_callers_join_a_read_that_is_under_way() -> None:
     assert len(case.requests) == 1
 
 
+async def test_there_is_no_moment_between_the_read_and_the_cache() -> None:
+    """Whoever asks in whichever turn of the loop, while the read ends too, makes no other."""
+    case = _Case()
+    chunk = case.chunk(10, 20)
+
+    async def ask() -> bytes:
+        return case.reader.cached(chunk) or await case.reader.read(chunk, keep=True)
+
+    callers = [asyncio.create_task(ask())]
+    while not callers[0].done():
+        callers.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0)
+
+    assert set(await asyncio.gather(*callers)) == {_DATA[10:20]}
+    assert case.requests == [ByteRange(10, 20)]
+
+
 @pytest.mark.parametrize(
     ("ranges", "requests"),
     [

@@ -12,7 +12,6 @@ from app.errors import (
     StorageThrottledError,
     VersionChangedError,
 )
-from app.formats.zarr_sharding_indexed.layout import ZarrFormat
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
@@ -28,7 +27,7 @@ from tests.formats.zarr_sharding_indexed.case import (
     encode_index,
 )
 from tests.resolve.stores import Clock, WatchedStore, holding, settle
-from tests.resolving import ROOT, All, gather
+from tests.resolving import ROOT, All, gather, known_formats
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -62,9 +61,10 @@ class _Case:
             self.chunks,
             self.budget,
             stream_bytes=_STREAM_BYTES,
+            decoded_bytes=2**20,
             clock=self.clock,
         )
-        formats = (ZarrFormat(2**20, whole_index_nbytes),)
+        formats = known_formats(whole_index_nbytes=whole_index_nbytes)
         self.dataset = Dataset("data", ROOT, Containers(formats), "auto", b"max-age=60")
 
     def write(self, objects: Mapping[str, bytes]) -> None:
@@ -280,7 +280,11 @@ async def test_an_absent_object_is_asked_for_once() -> None:
     """Absence of what passes through is remembered until its time is over."""
     case = _Case({})
     assert [await case.read("a.bin"), await case.read("a.bin")] == [None, None]
-    assert [call.ref.key for call in case.store.calls] == ["data/zarr.json", "data/a.bin"]
+    assert [call.ref.key for call in case.store.calls] == [
+        "data/zarr.json",
+        "data/info",
+        "data/a.bin",
+    ]
     case.write({"a.bin": b"bytes"})
     case.clock.now += _TTL_S
 

@@ -9,17 +9,17 @@ import crc32c
 import pytest
 
 from app.errors import StorageUnavailableError
-from app.formats.zarr_sharding_indexed.index import IndexCodec, IndexLocation, ShardIndex
-from app.formats.zarr_sharding_indexed.layout import ZarrFormat
+from app.formats.contract import Description
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.inspect import ArrayReport, DamageReport, inspect_root, inspect_shard
-from app.resolve.shard_check import Report, check_index
+from app.resolve.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
+from app.resolve.shard_check import Report
 from app.resolve.verify import verify
 from app.resolve.walk import Root
 from app.storage.contract import Listed
 from app.storage.memory import MemoryStore
+from tests.resolving import known_formats
 
 BUCKET = "memory://t"
 EMPTY = (2**64 - 1, 2**64 - 1)
@@ -83,7 +83,7 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     for key, data in objects.items():
         store.put(ObjectRef(BUCKET, key), data)
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
-    containers = Containers([ZarrFormat(2**20, 2**20)])
+    containers = Containers(known_formats())
     return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
 
 
@@ -212,14 +212,12 @@ async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
     assert [damage.key for damage in report.damages] == ["broken/zarr.json"]
 
 
-def test_entries_that_share_bytes_are_found_whatever_their_order() -> None:
+async def test_entries_that_share_bytes_are_found_whatever_their_order() -> None:
     """A long chunk that covers two others is told twice."""
-    codec = IndexCodec(3, IndexLocation.END, big_endian=False, has_checksum=False)
-    entries = b"".join(struct.pack("<QQ", *e) for e in [(5, 1), (0, 9), (7, 1)])
+    data = shard((5, 1), (0, 9), (7, 1), EMPTY, body=b"a" * 9)
+    report = await report_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": data})
 
-    _, faults = check_index(codec, ShardIndex(entries, big_endian=False), 9 + codec.nbytes)
-
-    assert sorted(faults) == [0, 2]
+    assert [damage.key for damage in report.damages] == ["c/0", "c/2"]
 
 
 async def test_inspect_counts_what_an_index_leaves_over() -> None:
@@ -233,11 +231,77 @@ async def test_inspect_counts_what_an_index_leaves_over() -> None:
     assert (found.gaps, found.gap_nbytes) == (1, 1)
 
 
+async def test_inspect_takes_no_checksum_for_a_gap() -> None:
+    """What codecs put behind the shard belongs to it."""
+    codecs = [sharding(1, [BYTES]), CRC, CRC]
+    root = root_of({"zarr.json": array(codecs), "c/0": checked(checked(SOUND))})
+
+    found = await inspect_shard(root, VirtualKey("c/0"))
+
+    assert found is not None
+    assert (found.gaps, found.gap_nbytes) == (1, 1)
+
+
+async def test_inspect_tells_of_a_shard_in_a_shard_only_that_it_is_there() -> None:
+    """The outermost index is described, and its entries are shards."""
+    inner = shard((0, 1), EMPTY, body=b"a")
+    outer = shard((0, len(inner)), EMPTY, body=inner)
+    root = root_of({"zarr.json": array([sharding(2, [sharding(1, [BYTES])])]), "c/1": outer})
+
+    found = (await inspect_key(root, VirtualKey("c/4"))).shard
+
+    assert found is not None
+    assert (found.entries, found.empty, found.used_nbytes) == (2, 1, len(inner))
+
+
 async def test_inspect_tells_damaged_metadata_beside_sound_arrays() -> None:
     """One broken node does not hide the others."""
     reports = await inspect_root(root_of({"a/zarr.json": b"[]", "b/zarr.json": array([BYTES])}))
 
     assert [(type(report), report.path) for report in reports] == [
         (DamageReport, "a"),
-        (ArrayReport, "b"),
+        (Description, "b"),
     ]
+
+
+async def test_an_array_whose_metadata_is_only_passed_on_may_be_damaged() -> None:
+    """What cannot be described is told, and nothing else is hidden by it."""
+    reports = await inspect_root(
+        root_of(
+            {"a/zarr.json": array([BYTES]).replace(b"[8]", b"8"), "b/zarr.json": array([BYTES])}
+        )
+    )
+
+    assert [(type(report), report.path) for report in reports] == [
+        (DamageReport, "a"),
+        (Description, "b"),
+    ]
+
+
+async def test_a_large_shard_is_checked_to_its_last_chunk() -> None:
+    """Thousands of entries are looked through, and their chunks read, in several turns."""
+    count = 10_000
+    chunks = [checked(struct.pack("<I", n)) for n in range(count)]
+    chunks[-1] = chunks[-1][:-1] + b"?"
+    entries = [(8 * n, 8) for n in range(count)]
+    entries[5] = entries[4]
+    data = shard(*entries, body=b"".join(chunks))
+    objects = {"zarr.json": array([sharding(1, [BYTES, CRC])], count, count), "c/0": data}
+
+    report = await report_of(objects, chunks=True)
+
+    assert (report.chunks, report.nbytes) == (count, 8 * count)
+    assert [(d.key, d.reason) for d in report.damages] == [
+        ("c/5", "inner chunk 5 at [32, 40) overlaps inner chunk 4 at [32, 40)"),
+        (f"c/{count - 1}", "the checksum of the inner chunk does not match"),
+    ]
+
+
+async def test_shards_are_read_anew() -> None:
+    """What was kept of a shard for others is not what is verified."""
+    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
+    await inspect_shard(root, VirtualKey("c/0"))
+    assert isinstance(root.store, MemoryStore)
+    root.store.put(ObjectRef(BUCKET, "c/0"), SOUND[:-1] + b"?")
+
+    assert len((await verify(root, chunks=False)).damages) == 1

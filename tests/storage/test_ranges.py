@@ -9,6 +9,7 @@ from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
 from app.storage.ranges import (
     clamp,
     is_derived,
+    is_gzip,
     parse_content_range,
     parse_unsatisfied,
     range_header,
@@ -114,3 +115,24 @@ def test_a_derived_version_changes_with_each_fact() -> None:
     ]
 
     assert len({version(headers, size) for headers, size in facts}) == len(facts)
+
+
+@pytest.mark.parametrize(
+    ("coding", "expected"),
+    [
+        (b"gzip", True),
+        (b"x-gzip", True),
+        (b"GZIP", True),
+        (b"aws-chunked, gzip", True),
+        (b"gzip,aws-chunked", True),
+        (b"gzip, gzip", False),
+        (b"br", False),
+        (b"aws-chunked", False),
+        (b"identity", False),
+        (b"", False),
+    ],
+)
+def test_gzip_alone_is_a_coding_that_is_known(coding: bytes, *, expected: bool) -> None:
+    """How an upload was framed does not count."""
+    assert is_gzip({b"content-encoding": coding}) is expected
+    assert not is_gzip({})

@@ -2,9 +2,25 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 _NUMBER: Final = "(0|[1-9][0-9]{0,18})"
+
+
+class Keys(Protocol):
+    """Names the chunks of an array by their coordinates."""
+
+    def parse(self, key: str) -> tuple[int, ...] | None:
+        """Read the coordinates in *key*, or `None` if it is no chunk key."""
+        ...
+
+    def format(self, coords: tuple[int, ...]) -> str:
+        """Spell the key of the chunk at *coords*."""
+        ...
+
+    def owns(self, key: str) -> bool:
+        """Tell whether *key*, or a prefix of keys, is spelled like those of chunks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

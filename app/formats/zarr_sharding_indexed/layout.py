@@ -1,17 +1,29 @@
 """From a key in a Zarr hierarchy to the place of its bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.contract import (
+    Collection,
+    DecodeError,
+    Fetch,
+    Listing,
+    Opaque,
+    Read,
+    Versioned,
+)
+from app.formats.documents import Json, etag_of_rewritten
+from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.index import (
     ENTRY_NBYTES,
     EntryDecoder,
     IndexCodec,
     ShardIndex,
 )
-from app.formats.zarr_sharding_indexed.metadata import ArraySpec, Node, NodeDecoder
+from app.formats.zarr_sharding_indexed.metadata import ArraySpec, Node, parse_node
+from app.formats.zarr_sharding_indexed.survey import ZarrShards
 from app.model import (
     MISSING,
     ByteRange,
@@ -26,27 +38,29 @@ from app.model import (
     Whole,
 )
 
-_MARKER: Final = VirtualKey("zarr.json")
-_VIEW_REVISION: Final = "u1"
-"""Changes when the same stored metadata begins to be served in another form."""
+type Shard = Stored | Whole | Inline | Missing
+"""Where a shard, or an inner chunk of it, can be."""
+
+MARKER: Final = VirtualKey("zarr.json")
 
 
 @dataclass(frozen=True, slots=True)
-class ZarrFormat:
+class Zarr3:
     """Zarr v3: every directory with a ``zarr.json`` is a container."""
 
-    metadata_nbytes: int
-    """Larger metadata is refused."""
     whole_index_nbytes: int
     """A larger shard index is read one entry at a time."""
-    name: str = "zarr"
 
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> "ZarrLayout | None":
+    def parse(self, document: Json, data: bytes) -> Node:
+        """Understand a ``zarr.json``, which must be of this format.
+
+        Raises: `DecodeError`.
+        """
+        return parse_node(document, data)
+
+    def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
         """Open the node at *directory*."""
-        request = ByteRange(0, self.metadata_nbytes + 1)
-        decode = NodeDecoder(self.metadata_nbytes)
-        node = await fetch(Read("metadata", directory.join(_MARKER), request, decode))
-        return None if node is None else ZarrLayout(directory, node, self.whole_index_nbytes)
+        return ZarrLayout(directory, spec, self.whole_index_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +71,8 @@ class ZarrLayout:
     node: Versioned[Node]
     whole_index_nbytes: int
 
-    @property
-    def encloses(self) -> bool:
-        """An array has no nodes below it."""
+    def encloses(self, _: VirtualKey) -> bool:
+        """Know that an array has no nodes below it."""
         return self.node.value.kind == "array"
 
     def shows(self, key: VirtualKey) -> bool:
@@ -70,28 +83,45 @@ class ZarrLayout:
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by its key in the unsharded array; what is no chunk is served as it is."""
         node = self.node.value
-        if key == _MARKER:
-            return Inline(node.served, self._document_etag)
+        if key == MARKER:
+            etag = self.node.etag
+            return Inline(node.served, etag_of_rewritten(etag) if node.is_rewritten else etag)
         if node.array is None or (coords := node.array.keys.parse(key)) is None:
             return Whole(self.directory.join(key))
         if (origin := node.array.origin(coords)) is None:
             return MISSING
         return await self._locate_chunk(node.array, origin, fetch)
 
+    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+        """Describe an array; there is nothing in a group but what is below it."""
+        if self.node.value.kind != "array":
+            return ()
+        try:
+            return (Collection(describe(self.node.value), self._shards),)
+        except DecodeError as error:
+            return (DamagedError(self.directory.join(MARKER), str(error)),)
+
+    async def shards_at(self, _: VirtualKey, __: Fetch) -> ZarrShards | None:
+        """All keys of an array are in its shards."""
+        return self._shards
+
+    def names_below(self) -> Sequence[str] | None:
+        """Only consolidated metadata tells what is below a group."""
+        return array_names(self.node.value)
+
+    @property
+    def _shards(self) -> ZarrShards | None:
+        array = self.node.value.array
+        return None if array is None else ZarrShards(self.directory, array)
+
     async def _locate_chunk(
         self, array: ArraySpec, origin: tuple[int, ...], fetch: Fetch
     ) -> Location:
-        location: Location = Whole(self.directory.join(array.shard_key(origin)))
+        location: Shard = Whole(self.directory.join(array.shard_key(origin)))
         for level in array.unsharded.levels:
             shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
             location = await shard.locate(location, level.entry(origin))
         return location
-
-    @property
-    def _document_etag(self) -> ETag:
-        if not self.node.value.is_rewritten:
-            return self.node.etag
-        return ETag(f'{self.node.etag[:-1]}-{_VIEW_REVISION}"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +136,7 @@ class ShardReader:
     fetch: Fetch
     whole_index_nbytes: int
 
-    async def locate(self, shard: Location, entry: int) -> Location:
+    async def locate(self, shard: Shard, entry: int) -> Shard:
         """Find inner chunk *entry* of *shard*.
 
         Raises: `DamagedError` where the index of a stored shard contradicts it, `DecodeError`
@@ -122,7 +152,7 @@ class ShardReader:
             case Stored():
                 return await self._locate_in_range(shard, entry)
 
-    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Location:
+    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Shard:
         if self.index.nbytes > self.whole_index_nbytes:
             # Only the store knows where the shard ends; its last byte comes with size and ETag.
             end = await self.fetch(Read("shard-end", ref, SuffixRange(1), Opaque))
@@ -134,7 +164,7 @@ class ShardReader:
             return MISSING
         return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
 
-    async def _locate_in_range(self, shard: Stored, entry: int) -> Location:
+    async def _locate_in_range(self, shard: Stored, entry: int) -> Shard:
         try:
             place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
         except DecodeError as error:
@@ -152,7 +182,7 @@ class ShardReader:
             raise VersionChangedError(shard.ref)
         return self._narrow(shard, index.value, entry)
 
-    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Location:
+    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Shard:
         try:
             found = self.index.find(index, entry, shard.byte_range.length)
         except DecodeError as error:
@@ -161,7 +191,7 @@ class ShardReader:
             return MISSING
         return Stored(shard.ref, shard.byte_range.narrow(found), shard.etag)
 
-    def _locate_inline(self, shard: Inline, entry: int) -> Location:
+    def _locate_inline(self, shard: Inline, entry: int) -> Shard:
         place = self.index.place(len(shard.data))
         index = self.index(shard.data[place.start : place.stop])
         found = self.index.find(index, entry, len(shard.data))

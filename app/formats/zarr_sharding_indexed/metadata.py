@@ -6,7 +6,7 @@ from operator import floordiv, lt, mul
 from typing import Any, Final
 
 from app.formats.contract import DecodeError
-from app.formats.zarr_sharding_indexed.keys import ChunkKeys
+from app.formats.zarr_sharding_indexed.keys import ChunkKeys, Keys
 from app.formats.zarr_sharding_indexed.unshard import (
     UnshardableError,
     Unsharded,
@@ -28,7 +28,7 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
-    keys: ChunkKeys
+    keys: Keys
     unsharded: Unsharded
 
     @property
@@ -67,33 +67,18 @@ class Node:
         return len(self.served) + _NODE_OVERHEAD
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDecoder:
-    """Reads a ``zarr.json`` of at most *limit_bytes*."""
+def parse_node(document: Json, data: bytes) -> Node:
+    """Understand the *document* that *data* spells.
 
-    limit_bytes: int
-
-    def __call__(self, data: bytes) -> Node:
-        """Decode a whole document.
-
-        Raises: `DecodeError` for what is no Zarr v3 metadata, or contradicts itself.
-        """
-        if len(data) > self.limit_bytes:
-            raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
-        try:
-            return _decode_node(json.loads(data), data)
-        except DecodeError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise DecodeError(f"no JSON: {error}") from None
-
-
-def _decode_node(document: Json, data: bytes) -> Node:
-    if not isinstance(document, dict) or document.get("zarr_format") != 3:  # noqa: PLR2004
+    Raises: `DecodeError` for what is no Zarr v3 metadata, or contradicts itself.
+    """
+    if not isinstance(document, dict):
+        raise DecodeError("no Zarr v3 metadata: no JSON object")
+    if document.get("zarr_format") != 3:  # noqa: PLR2004
         raise DecodeError("no Zarr v3 metadata: zarr_format is not 3")
     match document.get("node_type"):
         case "array":
-            return _decode_array(document, data)
+            return _parse_array_node(document, data)
         case "group":
             served = _without_shards_below(document)
             is_rewritten = served is not document
@@ -102,7 +87,7 @@ def _decode_node(document: Json, data: bytes) -> Node:
             raise DecodeError(f"node_type is neither array nor group: {str(other)[:80]}")
 
 
-def _decode_array(document: dict[str, Json], data: bytes) -> Node:
+def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
     if not has_sharding(document.get("codecs")):
         return Node("array", data, is_rewritten=False)
     try:

@@ -1,0 +1,121 @@
+"""Containers that a JSON document marks: read once, whatever dialects it may be written in."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from app.formats.contract import DecodeError, Fetch, Layout, Read, Versioned, Weighable
+from app.model import ByteRange, ETag, ObjectRef, VirtualKey
+
+type Json = Any
+
+_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+"""White space, and the mark that some editors set before UTF-8."""
+_VIEW_REVISION: Final = "u1"
+"""Changes when the same stored metadata begins to be served in another form."""
+
+
+class Dialect[S: Weighable](Protocol):
+    """One way to understand a marker."""
+
+    def parse(self, document: Json, data: bytes) -> S | None:
+        """Understand *document*, which *data* spells; `None` if it is of another dialect.
+
+        Raises: `DecodeError` for what is of this dialect and contradicts itself.
+        """
+        ...
+
+    def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
+        """Open the container at *directory* that *spec* describes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a document was understood to say; nothing if no dialect knows it."""
+
+    dialect: Dialect[Any] | None = None
+    spec: Weighable | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the value holds."""
+        return 0 if self.spec is None else self.spec.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDecoder[S: Weighable]:
+    """Reads a JSON document of at most *limit_bytes*, which *parse* understands."""
+
+    parse: Callable[[Json, bytes], S]
+    """Called with the document and the bytes that spell it; raises `DecodeError`."""
+    limit_bytes: int
+
+    def __call__(self, data: bytes) -> S:
+        """Decode a whole document.
+
+        Raises: `DecodeError` for what is no JSON, or contradicts itself.
+        """
+        if len(data) > self.limit_bytes:
+            raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
+        try:
+            return self.parse(json.loads(data), data)
+        except DecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"no JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerDecoder:
+    """Reads a document of at most *limit_bytes*, which the first of *dialects* may claim.
+
+    A file that does not even begin like a JSON object has the name by chance: dialects get `None`
+    for it. One that is empty, or ends in the middle, may be all that is left of a document.
+    """
+
+    dialects: tuple[Dialect[Any], ...]
+    limit_bytes: int
+
+    def __call__(self, data: bytes) -> Marked:
+        """Decode a whole document.
+
+        Raises: `DecodeError` for what is no JSON any more, or contradicts itself.
+        """
+        text = data.lstrip(_BEFORE_JSON)
+        if text and not text.startswith(b"{"):
+            return self._claim(None, data)
+        return DocumentDecoder(self._claim, self.limit_bytes)(data)
+
+    def _claim(self, document: Json, data: bytes) -> Marked:
+        for dialect in self.dialects:
+            if (spec := dialect.parse(document, data)) is not None:
+                return Marked(dialect, spec)
+        return Marked()
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFormat:
+    """Every directory with a document *marker* in one of the *dialects* is a container."""
+
+    name: str
+    marker: VirtualKey
+    dialects: tuple[Dialect[Any], ...]
+    limit_bytes: int
+    """A larger document is refused."""
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
+        """Open the container at *directory*."""
+        request = ByteRange(0, self.limit_bytes + 1)
+        decode = MarkerDecoder(self.dialects, self.limit_bytes)
+        found = await fetch(Read("metadata", directory.join(self.marker), request, decode))
+        if found is None or found.value.dialect is None:
+            return None
+        spec = Versioned(found.value.spec, found.etag, found.size)
+        return found.value.dialect.layout(directory, spec)
+
+
+def etag_of_rewritten(etag: ETag) -> ETag:
+    """Name the version of a document that is served in another form than the stored *etag*."""
+    return ETag(f'{etag[:-1]}-{_VIEW_REVISION}"')

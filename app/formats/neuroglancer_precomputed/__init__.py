@@ -1,0 +1,1 @@
+"""Neuroglancer precomputed volumes, meshes, skeletons and annotations, and their shards."""

@@ -1,0 +1,206 @@
+"""Names of chunks and their 64-bit ids: what a client asks for, and what a shard knows it by."""
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+from operator import add
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+_NUMBER: Final = "(0|[1-9][0-9]{0,19})"
+_SIGNED: Final = "(0|-?[1-9][0-9]{0,19})"
+_ID: Final = re.compile(_NUMBER, re.ASCII)
+_BOUNDS: Final = re.compile("_".join([f"{_SIGNED}-{_SIGNED}"] * 3), re.ASCII)
+_CELL: Final = re.compile(f"{_NUMBER}(?:_{_NUMBER})*", re.ASCII)
+MAX_ID: Final = 2**64 - 1
+
+type Ids = npt.NDArray[np.uint64]
+type Mask = npt.NDArray[np.bool_]
+
+
+class Names(Protocol):
+    """The names of the chunks of one kind, right below one directory."""
+
+    def owns(self, name: str) -> bool:
+        """Tell whether *name* is spelled like those of chunks, be there such a chunk or not."""
+        ...
+
+    def parse(self, name: str) -> int | None:
+        """Read the chunk id in *name*, or `None` if it names no chunk that could be."""
+        ...
+
+    def format(self, chunk_id: int) -> str:
+        """Spell the name of *chunk_id*, which `parse` may have given."""
+        ...
+
+    def covers(self, ids: Ids) -> Mask:
+        """Tell which of *ids* are of chunks that could be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MortonGrid:
+    """Numbers the cells of a grid by compressed Morton code.
+
+    The bits of the coordinates are interleaved, the first axis lowest, and those that are zero
+    for every cell of the grid are left out.
+    """
+
+    shape: tuple[int, ...]
+    _bits: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    """For each bit of the code, lowest first, the axis and the bit of its coordinate."""
+
+    def __post_init__(self) -> None:
+        counts = [max(n - 1, 0).bit_length() for n in self.shape]
+        bits = [
+            (axis, bit)
+            for bit in range(max(counts, default=0))
+            for axis, count in enumerate(counts)
+            if bit < count
+        ]
+        object.__setattr__(self, "_bits", tuple(bits))
+
+    @property
+    def bit_count(self) -> int:
+        """How many bits the codes take."""
+        return len(self._bits)
+
+    def encode(self, cell: tuple[int, ...]) -> int:
+        """Give the code of *cell*."""
+        code = 0
+        for shift, (axis, bit) in enumerate(self._bits):
+            code |= (cell[axis] >> bit & 1) << shift
+        return code
+
+    def decode(self, code: int) -> tuple[int, ...]:
+        """Give the cell of *code*."""
+        cell = [0] * len(self.shape)
+        for shift, (axis, bit) in enumerate(self._bits):
+            cell[axis] |= (code >> shift & 1) << bit
+        return tuple(cell)
+
+    def covers(self, codes: Ids) -> Mask:
+        """Tell which of *codes* are of cells on the grid."""
+        on_grid = codes <= np.uint64((1 << self.bit_count) - 1)
+        for axis, size in enumerate(self.shape):
+            at = np.zeros_like(codes)
+            for shift, (interleaved, bit) in enumerate(self._bits):
+                if interleaved == axis:
+                    at |= (codes >> np.uint64(shift) & np.uint64(1)) << np.uint64(bit)
+            on_grid &= at < np.uint64(size)
+        return on_grid
+
+    def contains(self, cell: tuple[int, ...]) -> bool:
+        """Tell whether *cell* lies on the grid."""
+        return len(cell) == len(self.shape) and all(
+            0 <= at < n for at, n in zip(cell, self.shape, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class IdNames:
+    """Decimal ids, as of segments and annotations, with a *suffix*."""
+
+    suffix: str = ""
+
+    def owns(self, name: str) -> bool:
+        """Tell whether *name* is a number and the suffix."""
+        return name.endswith(self.suffix) and name.removesuffix(self.suffix).isdecimal()
+
+    def parse(self, name: str) -> int | None:
+        """Read the id; ``07`` and what takes over 64 bits is none."""
+        digits = name.removesuffix(self.suffix) if name.endswith(self.suffix) else ""
+        if not _ID.fullmatch(digits) or (found := int(digits)) > MAX_ID:
+            return None
+        return found
+
+    def format(self, chunk_id: int) -> str:
+        """Spell the id."""
+        return f"{chunk_id}{self.suffix}"
+
+    def covers(self, ids: Ids) -> Mask:
+        """Know that any id can be."""
+        return np.ones(ids.shape, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class CellNames:
+    """Cells of a spatial index level of annotations: ``0_3_1``."""
+
+    grid: MortonGrid
+
+    def owns(self, name: str) -> bool:
+        """Tell whether *name* is a list of numbers."""
+        return all(part.isdecimal() for part in name.split("_"))
+
+    def parse(self, name: str) -> int | None:
+        """Read the cell's code; `None` off the grid and for another spelling."""
+        if not _CELL.fullmatch(name):
+            return None
+        cell = tuple(map(int, name.split("_")))
+        return self.grid.encode(cell) if self.grid.contains(cell) else None
+
+    def format(self, chunk_id: int) -> str:
+        """Spell the cell."""
+        return "_".join(map(str, self.grid.decode(chunk_id)))
+
+    def covers(self, ids: Ids) -> Mask:
+        """Ask the grid."""
+        return self.grid.covers(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class VoxelBounds:
+    """Chunks of a volume, by the voxels they begin and end at: ``0-64_64-100_-32-0``.
+
+    Lists are in the order x, y, z. The last chunk of an axis ends where the volume does.
+    """
+
+    voxel_offset: tuple[int, ...]
+    size: tuple[int, ...]
+    chunk_size: tuple[int, ...]
+    grid: MortonGrid = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = (-(-n // chunk) for n, chunk in zip(self.size, self.chunk_size, strict=True))
+        object.__setattr__(self, "grid", MortonGrid(tuple(counts)))
+
+    def owns(self, name: str) -> bool:
+        """Tell whether *name* is spelled like three pairs of bounds."""
+        return _BOUNDS.fullmatch(name) is not None
+
+    def parse(self, name: str) -> int | None:
+        """Read the chunk's code; `None` off the grid, and for bounds of no chunk."""
+        if (found := _BOUNDS.fullmatch(name)) is None:
+            return None
+        begins = map(int, found.groups()[::2])
+        cell = tuple(
+            (begin - offset) // chunk
+            for begin, offset, chunk in zip(begins, self.voxel_offset, self.chunk_size, strict=True)
+        )
+        if not self.grid.contains(cell) or self._spell(cell) != name:
+            return None
+        return self.grid.encode(cell)
+
+    def format(self, chunk_id: int) -> str:
+        """Spell the bounds."""
+        return self._spell(self.grid.decode(chunk_id))
+
+    def covers(self, ids: Ids) -> Mask:
+        """Ask the grid."""
+        return self.grid.covers(ids)
+
+    def _spell(self, cell: tuple[int, ...]) -> str:
+        begins = [at * chunk for at, chunk in zip(cell, self.chunk_size, strict=True)]
+        ends = [
+            min(begin + chunk, n)
+            for begin, chunk, n in zip(begins, self.chunk_size, self.size, strict=True)
+        ]
+        begins = list(map(add, begins, self.voxel_offset))
+        ends = list(map(add, ends, self.voxel_offset))
+        return "_".join(f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True))

@@ -1,0 +1,298 @@
+"""``info``: what is below it, and the document that is served in its place."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from posixpath import normpath
+from typing import Any, Final
+
+from app.formats.contract import DecodeError
+from app.formats.neuroglancer_precomputed.index import Sharding
+from app.formats.neuroglancer_precomputed.keys import (
+    CellNames,
+    IdNames,
+    MortonGrid,
+    Names,
+    VoxelBounds,
+)
+
+type Json = Any
+
+_OVERHEAD: Final = 4096
+_PART_NBYTES: Final = 2048
+_ID_BITS: Final = 64
+_VOLUME: Final = "neuroglancer_multiscale_volume"
+MESHES: Final = "neuroglancer_multilod_draco"
+SKELETONS: Final = "neuroglancer_skeletons"
+_ANNOTATIONS: Final = "neuroglancer_annotations_v1"
+_HASHES: Final = ("identity", "murmurhash3_x86_128")
+_ENCODINGS: Final = ("raw", "gzip")
+_DIRECTORIES: Final = ("mesh", "skeletons", "segment_properties")
+_MAX_AXES: Final = 64
+_MAX_PARTS: Final = 64
+"""In one directory: names of chunks there are held against those of each part."""
+SHARDED: Final = "neuroglancer_uint64_sharded_v1"
+
+
+class Kind(StrEnum):
+    """What the chunks of a part are."""
+
+    VOLUME = "volume"
+    MANIFESTS = "manifests"
+    FRAGMENTS = "fragments"
+    """What lies before each manifest in the shard, under the manifest's id."""
+    SKELETONS = "skeletons"
+    ANNOTATIONS = "annotations"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Chunks in shards of their own, below *path*."""
+
+    kind: Kind
+    path: str
+    """Relative to the ``info``; empty for the same directory."""
+    names: Names
+    sharding: Sharding
+    member: Json
+    """What the document says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """A decoded ``info``."""
+
+    served: bytes
+    """The document that clients see."""
+    is_rewritten: bool
+    """Whether *served* differs from what is stored."""
+    document: Json
+    parts_at: Mapping[str, Sequence[Part]]
+    """What is sharded, by path."""
+    members: tuple[tuple[str, Json], ...]
+    """What may be sharded, and is or not: each member of the document with what it is."""
+    paths: frozenset[str]
+    """Where chunks are, sharded or not."""
+    below: tuple[str, ...]
+    """Directories that are containers too, if they have an ``info``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the value holds, roughly."""
+        return 3 * len(self.served) + _PART_NBYTES * len(self.parts) + _OVERHEAD
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is sharded."""
+        return tuple(chain.from_iterable(self.parts_at.values()))
+
+
+def parse_info(document: Json, data: bytes) -> Info | None:
+    """Understand the *document* that *data* spells; `None` if it is no precomputed ``info``.
+
+    Raises: `DecodeError` for what contradicts itself.
+    """
+    if not isinstance(document, dict):
+        return None
+    kind = document.get("@type", _VOLUME if "scales" in document else None)
+    if not isinstance(kind, str) or not kind.startswith("neuroglancer_"):
+        return None
+    named = list(_members(kind, document))
+    members = [member for _, member in named]
+    parts = (part for name, member in named if _is_sharded(member) for part in _parts(name, member))
+    losing = [member for member in members if _is_sharded(member) or _is_null(member)]
+    served = _without_sharding(document, losing) if losing else document
+    return Info(
+        served=json.dumps(served).encode() if losing else data,
+        is_rewritten=bool(losing),
+        document=document,
+        parts_at=_by_path(parts),
+        members=tuple(named),
+        paths=frozenset(path for member in members if (path := path_of(member))),
+        below=tuple(_below(document)),
+    )
+
+
+def _by_path(parts: Iterable[Part]) -> Mapping[str, Sequence[Part]]:
+    found: defaultdict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        here = found[part.path]
+        if len(here) == _MAX_PARTS:
+            raise DecodeError(f"chunks of more than {_MAX_PARTS} kinds are in one directory")
+        here.append(part)
+    return dict(found)
+
+
+def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
+    """Give every part of the document that may have a member ``sharding``, and what it is."""
+    if kind == _VOLUME:
+        yield from _objects(document, "scales")
+    elif kind in {MESHES, SKELETONS}:
+        yield kind, document
+    elif kind == _ANNOTATIONS:
+        if isinstance(by_id := document.get("by_id"), dict):
+            yield "by_id", by_id
+        yield from _objects(document, "relationships")
+        yield from _objects(document, "spatial")
+
+
+def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
+    found = document.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise DecodeError(f"{name} is no list of objects")
+    return ((name, each) for each in found)
+
+
+def path_of(member: Json) -> str | None:
+    """Read where the chunks of *member* are; in the same directory if there is no key.
+
+    `None` is outside of the container, as ``../other_volume/8_8_8`` is.
+    """
+    key = member.get("key", "")
+    if not isinstance(key, str):
+        raise DecodeError(f"a key is no text: {str(key)[:80]}")
+    return _normal(key)
+
+
+def _below(document: Json) -> Iterator[str]:
+    for name in _DIRECTORIES:
+        if isinstance(found := document.get(name), str) and (path := _normal(found)):
+            yield path
+
+
+def _normal(key: str) -> str | None:
+    """Spell a relative path in one way; `None` if it leads out of the container."""
+    path = normpath(key)
+    if "://" in key or path.startswith("/") or path.partition("/")[0] == "..":
+        return None
+    return "" if path == "." else path
+
+
+def _is_sharded(member: Json) -> bool:
+    """Tell whether *member* is sharded, here and in a way that is known.
+
+    Another way is left as it is, and so are shards outside of the container: requests for their
+    chunks do not come here.
+    """
+    sharding = member.get("sharding")
+    is_known = isinstance(sharding, dict) and sharding.get("@type") == SHARDED
+    return is_known and path_of(member) is not None
+
+
+def _is_null(member: Json) -> bool:
+    return "sharding" in member and member["sharding"] is None
+
+
+def _without_sharding(document: Json, losing: list[Json]) -> Json:
+    """Leave the member ``sharding`` out of *losing*, parts of *document* or itself."""
+    ids = {id(each) for each in losing}
+
+    def strip(value: Json) -> Json:
+        if isinstance(value, list):
+            return [strip(each) for each in value]
+        if id(value) in ids:
+            return {name: kept for name, kept in value.items() if name != "sharding"}
+        return value
+
+    return {name: strip(value) for name, value in strip(document).items()}
+
+
+def _parts(name: str, member: Json) -> Iterator[Part]:
+    """Describe a sharded *member*, which `_members` gave as *name*."""
+    path, sharding = path_of(member) or "", _sharding(member["sharding"])
+    if name == "scales":
+        for names in voxel_bounds(member):
+            _check_bits(names.grid)
+            yield Part(Kind.VOLUME, path, names, sharding, member)
+    elif name == MESHES:
+        yield Part(Kind.MANIFESTS, path, IdNames(".index"), sharding, member)
+        yield Part(Kind.FRAGMENTS, path, IdNames(), sharding, member)
+    elif name == SKELETONS:
+        yield Part(Kind.SKELETONS, path, IdNames(), sharding, member)
+    elif name == "spatial":
+        grid = MortonGrid(_integers(member.get("grid_shape"), "grid_shape", least=1))
+        _check_bits(grid)
+        yield Part(Kind.ANNOTATIONS, path, CellNames(grid), sharding, member)
+    else:
+        yield Part(Kind.ANNOTATIONS, path, IdNames(), sharding, member)
+
+
+def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
+    """Read the grid of each chunk size of a scale.
+
+    Raises: `DecodeError`.
+    """
+    size = _integers(scale.get("size"), "size", 3, least=0)
+    voxel_offset = _integers(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", 3)
+    chunk_sizes = scale.get("chunk_sizes")
+    if not isinstance(chunk_sizes, list) or not chunk_sizes:
+        raise DecodeError("a scale has no list of chunk_sizes")
+    for chunk_size in chunk_sizes:
+        yield VoxelBounds(voxel_offset, size, _integers(chunk_size, "chunk_sizes", 3, least=1))
+
+
+def _integers(
+    value: Json, name: str, count: int | None = None, least: int = -(2**63)
+) -> tuple[int, ...]:
+    """Read a list of *count* integers of at least *least*."""
+    numbers = [integer(n) for n in value] if isinstance(value, list) else [None]
+    found = tuple(n for n in numbers if n is not None and n >= least)
+    if len(found) < len(numbers):
+        raise DecodeError(f"{name} is no list of such numbers: {str(value)[:80]}")
+    if count is not None and len(found) != count:
+        raise DecodeError(f"{name} has {len(found)} numbers instead of {count}")
+    if len(found) > _MAX_AXES or any(abs(n) >= 2**63 for n in found):
+        raise DecodeError(f"{name} has too many or too large numbers: {str(value)[:80]}")
+    return found
+
+
+def integer(value: Json) -> int | None:
+    """Read an integer, which JSON may spell ``4.0``; `None` for anything else."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _check_bits(grid: MortonGrid) -> None:
+    if (bits := grid.bit_count) > _ID_BITS:
+        raise DecodeError(f"a grid of {list(grid.shape)} takes ids of {bits} bits, more than 64")
+
+
+def _sharding(document: Json) -> Sharding:
+    """Read the sharding parameters (``PrecomputedSharding``)."""
+    preshift, minishard, shard = (
+        _bits(document, name) for name in ("preshift_bits", "minishard_bits", "shard_bits")
+    )
+    if minishard + shard > _ID_BITS:
+        raise DecodeError(f"minishard_bits and shard_bits are {minishard + shard} in all, over 64")
+    return Sharding(
+        preshift_bits=preshift,
+        is_hashed=_one_of(document, "hash", _HASHES) != "identity",
+        minishard_bits=minishard,
+        shard_bits=shard,
+        is_minishard_index_gzip=_is_gzip(document, "minishard_index_encoding"),
+        is_data_gzip=_is_gzip(document, "data_encoding"),
+    )
+
+
+def _bits(sharding: Json, name: str) -> int:
+    found = integer(sharding.get(name))
+    if found is None or not 0 <= found <= _ID_BITS:
+        said = str(sharding.get(name))[:80]
+        raise DecodeError(f"{name} is no number of bits from 0 to 64: {said}")
+    return found
+
+
+def _one_of(sharding: Json, name: str, known: tuple[str, ...], default: str | None = None) -> str:
+    """Read the member *name*, which is one of *known*."""
+    found = sharding.get(name, default)
+    if found not in known:
+        raise DecodeError(f"{name} is neither {' nor '.join(known)}: {str(found)[:80]}")
+    return str(found)
+
+
+def _is_gzip(sharding: Json, name: str) -> bool:
+    return _one_of(sharding, name, _ENCODINGS, default="raw") == "gzip"

@@ -1,0 +1,165 @@
+"""All chunks that the minishard indexes of a shard name, checked column by column."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from app.formats.contract import DecodeError, Entry, Fault, Table
+from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
+from app.formats.neuroglancer_precomputed.keys import Ids, Mask
+from app.formats.neuroglancer_precomputed.metadata import Part
+from app.model import ByteRange, VirtualKey
+
+_TOLD: Final = 100
+"""So many chunks of a shard are named that have the same fault; the rest is counted."""
+
+type Rows = npt.NDArray[np.uint64]
+"""Of each chunk the id, where it begins and ends, and in which minishard it stands."""
+
+
+class Minishard(NamedTuple):
+    """An encoded minishard index; *place* counts from the end of the shard index."""
+
+    number: int
+    place: ByteRange
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries(Sequence[Entry]):
+    """Entries in three columns; each becomes an object when it is asked for."""
+
+    ids: memoryview
+    starts: memoryview
+    stops: memoryview
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Entries": ...
+    def __getitem__(self, at: int | slice) -> "Entry | Entries":
+        if isinstance(at, slice):
+            return Entries(self.ids[at], self.starts[at], self.stops[at])
+        return Entry(self.ids[at], ByteRange(self.starts[at], self.stops[at]))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(Entry, self.ids, map(ByteRange, self.starts, self.stops))
+
+
+@dataclass(slots=True)
+class TableReader:
+    """Reads all entries of the shard *number* of *part*, and collects what is wrong with them."""
+
+    part: Part
+    number: int
+    key: VirtualKey
+    """Of the shard."""
+    region: ByteRange
+    """What offsets count in: the shard behind its shard index."""
+    most_nbytes: int
+    """A minishard index that holds more is refused."""
+    total_nbytes: int
+    """All together may hold no more."""
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self, minishards: Sequence[Minishard]) -> Table:
+        """Decode *minishards*, and leave out the chunks that no reader finds, or finds whole."""
+        rows = self._decode(minishards)
+        ids, starts, stops, owners = rows.T
+        sound = np.ones(len(rows), np.bool_)
+        for wrong, reason in (
+            (~self.part.names.covers(ids), self._is_none),
+            (self._misplaced(ids, owners), self._is_misplaced),
+            (_repeated(ids, owners), _is_repeated),
+            (starts > stops, _is_endless),
+            (stops > np.uint64(self.region.length), self._is_outside),
+        ):
+            self._tell(rows[sound & wrong], reason)
+            sound &= ~wrong
+        rows = rows[sound]
+        rows = rows[np.lexsort((rows[:, 2], rows[:, 1]))]
+        places = rows[:, 1:3] + np.uint64(self.region.start)
+        columns = (column.copy().data for column in (rows[:, 0], *places.T))
+        return Table(Entries(*columns), 0, self.faults)
+
+    def chunk_key(self, chunk_id: int) -> VirtualKey:
+        """Spell the virtual key of a chunk."""
+        name = self.part.names.format(chunk_id)
+        return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
+
+    def _decode(self, minishards: Sequence[Minishard]) -> Rows:
+        pieces: list[Rows] = [np.empty((0, 4), np.uint64)]
+        decode = MinishardIndexDecoder(self.part.sharding.is_minishard_index_gzip, self.most_nbytes)
+        room = self.total_nbytes
+        for number, _, encoded in minishards:
+            try:
+                index = decode(encoded)
+            except DecodeError as error:
+                self.faults.append(Fault(self.key, f"minishard index {number}: {error}"))
+                continue
+            if (room := room - index.nbytes) < 0:
+                reason = f"its minishard indexes hold over {self.total_nbytes} bytes in all"
+                self.faults.append(Fault(self.key, reason))
+                break
+            owner = np.full(len(index), number, np.uint64)
+            pieces.append(np.column_stack([index.ids, index.starts, index.stops, owner]))
+        return np.concatenate(pieces)
+
+    def _misplaced(self, ids: Ids, owners: Ids) -> Mask:
+        address = self.part.sharding.address
+        found = (
+            address(chunk_id) != (self.number, minishard)
+            for chunk_id, minishard in zip(map(int, ids), map(int, owners), strict=True)
+        )
+        return np.fromiter(found, np.bool_, len(ids))
+
+    def _tell(self, rows: Rows, reason: Callable[[int, int, int, int], Fault | str]) -> None:
+        """Tell what *reason* says of each chunk in *rows*, of one that stands there twice once."""
+        _, first = np.unique(rows[:, 0], return_index=True)
+        told = rows[first[:_TOLD]].tolist()
+        for row in told:
+            said = reason(*row)
+            fault = said if isinstance(said, Fault) else Fault(self.chunk_key(row[0]), said)
+            self.faults.append(fault)
+        if (more := len(first) - _TOLD) > 0:
+            self.faults.append(
+                Fault(self.key, f"{more:,} more chunks have the fault of chunk {told[-1][0]}")
+            )
+
+    def _is_none(self, chunk_id: int, *_: int) -> Fault:
+        return Fault(self.key, f"id {chunk_id} is of no chunk on the grid")
+
+    def _is_misplaced(self, chunk_id: int, _: int, __: int, owner: int) -> str:
+        shard, minishard = self.part.sharding.address(chunk_id)
+        name = self.part.sharding.shard_name(shard)
+        return (
+            f"chunk {chunk_id} is in minishard {owner} and not in minishard {minishard} of shard"
+            f" {name}, where readers look for it"
+        )
+
+    def _is_outside(self, chunk_id: int, start: int, stop: int, _: int) -> str:
+        place = ByteRange(start, stop)
+        return f"chunk {chunk_id} at {place} ends past {self.region.length} bytes"
+
+
+def _is_repeated(chunk_id: int, *_: int) -> str:
+    return f"chunk {chunk_id} is twice in its minishard index"
+
+
+def _is_endless(chunk_id: int, *_: int) -> str:
+    return f"chunk {chunk_id} ends past 2^64"
+
+
+def _repeated(ids: Ids, owners: Ids) -> Mask:
+    """Tell which chunks stand twice in a minishard, where they stand by their ids."""
+    same = (ids[1:] == ids[:-1]) & (owners[1:] == owners[:-1])
+    found = np.zeros(len(ids), np.bool_)
+    found[1:] |= same
+    found[:-1] |= same
+    return found

@@ -1,0 +1,83 @@
+"""The bucket of all precomputed data, its unsharded twins, and the service in front of it."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients.asking import connect
+from tests.clients.precomputed.annotations import COLLECTIONS, write_annotations
+from tests.clients.precomputed.cases import BY_NAME, CASES
+from tests.clients.precomputed.segments import (
+    RESHARDED,
+    compress_manifests,
+    reshard_skeletons,
+    write_legacy,
+    write_segments,
+)
+from tests.clients.precomputed.volumes import Volume, write
+from tests.clients.stores import from_folder, from_seaweedfs
+from tests.seaweedfs import SeaweedFS
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where the data lies on disk: what is served, and the same unsharded."""
+
+    bucket: Path
+    twins: Path
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Write every volume, mesh, skeleton and annotation once."""
+    root = tmp_path_factory.mktemp("precomputed")
+    found = Written(root / "bucket", root / "twins")
+    for volume in CASES:
+        write(volume, found.bucket / volume.name, found.twins / volume.name)
+    for name, collection in COLLECTIONS.items():
+        path = f"annotations/{name}"
+        write_annotations(collection, found.bucket / path, found.twins / path)
+    segments = found.bucket / "segments"
+    write_segments(segments / "sharded")
+    compress_manifests(segments / "sharded", segments / "gzip_manifests")
+    write_legacy(segments / "legacy")
+    for name, how in RESHARDED.items():
+        reshard_skeletons(segments / "sharded", segments / name, how)
+    return found
+
+
+@pytest.fixture(scope="session")
+def local(written: Written) -> Generator[str]:
+    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+    with from_folder(written.bucket) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def remote(written: Written, seaweedfs: SeaweedFS) -> Generator[str]:
+    """Serve the same from SeaweedFS, where it was uploaded once."""
+    with from_seaweedfs(written.bucket, seaweedfs, "precomputed") as url:
+        yield url
+
+
+@pytest.fixture(scope="session", params=["local", "remote"])
+def service(request: pytest.FixtureRequest) -> str:
+    """Give the URL of the service, once in front of each store."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture(params=[volume.name for volume in CASES])
+def volume(request: pytest.FixtureRequest) -> Volume:
+    """Give each volume of the table."""
+    return BY_NAME[request.param]
+
+
+@pytest.fixture(scope="module")
+def client(service: str) -> Generator[httpx.Client]:
+    """Talk to the service without any header that is not asked for."""
+    with connect(service) as opened:
+        yield opened

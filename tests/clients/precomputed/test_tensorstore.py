@@ -1,0 +1,101 @@
+"""TensorStore's `neuroglancer_precomputed` driver reads the service, and sees no shards."""
+
+from typing import Any
+
+import pytest
+import tensorstore
+
+from tests.clients.precomputed.cases import BY_NAME, SHAPE, VALUES, pyramid
+from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.volumes import LOSSY, Volume, read_tensorstore
+from tests.clients.writing import same
+
+
+def open_volume(url: str, **more: Any) -> Any:
+    """Open the volume at *url*, the first scale if no other is described."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}
+    return tensorstore.open(spec | more, open=True).result()
+
+
+def test_reads_the_values(service: str, volume: Volume) -> None:
+    """Each scale of each volume reads as it was written, absent chunks as zeros."""
+    for index, scale in enumerate(volume.scales):
+        if scale.encoding not in LOSSY:
+            found = read_tensorstore(f"{service}/bucket/{volume.name}/", index)
+            same(found, scale.values)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if "jpeg" in name])
+def test_reads_what_the_twin_holds(service: str, written: Written, name: str) -> None:
+    """What a lossy encoding left is the same without shards."""
+    expected = read_tensorstore(f"file://{written.twins / name}/")
+
+    same(read_tensorstore(f"{service}/bucket/{name}/"), expected)
+
+
+def test_would_write_chunks_alone(local: str, volume: Volume) -> None:
+    """What is read and what would be written at once are both a chunk, and no shard."""
+    for index, scale in enumerate(volume.scales):
+        array = open_volume(f"{local}/bucket/{volume.name}", scale_index=index)
+        layout = array.chunk_layout
+        channels = scale.values.shape[3]
+        shapes = [tuple(chunk.shape or ()) for chunk in (layout.read_chunk, layout.write_chunk)]
+
+        assert shapes == [(*scale.chunk, channels)] * 2
+
+
+def test_finds_the_format_by_itself(service: str) -> None:
+    """Without a driver, the probes for other formats find nothing and ``info`` wins."""
+    array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
+
+    same(array.read().result(), VALUES)
+
+
+def test_part_of_a_volume_reads(service: str) -> None:
+    """A box across chunks and shards reads like numpy's, counted from the volume's offset."""
+    array = open_volume(f"{service}/bucket/grid/offset_from_minus_to_plus")
+    x, y, z = -6, -4, -1
+
+    found = array[x + 3 : x + 15, y + 2 : y + 9, z + 1 : z + 6].read().result()
+    same(found, VALUES[3:15, 2:9, 1:6])
+
+
+def test_scale_is_found_by_its_resolution(service: str) -> None:
+    """A scale that was sharded, and one that was not, are named by what they show."""
+    for scale in pyramid():
+        array = open_volume(
+            f"{service}/bucket/scales/all",
+            scale_metadata={"resolution": scale.resolution},
+        )
+        same(array.read().result(), scale.values)
+
+
+def test_other_chunk_size_of_a_scale_reads(service: str) -> None:
+    """Where a scale is stored in chunks of two sizes, each of them reads."""
+    for size in ([4, 4, 4], [5, 10, 3]):
+        url = f"{service}/bucket/plain/in_two_chunk_sizes"
+        array = open_volume(url, scale_metadata={"chunk_size": size})
+
+        assert list(array.chunk_layout.read_chunk.shape or ())[:3] == size
+        same(array.read().result(), VALUES)
+
+
+def test_reads_again_after_revalidation(service: str) -> None:
+    """A second read through TensorStore's cache, which sends If-None-Match, is equal."""
+    for data in ("raw", "gzip"):
+        array = open_volume(
+            f"{service}/bucket/shards/identity_index_gzip_data_{data}",
+            context={"cache_pool": {"total_bytes_limit": 10_000_000}},
+            recheck_cached_data=True,
+        )
+        for _ in range(2):
+            same(array.read().result(), VALUES)
+
+
+def test_reads_the_shards_themselves_where_they_are_shown(local: str) -> None:
+    """The raw view gives ``info`` and shards as they are stored."""
+    array = open_volume(f"{local}/raw/bits/identity_1_2_3")
+
+    assert tuple(array.chunk_layout.write_chunk.shape) != (4, 4, 4, 1)
+    assert tuple(array.shape) == (*SHAPE, 1)
+    same(array.read().result(), VALUES)

@@ -1,0 +1,171 @@
+"""Precomputed volumes as their real writers leave them: what a case is, and how it is written."""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import tensorstore
+from cloudvolume import CloudVolume
+
+from tests.clients.writing import Json, Values, same
+
+type Point = tuple[int, int, int]
+type Bits = tuple[int, int, int]
+"""Preshift, minishard and shard bits."""
+
+IDENTITY: Final = "identity"
+MURMUR: Final = "murmurhash3_x86_128"
+LOSSY: Final = ("jpeg",)
+
+
+def sharding(
+    bits: Bits, hash_name: str = IDENTITY, *, index: str = "raw", data: str = "raw"
+) -> Json:
+    """Describe how chunks are put into shards; *index* and *data* are raw or gzip."""
+    return {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "preshift_bits": bits[0],
+        "hash": hash_name,
+        "minishard_bits": bits[1],
+        "shard_bits": bits[2],
+        "minishard_index_encoding": index,
+        "data_encoding": data,
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """One scale with known *values*, whose axes are x, y, z and channel."""
+
+    values: Values
+    sharding: Json | None
+    chunk: Point = (4, 4, 4)
+    encoding: str = "raw"
+    offset: Point = (0, 0, 0)
+    resolution: Point = (8, 8, 8)
+    key: str | None = None
+    """The folder; `None` for the one that writers choose: ``8_8_8``."""
+    options: Json = field(default_factory=dict)
+    """Members of the scale that belong to its encoding."""
+
+    @property
+    def path(self) -> str:
+        """The folder of the chunks, relative to the volume."""
+        return self.key or "_".join(map(str, self.resolution))
+
+    @property
+    def shape(self) -> Point:
+        """Voxels along x, y and z."""
+        x, y, z, _ = self.values.shape
+        return x, y, z
+
+    def chunks(self) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        """Give the name of each chunk of the grid, and where its voxels are in *values*."""
+        starts = [range(0, n, c) for n, c in zip(self.shape, self.chunk, strict=True)]
+        for corner in product(*starts):
+            stop = [min(a + c, n) for a, c, n in zip(corner, self.chunk, self.shape, strict=True)]
+            ranges = [f"{a + o}-{b + o}" for a, b, o in zip(corner, stop, self.offset, strict=True)]
+            yield "_".join(ranges), tuple(map(slice, corner, stop))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Volume:
+    """A volume, the way it is written, and its path in the bucket: ``bits/identity_1_2_3``."""
+
+    name: str
+    write: "Writer"
+    scales: Sequence[Scale]
+    kind: str = "image"
+    edit: Callable[[Path], None] | None = None
+    """Changes the sharded volume afterwards, where no living writer writes this any more."""
+
+
+type Writer = Callable[[Volume, Path, bool], None]
+
+
+def write(volume: Volume, path: Path, twin: Path) -> None:
+    """Write *volume* to *path* and unsharded to *twin*; see that both hold its values."""
+    for folder, sharded in ((path, True), (twin, False)):
+        volume.write(volume, folder, sharded)
+        for index, scale in enumerate(volume.scales):
+            if scale.encoding not in LOSSY:
+                same(read_tensorstore(f"file://{folder}/", index), scale.values)
+    if volume.edit:
+        volume.edit(path)
+
+
+def by_tensorstore(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
+    """Write with TensorStore, which writes no chunk that is all zero."""
+    for scale in volume.scales:
+        metadata: Json = {
+            "size": scale.shape,
+            "chunk_size": scale.chunk,
+            "encoding": scale.encoding,
+            "voxel_offset": scale.offset,
+            "resolution": scale.resolution,
+            "key": scale.path,
+            **scale.options,
+        }
+        if sharded and scale.sharding:
+            metadata["sharding"] = scale.sharding
+        spec = {
+            "driver": "neuroglancer_precomputed",
+            "kvstore": {"driver": "file", "path": f"{path}/", "file_io_sync": False},
+            "multiscale_metadata": {
+                "type": volume.kind,
+                "data_type": scale.values.dtype.name,
+                "num_channels": scale.values.shape[3],
+            },
+            "scale_metadata": metadata,
+        }
+        tensorstore.open(spec, open=True, create=True).result().write(scale.values).result()
+
+
+def read_tensorstore(url: str, scale: int = 0) -> Values:
+    """Read all of a scale with TensorStore; *url* ends with a slash."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": url, "scale_index": scale}
+    return np.asarray(tensorstore.open(spec).result().read().result())
+
+
+def read_cloudvolume(url: str, scale: int = 0) -> Values:
+    """Read all of a scale with cloud-volume, which takes absent chunks for zeros if told to."""
+    cloud = CloudVolume(url, mip=scale, fill_missing=True, progress=False)
+    return np.asarray(cloud[:])
+
+
+def write_shards(path: Path, how: Json, values: Mapping[int, bytes]) -> None:
+    """Put *values* by their ids into shards in the folder *path*, with TensorStore."""
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": f"file://{path}/", "metadata": how}
+    transaction = tensorstore.Transaction()
+    store = tensorstore.KvStore.open(spec).result().with_transaction(transaction)
+    for key, value in values.items():
+        store[struct.pack(">Q", key)] = value
+    transaction.commit_sync()
+
+
+def compressed_morton_code(cell: Sequence[int], grid: Sequence[int]) -> int:
+    """Interleave the bits of *cell*, of each axis no more than its part of *grid* can use."""
+    needed = [(size - 1).bit_length() for size in grid]
+    used = [(bit, axis) for axis, bits in enumerate(needed) for bit in range(bits)]
+    places = enumerate(sorted(used))
+    return sum((cell[axis] >> bit & 1) << place for place, (bit, axis) in places)
+
+
+def chunk_id(scale: Scale, name: str) -> int:
+    """Give the id of the chunk *name*: its place in the scale's grid as a Morton code."""
+    starts = [int(start) for start in re.findall(r"(-?\d+)-", name)]
+    cell = [(a - o) // c for a, o, c in zip(starts, scale.offset, scale.chunk, strict=True)]
+    grid = [-(-n // c) for n, c in zip(scale.shape, scale.chunk, strict=True)]
+    return compressed_morton_code(cell, grid)
+
+
+def document(path: Path) -> Json:
+    """Read the ``info`` of *path*."""
+    found: Json = json.loads((path / "info").read_text())
+    return found

@@ -1,0 +1,300 @@
+"""Objects that contradict themselves: errors that name them, never absence."""
+
+import gzip
+import json
+import random
+import struct
+
+import pytest
+
+from app.errors import DamagedError
+from tests.formats.neuroglancer_precomputed.case import (
+    build,
+    build_meshes,
+    encode_manifest,
+    mesh_info,
+    skeleton_info,
+    volume_info,
+)
+from tests.formats.neuroglancer_precomputed.reads import Watched
+from tests.formats.neuroglancer_precomputed.shards import (
+    RAW_SHARDING,
+    Sharding,
+    encode_minishard,
+)
+from tests.resolving import ROOT
+
+_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+_LIMIT = 2**14
+_BODY = b"0123456789"
+_whole_or_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+
+
+def _entries(start: int, stop: int) -> bytes:
+    return struct.pack("<2Q", start, stop)
+
+
+def _shard(*chunks: tuple[int, int, int], body: bytes = _BODY) -> bytes:
+    """Write a shard of one minishard with a given index."""
+    index = encode_minishard(list(chunks))
+    return _entries(len(body), len(body) + len(index)) + body + index
+
+
+def _skeletons(shard: bytes, sharding: Sharding = _SINGLE) -> dict[str, bytes]:
+    return {"info": json.dumps(skeleton_info(sharding)).encode(), "0.shard": shard}
+
+
+async def _damage(objects: dict[str, bytes], key: str, reason: str, limit: int = 2**20) -> None:
+    """Read *key* and see that the shard is named with *reason*."""
+    case = Watched(objects, whole_index_nbytes=limit, decoded_bytes=_LIMIT)
+    with pytest.raises(DamagedError, match=reason) as caught:
+        await case.read(key)
+    assert caught.value.ref == ROOT.join("0.shard")
+
+
+@_whole_or_entry
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [
+        (b"", r"0 bytes are too few"),
+        (b"x", "1 bytes of shard index instead of 16: it is truncated"),
+        (_shard((7, 0, 5))[:15], "15 bytes of shard index instead of 16: it is truncated"),
+        (_shard((7, 0, 5))[:16], r"minishard index 0 at \[10, 34\) ends past 0 bytes"),
+        (_shard((7, 0, 5))[:-1], r"minishard index 0 at \[10, 34\) ends past 33 bytes"),
+        (_entries(1, 0) + _BODY, "minishard index 0 ends at 0, before 1"),
+        (_entries(2**64 - 1, 0) + _BODY, "ends at 0, before"),
+        (_entries(0, 2**64 - 1) + _BODY, "ends past 10 bytes"),
+        (_entries(2**64 - 2, 2**64 - 1) + _BODY, "ends past 10 bytes"),
+        (_entries(0, 11) + _BODY, "ends past 10 bytes"),
+        (_entries(11, 12) + _BODY, "ends past 10 bytes"),
+        (_entries(0, 10) + _BODY, "10 bytes, no multiple of 24"),
+        (_entries(0, _LIMIT + 24) + bytes(2 * _LIMIT), "has over 16384 bytes"),
+    ],
+)
+async def test_an_index_that_cannot_be_is_damage(
+    shard: bytes, reason: str, whole_index_nbytes: int
+) -> None:
+    """Truncated, backwards, past the end, past 64 bits, of an odd size or beyond the limit."""
+    await _damage(_skeletons(shard), "7", reason, whole_index_nbytes)
+    await _damage(_skeletons(shard), "8", reason, whole_index_nbytes)
+
+
+@_whole_or_entry
+@pytest.mark.parametrize(
+    ("chunk", "reason"),
+    [
+        ((7, 2**64 - 2, 5), r"chunk 7 ends past 2\^64"),
+        ((7, 2, 2**64 - 1), r"chunk 7 ends past 2\^64"),
+        ((7, 2**40, 5), r"chunk 7 at \[1099511627776, 1099511627781\) ends past 58 bytes"),
+        ((7, 0, 59), r"chunk 7 at \[0, 59\) ends past 58 bytes"),
+        ((7, 58, 1), "ends past 58 bytes"),
+        ((7, 0, 58), "overlaps its minishard index"),
+        ((7, 0, 11), "overlaps its minishard index"),
+        ((7, 57, 1), "overlaps its minishard index"),
+        ((7, 20, 2), "overlaps its minishard index"),
+    ],
+)
+async def test_a_chunk_that_cannot_be_is_damage_of_its_own(
+    chunk: tuple[int, int, int], reason: str, whole_index_nbytes: int
+) -> None:
+    """Its neighbour in the same minishard is read."""
+    objects = _skeletons(_shard((3, 0, 4), chunk))
+    await _damage(objects, "7", reason, whole_index_nbytes)
+
+    assert await Watched(objects).read("3") == b"0123"
+
+
+@pytest.mark.parametrize("chunk", [(7, 0, 10), (7, 10, 0), (7, 34, 0), (7, 9, 1)])
+async def test_a_chunk_may_be_all_that_is_no_index(chunk: tuple[int, int, int]) -> None:
+    """Up to the minishard index, and of no bytes wherever."""
+    _, start, size = chunk
+
+    assert await Watched(_skeletons(_shard(chunk))).read("7") == _BODY[start : start + size]
+
+
+async def test_chunks_may_share_bytes() -> None:
+    """Writers that store equal chunks once are none the worse for it."""
+    case = Watched(_skeletons(_shard((3, 0, 6), (7, 0, 6), (8, 2, 4))))
+
+    assert [await case.read(key) for key in ("3", "7", "8")] == [b"012345", b"012345", b"2345"]
+
+
+async def test_an_id_that_is_there_twice_is_damage_of_its_own() -> None:
+    """The others are read."""
+    objects = _skeletons(_shard((3, 0, 4), (3, 4, 4), (7, 8, 2)))
+    await _damage(objects, "3", "chunk 3 is twice in its minishard index")
+
+    assert await Watched(objects).read("7") == b"89"
+
+
+async def test_ids_need_not_rise() -> None:
+    """Chunks listed in any order, and lying in any other, are read."""
+    chunks = [(9, 6, 2), (2, 0, 3), (2**64 - 1, 8, 2), (5, 3, 3)]
+    random.Random(1).shuffle(chunks)
+    case = Watched(_skeletons(_shard(*chunks)))
+
+    assert {chunk_id: await case.read(str(chunk_id)) for chunk_id, *_ in chunks} == {
+        chunk_id: _BODY[start : start + size] for chunk_id, start, size in chunks
+    }
+
+
+_BOMB = gzip.compress(bytes(_LIMIT + 24))
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (_BOMB, "more than 16384 bytes once inflated"),
+        (b"no gzip at all, but 24 bytes and more", "no gzip"),
+        (gzip.compress(encode_minishard([(7, 0, 5)]))[:-1], "the gzip data ends early"),
+        (gzip.compress(bytes(25)), "25 bytes, no multiple of 24"),
+    ],
+)
+async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, reason: str) -> None:
+    """A bomb, another format, a truncated one."""
+    sharding = {**_SINGLE, "minishard_index_encoding": "gzip"}
+    shard = _entries(10, 10 + len(index)) + _BODY + index
+    await _damage(_skeletons(shard, sharding), "7", reason)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (_BOMB, "more than 16384 bytes once inflated"),
+        (b"plain", "no gzip"),
+        (b"", "the gzip data ends early"),
+        (gzip.compress(b"data")[:-1], "the gzip data ends early"),
+        (bytes(_LIMIT + 1), "16385 bytes of gzip are too many to inflate"),
+    ],
+)
+async def test_data_that_does_not_inflate_is_damage(data: bytes, reason: str) -> None:
+    """Known only to who asked for what it holds."""
+    shard = _shard((7, 0, len(data)), body=data)
+    await _damage(_skeletons(shard, {**_SINGLE, "data_encoding": "gzip"}), "7", reason)
+
+
+def _meshes(manifest: bytes, sharding: Sharding = _SINGLE) -> dict[str, bytes]:
+    shard = _shard((7, 10, len(manifest)), body=_BODY + manifest)
+    return {"info": json.dumps(mesh_info(sharding)).encode(), "0.shard": shard}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (encode_manifest([[5, 6]]), "is of 11 bytes of fragments, more than lie before it"),
+        (encode_manifest([[2**32 - 1] * 3]), "is of 12884901885 bytes of fragments"),
+        (encode_manifest([[5, 6]])[:-1], "the mesh manifest ends after 79 bytes, early"),
+        (b"", "the mesh manifest ends after 0 bytes, early"),
+        (encode_manifest([[1] * 2000]), "is longer than 16384 bytes"),
+    ],
+)
+async def test_a_manifest_that_cannot_be_is_damage(manifest: bytes, reason: str) -> None:
+    """More fragments than there is room for, or cut off; as bytes it is served as it is."""
+    await _damage(_meshes(manifest), "7", reason)
+
+    assert await Watched(_meshes(manifest)).read("7.index") == manifest
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (gzip.compress(encode_manifest([[1] * 2000])), "more than 16384 bytes once inflated"),
+        (encode_manifest([[5]]), "no gzip"),
+        (gzip.compress(encode_manifest([[5]]))[:-1], "the gzip data ends early"),
+        (gzip.compress(encode_manifest([[11]])), "is of 11 bytes of fragments"),
+    ],
+)
+async def test_a_manifest_that_does_not_inflate_is_damage(manifest: bytes, reason: str) -> None:
+    """It is inflated to learn how long the fragments are."""
+    await _damage(_meshes(manifest, {**_SINGLE, "data_encoding": "gzip"}), "7", reason)
+
+
+async def test_fragments_do_not_lie_over_the_index() -> None:
+    """What would begin before the minishard index ends cannot be fragments."""
+    manifest = encode_manifest([[11]])
+    index = encode_minishard([(7, 34, len(manifest))])
+    shard = _entries(10, 34) + _BODY + index + manifest
+    objects = {"info": json.dumps(mesh_info(_SINGLE)).encode(), "0.shard": shard}
+
+    await _damage(objects, "7", r"the fragments at \[39, 50\) overlap their minishard index")
+
+
+@pytest.mark.parametrize("minishard_bits", [40, 60, 64])
+async def test_an_absurd_number_of_minishards_is_damage(minishard_bits: int) -> None:
+    """No object has an index of so many; where there is none, there is no chunk."""
+    sharding = {**_SINGLE, "minishard_bits": minishard_bits, "shard_bits": 64 - minishard_bits}
+    name = "0" * max(1, (64 - minishard_bits + 3) // 4) + ".shard"
+    objects = _skeletons(b"", sharding)
+    del objects["0.shard"]
+    assert await Watched(objects).read("7") is None
+
+    case = Watched({**objects, name: bytes(1000)})
+    with pytest.raises(DamagedError, match="bytes") as caught:
+        await case.read(str(2**64 - 1 >> 64 - minishard_bits))
+    assert caught.value.ref == ROOT.join(name)
+
+
+_VOLUME = build({"s0/-1-2_5-8_0-1": b"chunk"}, old=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "reason"),
+    [
+        ({"s0/0.data": None}, "data", "does not exist, though its index does"),
+        ({"s0/0.index": b""}, "index", "too few"),
+        ({"s0/0.index": bytes(31)}, "index", "31 bytes of shard index instead of 32"),
+        ({"s0/0.index": _entries(9, 8) * 2}, "index", "ends at 8, before 9"),
+        ({"s0/0.data": _VOLUME["s0/0.data"][:-1]}, "data", "ends past 31 bytes"),
+        ({"s0/0.data": b""}, "data", "too few"),
+    ],
+)
+async def test_damage_of_the_older_form(
+    damage: dict[str, bytes | None], name: str, reason: str
+) -> None:
+    """Whichever of the two is at fault is named."""
+    objects = {key: data for key, data in {**_VOLUME, **damage}.items() if data is not None}
+    case = Watched(objects)
+    with pytest.raises(DamagedError, match=reason) as caught:
+        await case.read("s0/-1-2_5-8_0-1")
+
+    assert caught.value.ref == ROOT.join(f"s0/0.{name}")
+
+
+@pytest.mark.parametrize("key", ["info", "s0/-1-2_5-8_0-1", "other", "deep/down/7"])
+@pytest.mark.parametrize("data", [b"", b" \n", b"{no JSON", b'{"@type": ', b'{"a":' * 10**5])
+async def test_what_is_left_of_an_info_is_damage(data: bytes, key: str) -> None:
+    """Nobody can tell what is below: all of it, whether it is there or not, is an error."""
+    case = Watched({"info": data, "other": b"data"})
+    with pytest.raises(DamagedError, match=r"no JSON|0 bytes are too few") as caught:
+        await case.read(key)
+
+    assert caught.value.ref == ROOT.join("info")
+
+
+@pytest.mark.parametrize("data", [b"read me", b"\xff", b"[" * 10**5, bytes(2**20 + 2)])
+async def test_what_has_the_name_of_an_info_by_chance_is_an_object(data: bytes) -> None:
+    """It marks nothing, and what lies beside it and below passes through."""
+    case = Watched({"info": data, "deep/other": b"data"})
+
+    assert [await case.read(key) for key in ("info", "deep/other", "7")] == [data, b"data", None]
+
+
+async def test_a_contradictory_info_is_damage() -> None:
+    """The bad parameter is named."""
+    document = volume_info({**RAW_SHARDING, "shard_bits": -1})
+    case = Watched({"info": json.dumps(document).encode()})
+    with pytest.raises(DamagedError, match="shard_bits is no number of bits") as caught:
+        await case.read("info")
+
+    assert caught.value.ref == ROOT.join("info")
+
+
+async def test_damage_is_not_kept() -> None:
+    """Once the object is mended it is read."""
+    objects = build_meshes({"7": b"fragments"}, sharding=_SINGLE)
+    case = Watched({**objects, "0.shard": objects["0.shard"][:-1]})
+    with pytest.raises(DamagedError):
+        await case.read("7")
+    case.store.put(ROOT.join("0.shard"), objects["0.shard"])
+
+    assert await case.read("7") == b"fragments"

@@ -1,0 +1,257 @@
+"""Names of chunks, and their ids."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.neuroglancer_precomputed.keys import (
+    MAX_ID,
+    CellNames,
+    IdNames,
+    MortonGrid,
+    Names,
+    VoxelBounds,
+)
+from tests.formats.neuroglancer_precomputed.shards import morton
+
+_grids = st.lists(st.integers(1, 2**12), min_size=1, max_size=5).map(tuple).map(MortonGrid)
+_sizes = st.integers(1, 2**20)
+
+
+def _triples(elements: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int, int]]:
+    return st.tuples(elements, elements, elements)
+
+
+_bounds = st.builds(
+    VoxelBounds,
+    _triples(st.integers(-(2**62), 2**62)),
+    _triples(_sizes),
+    _triples(_sizes),
+)
+_names = st.one_of(st.just(IdNames()), st.just(IdNames(".index")), _grids.map(CellNames), _bounds)
+_pieces = st.sampled_from(["0", "1", "7", "64", "007", "-", "-1", "+1", "_", ".index", " ", "\n"])
+_texts = st.one_of(
+    st.text(),
+    st.text("-_0123456789"),
+    st.lists(_pieces | st.characters(categories=["Nd"])).map("".join),
+)
+
+
+def _cell(data: st.DataObject, grid: MortonGrid) -> tuple[int, ...]:
+    return data.draw(st.tuples(*[st.integers(0, n - 1) for n in grid.shape]))
+
+
+def _chunk_id(data: st.DataObject, names: Names) -> int:
+    match names:
+        case VoxelBounds(grid=grid) | CellNames(grid):
+            return grid.encode(_cell(data, grid))
+        case _:
+            return data.draw(st.integers(0, MAX_ID))
+
+
+@given(_grids, st.data())
+def test_a_code_is_the_bits_of_its_cell_in_turn(grid: MortonGrid, data: st.DataObject) -> None:
+    """Another way to write the definition down gives the same code."""
+    cell = _cell(data, grid)
+
+    assert grid.encode(cell) == morton(cell, grid.shape)
+
+
+@given(_grids, st.data())
+def test_a_code_leads_back_to_its_cell(grid: MortonGrid, data: st.DataObject) -> None:
+    """No two cells share a code."""
+    cell = _cell(data, grid)
+
+    assert grid.decode(grid.encode(cell)) == cell
+
+
+@given(_grids, st.data())
+def test_a_code_takes_as_many_bits_as_its_grid(grid: MortonGrid, data: st.DataObject) -> None:
+    """What no cell needs is left out of all of them."""
+    bits = sum(math.ceil(math.log2(n)) for n in grid.shape)
+
+    assert grid.encode(_cell(data, grid)) < 2**bits
+
+
+@pytest.mark.parametrize(
+    ("shape", "cell", "code"),
+    [
+        ((4, 4, 4), (1, 2, 3), 0b110101),
+        ((2**16, 2**14, 2**24), (2**16 - 1, 0, 0), 0o11111111111111 | 1 << 42 | 1 << 44),
+        ((1, 1, 1), (0, 0, 0), 0),
+        ((5, 1, 2), (4, 0, 1), 0b1010),
+        ((), (), 0),
+        ((2**21, 2**21, 2**22), (2**21 - 1, 2**21 - 1, 2**22 - 1), 2**64 - 1),
+    ],
+)
+def test_a_code_by_hand(shape: tuple[int, ...], cell: tuple[int, ...], code: int) -> None:
+    """Codes worked out on paper, one of the picture in the documents."""
+    assert MortonGrid(shape).encode(cell) == code
+    assert MortonGrid(shape).decode(code) == cell
+
+
+@given(_names, st.data())
+def test_what_is_formatted_parses(names: Names, data: st.DataObject) -> None:
+    """The id of a name is the one it was made of."""
+    chunk_id = _chunk_id(data, names)
+
+    assert names.parse(names.format(chunk_id)) == chunk_id
+
+
+@given(_names, st.data())
+def test_its_names_are_owned(names: Names, data: st.DataObject) -> None:
+    """Whatever parses belongs to the part."""
+    assert names.owns(names.format(_chunk_id(data, names)))
+
+
+@given(_names, _texts)
+def test_what_parses_is_canonical(names: Names, text: str) -> None:
+    """There is one spelling of each name: whatever else is written is none."""
+    chunk_id = names.parse(text)
+
+    assert chunk_id is None or names.format(chunk_id) == text
+
+
+@given(_names, st.data())
+def test_a_name_with_something_added_is_none(names: Names, data: st.DataObject) -> None:
+    """Nothing may stand before or after a name, not even a newline."""
+    name = names.format(_chunk_id(data, names))
+    more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
+
+    assert names.parse(name + more) is None
+    assert names.parse(more + name) is None
+
+
+@given(_bounds, st.data())
+def test_bounds_are_those_of_the_voxels_in_a_chunk(
+    bounds: VoxelBounds, data: st.DataObject
+) -> None:
+    """A chunk begins at a multiple of its size and ends where the next begins, or the volume."""
+    cell = _cell(data, bounds.grid)
+    pairs = []
+    for axis, at in enumerate(cell):
+        offset, size = bounds.voxel_offset[axis], bounds.chunk_size[axis]
+        end = min((at + 1) * size, bounds.size[axis])
+        pairs.append(f"{offset + at * size}-{offset + end}")
+
+    assert bounds.parse("_".join(pairs)) == bounds.grid.encode(cell)
+
+
+@given(_bounds, st.data())
+def test_bounds_off_the_grid_are_no_chunk(bounds: VoxelBounds, data: st.DataObject) -> None:
+    """Neither before the volume nor behind it there are chunks, clipped or not."""
+    axis = data.draw(st.integers(0, 2))
+    count = bounds.grid.shape[axis]
+    cell = list(_cell(data, bounds.grid))
+    cell[axis] = data.draw(st.sampled_from([-1, -2, count, count + 1]))
+    for is_clipped in (True, False):
+        pairs = []
+        for at, offset, size, length in zip(
+            cell, bounds.voxel_offset, bounds.chunk_size, bounds.size, strict=True
+        ):
+            end = min((at + 1) * size, length) if is_clipped else (at + 1) * size
+            pairs.append(f"{offset + at * size}-{offset + end}")
+        assert bounds.parse("_".join(pairs)) is None
+
+
+_VOLUME = VoxelBounds((-1, 5, 0), (7, 5, 1), (3, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk_id"),
+    [
+        ("-1-2_5-8_0-1", 0),
+        ("2-5_5-8_0-1", 1),
+        ("-1-2_8-10_0-1", 2),
+        ("5-6_5-8_0-1", 4),
+        ("5-6_8-10_0-1", 6),
+    ],
+)
+def test_chunks_by_hand(name: str, chunk_id: int) -> None:
+    """Clipped and negative bounds are spelled so."""
+    assert (_VOLUME.parse(name), _VOLUME.format(chunk_id)) == (chunk_id, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "5-8_5-8_0-1", "-1-1_5-8_0-1", "-1-3_5-8_0-1", "0-3_5-8_0-1", "2-5_5-8", "2-5_5-8_0-1_0-1",
+        "8-11_5-8_0-1", "-4--1_5-8_0-1", "2-5_2-5_0-1", "2-5_5-8_1-2", "5-2_5-8_0-1", "2-2_5-8_0-1",
+        "02-5_5-8_0-1", "2-05_5-8_0-1", "2-5_5-8_-0-1", "+2-5_5-8_0-1", "2-5_5-8_0-1 ",
+        "2-5_5-8_0-1\n", "\u0662-5_5-8_0-1", "\uff12-5_5-8_0-1", "2\u20135_5-8_0-1", "2-5-5-8-0-1",
+        "2-5_5-8_0-1.gz", "--1-2_5-8_0-1", "", "_", "2-5__0-1", "2.0-5_5-8_0-1", "0x2-5_5-8_0-1",
+        "2-5/5-8/0-1",
+        "2-" + "9" * 5000 + "_5-8_0-1",
+    ],
+)  # fmt: skip
+def test_other_bounds_are_no_chunk(name: str) -> None:
+    """Off the grid, wrongly clipped, backwards, or spelled in another way: nothing."""
+    assert _VOLUME.parse(name) is None
+
+
+def test_an_empty_volume_has_no_chunks() -> None:
+    """A size of zero is a grid of nothing."""
+    bounds = VoxelBounds((0, 0, 0), (0, 5, 1), (3, 3, 1))
+
+    assert len(bounds.grid) == 0
+    assert bounds.parse("0-0_0-3_0-1") is None
+    assert bounds.parse("0-3_0-3_0-1") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "00", "07", "+7", "-7", "-0", "7.0", "7 ", "7\n", "1e3", "0x7", "1_0", "\u0667",
+             "\uff17", "\u00b2", str(2**64), "9" * 20, "9" * 5000, "7.index", "7:0"],
+)  # fmt: skip
+def test_other_numbers_are_no_id(name: str) -> None:
+    """Ids are decimal, below 2^64 and without ornament."""
+    assert IdNames().parse(name) is None
+
+
+@pytest.mark.parametrize("chunk_id", [0, 1, 7, 10, 2**63, 2**64 - 1])
+def test_ids_up_to_64_bits(chunk_id: int) -> None:
+    """The largest id is 2^64-1; a manifest's name is its id with an ending."""
+    assert IdNames().parse(str(chunk_id)) == chunk_id
+    assert IdNames(".index").parse(f"{chunk_id}.index") == chunk_id
+
+
+@pytest.mark.parametrize("name", ["7", ".index", "7.Index", "7.index.index", "07.index", "7index"])
+def test_other_names_are_no_manifest(name: str) -> None:
+    """The ending belongs to the name."""
+    assert IdNames(".index").parse(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "0", "0_0", "0_0_0_0", "2_0_0", "0_1_0", "0_0_3", "00_0_0", "0_0_-1", "0_0_0_",
+             "_0_0", "0__0", "0-0-0", "0_0_\u0661", "0_0_0\n", "0_0_" + "9" * 5000],
+)  # fmt: skip
+def test_other_cells_are_none(name: str) -> None:
+    """A cell has a number for each axis, each on the grid."""
+    assert CellNames(MortonGrid((2, 1, 3))).parse(name) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "is_owned"),
+    [
+        (IdNames(), "07", True),
+        (IdNames(), "\u0667", True),
+        (IdNames(), str(2**64), True),
+        (IdNames(), "", False),
+        (IdNames(), "info", False),
+        (IdNames(), "7:0", False),
+        (IdNames(), "0.shard", False),
+        (IdNames(".index"), "07.index", True),
+        (IdNames(".index"), "a.index", False),
+        (CellNames(MortonGrid((1, 1))), "7_7", True),
+        (CellNames(MortonGrid((1, 1))), "0", True),
+        (CellNames(MortonGrid((1, 1))), "0_", False),
+        (CellNames(MortonGrid((1, 1))), "notes", False),
+        (_VOLUME, "900-901_5-8_0-1", True),
+        (_VOLUME, "5-8_5-8", False),
+        (_VOLUME, "0.shard", False),
+    ],
+)
+def test_what_is_spelled_like_a_name_is_owned(names: Names, name: str, *, is_owned: bool) -> None:
+    """What could be no object of another kind is not looked for as one."""
+    assert names.owns(name) is is_owned

@@ -1,0 +1,362 @@
+"""From names to places, and which reads that takes."""
+
+import json
+
+import pytest
+
+from app.errors import VersionChangedError
+from app.model import Gzipped, Inline, Stored, VirtualKey, Whole
+from tests.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    IDS,
+    annotation_info,
+    build,
+    build_meshes,
+    build_skeletons,
+    chunk_bytes,
+    encode_manifest,
+    mesh_info,
+    volume_info,
+)
+from tests.formats.neuroglancer_precomputed.reads import Watched, part
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards
+from tests.resolving import ROOT
+
+FIRST, SECOND, THIRD, _, LAST = IDS
+_CHUNKS = {key: chunk_bytes(number) for key, number in IDS.items() if number != 3}
+_OBJECTS = build(_CHUNKS)
+"""Shard 0 has ids 0 and 1 in its first minishard, 2 in its second; shard 1 has 4 in its first."""
+
+
+async def test_a_cold_chunk_is_three_reads() -> None:
+    """After the document: the shard index, the minishard index, the chunk."""
+    case = Watched(_OBJECTS)
+    await case.warm("info")
+    assert await case.read(THIRD) == _CHUNKS[THIRD]
+    at = 32 + 3 + 5 + 3 + 6 + 48 + 3
+
+    assert case.reads == [
+        ("s0/0.shard", part(0, 32)),
+        ("s0/0.shard", part(at + 7, 24)),
+        ("s0/0.shard", part(at, 7)),
+    ]
+
+
+async def test_of_a_large_shard_index_one_entry_is_read() -> None:
+    """Which is three reads as well."""
+    case = Watched(_OBJECTS, whole_index_nbytes=31)
+    await case.warm("info")
+    assert await case.read(THIRD) == _CHUNKS[THIRD]
+
+    assert case.keys == ["s0/0.shard"] * 3
+    assert case.reads[0] == ("s0/0.shard", part(16, 16))
+
+
+@pytest.mark.parametrize(("bits", "request_nbytes"), [(12, 2**16), (13, 16)])
+async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: int) -> None:
+    """Whatever the setting, which is meant for indexes that have to be read whole."""
+    sharding = {**RAW_SHARDING, "minishard_bits": bits}
+    case = Watched(build(_CHUNKS, sharding=sharding), whole_index_nbytes=2**22)
+    await case.warm("info")
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+
+    assert case.reads[0] == ("s0/0.shard", part(0, request_nbytes))
+
+
+async def test_everything_after_the_shard_index_is_read_of_one_version() -> None:
+    """The version is that of the object whose index was read."""
+    case = Watched(_OBJECTS)
+    await case.warm("info")
+    await case.read(FIRST)
+    etag = case.etags["s0/0.shard"]
+
+    assert [call.if_match for call in case.store.calls] == [None, etag, etag]
+
+
+@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+async def test_a_chunk_of_a_known_minishard_is_one_read(whole_index_nbytes: int) -> None:
+    """Exactly its bytes."""
+    case = Watched(_OBJECTS, whole_index_nbytes=whole_index_nbytes)
+    await case.warm(FIRST)
+    assert await case.read(SECOND) == _CHUNKS[SECOND]
+
+    assert case.reads == [("s0/0.shard", part(32 + 3 + 5 + 3, 6))]
+
+
+async def test_a_chunk_of_another_minishard_is_two_reads() -> None:
+    """The shard index is known, if it was read whole."""
+    case = Watched(_OBJECTS)
+    await case.warm(FIRST)
+    await case.read(THIRD)
+
+    assert case.keys == ["s0/0.shard"] * 2
+
+
+async def test_a_cached_chunk_is_no_read() -> None:
+    """Neither of the chunk nor of anything that leads to it."""
+    case = Watched(_OBJECTS)
+    await case.warm(FIRST)
+
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+    assert case.reads == []
+
+
+async def test_an_absent_chunk_of_a_known_minishard_is_no_read() -> None:
+    """The index says so."""
+    case = Watched(_OBJECTS)
+    await case.warm(THIRD)
+
+    assert await case.read("s0/2-5_8-10_0-1") is None
+    assert case.reads == []
+
+
+async def test_an_empty_minishard_of_a_known_shard_is_no_read() -> None:
+    """The shard index says so."""
+    case = Watched(_OBJECTS)
+    await case.warm(LAST)
+
+    assert await case.read("s0/5-6_8-10_0-1") is None
+    assert case.reads == []
+
+
+async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
+    """As ``.shard`` and as ``.index``; what is known of it is good for its other chunks."""
+    case = Watched(build({FIRST: b"first"}))
+    await case.warm(FIRST)
+    assert await case.read(LAST) is None
+    assert await case.read("s0/5-6_8-10_0-1") is None
+
+    assert case.keys == ["s0/1.shard", "s0/1.index"]
+
+
+@pytest.mark.parametrize(
+    "name", ["5-8_5-8_0-1", "8-11_5-8_0-1", "-4--1_5-8_0-1", "0-3_5-8_0-1", "900-903_5-8_0-1"]
+)
+async def test_what_is_no_chunk_of_the_grid_is_no_read(name: str) -> None:
+    """Other bounds are proved absent by the document."""
+    case = Watched(_OBJECTS)
+    await case.warm("info")
+
+    assert await case.read(f"s0/{name}") is None
+    assert case.reads == []
+
+
+@pytest.mark.parametrize("key", ["s0", "a/b/8_8_8", "a/b/"])
+async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
+    """However deep it is, nothing but the marker above and the shard is asked for."""
+    objects = build_shards({0: b"first"}, RAW_SHARDING)
+    path = key.rstrip("/")
+    case = Watched(
+        {
+            "info": json.dumps(volume_info(RAW_SHARDING, key=key)).encode(),
+            **{f"{path}/{name}": data for name, data in objects.items()},
+        }
+    )
+    assert await case.read(f"{path}/-1-2_5-8_0-1") == b"first"
+
+    assert set(case.keys) == {"zarr.json", "info", f"{path}/0.shard"}
+    assert case.keys.count("info") == 1
+
+
+async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
+    """Whole names of directories count, not how they begin."""
+    case = Watched(
+        {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(50_000)]}).encode()}
+    )
+    layout, _ = await case.data.dataset.containers.find(ROOT, VirtualKey("x"), case.data.fetch)
+    keys = ["7/x", "7/", "49999/x/y", "7", "/7/", "50000/x", "x/7/", ""]
+
+    assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
+
+
+async def test_the_place_of_a_chunk_is_a_range_of_its_shard() -> None:
+    """With the version whose index told."""
+    case = Watched(_OBJECTS)
+    place = Stored(ROOT.join("s0/0.shard"), part(32 + 3, 5), case.etags["s0/0.shard"])
+
+    assert await case.locate(FIRST) == place
+
+
+async def test_a_chunk_of_gzip_is_told_to_be_that() -> None:
+    """Who asks may get it so."""
+    case = Watched(build(_CHUNKS, sharding=GZIP_DATA))
+
+    assert isinstance(await case.locate(FIRST), Gzipped)
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+
+
+async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
+    """What is served is not what is stored, and its ETag says so."""
+    case = Watched(_OBJECTS)
+    found = await case.locate("info")
+
+    assert isinstance(found, Inline)
+    assert found.etag == f'{case.etags["info"][:-1]}-u1"'
+    assert json.loads(found.data) == volume_info(None)
+
+
+async def test_a_document_as_it_is_keeps_its_version() -> None:
+    """What is served as it is stored has the ETag of the object."""
+    data = json.dumps(volume_info(None)).encode()
+    case = Watched({"info": data})
+
+    assert await case.locate("info") == Inline(data, case.etags["info"])
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["s0/0.shard", "provenance", "s0/notes.txt", "s0/-1-02_5-8_0-1", "-1-2_5-8_0-1", "7", "s0"],
+)
+async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
+    """Shards too can be asked for by their names."""
+    layout = await Watched(_OBJECTS).locate(key)
+
+    assert layout == Whole(ROOT.join(key))
+
+
+async def test_what_is_not_sharded_is_served_as_it_is() -> None:
+    """Of two scales the other is in objects of its own."""
+    document = volume_info(RAW_SHARDING)
+    document["scales"] += volume_info(None, key="s1")["scales"]
+    document["scales"] += volume_info({"@type": "from_the_future"}, key="s2")["scales"]
+    case = Watched(
+        {
+            **_OBJECTS,
+            "info": json.dumps(document).encode(),
+            "s1/-1-2_5-8_0-1": b"object",
+            "s2/0.shard": b"shard",
+        }
+    )
+    await case.warm("info")
+
+    assert await case.read("s1/-1-2_5-8_0-1") == b"object"
+    assert await case.read("s2/0.shard") == b"shard"
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+    assert {key for key in case.keys if not key.startswith("s0/")} == {
+        "s1/-1-2_5-8_0-1",
+        "s2/0.shard",
+    }
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"@type": "neuroglancer_legacy_mesh"},
+        {"@type": "neuroglancer_segment_properties"},
+        mesh_info(None),
+        {"name": "another program's"},
+        [],
+    ],
+)
+async def test_other_documents_hide_nothing(document: object) -> None:
+    """All that is beside them is served as it is stored, they too."""
+    objects = {"info": json.dumps(document, indent=3).encode(), "7:0": b"manifest", "7": b"mesh"}
+    case = Watched({f"em/{key}": data for key, data in objects.items()})
+
+    assert {key: await case.read(f"em/{key}") for key in objects} == objects
+
+
+async def test_containers_beside_the_scales_are_found() -> None:
+    """Meshes and annotations of a volume have documents of their own."""
+    meshes = build_meshes({"7": b"fragments"}, sharding=RAW_SHARDING)
+    skeletons = build_skeletons({"8": b"skeleton"}, sharding=GZIP_DATA)
+    case = Watched(
+        {
+            **_OBJECTS,
+            **{f"mesh/{key}": data for key, data in meshes.items()},
+            **{f"a/skeletons/{key}": data for key, data in skeletons.items()},
+        }
+    )
+
+    assert await case.read("mesh/7") == b"fragments"
+    assert await case.read("a/skeletons/8") == b"skeleton"
+    assert json.loads(await case.read("mesh/info") or b"") == mesh_info(None)
+
+
+async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
+    """The fragments lie right before the manifest, which is read to learn how long they are."""
+    case = Watched(build_meshes({"2": b"fragments"}, sharding=RAW_SHARDING))
+    manifest = encode_manifest([[2], [7]])
+    await case.warm("info")
+    assert await case.read("2") == b"fragments"
+    place = part(32 + 9, len(manifest))
+    assert case.keys == ["0.shard"] * 4
+    assert case.reads[2:] == [("0.shard", place), ("0.shard", part(32, 9))]
+
+    case.store.calls.clear()
+    assert await case.read("2.index") == manifest
+    assert case.reads == [("0.shard", place)]
+
+
+async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
+    """Only the manifest is compressed."""
+    case = Watched(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
+
+    assert isinstance(await case.locate("2"), Stored)
+    assert isinstance(await case.locate("2.index"), Gzipped)
+    assert await case.read("2.index") == encode_manifest([[2], [7]])
+
+
+async def test_a_mesh_without_fragments_is_empty() -> None:
+    """That is not absence."""
+    objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
+    case = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
+
+    assert await case.read("2") == b""
+    assert await case.read("3") is None
+
+
+async def test_annotations_are_in_directories_of_their_own() -> None:
+    """Each with its shards; none of them is looked into for containers."""
+    case = Watched(
+        {
+            "info": json.dumps(annotation_info(RAW_SHARDING)).encode(),
+            **{f"spatial1/{k}": v for k, v in build_shards({5: b"cell"}, RAW_SHARDING).items()},
+        }
+    )
+
+    assert await case.read("spatial1/1_0_2") == b"cell"
+    assert await case.read("spatial1/0_0_2") is None
+    assert await case.read("spatial1/2_0_0") is None
+    assert {key for key in case.keys if key.endswith(("info", "zarr.json"))} == {
+        "info",
+        "zarr.json",
+    }
+
+
+_OLD = build(_CHUNKS, old=True)
+
+
+async def test_a_shard_of_the_older_form_is_two_objects() -> None:
+    """Its index is read again beside the version of the data: nothing else ties the two."""
+    case = Watched(_OLD)
+    await case.warm("info")
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+
+    assert case.keys == [
+        *("s0/0.shard", "s0/0.index", "s0/0.data", "s0/0.index"),
+        *("s0/0.data", "s0/0.data"),
+    ]
+    assert [call.if_match for call in case.store.calls[-2:]] == [case.etags["s0/0.data"]] * 2
+
+
+async def test_a_warm_chunk_of_the_older_form_is_one_read() -> None:
+    """Exactly its bytes, of the version of the data."""
+    case = Watched(_OLD)
+    await case.warm(FIRST)
+    assert await case.read(SECOND) == _CHUNKS[SECOND]
+
+    assert case.reads == [("s0/0.data", part(3 + 5 + 3, 6))]
+
+
+async def test_an_index_that_vanishes_has_changed() -> None:
+    """Once it was seen beside nothing, its absence beside the data is no absence of chunks."""
+    case = Watched(_OLD)
+    layout, rest = await case.data.dataset.containers.find(ROOT, VirtualKey(FIRST), case.data.fetch)
+    await case.data.fetch.stat(ROOT.join("s0/0.index"))
+    await layout.locate(rest, case.data.fetch)
+    case.store.put(ROOT.join("s0/0.data"), b"another")
+    case.store.delete(ROOT.join("s0/0.index"))
+    case.data.fetch.forget(ROOT.join("s0/0.data"))
+    with pytest.raises(VersionChangedError):
+        await layout.locate(rest, case.data.fetch)

@@ -1,0 +1,466 @@
+"""The shards of precomputed parts, and what their two levels of index name."""
+
+import gzip
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import DamagedError, VersionChangedError
+from app.formats.contract import Entry, Fault
+from app.formats.neuroglancer_precomputed.describe import Described, describe
+from app.formats.neuroglancer_precomputed.metadata import parse_info
+from app.formats.neuroglancer_precomputed.survey import PrecomputedShards, PrecomputedSurvey
+from app.model import ByteRange, VirtualKey
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    MURMUR,
+    build,
+    build_meshes,
+    chunk_bytes,
+    encode_manifest,
+    mesh_info,
+    skeleton_info,
+    volume_info,
+)
+from tests.formats.neuroglancer_precomputed.shards import (
+    RAW_SHARDING,
+    Sharding,
+    build_shards,
+    encode_minishard,
+    encode_shard,
+    morton,
+)
+from tests.resolving import ROOT
+
+_MOST_NBYTES = 4096
+_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+
+
+def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedShards:
+    parsed = parse_info(info, json.dumps(info).encode())
+    assert parsed is not None
+    described = next(describe(parsed))
+    assert isinstance(described, Described)
+    return PrecomputedShards(ROOT, described.parts, most_nbytes)
+
+
+def _skeletons(**members: Any) -> PrecomputedShards:
+    return _of(skeleton_info({**RAW_SHARDING, **members}))
+
+
+def _fetch(objects: dict[str, bytes]) -> DirectFetch:
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.put(ROOT.join(key), data)
+    return DirectFetch(store)
+
+
+async def _survey(
+    shards: PrecomputedShards, objects: dict[str, bytes], name: str = "0.shard"
+) -> PrecomputedSurvey:
+    shard = shards.named(name)
+    assert shard is not None
+    survey = await shard.survey(_fetch(objects))
+    assert survey is not None
+    return survey
+
+
+async def _faults(sharding: Sharding, shard: bytes) -> list[Fault]:
+    shards = _of(skeleton_info(sharding))
+    return list((await _survey(shards, {"0.shard": shard})).table().faults)
+
+
+def _single(*rows: tuple[int, int, int], body: bytes = b"chunks") -> bytes:
+    """Write a shard of one minishard, whose *rows* are id, offset and size."""
+    index = encode_minishard(list(rows))
+    return struct.pack("<2Q", len(body), len(body) + len(index)) + body + index
+
+
+@pytest.mark.parametrize(
+    ("shard_bits", "name", "number"),
+    [(0, "0", 0), (1, "1", 1), (4, "f", 15), (5, "1f", 31), (9, "0a0", 160), (60, "0" * 15, 0)],
+)
+def test_a_name_of_the_right_width_is_a_shard(shard_bits: int, name: str, number: int) -> None:
+    """In hexadecimal, with as many digits as the bits take."""
+    shards = _skeletons(shard_bits=shard_bits)
+
+    shard = shards.named(f"{name}.shard")
+
+    assert shard is not None
+    assert (shard.number, shard.key) == (number, f"{name}.shard")
+    assert shards.named(f"{name}.data") == shard
+
+
+@pytest.mark.parametrize(
+    ("shard_bits", "name"),
+    [
+        (0, "1.shard"),
+        (4, "00.shard"),
+        (5, "f.shard"),
+        (5, "20.shard"),
+        (4, "F.shard"),
+        (4, "0.index"),
+        (4, "0"),
+        (4, ".shard"),
+        (4, "0.shard.gz"),
+        (4, "x/0.shard"),
+        (4, "\u0660.shard"),
+        (63, "0" * 17 + ".shard"),
+    ],
+)
+def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
+    """Of two objects that were one shard once, only the data counts."""
+    assert _skeletons(shard_bits=shard_bits).named(name) is None
+
+
+def test_shards_lie_below_the_path_of_their_part() -> None:
+    """And nowhere else."""
+    shards = _of(volume_info(RAW_SHARDING))
+
+    assert shards.prefix == "s0/"
+    assert shards.named("s0/0.shard") is not None
+    assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [("s0/-1-2_5-8_0-1", 0), ("s0/5-6_5-8_0-1", 1), ("s0/5-6_8-10_0-1", 1)],
+)
+def test_a_chunk_is_in_one_shard(key: str, number: int) -> None:
+    """By the bits of its id."""
+    shard = _of(volume_info(RAW_SHARDING)).holding(VirtualKey(key))
+
+    assert shard is not None
+    assert shard.number == number
+
+
+def test_manifest_and_fragments_are_in_the_same_shard() -> None:
+    """Both go by the id of the segment."""
+    shards = _of(mesh_info(MURMUR))
+
+    assert shards.holding(VirtualKey("7")) == shards.holding(VirtualKey("7.index")) is not None
+
+
+def test_many_shards_are_not_given_each() -> None:
+    """Thousands are, and no more."""
+    few = _skeletons(shard_bits=3).every()
+
+    assert few is not None
+    assert [shard.key for shard in few] == [f"{number}.shard" for number in range(8)]
+    assert _skeletons(shard_bits=13).every() is None
+
+
+async def test_no_shard_has_no_survey() -> None:
+    """An absent shard is a value, in either form, and where its index would be refused."""
+    for bits in (1, 50):
+        shard = _skeletons(minishard_bits=bits).named("0.shard")
+        assert shard is not None
+        assert await shard.survey(_fetch({})) is None
+
+
+async def test_entries_come_by_their_places() -> None:
+    """Counted from the beginning of the shard, whatever minishard they stand in."""
+    objects = build({"s0/-1-2_5-8_0-1": b"first", "s0/2-5_8-10_0-1": b"second"})
+
+    survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.shard")
+    table = survey.table()
+
+    assert list(table.entries) == [Entry(0, ByteRange(35, 40)), Entry(3, ByteRange(67, 73))]
+    assert [survey.key(entry) for entry in table.entries] == ["s0/-1-2_5-8_0-1", "s0/2-5_8-10_0-1"]
+    assert survey.indexes == (ByteRange(0, 32), ByteRange(40, 64), ByteRange(73, 97))
+    assert (survey.index_location, survey.checksummed, survey.inner) == ("start", (), None)
+    assert (table.empty, list(table.faults)) == (0, [])
+
+
+async def test_a_shard_of_two_objects_is_where_its_data_are() -> None:
+    """Its shard index is no part of that object."""
+    objects = build({"s0/-1-2_5-8_0-1": b"first"}, old=True)
+
+    survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.data")
+
+    assert survey.whole.ref == ROOT.join("s0/0.data")
+    assert survey.indexes == (ByteRange(8, 32),)
+    assert list(survey.table().entries) == [Entry(0, ByteRange(3, 8))]
+
+
+async def test_an_index_without_its_data_is_damage() -> None:
+    """Chunks that it names are lost."""
+    objects = build({"s0/-1-2_5-8_0-1": b"first"}, old=True)
+    del objects["s0/0.data"]
+    shard = _of(volume_info(RAW_SHARDING)).named("s0/0.data")
+
+    assert shard is not None
+    with pytest.raises(DamagedError, match=r"s0/0\.data: does not exist, though its index does"):
+        await shard.survey(_fetch(objects))
+
+
+class _Replacing(MemoryStore):
+    """Replaces an object before a read of another."""
+
+    async def get(self, ref: Any, request: Any = None, **options: Any) -> Any:
+        """Swap the data when their index is read for the second time."""
+        found = await super().get(ref, request, **options)
+        if ref.key.endswith(".data"):
+            self.put(ROOT.join("s0/0.data"), b"other")
+        return found
+
+
+async def test_data_that_are_replaced_are_told() -> None:
+    """Even where no minishard index was read from either version."""
+    store = _Replacing()
+    store.put(ROOT.join("s0/0.index"), struct.pack("<4Q", 900, 990, 0, 0))
+    store.put(ROOT.join("s0/0.data"), b"first")
+    shard = _of(volume_info(RAW_SHARDING)).named("s0/0.data")
+
+    assert shard is not None
+    with pytest.raises(VersionChangedError):
+        await shard.survey(DirectFetch(store))
+
+
+@given(st.dictionaries(st.integers(0, 2**64 - 1), st.binary(max_size=9)), st.data())
+async def test_all_that_was_written_is_named(chunks: dict[int, bytes], data: st.DataObject) -> None:
+    """Whatever the ids and however they are spread."""
+    sharding = {
+        **RAW_SHARDING,
+        "hash": data.draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
+        "preshift_bits": data.draw(st.integers(0, 9)),
+        "minishard_bits": data.draw(st.integers(0, 4)),
+        "shard_bits": data.draw(st.integers(0, 60)),
+        "minishard_index_encoding": data.draw(st.sampled_from(["raw", "gzip"])),
+    }
+    shards = _of(skeleton_info(sharding))
+
+    named: dict[int, bytes] = {}
+    for name, shard in build_shards(chunks, sharding).items():
+        table = (await _survey(shards, {name: shard}, name)).table()
+        assert list(table.faults) == []
+        named |= {entry.number: shard[slice(*entry.place)] for entry in table.entries}
+
+    assert named == chunks
+
+
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.lists(st.integers(0, 2**12)))
+async def test_ids_of_no_chunk_on_the_grid_are_faults(size: list[int], ids: list[int]) -> None:
+    """Every other id is of a chunk."""
+    grid = {
+        morton((x, y, z), tuple(size))
+        for x in range(size[0])
+        for y in range(size[1])
+        for z in range(size[2])
+    }
+    info = volume_info(_SINGLE, size=size, chunk_sizes=[[1, 1, 1]])
+    shard, body = encode_shard([dict.fromkeys(sorted(set(ids)), b"x")])
+
+    survey = await _survey(_of(info, 2**20), {"s0/0.shard": shard + body}, "s0/0.shard")
+    table = survey.table()
+
+    off = sorted(set(ids) - grid)
+    assert {entry.number for entry in table.entries} == set(ids) & grid
+    assert list(table.faults) == [
+        Fault(VirtualKey("s0/0.shard"), f"id {each} is of no chunk on the grid") for each in off
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ((9, 0, 90), "chunk 9 at [2, 92) ends past 78 bytes"),
+        ((9, 2**64 - 4, 7), "chunk 9 ends past 2^64"),
+        ((7, 1, 1), "chunk 7 is twice in its minishard index"),
+    ],
+)
+async def test_a_chunk_that_cannot_be_read_is_a_fault(
+    row: tuple[int, int, int], reason: str
+) -> None:
+    """By its key; the others are told nevertheless."""
+    chunk_id, gap, size = row
+    shard = _single((5, 0, 1), (7, 1, 1), (chunk_id, (2 + gap) % 2**64, size))
+
+    table = (await _survey(_of(skeleton_info(_SINGLE)), {"0.shard": shard})).table()
+
+    assert list(table.faults) == [Fault(VirtualKey(str(chunk_id)), reason)]
+    assert [entry.number for entry in table.entries] == [n for n in (5, 7) if n != chunk_id]
+
+
+async def test_a_chunk_where_no_reader_looks_is_a_fault() -> None:
+    """Whether it is the minishard that is wrong, or the shard."""
+    sharding = {**RAW_SHARDING, "preshift_bits": 0}
+    entries, body = encode_shard([{0: b"right", 1: b"wrong"}, {3: b"elsewhere"}])
+
+    assert await _faults(sharding, entries + body) == [
+        Fault(
+            VirtualKey(str(chunk_id)), f"chunk {chunk_id} is in minishard {found} and not in {at}"
+        )
+        for chunk_id, found, at in [
+            (1, 0, "minishard 1 of shard 0, where readers look for it"),
+            (3, 1, "minishard 1 of shard 1, where readers look for it"),
+        ]
+    ]
+
+
+async def test_only_the_first_of_many_like_faults_are_named() -> None:
+    """The others are counted by the shard's own name."""
+    rows = [(number, 2**64 - 1, 2) for number in range(150)]
+
+    faults = await _faults(_SINGLE, _single(*rows))
+
+    assert [fault.key for fault in faults] == [*map(str, range(100)), "0.shard"]
+    assert faults[-1].reason == "50 more chunks have the fault of chunk 99"
+
+
+@pytest.mark.parametrize(
+    ("entries", "body", "reason"),
+    [
+        ((5, 2, 0, 0), b"x" * 9, "minishard index 0 ends at 2, before 5"),
+        ((0, 0, 2, 99), b"x" * 9, "minishard index 1 at [2, 99) ends past 9 bytes"),
+        ((0, 7, 0, 0), b"x" * 9, "minishard index 0: a minishard index of 7 bytes"),
+        ((0, 5000, 0, 0), b"x" * 5000, "minishard index 0 at [0, 5000) has over 4096 bytes"),
+        ((0, 24, 23, 47), bytes(47), "minishard index 1 at [23, 47) overlaps another"),
+    ],
+)
+async def test_a_minishard_index_that_cannot_be_right_is_a_fault(
+    entries: tuple[int, ...], body: bytes, reason: str
+) -> None:
+    """By the shard's own name: which chunks it hurts, nobody knows."""
+    (fault,) = await _faults(RAW_SHARDING, struct.pack("<4Q", *entries) + body)
+
+    assert fault.key == "0.shard"
+    assert fault.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "count", "reason"),
+    [
+        (4104, 1, "minishard index 0: more than 4096 bytes once inflated"),
+        (4080, 8, "its minishard indexes hold over 16384 bytes in all"),
+    ],
+)
+async def test_what_minishard_indexes_inflate_to_is_limited(
+    nbytes: int, count: int, reason: str
+) -> None:
+    """Each alone, and all together."""
+    sharding = {**_SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"}
+    index = gzip.compress(bytes(nbytes))
+    places = [(len(index) * n, len(index) * (n + 1)) for n in range(count)]
+    places += [(0, 0)] * (8 - count)
+    data = b"".join(struct.pack("<2Q", *place) for place in places) + index * count
+
+    faults = await _faults(sharding, data)
+
+    assert Fault(VirtualKey("0.shard"), reason) in faults
+
+
+async def test_minishard_indexes_that_are_large_in_all_are_damage() -> None:
+    """They are not even read."""
+    data = struct.pack("<16Q", *(at for n in range(8) for at in (4080 * n, 4080 * (n + 1))))
+    shard = _skeletons(minishard_bits=3).named("0.shard")
+
+    assert shard is not None
+    with pytest.raises(DamagedError, match="minishard indexes of 32640 bytes, over 16384"):
+        await shard.survey(_fetch({"0.shard": data + bytes(4080 * 8)}))
+
+
+async def test_a_shard_index_that_is_too_large_is_damage() -> None:
+    """It is not even read."""
+    shard = _skeletons(minishard_bits=40).named("0.shard")
+
+    assert shard is not None
+    with pytest.raises(DamagedError, match="a shard index of 17592186044416 bytes, over 4096"):
+        await shard.survey(_fetch({"0.shard": bytes(99)}))
+
+
+@pytest.mark.parametrize("length", [0, 31])
+async def test_a_shard_without_all_of_its_index_is_damage(length: int) -> None:
+    """It is truncated."""
+    shard = _skeletons().named("0.shard")
+
+    assert shard is not None
+    with pytest.raises(DamagedError):
+        await shard.survey(_fetch({"0.shard": bytes(length)}))
+
+
+async def test_distant_minishard_indexes_are_read_apart() -> None:
+    """Neighbours together, and nothing of what is far from any."""
+    chunks = {0: b"x", 2: bytes(99), 4: bytes(2**17), 6: b"y"}
+    objects = build_shards(chunks, sharding := {**RAW_SHARDING, "minishard_bits": 3})
+    fetch = _fetch(objects)
+    read: list[int] = []
+
+    async def counting(described: Any) -> Any:
+        found = await fetch(described)
+        assert found is not None
+        read.append(len(getattr(found.value, "data", b"")))
+        return found
+
+    shard = _of(skeleton_info(sharding)).named("0.shard")
+    assert shard is not None
+    survey = await shard.survey(counting)
+
+    assert survey is not None
+    assert read == [0, 24 + 3 + 99 + 24, 24 + 3 + 1 + 24]
+    assert [entry.number for entry in survey.table().entries] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (gzip.compress(b"abc"), None),
+        (gzip.compress(b"abc")[:-1], "the gzip data ends early"),
+        (b"abc", "no gzip"),
+        (gzip.compress(bytes(_MOST_NBYTES + 1)), "more than 4096 bytes once inflated"),
+    ],
+)
+async def test_gzip_chunks_are_inflated(data: bytes, reason: str | None) -> None:
+    """Within the limit; of those that are raw nothing can be told."""
+    for sharding, expected in (({**GZIP_DATA}, reason), ({**RAW_SHARDING}, None)):
+        objects = build_shards({0: b"any"}, sharding)
+        survey = await _survey(_of(skeleton_info(sharding)), objects)
+        found = survey.check(Entry(0, ByteRange(32, 32 + len(data))), data)
+        assert (found or "").startswith(expected or "")
+        assert (found is None) is (expected is None)
+
+
+@pytest.mark.parametrize("encoding", ["raw", "gzip"])
+@pytest.mark.parametrize(
+    ("fragments_nbytes", "reason"),
+    [
+        (0, None),
+        (20, None),
+        (21, "its fragments overlap a minishard index"),
+        (67, "its fragments overlap a minishard index"),
+        (68, "its fragments have 68 bytes, and there are 67 before it"),
+    ],
+)
+async def test_fragments_lie_right_before_their_manifest(
+    fragments_nbytes: int, reason: str | None, encoding: str
+) -> None:
+    """And behind the last index before it, or the shard index."""
+    manifest = encode_manifest(
+        [[fragments_nbytes // 2], [fragments_nbytes - fragments_nbytes // 2]]
+    )
+    shards = _of(mesh_info({**RAW_SHARDING, "data_encoding": encoding}))
+    first = encode_minishard([(0, 0, 23)])
+    body = bytes(23) + first + bytes(20) + manifest
+    second = encode_minishard([(2, 67, len(manifest))])
+    places = (23, 47, len(body), len(body) + len(second))
+    survey = await _survey(shards, {"0.shard": struct.pack("<4Q", *places) + body + second})
+    _, entry = survey.table().entries
+
+    stored = gzip.compress(manifest) if encoding == "gzip" else manifest
+    assert survey.check(entry, stored) == reason
+
+
+async def test_a_manifest_that_ends_early_is_told() -> None:
+    """Its fragments cannot be found."""
+    objects = build_meshes({"0": chunk_bytes(0)}, sharding=RAW_SHARDING)
+    survey = await _survey(_of(mesh_info(RAW_SHARDING)), objects)
+    (entry,) = survey.table().entries
+
+    assert survey.key(entry) == "0.index"
+    assert survey.check(entry, b"x" * 40) == "the mesh manifest ends after 40 bytes, early"

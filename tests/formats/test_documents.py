@@ -1,0 +1,148 @@
+"""`app.formats.documents`: a marker is read once, for all dialects."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from app.errors import DamagedError
+from app.formats.contract import DecodeError, Layout, Opaque, Versioned
+from app.formats.documents import DocumentFormat, MarkerDecoder, etag_of_rewritten
+from app.model import ByteRange, ETag, ObjectRef, VirtualKey
+from app.resolve.containers import PassThrough
+from app.resolve.fetch import Memory, ReadCache
+from tests.resolve.stores import WatchedStore
+from tests.resolving import ROOT
+
+_LIMIT = 100
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """Understands objects with its own member, and refuses those where that is 0."""
+
+    member: str
+
+    def parse(self, document: Any, data: bytes) -> Opaque | None:
+        if not isinstance(document, dict) or self.member not in document:
+            return None
+        if document[self.member] == 0:
+            raise DecodeError(f"{self.member} is 0")
+        return Opaque(data)
+
+    def layout(self, directory: ObjectRef, spec: Versioned[Opaque]) -> Layout:
+        return PassThrough(directory.join(f"{self.member}-{spec.size}"))
+
+
+_DIALECTS = (_Dialect("a"), _Dialect("b"))
+_decode = MarkerDecoder(_DIALECTS, _LIMIT)
+
+
+@pytest.mark.parametrize(("document", "at"), [({"a": 1}, 0), ({"b": 1}, 1), ({"a": 1, "b": 0}, 0)])
+def test_the_first_dialect_that_knows_a_document_has_it(document: Any, at: int) -> None:
+    """The others are not asked."""
+    data = json.dumps(document).encode()
+    marked = _decode(data)
+
+    assert (marked.dialect, marked.spec, marked.nbytes) == (_DIALECTS[at], Opaque(data), len(data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}", b"[]", b"1", b'"a"', b"null", b' {"c": 1}\n', b'\xef\xbb\xbf{"c": 1}',
+        b"read me", b"\x89PNG\r\n", b"\0" * 1000, b"[" * 10**6,
+    ],
+)  # fmt: skip
+def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
+    """Many other things are JSON, or happen to have the name of a marker."""
+    marked = _decode(data)
+
+    assert (marked.dialect, marked.spec, marked.nbytes) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b" \n", b"{", b"{}}", b'{"a": 1}{', b'{"a": "\xff"}', b'{"a": ' + b"1" * 90,
+        b"\xef\xbb\xbf{",
+    ],
+)  # fmt: skip
+def test_what_is_left_of_a_document_is_refused(data: bytes) -> None:
+    """What begins like one, or is empty, was to be a marker."""
+    with pytest.raises(DecodeError, match="no JSON"):
+        _decode(data)
+
+
+@pytest.mark.parametrize("data", [b'{"a":' * 10**6, b'{"a": ' + b"1" * 10**4 + b"}"])
+def test_what_python_does_not_parse_is_refused(data: bytes) -> None:
+    """Depth and length of numbers have their limits too."""
+    with pytest.raises(DecodeError, match="no JSON"):
+        MarkerDecoder(_DIALECTS, 10**7)(data)
+
+
+def test_a_dialect_may_refuse_what_is_its_own() -> None:
+    """Its reason is told as it is."""
+    with pytest.raises(DecodeError, match=r"^a is 0$"):
+        _decode(b'{"a": 0}')
+
+
+@pytest.mark.parametrize(("nbytes", "is_read"), [(_LIMIT, True), (_LIMIT + 1, False)])
+def test_a_document_has_a_limit(nbytes: int, *, is_read: bool) -> None:
+    """The limit itself is allowed."""
+    data = b'{"a": 1}'.ljust(nbytes)
+    if is_read:
+        assert _decode(data).spec == Opaque(data)
+    else:
+        with pytest.raises(DecodeError, match="metadata of more than 100 bytes"):
+            _decode(data)
+
+
+def test_what_is_served_rewritten_has_a_version_of_its_own() -> None:
+    """A strong tag that is not the stored one."""
+    assert etag_of_rewritten(ETag('"abc"')) == '"abc-u1"'
+
+
+class _Case:
+    """A format over a watched store."""
+
+    def __init__(self, marker: bytes | None) -> None:
+        self.store = WatchedStore()
+        if marker is not None:
+            self.store.put(ROOT.join("marker"), marker)
+        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+
+    async def open(self) -> Layout | None:
+        """Open the container."""
+        name = VirtualKey("marker")
+        return await DocumentFormat("test", name, _DIALECTS, _LIMIT).open(ROOT, self.fetch)
+
+
+@pytest.mark.parametrize("marker", [None, b"{}", b"[]", b"no JSON", b"x" * 101])
+async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes | None) -> None:
+    """Without a marker, or with a file that happens to have its name."""
+    assert await _Case(marker).open() is None
+
+
+async def test_the_dialect_opens_the_container() -> None:
+    """With the document, and the size of the object it came from."""
+    assert await _Case(b'{"b": 1}').open() == PassThrough(ROOT.join("b-8"))
+
+
+async def test_a_marker_is_read_once_for_all_dialects() -> None:
+    """One byte above the limit is asked for, which tells that it is too large."""
+    case = _Case(b'{"b": 1}')
+    await case.open()
+    await case.open()
+
+    assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
+
+
+@pytest.mark.parametrize("marker", [b"", b"{no JSON", b'{"a": 0}', b"{" * 101])
+async def test_a_marker_that_cannot_be_understood_is_named(marker: bytes) -> None:
+    """It is damage of that object, an empty one too."""
+    with pytest.raises(DamagedError) as caught:
+        await _Case(marker).open()
+
+    assert caught.value.ref == ROOT.join("marker")

@@ -1,0 +1,347 @@
+"""Chunks that are stored as gzip: sent so to who takes it, else what it holds."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from pydantic import ByteSize
+
+from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
+from tests.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    IDS,
+    build,
+    build_meshes,
+    encode_manifest,
+    volume_info,
+)
+from tests.serving import serving
+from tests.storage.faulty import FaultyServer
+
+KEY, NEIGHBOUR, _, _, BIG = IDS
+CHUNK = b"what a chunk holds " * 20
+STORED = gzip.compress(CHUNK, mtime=0)
+LARGE = b"".join(number.to_bytes(4, "big") for number in range(5000))
+OBJECTS = build({KEY: CHUNK, NEIGHBOUR: b"neighbour", BIG: LARGE}, sharding=GZIP_DATA)
+
+
+@dataclass
+class Got:
+    """An answer, its body as it came."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+@dataclass
+class Service:
+    """The service over an object server."""
+
+    client: httpx.Client
+    store: FaultyServer
+
+    def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
+        """Ask for *key* with no header but *headers*, and decode nothing."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = self.client.build_request(method, f"/em/{key}")
+        del request.headers["accept-encoding"]
+        request.headers.update(given)
+        answer = self.client.send(request, stream=True)
+        try:
+            return Got(answer.status_code, answer.headers, b"".join(answer.iter_raw()))
+        finally:
+            answer.close()
+
+    def put(self, objects: dict[str, bytes]) -> None:
+        """Store objects of the dataset."""
+        for key, data in objects.items():
+            self.store.put("bucket", f"em/{key}", data)
+
+    @contextmanager
+    def without_reads(self) -> Generator[None]:
+        """See that nothing is asked of the store."""
+        before = len(self.store.seen)
+        yield
+        assert [seen.path for seen in self.store.seen[before:]] == []
+
+
+@contextmanager
+def _service(
+    faulty: FaultyServer, objects: dict[str, bytes], *, chunk_bytes: int = 0
+) -> Generator[Service]:
+    settings = Settings(
+        cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
+        limits=LimitSettings(
+            timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
+        ),
+        datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
+    )
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+        found = Service(client, faulty)
+        found.put(objects)
+        yield found
+
+
+@pytest.fixture
+def service(faulty: FaultyServer) -> Generator[Service]:
+    """Serve a volume whose chunks are gzip, without a chunk cache."""
+    with _service(faulty, OBJECTS) as found:
+        yield found
+
+
+@pytest.fixture
+def caching(faulty: FaultyServer) -> Generator[Service]:
+    """Serve the same with a chunk cache."""
+    with _service(faulty, OBJECTS, chunk_bytes=2**20) as found:
+        yield found
+
+
+every_state = pytest.mark.parametrize("known", [(), (NEIGHBOUR,), (KEY,)])
+"""Nothing is known, the indexes are, or the chunk is cached."""
+
+
+@every_state
+def test_who_takes_gzip_gets_what_is_stored(caching: Service, known: tuple[str, ...]) -> None:
+    """Byte by byte, and said to be gzip."""
+    for key in known:
+        caching.ask(key, accept_encoding="gzip")
+    got = caching.ask(accept_encoding="gzip, deflate, br")
+
+    assert (got.status, got.body) == (200, STORED)
+    assert got.headers["content-encoding"] == "gzip"
+    assert got.headers["content-length"] == str(len(STORED))
+    assert got.headers["vary"] == "Accept-Encoding"
+    assert got.headers["etag"].endswith('-gzip"')
+
+
+@every_state
+@pytest.mark.parametrize("accepted", [None, "identity", "br", "gzip;q=0", "*;q=0", "deflate, br"])
+def test_who_does_not_gets_what_it_holds(
+    caching: Service, known: tuple[str, ...], accepted: str | None
+) -> None:
+    """As if it had never been compressed; obstore sends no Accept-Encoding at all."""
+    for key in known:
+        caching.ask(key)
+    got = caching.ask(**({"accept_encoding": accepted} if accepted else {}))
+
+    assert (got.status, got.body) == (200, CHUNK)
+    assert got.headers["content-length"] == str(len(CHUNK))
+    assert got.headers["vary"] == "Accept-Encoding"
+    assert "content-encoding" not in got.headers
+
+
+@every_state
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ("bytes=3-9", 3, 10),
+        ("bytes=-4", 376, 380),
+        ("bytes=370-", 370, 380),
+        ("bytes=0-999", 0, 380),
+    ],
+)
+def test_a_range_is_one_of_what_it_holds(
+    caching: Service, known: tuple[str, ...], asked: str, start: int, stop: int
+) -> None:
+    """Never of the gzip, even for who takes that: clients fail on a 206 with an encoding."""
+    for key in known:
+        caching.ask(key)
+    got = caching.ask(range=asked, accept_encoding="gzip")
+
+    assert (got.status, got.body) == (206, CHUNK[start:stop])
+    assert got.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(CHUNK)}"
+    assert got.headers["vary"] == "Accept-Encoding"
+    assert "content-encoding" not in got.headers
+
+
+def test_a_range_past_the_end_is_told_the_length(service: Service) -> None:
+    """That of what the gzip holds, which is longer or shorter than what is stored."""
+    got = service.ask(range="bytes=380-", accept_encoding="gzip")
+
+    assert (got.status, got.headers["content-range"]) == (416, f"bytes */{len(CHUNK)}")
+
+
+@pytest.mark.parametrize("headers", [{}, {"accept_encoding": "gzip"}, {"range": "bytes=3-9"}])
+def test_head_tells_the_length_of_what_it_holds(service: Service, headers: dict[str, str]) -> None:
+    """Neuroglancer ignores a length beside Content-Encoding, and needs it."""
+    got = service.ask(method="HEAD", **headers)
+
+    assert (got.status, got.body) == (200, b"")
+    assert got.headers["content-length"] == str(len(CHUNK))
+    assert got.headers["etag"] == service.ask().headers["etag"]
+    assert "content-encoding" not in got.headers
+
+
+def test_the_two_forms_have_strong_tags_of_their_own(service: Service) -> None:
+    """All of what it holds and a part of that carry the same one."""
+    whole, part = service.ask(), service.ask(range="bytes=3-9")
+    compressed = service.ask(accept_encoding="gzip")
+    tags = [got.headers["etag"] for got in (whole, part, compressed)]
+
+    assert tags[0] == tags[1] != tags[2]
+    assert all(tag.startswith('"') and tag.endswith('"') for tag in tags)
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "identity"])
+def test_not_modified_without_a_read(service: Service, accepted: str) -> None:
+    """A client that has the version in that form needs no bytes, nor do we."""
+    etag = service.ask(accept_encoding=accepted).headers["etag"]
+    with service.without_reads():
+        got = service.ask(accept_encoding=accepted, if_none_match=etag)
+
+    assert (got.status, got.body, got.headers["etag"]) == (304, b"", etag)
+    assert got.headers["vary"] == "Accept-Encoding"
+
+
+@pytest.mark.parametrize(("accepted", "other"), [("gzip", "identity"), ("identity", "gzip")])
+def test_the_tag_of_the_other_form_is_another(service: Service, accepted: str, other: str) -> None:
+    """Bytes of one form are none of the other."""
+    etag = service.ask(accept_encoding=other).headers["etag"]
+    got = service.ask(accept_encoding=accepted, if_none_match=etag)
+
+    assert (got.status, got.body) == (200, STORED if accepted == "gzip" else CHUNK)
+
+
+def test_head_and_range_are_conditional_without_a_read(service: Service) -> None:
+    """By the tag of what the gzip holds."""
+    etag = service.ask().headers["etag"]
+    with service.without_reads():
+        head = service.ask(method="HEAD", if_none_match=etag, accept_encoding="gzip")
+        part = service.ask(range="bytes=3-9", if_none_match=etag, accept_encoding="gzip")
+        failed = service.ask(range="bytes=3-9", if_match='"other"')
+
+    assert [head.status, part.status, failed.status] == [304, 304, 412]
+
+
+def test_a_range_goes_on_with_what_it_holds(service: Service) -> None:
+    """If-Match and If-Range know the tag of that only."""
+    whole, compressed = (
+        service.ask(accept_encoding=each).headers["etag"] for each in ("identity", "gzip")
+    )
+
+    assert service.ask(range="bytes=3-9", if_match=whole).body == CHUNK[3:10]
+    assert service.ask(range="bytes=3-9", if_match=compressed).status == 412
+    assert service.ask(range="bytes=3-9", if_range=whole).status == 206
+    other = service.ask(range="bytes=3-9", if_range=compressed, accept_encoding="gzip")
+    assert (other.status, other.body) == (200, CHUNK)
+
+
+def test_a_cached_chunk_is_inflated_without_a_read(caching: Service) -> None:
+    """In either form, and any part of it."""
+    caching.ask()
+    with caching.without_reads():
+        assert caching.ask().body == CHUNK
+        assert caching.ask(range="bytes=3-9").body == CHUNK[3:10]
+        assert caching.ask(accept_encoding="gzip").body == STORED
+        assert caching.ask(method="HEAD").headers["content-length"] == str(len(CHUNK))
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "identity"])
+def test_a_chunk_that_is_passed_on_in_pieces(service: Service, accepted: str) -> None:
+    """More than is held at once of the store's answer, in either form."""
+    got = service.ask(BIG, accept_encoding=accepted)
+    stored = gzip.compress(LARGE, mtime=0)
+
+    assert len(stored) > 2000
+    assert got.body == (stored if accepted == "gzip" else LARGE)
+    assert got.headers["content-length"] == str(len(got.body))
+    assert service.ask(BIG, range="bytes=9999-10003").body == LARGE[9999:10004]
+
+
+async def test_all_forms_at_once_share_a_read(faulty: FaultyServer) -> None:
+    """Who wants it compressed, inflated or a part of that waits for the same bytes."""
+    asked = [{"accept-encoding": "gzip"}, {"accept-encoding": "br"}, {"range": "bytes=3-9"}]
+    with _service(faulty, OBJECTS, chunk_bytes=2**20) as service:
+        service.ask(NEIGHBOUR)
+        before = len(faulty.seen)
+        limits = httpx.Limits(max_connections=60)
+        async with (
+            httpx.AsyncClient(base_url=service.client.base_url, limits=limits) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [
+                group.create_task(client.get(f"/em/{KEY}", headers=asked[at % 3]))
+                for at in range(60)
+            ]
+            await asyncio.gather(*tasks)
+
+    for at, task in enumerate(tasks):
+        assert task.result().content == (CHUNK[3:10] if at % 3 == 2 else CHUNK)
+    assert len(faulty.seen) - before == 1
+
+
+BAD = {
+    "no gzip": b"what was never compressed",
+    "truncated": STORED[:-1],
+    "checksum": STORED[:-8] + bytes(4) + STORED[-4:],
+    "trailing bytes": STORED + b"more",
+    "empty": b"",
+    "a bomb": gzip.compress(bytes(2**16 + 1)),
+    "too long": bytes(2**16 + 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("headers", [{}, {"range": "bytes=0-1"}, {"method": "HEAD"}])
+def test_what_does_not_inflate_is_damage(
+    service: Service, name: str, headers: dict[str, str]
+) -> None:
+    """502 with the name of the object, and nothing left behind; who takes gzip gets it."""
+    service.put(_with_stored(BAD[name]))
+    got = service.ask(**headers)
+
+    assert (got.status, got.headers["cache-control"]) == (502, "no-store")
+    if "method" not in headers:
+        assert "em/s0/0.shard: " in json.loads(got.body)["detail"]
+    compressed = service.ask(accept_encoding="gzip")
+    assert (compressed.status, compressed.body) == (200, BAD[name])
+
+    service.put(OBJECTS)
+    assert service.ask().body == CHUNK
+
+
+def _with_stored(data: bytes) -> dict[str, bytes]:
+    """Write the volume with *data* in the place of the gzip."""
+    raw = build({KEY: data}, sharding={**GZIP_DATA, "data_encoding": "raw"})
+    return {**raw, "info": OBJECTS["info"]}
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "identity"])
+def test_what_is_not_gzip_is_never_said_to_be(service: Service, accepted: str) -> None:
+    """Chunks of raw shards, documents and other objects have one form, and vary with nothing."""
+    service.put(build({KEY: CHUNK}))
+    service.put({"notes.gz": STORED})
+    for key, body in ((KEY, CHUNK), ("notes.gz", STORED), ("info", None)):
+        got = service.ask(key, accept_encoding=accepted)
+        assert got.status == 200
+        assert got.body == body or json.loads(got.body) == volume_info(None)
+        assert not {"vary", "content-encoding"} & set(got.headers)
+
+
+def test_an_absent_chunk_is_404_in_any_form(service: Service) -> None:
+    """There is nothing to be compressed."""
+    for headers in ({}, {"accept_encoding": "gzip"}, {"range": "bytes=0-1"}, {"method": "HEAD"}):
+        got = service.ask("s0/-1-2_8-10_0-1", **headers)
+        assert (got.status, "content-encoding" in got.headers) == (404, False)
+
+
+def test_fragments_of_a_mesh_answer_ranges(service: Service) -> None:
+    """They are no gzip, whatever their manifest is."""
+    objects = build_meshes({"7": b"fragments"}, sharding=GZIP_DATA)
+    service.put({f"mesh/{key}": data for key, data in objects.items()})
+    manifest = encode_manifest([[2], [7]])
+
+    part = service.ask("mesh/7", range="bytes=2-5", accept_encoding="gzip")
+    assert (part.status, part.body) == (206, b"agme")
+    whole = service.ask("mesh/7", accept_encoding="gzip")
+    assert (whole.body, "content-encoding" in whole.headers) == (b"fragments", False)
+    assert service.ask("mesh/7.index").body == manifest
+    compressed = service.ask("mesh/7.index", accept_encoding="gzip")
+    assert gzip.decompress(compressed.body) == manifest
+    assert compressed.headers["content-encoding"] == "gzip"

@@ -1,0 +1,55 @@
+"""The browser, the page of Neuroglancer in it, and where pictures are kept."""
+
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.viewers.page import paging
+from tests.viewers.viewing import Neuroglancer
+
+_ROOT: Final = Path(__file__).parents[2]
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS: Final = (
+    "--disable-quic",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    """Run Chromium, which draws without a graphics card and reaches this machine only."""
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None:
+        reason = "chromium is not installed"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=program, args=_FLAGS) as browser,
+    ):
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder for pictures: where `CI` is set, one that outlives the run."""
+    if not os.environ.get("CI"):
+        return tmp_path_factory.mktemp("pictures")
+    folder = _ROOT / "build/pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def neuroglancer(browser: Browser, pictures: Path) -> Generator[Neuroglancer]:
+    """Serve the page of Neuroglancer to the browser."""
+    with paging() as url:
+        yield Neuroglancer(browser, url, pictures)

@@ -1,0 +1,146 @@
+"""Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
+
+from collections.abc import Generator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from app.settings import DatasetSettings, Settings
+from tests.clients.precomputed.segments import EDGE, IDS, labels, write_segments
+from tests.serving import serving
+from tests.viewers.notes import write_notes
+from tests.viewers.viewing import Neuroglancer, View, count, sections
+
+BALL, PLATE, BAR = IDS
+CENTER: Final = (14, 15, 18)
+SECTIONS: Final = sections((EDGE,) * 3, CENTER)
+
+RED, GREEN, YELLOW, MAGENTA, CYAN = "#ff0000", "#00ff00", "#ffff00", "#ff00ff", "#00ffff"
+SPACE: Final = (slice(340, 585), slice(40, 230))
+"""Rows and columns of the view in 3-d, without the writing on it."""
+
+
+def state(base: str) -> dict[str, Any]:
+    """Show two meshes, one skeleton, all lines, the last once more, and facts of the second."""
+    segments = f"precomputed://{base}/segments"
+    notes = f"precomputed://{base}/notes"
+    skeletons = {
+        "url": segments,
+        "subsources": {"skeletons": True},
+        "enableDefaultSubsources": False,
+    }
+    return {
+        "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
+        "position": [middle + 0.5 for middle in CENTER],
+        "crossSectionScale": 0.25,
+        "projectionScale": 80,
+        "projectionOrientation": [0.3, 0.2, 0, 0.93],
+        "showSlices": False,
+        "showDefaultAnnotations": False,
+        "showAxisLines": False,
+        "layers": [
+            {
+                "type": "segmentation",
+                "name": "segments",
+                "source": segments,
+                "segments": [str(BALL), str(PLATE)],
+                "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
+            },
+            {
+                "type": "segmentation",
+                "name": "skeletons",
+                "source": skeletons,
+                "segments": [str(BAR)],
+                "segmentColors": {str(BAR): YELLOW},
+                "skeletonRendering": {"mode3d": "lines_and_points", "lineWidth3d": 4},
+            },
+            {
+                "type": "annotation",
+                "name": "notes",
+                "source": notes,
+                "annotationColor": MAGENTA,
+                "shader": "void main() { setColor(defaultColor()); setLineWidth(3.0); }",
+            },
+            {
+                "type": "annotation",
+                "name": "related",
+                "source": notes,
+                "annotationColor": CYAN,
+                "linkedSegmentationLayer": {"segment": "skeletons"},
+                "filterBySegmentation": ["segment"],
+                "shader": "void main() { setColor(defaultColor()); setLineWidth(9.0); }",
+            },
+        ],
+        "selection": {
+            "layers": {"notes": {"annotationId": "2", "annotationSource": 0}},
+            "visible": True,
+        },
+        "layout": "4panel",
+    }
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve a bucket twice: without shards, and as it is."""
+    root = tmp_path_factory.mktemp("bucket")
+    write_segments(root / "segments")
+    write_notes(root / "notes", tmp_path_factory.mktemp("source"))
+    datasets = {
+        "bucket": DatasetSettings(url=str(root)),
+        "raw": DatasetSettings(url=str(root), view="raw"),
+    }
+    with serving(Settings(datasets=datasets)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def view(neuroglancer: Neuroglancer, service: str) -> View:
+    """Look at everything together."""
+    shown = state(f"{service}/bucket")
+    return neuroglancer.look(shown, "precomputed-sharded", {"segments": SECTIONS})
+
+
+def test_shows_the_values(view: View) -> None:
+    """Each voxel of the three sections has the label that was written."""
+    assert view.values["segments"] == labels()[..., 0][tuple(SECTIONS.T)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("thing", "colour"),
+    [
+        ("the mesh of the ball", RED),
+        ("the mesh of the plate", GREEN),
+        ("the skeleton of the bar", YELLOW),
+        ("all lines", MAGENTA),
+        ("the line related to the bar", CYAN),
+    ],
+)
+def test_draws_in_3d(view: View, thing: str, colour: str) -> None:
+    """Nothing else has its colour: the sections and the axes are not drawn in 3-d."""
+    assert count(colour, view.pixels[SPACE]) > 100
+
+
+def test_every_request_is_answered(view: View, service: str) -> None:
+    """The page may read all answers, and asks for no shard."""
+    asked = {(each.url.removeprefix(f"{service}/bucket/"), each.status) for each in view.asked}
+
+    assert not view.faults
+    assert {status for _, status in asked} == {200, 206}
+    assert {
+        ("segments/8_8_8/0-20_0-20_20-40", 200),
+        (f"segments/mesh/{BALL}.index", 200),
+        (f"segments/mesh/{BALL}", 206),
+        (f"segments/skeletons_mip_0/{BAR}", 200),
+        ("notes/spatial0/0_0_0", 200),
+        (f"notes/rel_segment/{BAR}", 200),
+        ("notes/by_id/2", 200),
+    } <= asked
+    assert not [path for path, _ in asked if path.endswith(".shard")]
+
+
+def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View) -> None:
+    """No pixel differs where the page reads the shards itself."""
+    other = neuroglancer.look(state(f"{service}/raw"), "precomputed-raw")
+
+    np.testing.assert_array_equal(view.pixels, other.pixels)

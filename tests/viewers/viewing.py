@@ -1,0 +1,156 @@
+"""Neuroglancer in a browser with an empty profile: what it asks for, shows, and knows."""
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from playwright.sync_api import Browser, Error, Page, Request, ViewportSize
+
+type Json = dict[str, Any]
+type Voxels = npt.NDArray[np.int64]
+"""Rows of coordinates in the dimensions of the state."""
+type Pixels = npt.NDArray[np.int16]
+"""Rows of columns of red, green and blue."""
+
+_LOAD_S: Final = 30.0
+_SIZE: Final = ViewportSize(width=800, height=600)
+
+_RESTORE: Final = "state => viewer.state.restoreState(state)"
+"""A state in the page's address is written back, in the midst of reading it if that takes 0.4 s."""
+_PASSING: Final = """
+.neuroglancer-display-dimensions-widget,
+.neuroglancer-layer-item-visible-progress,
+.neuroglancer-layer-item-prefetch-progress { display: none }
+"""
+"""What goes away some time after the zoom was set, or all was loaded."""
+_LOADED: Final = """layers => (
+    viewer.layerManager.managedLayers.length === layers
+    && viewer.isReady()
+    && !document.querySelector("#neuroglancer-status-container li:not([style*='none'])")
+    || viewer.layerManager.managedLayers.some(
+        ({layer}) => layer?.dataSources.some(source => source.loadState?.error))
+)"""
+_FAULTS: Final = """() => viewer.layerManager.managedLayers.flatMap(({layer}) =>
+    layer.dataSources.map(source => source.loadState?.error).filter(Boolean).map(String))"""
+_VALUES: Final = """([name, points]) => {
+    const {layer} = viewer.layerManager.getLayerByName(name);
+    return points.map(point => {
+        for (const part of layer.renderLayers) {
+            const value = part.getValueAt?.(Float32Array.from(point));
+            if (value !== undefined && value !== null) return String(value);
+        }
+        return null;
+    });
+}"""
+
+
+def sections(shape: Sequence[int], center: Sequence[int]) -> Voxels:
+    """List the voxels in the planes through *center*, all of which a view of it shows."""
+    voxels = np.indices(shape).reshape(len(shape), -1).T
+    return np.compress((voxels == center).any(axis=1), voxels, axis=0)
+
+
+def count(colour: str, pixels: Pixels) -> int:
+    """Count the *pixels* of a *colour* such as ``#ff00ff``, in the light or in the shade."""
+    wanted = np.array([colour[at : at + 2] == "ff" for at in (1, 3, 5)])
+    return int(((pixels > 60) == wanted).all(axis=2).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of the page to another origin, and what became of it."""
+
+    url: str
+    range: str | None
+    status: int | None
+    """`None` where there was no answer that the page may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A state of Neuroglancer when nothing is left to load."""
+
+    asked: Sequence[Asked]
+    faults: Sequence[str]
+    """Why a source cannot be opened, and what CORS forbade."""
+    values: Mapping[str, Sequence[int | None]]
+    """By layer, the value of each voxel; `None` where no chunk is loaded."""
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Neuroglancer:
+    """The client's page, opened anew for each view."""
+
+    browser: Browser
+    page_url: str
+    pictures: Path
+
+    def look(self, state: Json, name: str, voxels: Mapping[str, Voxels] | None = None) -> View:
+        """Open *state*, keep a picture called *name*, and read the *voxels* of its layers."""
+        file = self.pictures / f"{name}.png"
+        with self.browser.new_context(viewport=_SIZE) as context:
+            page = context.new_page()
+            asked, faults = self._listen(page)
+            page.goto(self.page_url)
+            page.wait_for_function("window.viewer")
+            page.evaluate(_RESTORE, state)
+            try:
+                picture = _picture_when_still(page, len(state["layers"]))
+            except Error as error:
+                page.screenshot(path=file)
+                refused = [each for each in asked if each.status not in {200, 206}]
+                raise AssertionError(f"not all is loaded: {faults} {refused}") from error
+            faults += page.evaluate(_FAULTS)
+            values = {layer: _values(page, layer, rows) for layer, rows in (voxels or {}).items()}
+        file.write_bytes(picture)
+        return View(asked, faults, values, _decode(picture))
+
+    def _listen(self, page: Page) -> tuple[list[Asked], list[str]]:
+        """Give lists that grow with what *page* asks for, and with what CORS forbids it."""
+        asked: list[Asked] = []
+        faults: list[str] = []
+        own = self.page_url.partition("/v/")[0]
+
+        def note(request: Request, status: int | None) -> None:
+            if not request.url.startswith(f"{own}/"):
+                asked.append(Asked(request.url, request.headers.get("range"), status))
+
+        def note_failed(request: Request) -> None:
+            if request.failure != "net::ERR_ABORTED":  # the page itself no longer wanted it
+                note(request, None)
+
+        page.on("response", lambda response: note(response.request, response.status))
+        page.on("requestfailed", note_failed)
+        page.on("console", lambda said: faults.append(said.text) if "CORS" in said.text else None)
+        return asked, faults
+
+
+def _picture_when_still(page: Page, layers: int) -> bytes:
+    """Wait until all is loaded and two pictures in a row are the same."""
+    deadline = time.monotonic() + _LOAD_S
+    before = b""
+    while time.monotonic() < deadline:
+        page.wait_for_function(_LOADED, arg=layers, timeout=_LOAD_S * 1000)
+        page.evaluate("viewer.display.draw()")
+        picture = page.screenshot(style=_PASSING)
+        if picture == before:
+            return picture
+        before = picture
+    raise Error("the picture does not come to rest")
+
+
+def _values(page: Page, layer: str, voxels: Voxels) -> list[int | None]:
+    found = page.evaluate(_VALUES, [layer, (voxels + 0.5).tolist()])
+    return [None if value is None else int(value) for value in found]
+
+
+def _decode(picture: bytes) -> Pixels:
+    with Image.open(io.BytesIO(picture)) as image:
+        return np.asarray(image.convert("RGB"), np.int16)

@@ -123,23 +123,13 @@ class MinishardIndex:
     def lookup(self, chunk_id: int) -> ByteRange | None:
         """Find *chunk_id* in the shard.
 
-        Raises: `DecodeError` for an id that stands there twice and a sum past 2^64.
+        Raises: `DecodeError` for an id that stands there twice.
         """
         at = bisect_left(self.ids, chunk_id)
         if at == len(self.ids) or self.ids[at] != chunk_id:
             return None
-        return self.place(at)
-
-    def place(self, at: int) -> ByteRange:
-        """Tell where the chunk in row *at* is.
-
-        Raises: `DecodeError` as `lookup` does.
-        """
-        chunk_id = self.ids[at]
         if at + 1 < len(self.ids) and self.ids[at + 1] == chunk_id:
             raise DecodeError(f"chunk {chunk_id} is twice in its minishard index")
-        if self.starts[at] > self.stops[at]:
-            raise DecodeError(f"chunk {chunk_id} ends past 2^64")
         return ByteRange(self.starts[at], self.stops[at])
 
 
@@ -154,7 +144,10 @@ class MinishardIndexDecoder:
     def __call__(self, data: bytes) -> MinishardIndex:
         """Undo the deltas, which wrap at 2^64: chunks need not lie in the order of their ids.
 
-        Nor must the ids rise in the file; here they do. Raises: `DecodeError`.
+        Nor must the ids rise in the file; here they do.
+
+        Raises: `DecodeError`, also for a chunk that ends past 2^64: what follows it counts from
+        there, and nothing that is absent is proven to be.
         """
         decoded = inflate(data, self.most_nbytes) if self.is_gzip else data
         if len(decoded) % _ROW_NBYTES:
@@ -162,6 +155,8 @@ class MinishardIndexDecoder:
         ids, gaps, sizes = np.frombuffer(decoded, "<u8").reshape(3, -1)
         ids, stops = np.cumsum(ids), np.cumsum(gaps + sizes)
         starts = stops - sizes
+        if (wrong := np.flatnonzero(starts > stops)).size:
+            raise DecodeError(f"chunk {ids[wrong[0]]} ends past 2^64")
         if (ids[1:] < ids[:-1]).any():
             order = np.argsort(ids, kind="stable")
             ids, starts, stops = ids[order], starts[order], stops[order]

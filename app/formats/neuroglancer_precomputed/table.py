@@ -71,13 +71,12 @@ class TableReader:
     def read(self, minishards: Sequence[Minishard]) -> Table:
         """Decode *minishards*, and leave out the chunks that no reader finds, or finds whole."""
         rows = self._decode(minishards)
-        ids, starts, stops, owners = rows.T
+        ids, _, stops, owners = rows.T
         sound = np.ones(len(rows), np.bool_)
         for wrong, reason in (
             (~self.part.names.covers(ids), self._is_none),
             (self._misplaced(ids, owners), self._is_misplaced),
             (_repeated(ids, owners), _is_repeated),
-            (starts > stops, _is_endless),
             (stops > np.uint64(self.region.length), self._is_outside),
         ):
             self._tell(rows[sound & wrong], reason)
@@ -150,10 +149,6 @@ class TableReader:
 
 def _is_repeated(chunk_id: int, *_: int) -> str:
     return f"chunk {chunk_id} is twice in its minishard index"
-
-
-def _is_endless(chunk_id: int, *_: int) -> str:
-    return f"chunk {chunk_id} ends past 2^64"
 
 
 def _repeated(ids: Ids, owners: Ids) -> Mask:

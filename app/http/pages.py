@@ -9,6 +9,7 @@ from app.storage.contract import Listed
 
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
+    "info": b"application/json",
     "zarray": b"application/json",
     "zattrs": b"application/json",
     "zgroup": b"application/json",
@@ -19,12 +20,13 @@ _CONTENT_TYPES: Final = {
     "jpg": b"image/jpeg",
     "jpeg": b"image/jpeg",
 }
-"""By what follows the last dot; nothing that a browser would run."""
+"""By the name, or what follows its last dot; nothing that a browser would run."""
 
 
 def content_type(key: str) -> bytes:
     """Name the media type of an object by its *key*."""
-    return _CONTENT_TYPES.get(key.rpartition(".")[2], b"application/octet-stream")
+    ending = key.rpartition("/")[2].rpartition(".")[2]
+    return _CONTENT_TYPES.get(ending, b"application/octet-stream")
 
 
 def listing_page(path: str, listed: Iterable[Listed]) -> bytes:

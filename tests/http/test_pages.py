@@ -34,6 +34,10 @@ def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # no
         ("c/0/0", b"application/octet-stream"),
         ("page.html", b"application/octet-stream"),
         ("picture.svg", b"application/octet-stream"),
+        ("info", b"application/json"),
+        ("vol/mesh/info", b"application/json"),
+        ("vol/information", b"application/octet-stream"),
+        ("a.json/7", b"application/octet-stream"),
         ("notes.txt", b"text/plain; charset=utf-8"),
     ],
 )

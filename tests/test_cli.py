@@ -23,6 +23,7 @@ from app.cli import main
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr_storage_transformer import case as transformer
+from tests.zipped import zipped
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
@@ -381,7 +382,7 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
         write(objects, tmp_path / name)
     assert run("verify", "--chunks", str(tmp_path)).returncode == 0
     manifest, larger = (precomputed.encode_manifest([[2], [nbytes]]) for nbytes in (3, 4))
-    bones = gzip.compress(b"bones", mtime=0)
+    bones = zipped(b"bones")
     damaged = {
         "cells/s0/0.shard": cells["s0/0.shard"][:-1],
         "draft/data/root/c0/0": draft["data/root/c0/0"][4:],

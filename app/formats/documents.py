@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from app.formats.contract import DecodeError, Fetch, Layout, Read, Versioned, Weighable
-from app.model import ByteRange, ETag, ObjectRef, VirtualKey
+from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 
 type Json = Any
 
@@ -114,6 +114,26 @@ class DocumentFormat:
             return None
         spec = Versioned(found.value.spec, found.etag, found.size)
         return found.value.dialect.layout(directory, spec)
+
+
+class Shown(Protocol):
+    """A decoded document, with what clients see in its place."""
+
+    @property
+    def served(self) -> bytes:
+        """The document that clients see."""
+        ...
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether that differs from what is stored."""
+        ...
+
+
+def show[S: Shown](document: Versioned[S]) -> Inline:
+    """Serve *document*; rewritten it has a version of its own."""
+    value, etag, _ = document
+    return Inline(value.served, etag_of_rewritten(etag) if value.is_rewritten else etag)
 
 
 def etag_of_rewritten(etag: ETag) -> ETag:

@@ -1,6 +1,5 @@
 """`app.formats.gzipped`: gzip, and not more of it than is allowed."""
 
-import gzip
 from contextlib import suppress
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from app.formats.contract import DecodeError
 from app.formats.gzipped import inflate, inflated_nbytes
+from tests.zipped import zipped
 
 _MOST_NBYTES = 2**20
 _contents = st.binary(max_size=2000) | st.integers(0, 2**17).map(bytes)
@@ -17,7 +17,7 @@ _contents = st.binary(max_size=2000) | st.integers(0, 2**17).map(bytes)
 @given(st.lists(_contents, min_size=1, max_size=5))
 def test_members_are_inflated_one_after_the_other(contents: list[bytes]) -> None:
     """A gzip file may be several, one behind the other (RFC 1952 §2.2)."""
-    data = b"".join(map(gzip.compress, contents))
+    data = b"".join(map(zipped, contents))
 
     assert inflate(data, _MOST_NBYTES) == b"".join(contents)
 
@@ -25,15 +25,15 @@ def test_members_are_inflated_one_after_the_other(contents: list[bytes]) -> None
 @given(_contents)
 def test_a_member_tells_how_much_it_holds(content: bytes) -> None:
     """In its last four bytes (RFC 1952 §2.3.1)."""
-    assert inflated_nbytes(gzip.compress(content)) == len(content)
+    assert inflated_nbytes(zipped(content)) == len(content)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
     """At whatever byte, except between two members."""
-    one = gzip.compress(first)
-    data = one + gzip.compress(second)
+    one = zipped(first)
+    data = one + zipped(second)
     for length in {*range(len(data))} - {len(one)}:
         with pytest.raises(DecodeError, match="the gzip data ends early"):
             inflate(data[:length], _MOST_NBYTES)
@@ -46,8 +46,8 @@ def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
         bytes(18),
         b"\x1f\x8c",
         b"\x78\x9c\x03\x00\x00\x00\x00\x01",
-        gzip.compress(b"data", mtime=0) + b"trailing",
-        gzip.compress(b"data", mtime=0) + bytes(2),
+        zipped(b"data") + b"trailing",
+        zipped(b"data") + bytes(2),
     ],
 )
 def test_what_is_no_gzip_is_refused(data: bytes) -> None:
@@ -59,7 +59,7 @@ def test_what_is_no_gzip_is_refused(data: bytes) -> None:
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_a_flipped_bit_of_the_data_is_noticed(content: bytes, data: st.DataObject) -> None:
     """The checksum and the size at the end are checked."""
-    damaged = bytearray(gzip.compress(content))
+    damaged = bytearray(zipped(content))
     bit = data.draw(st.integers(8 * 10, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8
     with suppress(DecodeError):  # but for one that pads the data
@@ -69,21 +69,21 @@ def test_a_flipped_bit_of_the_data_is_noticed(content: bytes, data: st.DataObjec
 @given(st.integers(0, 2**17), st.integers(1, 5))
 def test_the_limit_is_one_of_all_members_together(most_nbytes: int, count: int) -> None:
     """So much is inflated, and not a byte more."""
-    data = b"".join(gzip.compress(bytes(most_nbytes // count)) for _ in range(count))
-    spare = gzip.compress(bytes(most_nbytes % count))
+    data = b"".join(zipped(bytes(most_nbytes // count)) for _ in range(count))
+    spare = zipped(bytes(most_nbytes % count))
 
     assert inflate(data + spare, most_nbytes) == bytes(most_nbytes)
     with pytest.raises(DecodeError, match=f"more than {most_nbytes} bytes once inflated"):
-        inflate(data + spare + gzip.compress(b"x"), most_nbytes)
+        inflate(data + spare + zipped(b"x"), most_nbytes)
 
 
 def test_a_bomb_is_not_inflated() -> None:
     """A megabyte that would be a gigabyte is refused at the limit."""
-    bomb = gzip.compress(bytes(2**20)) * 1000
+    bomb = zipped(bytes(2**20)) * 1000
     with pytest.raises(DecodeError, match="more than 100 bytes"):
         inflate(bomb, 100)
 
 
 def test_a_great_many_members_are_read() -> None:
     """Two megabytes of empty ones would be work of minutes if each cost what is left."""
-    assert inflate(gzip.compress(b"") * 100_000, 100) == b""
+    assert inflate(zipped(b"") * 100_000, 100) == b""

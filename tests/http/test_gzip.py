@@ -22,10 +22,11 @@ from tests.formats.neuroglancer_precomputed.case import (
 )
 from tests.serving import serving
 from tests.storage.faulty import FaultyServer
+from tests.zipped import zipped
 
 KEY, NEIGHBOUR, _, _, BIG = IDS
 CHUNK = b"what a chunk holds " * 20
-STORED = gzip.compress(CHUNK, mtime=0)
+STORED = zipped(CHUNK)
 LARGE = b"".join(number.to_bytes(4, "big") for number in range(5000))
 OBJECTS = build({KEY: CHUNK, NEIGHBOUR: b"neighbour", BIG: LARGE}, sharding=GZIP_DATA)
 
@@ -246,7 +247,7 @@ def test_a_cached_chunk_is_inflated_without_a_read(caching: Service) -> None:
 def test_a_chunk_that_is_passed_on_in_pieces(service: Service, accepted: str) -> None:
     """More than is held at once of the store's answer, in either form."""
     got = service.ask(BIG, accept_encoding=accepted)
-    stored = gzip.compress(LARGE, mtime=0)
+    stored = zipped(LARGE)
 
     assert len(stored) > 2000
     assert got.body == (stored if accepted == "gzip" else LARGE)
@@ -282,7 +283,7 @@ BAD = {
     "checksum": STORED[:-8] + bytes(4) + STORED[-4:],
     "trailing bytes": STORED + b"more",
     "empty": b"",
-    "a bomb": gzip.compress(bytes(2**16 + 1)),
+    "a bomb": zipped(bytes(2**16 + 1)),
     "too long": bytes(2**16 + 1),
 }
 

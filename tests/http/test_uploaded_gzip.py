@@ -11,6 +11,7 @@ from app.settings import DatasetSettings, Settings
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.storage.conftest import s3_settings
+from tests.zipped import zipped
 
 CHUNK = b"chunk of a volume " * 500
 INFO = {"@type": "neuroglancer_multiscale_volume", "scales": []}
@@ -25,7 +26,7 @@ def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
         seaweedfs.client.put_object(
             Bucket=seaweedfs.bucket,
             Key=f"uploaded-gzip/{key}",
-            Body=gzip.compress(data),
+            Body=zipped(data),
             ContentEncoding="gzip",
         )
     dataset = DatasetSettings(url=f"s3://{seaweedfs.bucket}/uploaded-gzip", store="lab")

@@ -1,7 +1,6 @@
 """Bodies that are inflated: what is held for them, and which damage is believed."""
 
 import asyncio
-import gzip
 from random import randbytes
 
 import pytest
@@ -12,10 +11,11 @@ from app.resolve.entity import Coding, Entity
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import WatchedStore, holding
 from tests.resolving import ROOT, All, Reading, reading
+from tests.zipped import zipped
 
 _KEY, _NEIGHBOUR, *_ = IDS
 _CHUNK = b"what a chunk holds " * 500
-_STORED = gzip.compress(_CHUNK, mtime=0)
+_STORED = zipped(_CHUNK)
 _OBJECTS = build({_KEY: _CHUNK, _NEIGHBOUR: b"neighbour"}, sharding=GZIP_DATA)
 _SHARD = ROOT.join("s0/0.shard")
 _LIMIT = 2**16
@@ -52,7 +52,7 @@ _BAD = {
     "cached": _STORED[:-1],
     "empty": b"",
     "too long": bytes(_LIMIT + 1),
-    "a bomb": gzip.compress(bytes(_LIMIT + 1)),
+    "a bomb": zipped(bytes(_LIMIT + 1)),
 }
 every_damage = pytest.mark.parametrize("name", _BAD)
 
@@ -147,7 +147,7 @@ async def test_gzip_and_what_it_holds_are_held_together() -> None:
 @pytest.mark.parametrize("told", [0, 2**32 - 1])
 async def test_a_size_that_lies_changes_nothing(told: int) -> None:
     """Several members tell the size of the last one only; what comes out is counted."""
-    more = gzip.compress(b"", mtime=0)
+    more = zipped(b"")
     stored = _STORED + more if told == 0 else _STORED[:-4] + told.to_bytes(4, "little")
     data = _reading(_put(WatchedStore(), _with(stored)))
     if told == 0:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field
-from math import prod
 from operator import add
 from typing import Final, Protocol
 
@@ -97,9 +96,6 @@ class MortonGrid:
         return len(cell) == len(self.shape) and all(
             0 <= at < n for at, n in zip(cell, self.shape, strict=True)
         )
-
-    def __len__(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

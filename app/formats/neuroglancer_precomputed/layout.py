@@ -12,7 +12,7 @@ from app.formats.contract import (
     Listing,
     Versioned,
 )
-from app.formats.documents import Json, etag_of_rewritten
+from app.formats.documents import Json, show
 from app.formats.neuroglancer_precomputed.describe import Described, describe
 from app.formats.neuroglancer_precomputed.metadata import Info, Kind, Part, parse_info
 from app.formats.neuroglancer_precomputed.shards import ShardReader
@@ -20,7 +20,6 @@ from app.formats.neuroglancer_precomputed.survey import PrecomputedShards
 from app.model import (
     MISSING,
     Gzipped,
-    Inline,
     Location,
     ObjectRef,
     VirtualKey,
@@ -72,8 +71,7 @@ class PrecomputedLayout:
         """Find a chunk by the name it has unsharded; what is no chunk is served as it is."""
         info = self.info.value
         if key == MARKER:
-            etag = self.info.etag
-            return Inline(info.served, etag_of_rewritten(etag) if info.is_rewritten else etag)
+            return show(self.info)
         path, _, name = key.rpartition("/")
         parts = info.parts_at.get(path, ())
         for part in parts:

@@ -14,7 +14,7 @@ from app.formats.contract import (
     Read,
     Versioned,
 )
-from app.formats.documents import Json, etag_of_rewritten
+from app.formats.documents import Json, show
 from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.index import (
     ENTRY_NBYTES,
@@ -84,8 +84,7 @@ class ZarrLayout:
         """Find a chunk by its key in the unsharded array; what is no chunk is served as it is."""
         node = self.node.value
         if key == MARKER:
-            etag = self.node.etag
-            return Inline(node.served, etag_of_rewritten(etag) if node.is_rewritten else etag)
+            return show(self.node)
         if node.array is None or (coords := node.array.keys.parse(key)) is None:
             return Whole(self.directory.join(key))
         if (origin := node.array.origin(coords)) is None:

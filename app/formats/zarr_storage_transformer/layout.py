@@ -14,7 +14,7 @@ from app.formats.contract import (
     Shards,
     Versioned,
 )
-from app.formats.documents import DocumentDecoder, Json, etag_of_rewritten
+from app.formats.documents import DocumentDecoder, Json, show
 from app.formats.zarr_sharding_indexed.layout import ShardReader
 from app.formats.zarr_storage_transformer.describe import array_paths, describe
 from app.formats.zarr_storage_transformer.keys import (
@@ -33,7 +33,7 @@ from app.formats.zarr_storage_transformer.metadata import (
     parse_hierarchy,
 )
 from app.formats.zarr_storage_transformer.survey import shards_of
-from app.model import MISSING, ByteRange, Inline, Location, ObjectRef, VirtualKey, Whole
+from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,8 @@ class HierarchyLayout:
     async def _locate_document(
         self, key: VirtualKey, parse: Callable[[Json, bytes], Document], fetch: Fetch
     ) -> Location:
-        if (found := await self._fetch(key, parse, fetch)) is None:
-            return MISSING
-        etag = etag_of_rewritten(found.etag) if found.value.is_rewritten else found.etag
-        return Inline(found.value.served, etag)
+        found = await self._fetch(key, parse, fetch)
+        return MISSING if found is None else show(found)
 
     async def _locate_chunk(self, key: DataKey, fetch: Fetch) -> Location:
         found = await self._array(key.path, fetch)

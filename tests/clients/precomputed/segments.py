@@ -1,6 +1,5 @@
 """A segmentation with meshes and skeletons, made by cloud-volume and igneous."""
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.clients.precomputed.volumes import (
     write_shards,
 )
 from tests.clients.writing import Json, Values
+from tests.zipped import zipped
 
 EDGE: Final = 40
 IDS: Final = (7, 1234567, 2**40 + 1)
@@ -126,7 +126,7 @@ def compress_manifests(path: Path, target: Path) -> None:
     shutil.copytree(path, target)
     meshes = {segment: mesh_parts(path, segment) for segment in IDS}
     info = document(target / "mesh")
-    manifests = {segment: gzip.compress(manifest) for segment, (manifest, _) in meshes.items()}
+    manifests = {segment: zipped(manifest) for segment, (manifest, _) in meshes.items()}
     shards = synthesize_shard_files(
         ShardingSpecification.from_dict(info["sharding"]),
         {segment: meshes[segment][1] + manifests[segment] for segment in IDS},

@@ -1,10 +1,11 @@
 """Shards of ``neuroglancer_uint64_sharded_v1``, written with `struct` after the documents."""
 
-import gzip
 import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
+
+from tests.zipped import zipped
 
 type Sharding = dict[str, Any]
 
@@ -105,7 +106,7 @@ def encode_shard(
             body += chunk
         index = encode_minishard(places)
         if places and sharding["minishard_index_encoding"] == "gzip":
-            index = gzip.compress(index, mtime=0)
+            index = zipped(index)
         entries += struct.pack("<2Q", len(body), len(body) + len(index))
         body += index
     return entries, body
@@ -124,7 +125,7 @@ def build_shards(
     )
     for chunk_id, chunk in sorted(chunks.items()):
         name, minishard = address(chunk_id, sharding)
-        stored = gzip.compress(chunk, mtime=0) if sharding["data_encoding"] == "gzip" else chunk
+        stored = zipped(chunk) if sharding["data_encoding"] == "gzip" else chunk
         shards[name][minishard][chunk_id] = stored
     objects: dict[str, bytes] = {}
     for name, minishards in shards.items():

@@ -1,6 +1,5 @@
 """Objects that contradict themselves: errors that name them, never absence."""
 
-import gzip
 import json
 import random
 import struct
@@ -23,6 +22,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
 )
 from tests.resolving import ROOT
+from tests.zipped import zipped
 
 _SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
 _LIMIT = 2**14
@@ -148,7 +148,7 @@ async def test_ids_need_not_rise() -> None:
     }
 
 
-_BOMB = gzip.compress(bytes(_LIMIT + 24))
+_BOMB = zipped(bytes(_LIMIT + 24))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ _BOMB = gzip.compress(bytes(_LIMIT + 24))
     [
         (_BOMB, "more than 16384 bytes once inflated"),
         (b"no gzip at all, but 24 bytes and more", "no gzip"),
-        (gzip.compress(encode_minishard([(7, 0, 5)]))[:-1], "the gzip data ends early"),
-        (gzip.compress(bytes(25)), "25 bytes, no multiple of 24"),
+        (zipped(encode_minishard([(7, 0, 5)]))[:-1], "the gzip data ends early"),
+        (zipped(bytes(25)), "25 bytes, no multiple of 24"),
     ],
 )
 async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, reason: str) -> None:
@@ -173,7 +173,7 @@ async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, r
         (_BOMB, "more than 16384 bytes once inflated"),
         (b"plain", "no gzip"),
         (b"", "the gzip data ends early"),
-        (gzip.compress(b"data")[:-1], "the gzip data ends early"),
+        (zipped(b"data")[:-1], "the gzip data ends early"),
         (bytes(_LIMIT + 1), "16385 bytes of gzip are too many to inflate"),
     ],
 )
@@ -208,10 +208,10 @@ async def test_a_manifest_that_cannot_be_is_damage(manifest: bytes, reason: str)
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        (gzip.compress(encode_manifest([[1] * 2000])), "more than 16384 bytes once inflated"),
+        (zipped(encode_manifest([[1] * 2000])), "more than 16384 bytes once inflated"),
         (encode_manifest([[5]]), "no gzip"),
-        (gzip.compress(encode_manifest([[5]]))[:-1], "the gzip data ends early"),
-        (gzip.compress(encode_manifest([[11]])), "is of 11 bytes of fragments"),
+        (zipped(encode_manifest([[5]]))[:-1], "the gzip data ends early"),
+        (zipped(encode_manifest([[11]])), "is of 11 bytes of fragments"),
     ],
 )
 async def test_a_manifest_that_does_not_inflate_is_damage(manifest: bytes, reason: str) -> None:

@@ -1,6 +1,5 @@
 """The two levels of index."""
 
-import gzip
 import struct
 from typing import Any
 
@@ -20,6 +19,7 @@ from app.formats.neuroglancer_precomputed.index import (
 from app.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
+from tests.zipped import zipped
 
 _MOST_NBYTES = 2**16
 _ids = st.integers(0, 2**64 - 1)
@@ -134,7 +134,7 @@ def test_chunks_are_where_they_were_written(
 ) -> None:
     """Ids that fall, and chunks that lie before the one listed before, make deltas wrap."""
     data = encode_minishard(chunks)
-    index = _decode(gzip.compress(data) if is_gzip else data, is_gzip=is_gzip)
+    index = _decode(zipped(data) if is_gzip else data, is_gzip=is_gzip)
 
     assert {chunk[0]: index.lookup(chunk[0]) for chunk in chunks} == {
         chunk_id: ByteRange(start, start + size) for chunk_id, start, size in chunks
@@ -188,13 +188,13 @@ def test_a_minishard_index_of_another_size_is_refused(nbytes: int) -> None:
     with pytest.raises(DecodeError, match=f"{nbytes} bytes, no multiple of 24"):
         _decode(bytes(nbytes))
     with pytest.raises(DecodeError, match=f"{nbytes} bytes, no multiple of 24"):
-        _decode(gzip.compress(bytes(nbytes)), is_gzip=True)
+        _decode(zipped(bytes(nbytes)), is_gzip=True)
 
 
 @pytest.mark.parametrize("is_gzip", [False, True])
 def test_an_empty_minishard_index_holds_nothing(*, is_gzip: bool) -> None:
     """No chunk is in it, and that is no error."""
-    index = _decode(gzip.compress(b"") if is_gzip else b"", is_gzip=is_gzip)
+    index = _decode(zipped(b"") if is_gzip else b"", is_gzip=is_gzip)
 
     assert (len(index), index.nbytes, index.lookup(0)) == (0, 0, None)
 
@@ -202,7 +202,7 @@ def test_an_empty_minishard_index_holds_nothing(*, is_gzip: bool) -> None:
 @given(_chunks)
 def test_a_truncated_gzip_is_refused(chunks: list[tuple[int, int, int]]) -> None:
     """At whatever byte it ends, it is not taken for fewer chunks."""
-    data = gzip.compress(encode_minishard(chunks))
+    data = zipped(encode_minishard(chunks))
     for length in range(len(data)):
         with pytest.raises(DecodeError, match="ends early"):
             _decode(data[:length], is_gzip=True)
@@ -210,7 +210,7 @@ def test_a_truncated_gzip_is_refused(chunks: list[tuple[int, int, int]]) -> None
 
 def test_an_index_that_inflates_beyond_the_limit_is_refused() -> None:
     """A bomb is not inflated further than the limit."""
-    bomb = gzip.compress(bytes(100 * _MOST_NBYTES))
+    bomb = zipped(bytes(100 * _MOST_NBYTES))
     with pytest.raises(DecodeError, match="more than 65536 bytes once inflated"):
         _decode(bomb, is_gzip=True)
 
@@ -219,7 +219,7 @@ def test_an_index_that_inflates_to_the_limit_is_decoded() -> None:
     """The limit itself is allowed."""
     data = encode_minishard([(each, each, 1) for each in range(1000)])
 
-    assert len(MinishardIndexDecoder(is_gzip=True, most_nbytes=24_000)(gzip.compress(data))) == 1000
+    assert len(MinishardIndexDecoder(is_gzip=True, most_nbytes=24_000)(zipped(data))) == 1000
 
 
 @pytest.mark.parametrize("step", [1, -1])

@@ -1,6 +1,5 @@
 """Mesh manifests."""
 
-import gzip
 import struct
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from app.formats.contract import DecodeError
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from tests.formats.neuroglancer_precomputed.case import encode_manifest
+from tests.zipped import zipped
 
 _decode = ManifestDecoder(is_gzip=False, most_nbytes=2**16)
 _inflate = ManifestDecoder(is_gzip=True, most_nbytes=2**16)
@@ -22,7 +22,7 @@ def test_the_fragments_are_as_long_as_their_sizes_together(lods: list[list[int]]
     manifest = encode_manifest(lods)
 
     assert _decode(manifest).fragments_nbytes == sum(map(sum, lods))
-    assert _inflate(gzip.compress(manifest)).fragments_nbytes == sum(map(sum, lods))
+    assert _inflate(zipped(manifest)).fragments_nbytes == sum(map(sum, lods))
 
 
 @given(_lods, st.binary(max_size=20))
@@ -75,10 +75,10 @@ def test_a_manifest_of_nothing_has_no_fragments() -> None:
 def test_a_manifest_that_inflates_beyond_the_limit_is_refused() -> None:
     """A bomb is not inflated further than the limit."""
     with pytest.raises(DecodeError, match="more than 65536 bytes once inflated"):
-        _inflate(gzip.compress(encode_manifest([[1] * 2**16])))
+        _inflate(zipped(encode_manifest([[1] * 2**16])))
 
 
-@pytest.mark.parametrize("data", [b"", encode_manifest([[1]]), gzip.compress(b"")])
+@pytest.mark.parametrize("data", [b"", encode_manifest([[1]]), zipped(b"")])
 def test_what_is_no_gzip_of_a_manifest_is_refused(data: bytes) -> None:
     """Neither bytes that are not compressed nor gzip of nothing."""
     with pytest.raises(DecodeError):

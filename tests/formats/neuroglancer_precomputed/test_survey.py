@@ -1,6 +1,5 @@
 """The shards of precomputed parts, and what their two levels of index name."""
 
-import gzip
 import json
 import struct
 from typing import Any
@@ -37,6 +36,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     morton,
 )
 from tests.resolving import ROOT
+from tests.zipped import zipped
 
 _MOST_NBYTES = 4096
 _SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
@@ -345,7 +345,7 @@ async def test_what_minishard_indexes_inflate_to_is_limited(
 ) -> None:
     """Each alone, and all together."""
     sharding = {**_SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"}
-    index = gzip.compress(bytes(nbytes))
+    index = zipped(bytes(nbytes))
     places = [(len(index) * n, len(index) * (n + 1)) for n in range(count)]
     places += [(0, 0)] * (8 - count)
     data = b"".join(struct.pack("<2Q", *place) for place in places) + index * count
@@ -409,10 +409,10 @@ async def test_distant_minishard_indexes_are_read_apart() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (gzip.compress(b"abc"), None),
-        (gzip.compress(b"abc")[:-1], "the gzip data ends early"),
+        (zipped(b"abc"), None),
+        (zipped(b"abc")[:-1], "the gzip data ends early"),
         (b"abc", "no gzip"),
-        (gzip.compress(bytes(_MOST_NBYTES + 1)), "more than 4096 bytes once inflated"),
+        (zipped(bytes(_MOST_NBYTES + 1)), "more than 4096 bytes once inflated"),
     ],
 )
 async def test_gzip_chunks_are_inflated(data: bytes, reason: str | None) -> None:
@@ -451,7 +451,7 @@ async def test_fragments_lie_right_before_their_manifest(
     survey = await _survey(shards, {"0.shard": struct.pack("<4Q", *places) + body + second})
     _, entry = survey.table().entries
 
-    stored = gzip.compress(manifest) if encoding == "gzip" else manifest
+    stored = zipped(manifest) if encoding == "gzip" else manifest
     assert survey.check(entry, stored) == reason
 
 

@@ -12,6 +12,10 @@ from app.formats.contract import DecodeError
 _GZIP_WBITS: Final = 31
 _FIRST_NBYTES: Final = 4096
 """What follows a member is copied as far as it was given, so that little is given at first."""
+_MOST_RATIO: Final = 1032
+"""No byte of gzip holds more."""
+_MOST_GIVEN_NBYTES: Final = 32 * 1024
+"""More inflates to pieces for which malloc asks the kernel each time."""
 
 
 def inflated_nbytes(data: bytes) -> int:
@@ -24,9 +28,15 @@ def inflate(data: bytes, most_nbytes: int) -> bytes:
 
     Raises: `DecodeError` for what is no gzip, ends early, or holds more than *most_nbytes*.
     """
+    return bytes(inflate_to_array(data, most_nbytes))
+
+
+def inflate_to_array(data: bytes, most_nbytes: int) -> bytearray:
+    """Inflate as `inflate` does, into bytes of their own that may be worked on."""
     rest, room = memoryview(data), most_nbytes
-    pieces: list[bytes] = []
-    while rest or not pieces:
+    inflated = bytearray(min(inflated_nbytes(data), most_nbytes, _MOST_RATIO * len(data)))
+    end = 0
+    while True:
         member, given_nbytes = zlib_ng.decompressobj(_GZIP_WBITS), _FIRST_NBYTES
         while not member.eof:
             if not rest:
@@ -39,7 +49,10 @@ def inflate(data: bytes, most_nbytes: int) -> bytes:
             room -= len(piece)
             if room < 0:
                 raise DecodeError(f"more than {most_nbytes} bytes once inflated")
-            pieces.append(piece)
+            inflated[end : end + len(piece)] = piece
+            end += len(piece)
             rest = rest[len(given) - len(member.unused_data) :]
-            given_nbytes *= 2
-    return b"".join(pieces)
+            given_nbytes = min(2 * given_nbytes, _MOST_GIVEN_NBYTES)
+        if not rest:
+            del inflated[end:]
+            return inflated

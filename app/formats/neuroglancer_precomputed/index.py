@@ -13,7 +13,7 @@ import mmh3
 import numpy as np
 
 from app.formats.contract import DecodeError
-from app.formats.gzipped import inflate
+from app.formats.gzipped import inflate_to_array
 from app.model import ByteRange, ETag
 
 ENTRY_NBYTES: Final = 16
@@ -149,12 +149,15 @@ class MinishardIndexDecoder:
         Raises: `DecodeError`, also for a chunk that ends past 2^64: what follows it counts from
         there, and nothing that is absent is proven to be.
         """
-        decoded = inflate(data, self.most_nbytes) if self.is_gzip else data
+        decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
         if len(decoded) % _ROW_NBYTES:
             raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
-        ids, gaps, sizes = np.frombuffer(decoded, "<u8").reshape(3, -1)
-        ids, stops = np.cumsum(ids), np.cumsum(gaps + sizes)
-        starts = stops - sizes
+        rows = np.frombuffer(decoded, "<u8").reshape(3, -1)
+        np.cumsum(rows[0], out=rows[0])
+        rows[1] += rows[2]
+        np.cumsum(rows[1], out=rows[1])
+        np.subtract(rows[1], rows[2], out=rows[2])
+        ids, stops, starts = rows
         if (wrong := np.flatnonzero(starts > stops)).size:
             raise DecodeError(f"chunk {ids[wrong[0]]} ends past 2^64")
         if (ids[1:] < ids[:-1]).any():

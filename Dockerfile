@@ -5,7 +5,7 @@ WORKDIR /src
 RUN python -m venv /venv
 # Dependencies first: they change less often than the code.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir app && touch app/__init__.py && /venv/bin/pip install --no-cache-dir .
+RUN mkdir app && touch app/__init__.py && /venv/bin/pip install --no-cache-dir '.[gcs,azure]'
 COPY app app
 RUN /venv/bin/pip install --no-cache-dir --no-deps --force-reinstall .
 

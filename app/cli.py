@@ -18,11 +18,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from app import demo as examples
 from app import present, server
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
-from app.main import formats
+from app.main import formats, open_allowed
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.inspect import inspect_key, inspect_root, inspect_shard
+from app.resolve.inspect import DamageReport, inspect_key, inspect_refs, inspect_root, inspect_shard
 from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
 from app.resolve.walk import Root
@@ -57,6 +57,10 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 Level = Annotated[LogLevel | None, typer.Option("--log-level", help="Least severity logged.")]
 Workers = Annotated[int | None, typer.Option(help="Processes; each has caches of its own.")]
+AllowVirtual = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PREFIX", help="Follow virtual references of Icechunk below this URL."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -110,14 +114,20 @@ def inspect(
     as_shard: Annotated[
         bool, typer.Option("--shard", help="KEY is the name of a shard object.")
     ] = False,
+    allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what is there, where the bytes of a key are, or what is in a shard."""
+    """Tell what is there, where the bytes of a key are, or what is in a shard.
+
+    The exit code is 1 if anything that is told of is damaged.
+    """
 
     async def arrays(root: Root) -> None:
-        found = await inspect_root(root)
-        document = {"arrays": [asdict(array) for array in found]}
-        _show(present.arrays(found), document, as_json=as_json)
+        found, refs = await inspect_root(root), await inspect_refs(root)
+        document = {"arrays": list(map(asdict, found)), "refs": list(map(asdict, refs))}
+        _show(present.arrays(found, refs), document, as_json=as_json)
+        if any(isinstance(each, DamageReport) for each in (*found, *refs)):
+            raise typer.Exit(1)
 
     async def chunk(root: Root) -> None:
         found = await inspect_key(root, VirtualKey(key or ""))
@@ -130,7 +140,7 @@ def inspect(
         _show(present.shard(found), asdict(found), as_json=as_json)
 
     call = arrays if key is None else shard if as_shard else chunk
-    asyncio.run(_with_root(url, call))
+    asyncio.run(_with_root(url, call, allow_virtual))
 
 
 @app.command()
@@ -140,12 +150,13 @@ def verify(
     chunks: Annotated[
         bool, typer.Option("--chunks", help="Read every inner chunk, not only the indexes.")
     ] = False,
+    allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the index of every shard; exit code 1 if anything is damaged."""
+    """Check every index and every reference; exit code 1 if anything is damaged."""
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.completed} shards, {task.fields[damaged]} damaged"),
+        TextColumn("{task.completed} checked, {task.fields[damaged]} damaged"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -154,12 +165,13 @@ def verify(
         task = progress.add_task("", total=None, damaged=0)
 
         def on_shard(report: Report) -> None:
-            progress.update(task, completed=report.shards, damaged=len(report.damages))
+            seen = report.shards + sum(report.counts.values())
+            progress.update(task, completed=seen, damaged=len(report.damages))
 
         async def check(root: Root) -> Report:
             return await verify_root(root, chunks=chunks, on_shard=on_shard)
 
-        report = asyncio.run(_with_root(url, check))
+        report = asyncio.run(_with_root(url, check, allow_virtual))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else present.verified(report))
     if report.damages:
         raise typer.Exit(1)
@@ -217,15 +229,20 @@ async def _reach(settings: Settings) -> None:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
 
 
-async def _with_root[T](url: str, call: Callable[[Root], Awaitable[T]]) -> T:
+async def _with_root[T](
+    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None
+) -> T:
     """Open the root *url* the way `serve` would, and hand it to *call*."""
-    settings = _settings([f"{_ROOT}={url}"], {})
+    told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
+    settings = load(None, os.environ, {"datasets": {_ROOT: told}})
     async with Stores(settings.limits) as stores:
         ref = _open_root(stores, settings, _ROOT)
         await stores.reach(ref)
         memory = Memory(settings.cache.index_bytes)
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
-        containers = Containers(formats(settings.datasets[_ROOT], settings.limits))
+        dataset = settings.datasets[_ROOT]
+        allowed = open_allowed(stores, dataset, settings)
+        containers = Containers(formats(dataset, settings.limits, allowed))
         return await call(Root(ref, stores, containers, fetch))
 
 

@@ -1,4 +1,4 @@
-"""Small example datasets of every supported format, written by zarr-python and TensorStore."""
+"""Small example datasets of every supported format, written by their own libraries."""
 
 import json
 import shlex
@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -26,7 +26,10 @@ SHAPE: Final = (160, 256, 256)
 MICROMETERS: Final = (2.0, 1.0, 1.0)
 """Size of a voxel of the finest level."""
 
-LEVELS: Final = 3
+LEVELS: Final = range(3)
+TAG: Final = "positive"
+"""The first state of the repository."""
+
 BRIGHT: Final = 100
 CELL_STEPS: Final = (2, 4)
 CELL_SHARDING: Final = {
@@ -60,24 +63,40 @@ def write(folder: Path) -> dict[str, Path]:
 def guide(base: str) -> str:
     """Say what to open while the examples are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
-    python = f'import zarr; print(zarr.open_array("{base}/image/s0", mode="r")[80, 128, ::32])'
-    image = {"type": "image", "name": "image", "source": f"{base}/image/|zarr3:"}
     cells = {"type": "segmentation", "name": "cells", "source": f"precomputed://{base}/cells"}
     lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
+    states = {"tagged": f"{base}/history/@tag.{TAG}", "now": f"{base}/history/@branch.main"}
     lines += [
         "",
         "One inner chunk of a shard is an object of its own:",
         f"  curl -sSD - -o /dev/null {chunk}",
         "The array, as if it were not sharded:",
-        f"  {shlex.quote(sys.executable)} -c {shlex.quote(python)}",
+        f"  {_show(f'{base}/image/s0', '80, 128, ::32')}",
         "The image in a viewer:",
-        f"  {_link(image)}",
+        f"  {_link(_image('image', f'{base}/image'))}",
         "The cells in it, a precomputed segmentation:",
         f"  {_link(cells)}",
+        "",
+        "A repository keeps its past: the image as it was tagged, and as it is now:",
+        *(f"  {url}/" for url in states.values()),
+        *(f"  curl -sSD - -o /dev/null {url}/s1/c/1/2/2" for url in states.values()),
+        *(f"  {_show(f'{url}/s1', '40, 64, ::16')}" for url in states.values()),
+        *(f"  {_link(_image(name, url))}" for name, url in states.items()),
         "",
         "Ctrl+C stops.",
     ]
     return "\n".join(lines)
+
+
+def _show(url: str, at: str) -> str:
+    """Print a few voxels of the array at *url* from a shell."""
+    script = f'import zarr; print(zarr.open_array("{url}", mode="r")[{at}])'
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
+
+
+def _image(name: str, url: str) -> dict[str, Any]:
+    """Make a layer of the image at *url*."""
+    return {"type": "image", "name": name, "source": f"{url}/|zarr3:"}
 
 
 def _link(layer: dict[str, Any]) -> str:
@@ -104,8 +123,8 @@ def _put_image(path: Path) -> None:
     """Write an OME-Zarr 0.5 image of three levels, with consolidated metadata."""
     import zarr  # noqa: PLC0415 - an extra
 
-    group = zarr.create_group(str(path), attributes={"ome": _multiscales()})
-    for level in range(LEVELS):
+    group = zarr.create_group(str(path), attributes={"ome": _multiscales(LEVELS)})
+    for level in LEVELS:
         data = _gyroid(2**level)
         _create(group, f"s{level}", data, chunks=INNER_CHUNK, shards=SHARD)
     with warnings.catch_warnings(action="ignore"):  # consolidation is no part of the format yet
@@ -169,11 +188,38 @@ def _put_cells(path: Path) -> None:
             volume.result()[..., 0] = values
 
 
+def _put_history(path: Path) -> None:
+    """Write a repository: an image, one level of it in shards, then tagged, then its negative."""
+    import icechunk  # noqa: PLC0415 - an extra
+    import zarr  # noqa: PLC0415 - an extra
+
+    icechunk.set_logs_filter(
+        "error"
+    )  # it warns that several may write to a folder: nobody else does
+    storage = icechunk.local_filesystem_storage(str(path.absolute()))
+    repository = icechunk.Repository.create(storage)
+    layouts = {1: {"chunks": INNER_CHUNK, "shards": SMALL_SHARD}, 2: {"chunks": INNER_CHUNK}}
+    ome = _multiscales(layouts)
+
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store, attributes={"ome": ome})
+    for level, layout in layouts.items():
+        _create(group, f"s{level}", _gyroid(2**level), **layout)
+    repository.create_tag(TAG, snapshot_id=session.commit("Draw a gyroid"))
+
+    session = repository.writable_session("main")
+    for level in layouts:
+        zarr.open_array(session.store, path=f"s{level}")[...] = 255 - _gyroid(2**level)
+    session.commit("Turn it into its negative")
+    icechunk.set_logs_filter(None)
+
+
 EXAMPLES: Final[Mapping[str, Callable[[Path], None]]] = {
     "image.zarr": _put_image,
     "index-at-start.zarr": _put_index_at_start,
     "nested.zarr": _put_nested,
     "cells.precomputed": _put_cells,
+    "history.icechunk": _put_history,
 }
 """The datasets, by the names of their folders."""
 
@@ -208,8 +254,8 @@ def _cells(step: int) -> npt.NDArray[np.uint64]:
     return np.where(_gyroid(step) > BRIGHT, number, 0).astype(np.uint64).T
 
 
-def _multiscales() -> dict[str, Any]:
-    """Describe the levels as OME-Zarr 0.5 does."""
+def _multiscales(levels: Iterable[int]) -> dict[str, Any]:
+    """Describe *levels*, each half of the one before, as OME-Zarr 0.5 does."""
     return {
         "version": "0.5",
         "multiscales": [
@@ -223,7 +269,7 @@ def _multiscales() -> dict[str, Any]:
                             {"type": "scale", "scale": [um * 2**level for um in MICROMETERS]}
                         ],
                     }
-                    for level in range(LEVELS)
+                    for level in levels
                 ],
             }
         ],

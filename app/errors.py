@@ -5,7 +5,12 @@ ShardgateError
 ├── RequestError                  the client mends its request
 │   ├── BadKeyError
 │   ├── BadHeaderError
-│   └── UnknownDatasetError
+│   ├── BadParameterError
+│   ├── UnknownDatasetError
+│   ├── UnknownRepositoryError
+│   └── UnknownRefError
+├── NotAllowedError               the operator has not allowed what the data refer to
+├── OfflineError                  the owner of the repository has taken it out of service
 ├── BusyError                     the client comes back later
 ├── StorageError                  the store did not give the bytes
 │   ├── StorageDeniedError
@@ -20,7 +25,7 @@ ShardgateError
 An object that does not exist is a value, not an error.
 """
 
-from app.model import ObjectRef
+from app.model import Fixed, ObjectRef, UnmodifiedSince, Version
 
 
 class ShardgateError(Exception):
@@ -43,8 +48,28 @@ class BadHeaderError(RequestError):
     """A header of the request cannot be understood."""
 
 
+class BadParameterError(RequestError):
+    """A parameter of the request cannot be, or not with the others."""
+
+
 class UnknownDatasetError(RequestError):
     """No dataset of that name is configured."""
+
+
+class UnknownRepositoryError(RequestError):
+    """There is no Icechunk repository where one was asked for, or none that keeps such a thing."""
+
+
+class UnknownRefError(RequestError):
+    """The repository has no such branch, tag or snapshot."""
+
+
+class NotAllowedError(ShardgateError):
+    """Data refer to objects elsewhere, which the settings do not allow to be read."""
+
+
+class OfflineError(ShardgateError):
+    """The repository says that it may not be read now."""
 
 
 class BusyError(ShardgateError):
@@ -109,3 +134,10 @@ class DamagedError(ShardgateError):
         super().__init__(f"{ref}: {reason}")
         self.ref = ref
         self.reason = reason
+
+
+def lost(ref: ObjectRef, version: Version | UnmodifiedSince) -> VersionChangedError | DamagedError:
+    """Make the error that *ref* is not there in *version*, which something told of."""
+    if isinstance(version, Fixed | UnmodifiedSince):
+        return DamagedError(ref, "is missing, or not as it was when it was referred to")
+    return VersionChangedError(ref)

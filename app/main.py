@@ -7,6 +7,8 @@ from fastapi import FastAPI
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
+from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.virtual import Allowed, allow
 from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from app.formats.neuroglancer_precomputed.layout import Precomputed
 from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
@@ -53,7 +55,9 @@ def create_app(
         name: Dataset(
             name=name,
             root=_open_root(stores, dataset, settings),
-            containers=Containers(formats(dataset, limits)),
+            containers=Containers(
+                formats(dataset, limits, open_allowed(stores, dataset, settings))
+            ),
             format=dataset.format,
             cache_control=dataset.cache_control.encode(),
         )
@@ -76,8 +80,28 @@ def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> 
     return stores.open_root(dataset.url, settings.stores[dataset.store], dataset.store)
 
 
-def formats(dataset: DatasetSettings, limits: LimitSettings) -> list[Format]:
-    """Name the formats whose containers are looked for in *dataset*."""
+def open_allowed(
+    stores: Stores, dataset: DatasetSettings, settings: Settings
+) -> tuple[Allowed, ...]:
+    """Open what virtual references may lead to."""
+    allowed = []
+    scheme = dataset.url.partition("://")[0]
+    for prefix in dataset.virtual_chunk_prefixes:
+        is_alike = prefix.url.startswith(f"{scheme}://")
+        name = prefix.store or (dataset.store if is_alike else None)
+        store = None if name is None else settings.stores[name]
+        root = stores.open_prefix(prefix.url, store, name)
+        allowed.append(allow(prefix.url, root))
+    return tuple(allowed)
+
+
+def formats(
+    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
+) -> list[Format]:
+    """Name the formats whose containers are looked for in *dataset*.
+
+    Virtual references of Icechunk may be followed where *allowed*.
+    """
     if dataset.view == "raw":
         return []
     zarr = (
@@ -85,8 +109,9 @@ def formats(dataset: DatasetSettings, limits: LimitSettings) -> list[Format]:
         Zarr3(limits.whole_index_bytes),
     )
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
-    known = (
+    known: tuple[Format, ...] = (
         DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes),
         DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes),
+        Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
     )
     return [each for each in known if dataset.format in ("auto", each.name)]

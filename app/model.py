@@ -10,6 +10,10 @@ ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
 
 
+GUARDED: Final = "guarded+"
+"""Begins the buckets of what virtual references may reach."""
+
+
 class ObjectRef(NamedTuple):
     """The name of an object: the *bucket* that holds it and its *key* there.
 
@@ -21,7 +25,8 @@ class ObjectRef(NamedTuple):
     key: str
 
     def __str__(self) -> str:
-        return f"{self.bucket}/{self.key}"
+        """Spell the URL; that it is read through a guard is nothing to people."""
+        return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":
@@ -92,18 +97,67 @@ type ByteRequest = ByteRange | SuffixRange
 """What can be asked of an object whose size is not known yet."""
 
 
+class UnmodifiedSince(NamedTuple):
+    """The condition that an object was not modified after *epoch_s* (RFC 9110 §13.1.4).
+
+    Counted in whole seconds since 1970 began in UTC, as HTTP tells times.
+    """
+
+    epoch_s: int
+
+
+type Condition = ETag | UnmodifiedSince
+"""What must hold of an object whose bytes are read."""
+
+
+class Fixed(NamedTuple):
+    """The version of an object that is never replaced, or must not have been.
+
+    *etag* names it to clients. *condition* is what has to hold of the object, if whoever refers to
+    it has told.
+    """
+
+    etag: ETag
+    condition: Condition | None = None
+
+
+type Version = ETag | Fixed
+"""Which state of an object is meant: what it was found in, or the only one that it may be in."""
+
+
+def condition_of(version: Version | UnmodifiedSince | None) -> Condition | None:
+    """Tell what must hold of an object for its bytes to be of *version*."""
+    return version.condition if isinstance(version, Fixed) else version
+
+
+def etag_of(version: Version) -> ETag:
+    """Name *version* to clients."""
+    return version.etag if isinstance(version, Fixed) else version
+
+
 class Stored(NamedTuple):
-    """A range of an object, as it was when the object carried *etag*."""
+    """A range of an object, in one version of that."""
 
     ref: ObjectRef
     byte_range: ByteRange
-    etag: ETag
+    version: Version
+
+
+class Part(NamedTuple):
+    """A range of an object as it is now; the object has to exist, and to be long enough.
+
+    Many versions may fulfil *condition*, so that one has to be looked at to be named.
+    """
+
+    ref: ObjectRef
+    byte_range: ByteRange
+    condition: UnmodifiedSince | None = None
 
 
 class Gzipped(NamedTuple):
     """Bytes that are stored as gzip; a client gets that, or what it holds."""
 
-    stored: Stored
+    place: Stored
 
 
 class Whole(NamedTuple):
@@ -126,5 +180,16 @@ class Missing:
 
 MISSING: Final = Missing()
 
-type Location = Stored | Gzipped | Whole | Inline | Missing
+
+class Referenced(NamedTuple):
+    """What a key refers to, where it may come to refer to something else."""
+
+    place: Stored | Part | Inline
+    by: str
+    """Tells apart the objects that it may refer to, whose own versions can be alike."""
+    is_lasting: bool
+    """Whether it will refer to the very same for ever."""
+
+
+type Location = Stored | Gzipped | Whole | Inline | Missing | Referenced
 """Where the bytes of a virtual key are."""

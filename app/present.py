@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from app.formats.contract import Description
-from app.resolve.inspect import ChunkReport, DamageReport, IndexReport
+from app.formats.surveying import Description
+from app.resolve.inspect import ChunkReport, DamageReport, IndexReport, RefReport
 from app.resolve.shard_check import Report
 
 _COLUMNS: Final = (
@@ -25,8 +25,10 @@ _COLUMNS: Final = (
 )
 
 
-def arrays(reports: Iterable[Description | DamageReport]) -> RenderableType:
-    """Draw one row for each array, or whatever else is sharded."""
+def arrays(
+    reports: Iterable[Description | DamageReport], refs: Sequence[RefReport | DamageReport] = ()
+) -> RenderableType:
+    """Draw one row for each array, or whatever else is sharded, and for each ref."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, overflow="fold")
@@ -37,6 +39,20 @@ def arrays(reports: Iterable[Description | DamageReport]) -> RenderableType:
                 table.add_row(escape(path or "."), f"[red]{told}[/red]")
             case Description():
                 table.add_row(*map(escape, _cells(report)))
+    return Group(table, _refs(refs)) if refs else table
+
+
+def _refs(reports: Iterable[RefReport | DamageReport]) -> RenderableType:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("path", "ref", "snapshot"):
+        table.add_column(name, overflow="fold")
+    for report in reports:
+        match report:
+            case DamageReport(path=path, object=name, reason=reason):
+                told = escape(f"damaged: {name}: {reason}")
+                table.add_row(escape(path or "."), f"[red]{told}[/red]")
+            case RefReport(path=path, ref=ref, snapshot_id=snapshot_id):
+                table.add_row(*map(escape, (path or ".", ref, snapshot_id)))
     return table
 
 
@@ -49,6 +65,13 @@ def chunk(report: ChunkReport) -> RenderableType:
         rows["bytes"] = f"[{report.start}, {report.stop}): {report.stop - report.start:,}"
     if report.etag is not None:
         rows["version"] = report.etag
+    told = {
+        "reference": report.reference,
+        "manifest": report.manifest,
+        "location": report.location,
+        "reason": report.reason,
+    }
+    rows |= {name: text for name, text in told.items() if text is not None}
     facts = _facts(rows)
     return facts if report.shard is None else Group(facts, "", shard(report.shard))
 
@@ -80,6 +103,8 @@ def verified(report: Report) -> str:
         f"{report.arrays} collections, {report.shards:,} shards, {report.chunks:,} inner chunks "
         f"of {report.nbytes:,} bytes: {len(report.damages) or 'none'} damaged"
     )
+    if report.counts:
+        lines.append(", ".join(f"{number:,} {things}" for things, number in report.counts.items()))
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
     return "\n".join(lines)
 

@@ -36,7 +36,7 @@ RESERVED: Final = frozenset(
 )
 """First path segments that are ours, so that no dataset can have the name."""
 
-SCHEMES: Final = ("file", "s3", "http", "https", "memory")
+SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
 """Where a dataset may lie."""
 
 _DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -92,6 +92,10 @@ def _list_from_text(value: object) -> object:
         raise ValueError('is not a list such as ["*"]') from None
 
 
+def _table_of_url(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
 class _Section(
     BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
 ):
@@ -133,6 +137,8 @@ class LimitSettings(_Section):
     """A larger shard index is read one entry at a time, its checksum unseen."""
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
     """A larger minishard index or mesh manifest is refused, and gzip that holds more."""
+    repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
+    """A larger file of an Icechunk repository is refused: `repo`, snapshots, manifests, logs."""
     coalesce_gap_bytes: ByteSize = ByteSize(4 * 1024)
     """Ranges of one object asked for at once are read together across gaps up to this."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
@@ -148,14 +154,14 @@ class LimitSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """What the environment cannot say about an S3 store."""
+    """What the environment cannot say about an S3 store, or one of Google or Azure."""
 
     endpoint_url: Annotated[str, AfterValidator(_server_url)] | None = None
-    """Server that speaks S3; default: AWS, or `AWS_ENDPOINT_URL`."""
+    """Server that speaks S3, or as the scheme's own do; default: AWS, or `AWS_ENDPOINT_URL`."""
     region: str | None = None
     """Region to sign for; default: botocore's usual chain."""
     access_key_id: str | None = None
-    """Key id; default: botocore's usual chain."""
+    """Key id, or the account of `az://`; default: botocore's usual chain."""
     secret_access_key: SecretStr | None = None
     """Secret of the key."""
     session_token: SecretStr | None = None
@@ -172,19 +178,33 @@ class StoreSettings(_Section):
         return self
 
 
+class VirtualPrefix(_Section):
+    """Whole segments at the beginning of URLs."""
+
+    url: Annotated[str, AfterValidator(_dataset_url)]
+    """A folder, bucket or host, or a part of one."""
+    store: str | None = None
+    """Name of a `[stores.NAME]` table; default: that of the dataset."""
+
+
 class DatasetSettings(_Section):
     """One root that is served."""
 
     url: Annotated[str, AfterValidator(_dataset_url)]
-    """A local path or `file://`, `s3://bucket/prefix`, `http(s)://`, `memory://`."""
+    """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
-    format: Literal["auto", "zarr", "precomputed"] = "auto"
+    format: Literal["auto", "zarr", "precomputed", "icechunk"] = "auto"
     """Container format; `auto` looks for markers at the root and below."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as they are, with Range."""
     cache_control: Annotated[str, AfterValidator(_header_value)] = "public, max-age=60"
     """For answers that can change."""
+    virtual_chunk_prefixes: Annotated[
+        tuple[Annotated[VirtualPrefix, BeforeValidator(_table_of_url)], ...],
+        BeforeValidator(_list_from_text),
+    ] = ()
+    """Icechunk: below which URLs virtual references may be followed; a table names a store too."""
 
 
 class Settings(_Section):
@@ -199,8 +219,12 @@ class Settings(_Section):
     @model_validator(mode="after")
     def _stores_exist(self) -> Self:
         for name, dataset in self.datasets.items():
-            if dataset.store is not None and dataset.store not in self.stores:
+            known = {None, *self.stores}
+            if dataset.store not in known:
                 raise ValueError(f"datasets.{name}.store: names no [stores] table")
+            if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
+                setting = f"datasets.{name}.virtual_chunk_prefixes"
+                raise ValueError(f"{setting}: names no [stores] table")
         return self
 
 

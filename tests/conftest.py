@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
 from tests.seaweedfs import SeaweedFS, running
 from tests.storage.faulty import FaultyServer
 
@@ -22,6 +23,20 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
             pytest.fail(reason)
         pytest.skip(reason)
     with running(Path(weed), tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Generator[FakeGcs]:
+    """Run a server that speaks as Google's."""
+    with running_fake_gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Generator[Azurite]:
+    """Run a server that speaks as Azure's."""
+    with running_azurite() as server:
         yield server
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.formats.contract import Format
 from app.main import formats as configured_formats
-from app.model import ByteRange, ObjectRef, VirtualKey
+from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
@@ -36,14 +36,14 @@ class Reading:
     budget: ByteBudget
     dataset: Dataset
 
-    async def read(self, key: str) -> bytes | None:
-        """Read all bytes of *key*, inflated if they are gzip."""
+    async def read(self, key: str, asked: ByteRequest | None = None) -> bytes | None:
+        """Read all bytes of *key*, inflated if they are gzip; see `Resolver.open` for *asked*."""
 
         def everything(entity: Entity) -> All | None:
             is_gzip = entity.coding is Coding.GZIP
             return None if is_gzip else All(ByteRange(0, entity.length))
 
-        async with self.resolver.open(self.dataset, VirtualKey(key), everything) as opened:
+        async with self.resolver.open(self.dataset, VirtualKey(key), everything, asked) as opened:
             return None if opened is None else await gather(opened.body)
 
 

@@ -20,6 +20,8 @@ import tensorstore
 
 from app import demo
 from app.cli import main
+from tests.formats.icechunk.building import Ref
+from tests.formats.icechunk.small import Small
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr_storage_transformer import case as transformer
@@ -179,22 +181,36 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_prints_lines_that_work_verbatim(tmp_path: Path) -> None:
-    """What is printed can be copied into a shell."""
-    with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=11) as (_, lines):
-        assert all(line.startswith("http://") for line in lines[: len(demo.EXAMPLES)])
-        curl = next(line for line in lines if line.startswith("curl "))
-        python = next(line for line in lines if "import zarr" in line)
-        answers = [
-            subprocess.run(  # noqa: S602 - a shell is what the line is for
-                line, shell=True, capture_output=True, text=True, timeout=60, check=True
-            )
-            for line in (curl, python)
-        ]
+    """What is printed can be copied into a shell, and shows both states of the repository."""
+    count = demo.guide("").count("\n") + 1
+    with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=count) as (_, lines):
+        shown = [get(line) for line in lines if line.startswith("http://")]
+        curls, pythons = (
+            [
+                subprocess.run(  # noqa: S602 - a shell is what the line is for
+                    line, shell=True, capture_output=True, text=True, timeout=60, check=True
+                ).stdout
+                for line in lines
+                if word in line
+            ]
+            for word in ("curl ", "import zarr")
+        )
 
-    assert answers[0].stdout.startswith("HTTP/1.1 200 OK")
-    values = [int(number) for number in re.findall(r"\d+", answers[1].stdout)]
-    assert len(values) == 8
-    assert max(values) > 0
+    assert [curl.splitlines()[0] for curl in curls] == ["HTTP/1.1 200 OK"] * 3
+    assert len(shown) == len(demo.EXAMPLES) + 2
+    image, tagged, now = ([int(number) for number in re.findall(r"\d+", line)] for line in pythons)
+    assert len(image) == len(tagged) == 8
+    assert min(max(image), max(tagged)) > 0
+    assert now == [255 - value for value in tagged]
+
+
+def test_the_demo_is_quiet_while_it_writes(tmp_path: Path) -> None:
+    """What the writers log of folders that several may write to is not shown."""
+    with running("demo", "--port", "0", "--dir", str(tmp_path / "data")) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 def cells(url: str, scale: int) -> Any:
@@ -237,6 +253,8 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     assert sorted(arrays) == [
         "cells.precomputed/2000_2000_4000",
         "cells.precomputed/4000_4000_8000",
+        "history.icechunk/s1",
+        "history.icechunk/s2",
         "image.zarr/s0",
         "image.zarr/s1",
         "image.zarr/s2",
@@ -350,7 +368,10 @@ def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
     assert verified.returncode == 0
     assert report["damages"] == []
     shards = [*examples.rglob("c/*/*/*"), *examples.rglob("*.shard")]
-    assert (report["arrays"], report["shards"]) == (7, sum(path.is_file() for path in shards))
+    in_repository = 2 * 8
+    found = sum(path.is_file() for path in shards) + in_repository
+    assert (report["arrays"], report["shards"]) == (9, found)
+    assert report["counts"]["unreferenced files"] == 0
 
 
 def test_verify_names_object_and_key_of_damage(tmp_path: Path) -> None:
@@ -403,3 +424,65 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
         "meshes/0.shard: meshes/1.index: its fragments have 6 bytes, and there are 5 before it",
         "skeletons/0.shard: skeletons/1: no gzip",
     ]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> tuple[str, Path]:
+    """Write a repository, and beside it the object ``x`` that a virtual reference names."""
+    beside = tmp_path / "beside"
+    write({"x": b"...xy"}, beside)
+    reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
+    write(Small(references=[reference]).objects(), tmp_path / "lab.icechunk")
+    return str(tmp_path / "lab.icechunk"), beside / "x"
+
+
+def test_verify_follows_virtual_references_where_that_is_allowed(lab: tuple[str, Path]) -> None:
+    """Elsewhere it tells what would have to be allowed."""
+    folder, beside = lab
+    refused = run("verify", folder, "--json")
+    followed = run("verify", folder, "--json", "--allow-virtual", beside.parent.as_uri())
+
+    assert (refused.returncode, followed.returncode) == (0, 0)
+    assert "virtual_chunk_prefixes" in str(json.loads(refused.stdout)["not_checked"])
+    assert json.loads(followed.stdout)["not_checked"] == {}
+    assert json.loads(followed.stdout)["counts"]["references"] == 3
+
+
+def test_verify_finds_what_a_reference_leads_to_no_more(lab: tuple[str, Path]) -> None:
+    """Exit code 1, and the object."""
+    folder, beside = lab
+    beside.unlink()
+    damaged = run("verify", folder, "--allow-virtual", beside.parent.as_uri())
+
+    assert damaged.returncode == 1
+    assert f"{beside}: @" in damaged.stdout
+
+
+def test_inspect_shows_refs_beside_arrays(lab: tuple[str, Path]) -> None:
+    """To programs and to people."""
+    document = json.loads(run("inspect", lab[0], "--json").stdout)
+
+    assert [each["ref"] for each in document["refs"]] == ["@branch.main", "@tag.v 1"]
+    assert [array["path"] for array in document["arrays"]] == ["a", "s"]
+    assert "@tag.v 1" in run("inspect", lab[0]).stdout
+
+
+def test_inspect_finds_a_damaged_repository(lab: tuple[str, Path]) -> None:
+    """Exit code 1, and the file."""
+    (Path(lab[0]) / "repo").write_bytes("ICE🧊CHUNK".encode())
+    damaged = run("inspect", lab[0])
+
+    assert damaged.returncode == 1
+    assert re.search(r"damaged: file://\S+/repo: ", damaged.stdout)
+
+
+def test_inspect_tells_of_a_virtual_chunk_where_it_is_or_that_it_is_refused(
+    lab: tuple[str, Path],
+) -> None:
+    """As allowed."""
+    folder, beside = lab
+    allowed = ("--json", "--allow-virtual", beside.parent.as_uri())
+    chunk = json.loads(run("inspect", folder, "@tag.v 1/a/c/0", *allowed).stdout)
+
+    assert (chunk["state"], chunk["reference"], chunk["start"]) == ("stored", "virtual", 3)
+    assert re.search(r"state +refused", run("inspect", folder, "@tag.v 1/a/c/0").stdout)

@@ -65,10 +65,11 @@ def test_the_table_of_settings_has_no_others() -> None:
     assert sorted(rows) == sorted(settings_rows())
 
 
-def test_the_example_file_is_understood(tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", blocks("toml"))
+def test_an_example_file_is_understood(example: str, tmp_path: Path) -> None:
     """Whoever copies it gets what it says."""
     path = tmp_path / "shardgate.toml"
-    path.write_text(blocks("toml")[0])
+    path.write_text(example)
 
     settings = load(path, {})
 

@@ -275,3 +275,59 @@ def test_every_field_is_documented() -> None:
     for section, table in TABLES.items():
         for name, field in table.model_fields.items():
             assert field.description, f"{section}.{name}"
+
+
+def test_prefixes_of_virtual_chunks_are_urls_or_tables(config: Path) -> None:
+    """A table names a store beside the URL; both kinds go together."""
+    config.write_text(
+        """
+        [stores.open]
+        anonymous = true
+        [datasets.era5]
+        url = "s3://lab/era5"
+        virtual_chunk_prefixes = ["s3://lab/", { url = "s3://open-data/era5", store = "open" }]
+        """
+    )
+    prefixes = load(config, {}).datasets["era5"].virtual_chunk_prefixes
+
+    assert [(prefix.url, prefix.store) for prefix in prefixes] == [
+        ("s3://lab", None),
+        ("s3://open-data/era5", "open"),
+    ]
+
+
+def test_prefixes_of_virtual_chunks_come_from_the_environment() -> None:
+    """They are spelled as a list in JSON there."""
+    environ = {
+        "SHARDGATE_DATASETS__ERA5__URL": "/data/era5",
+        "SHARDGATE_DATASETS__ERA5__VIRTUAL_CHUNK_PREFIXES": '["/data/grib", "https://a.b/"]',
+    }
+    prefixes = load(None, environ).datasets["era5"].virtual_chunk_prefixes
+
+    assert [prefix.url for prefix in prefixes] == ["file:///data/grib", "https://a.b"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        ('"ftp://a/"', "begins with none of"),
+        ('"s3://"', "names no bucket or host"),
+        ('"https://me:hunter2@a/"', "holds credentials"),
+        ('{ url = "s3://a/", store = "nowhere" }', "names no [stores] table"),
+        ('{ url = "s3://a/", region = "x" }', "is no setting"),
+    ],
+)
+def test_prefixes_of_virtual_chunks_are_checked(config: Path, prefix: str, reason: str) -> None:
+    """The complaint names the setting, and no secret."""
+    config.write_text(
+        f"""
+        [datasets.era5]
+        url = "s3://lab/era5"
+        virtual_chunk_prefixes = [{prefix}]
+        """
+    )
+    said = complaint(config, {})
+
+    assert said.startswith("datasets.era5.virtual_chunk_prefixes")
+    assert reason in said
+    assert "hunter2" not in said

@@ -2,79 +2,18 @@
 
 A format describes its reads and says how it will decode them; the resolver performs, caches,
 shares and times them. ``open`` answers whether a directory is a container of the format;
-the `Layout` it gives then turns virtual keys into locations. What ``inspect`` and ``verify`` tell
-they ask of its `Collection`s: how each is laid out, and what is in its `Shards`.
+the `Layout` it gives then turns virtual keys into locations. Keys are listed as `naming` tells;
+what ``inspect`` and ``verify`` tell they ask of the `Collection`s of `surveying`.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 from app.errors import DamagedError
-from app.model import ByteRange, ByteRequest, ETag, Location, ObjectRef, Stored, VirtualKey
-
-
-class DecodeError(ValueError):
-    """Bytes that were read cannot be decoded; the message says why."""
-
-
-class Weighable(Protocol):
-    """A decoded value that knows what it weighs in memory."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Bytes of which only size and version matter."""
-
-    data: bytes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
-        return len(self.data)
-
-
-class Read[T: Weighable](NamedTuple):
-    """The bytes a format wants to see, and how it will understand them.
-
-    Reads that compare equal are one entry of the cache, so *decode* is a function or a frozen
-    value that can be called, not a closure.
-    """
-
-    kind: str
-    """What is read, from a closed set: ``shard-index``; the label of metrics."""
-    ref: ObjectRef
-    request: ByteRequest | None
-    """The part of the object; `None` for all of it."""
-    decode: Callable[[bytes], T]
-    """Raises `DecodeError`."""
-    if_match: ETag | None = None
-    """Read only this version; such a read never goes stale."""
-
-
-class Versioned[T](NamedTuple):
-    """A decoded value, and the version and size in bytes of the object it came from."""
-
-    value: T
-    etag: ETag
-    size: int
-
-
-class Fetch(Protocol):
-    """Perform a described read."""
-
-    async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
-        """Perform *read*; `None` means that there is no such object.
-
-        Raises: `DamagedError` where *read.decode* fails, `VersionChangedError` where
-        *read.if_match* does not hold, and any `StorageError`.
-        """
-        ...
+from app.formats.naming import Item, Name, Window
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Shards
+from app.model import Location, ObjectRef, VirtualKey
 
 
 class Listing(Protocol):
@@ -88,155 +27,12 @@ class Listing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a collection is, as it is stored and as it is served; `None` has no meaning there."""
+class Aside(Protocol):
+    """Call a function that computes for long where it holds nothing up."""
 
-    path: str
-    """Unlike that of any other collection of its container; empty for a Zarr array."""
-    format: str
-    """The name of the format: ``zarr``."""
-    kind: str
-    """``array``, ``meshes``, ``skeletons``, ``annotations``; a ``hierarchy`` of unknown things."""
-    shape: tuple[int, ...] | None = None
-    data_type: str | None = None
-    dimension_names: tuple[str | None, ...] | None = None
-    inner_chunk_shape: tuple[int, ...] | None = None
-    """Of the chunks that are served."""
-    codecs: tuple[str, ...] = ()
-    """What encodes a chunk that is served."""
-    shard_shape: tuple[int, ...] | None = None
-    chunks_per_shard: tuple[int, ...] | None = None
-    index_location: tuple[str, ...] = ()
-    """Of each index on the way to a chunk, outermost first."""
-    sharding: str | None = None
-    """How chunks are spread over shards, where a grid of shards does not say it."""
-    why_sharded: str = ""
-    """Why a sharded collection is served as it is."""
-
-
-class Entry(NamedTuple):
-    """What a shard names: a chunk, or a shard inside of the shard."""
-
-    number: int
-    """Its place in the index, or its id."""
-    place: ByteRange
-    """Counted from the beginning of the shard, and inside of it."""
-
-
-class Fault(NamedTuple):
-    """What is wrong in a shard, by the virtual key of the first chunk it hurts."""
-
-    key: VirtualKey
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """All that the indexes of a shard name."""
-
-    entries: Sequence[Entry]
-    """By their places. Those that cannot be right are faults instead."""
-    empty: int
-    """How many entries name nothing."""
-    faults: Sequence[Fault]
-
-
-class Survey(Protocol):
-    """The indexes of one version of a shard, read but not looked through."""
-
-    @property
-    def whole(self) -> Stored:
-        """Where the shard lies: an object, or a part of one."""
+    async def __call__[*Ts, T](self, call: Callable[[*Ts], T], /, *args: *Ts) -> T:
+        """Give what *call* returns."""
         ...
-
-    @property
-    def indexes(self) -> Sequence[ByteRange]:
-        """Where in the shard its indexes lie, none over another."""
-        ...
-
-    @property
-    def index_location(self) -> str:
-        """At which end of the shard the first index lies: ``start`` or ``end``."""
-        ...
-
-    @property
-    def checksummed(self) -> Sequence[ByteRange]:
-        """Parts of the shard that end in the CRC-32C of all that is before it in them."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many entries the indexes have, about: where it is large, so is the work below."""
-        ...
-
-    def table(self) -> Table:
-        """Look through all entries."""
-        ...
-
-    def key(self, entry: Entry) -> VirtualKey:
-        """Spell the virtual key of *entry*, relative to the container."""
-        ...
-
-    @property
-    def inner(self) -> "Callable[[Entry], Shard] | None":
-        """Gives the shard that an entry names; `None` where entries name chunks."""
-        ...
-
-    def check(self, entry: Entry, data: bytes) -> str | None:
-        """Tell what is wrong with *data*, the bytes of the chunk *entry*."""
-        ...
-
-
-class Shard(Protocol):
-    """One shard, which may exist or not."""
-
-    @property
-    def ref(self) -> ObjectRef:
-        """The object it is in, or would be; where it lies, only a survey tells."""
-        ...
-
-    @property
-    def key(self) -> VirtualKey:
-        """The virtual key of its first chunk, relative to the container, or its own name."""
-        ...
-
-    async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the indexes; `None` means that there is no such shard.
-
-        Raises: what *fetch* does, and `DamagedError` where no index can be found.
-        """
-        ...
-
-
-class Shards(Protocol):
-    """The shards of a collection; all keys are relative to the container."""
-
-    @property
-    def prefix(self) -> str:
-        """Below which the shards are stored: empty, or with a final slash."""
-        ...
-
-    def named(self, key: str) -> Shard | None:
-        """Take the stored object *key* for a shard; `None` if it cannot be one."""
-        ...
-
-    def holding(self, key: VirtualKey) -> Shard | None:
-        """Find the shard that holds the chunk *key*, or would; `None` if it names no chunk."""
-        ...
-
-    def every(self) -> Iterator[Shard] | None:
-        """Give each shard that could be stored; `None` if they are too many to ask for each."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Things of one kind in a container, sharded in one way: an array, the meshes of a volume."""
-
-    description: Description
-    shards: Shards | None
-    """`None` where it is served as it is."""
 
 
 class Layout(Protocol):
@@ -255,6 +51,17 @@ class Layout(Protocol):
 
     def shows(self, key: VirtualKey) -> bool:
         """Tell whether the stored object *key* can be asked for under its own name."""
+        ...
+
+    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name] | None:
+        """Name what is right below *prefix*; `None` where it is what is stored and `shows`."""
+        ...
+
+    def items(self, window: Window, fetch: Fetch, aside: Aside) -> AsyncIterator[Item] | None:
+        """Give the wanted keys in the order of their bytes; `None` where that is not known.
+
+        A folded key may turn out to be the beginning of none.
+        """
         ...
 
     async def collections(
@@ -278,6 +85,10 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """The name in settings and answers: ``zarr``."""
+        ...
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Find where *key* goes on as only keys in containers of this format do."""
         ...
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:

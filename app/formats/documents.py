@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from app.formats.contract import DecodeError, Fetch, Layout, Read, Versioned, Weighable
+from app.formats.contract import Layout
+from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
 from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 
 type Json = Any
@@ -104,6 +105,10 @@ class DocumentFormat:
     dialects: tuple[Dialect[Any], ...]
     limit_bytes: int
     """A larger document is refused."""
+
+    def claim(self, _: VirtualKey) -> int | None:
+        """Know of no such spelling."""
+        return None
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the container at *directory*."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from zlib_ng import zlib_ng
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 
 _GZIP_WBITS: Final = 31
 _FIRST_NBYTES: Final = 4096

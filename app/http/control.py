@@ -13,8 +13,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError, UnknownDatasetError
-from app.formats.contract import Description
+from app.formats.surveying import Description
 from app.http.problems import problem, status_of
+from app.http.repositories import RepositoryPath, build_repositories
+from app.http.target import check_key
+from app.resolve.icechunk.named_refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
 
@@ -43,6 +46,8 @@ class DatasetDescription(DatasetSummary):
 
     arrays: list[Description]
     damaged: list[DamageReport]
+    containers: list[ContainerReport]
+    """Where virtual references of an Icechunk repository may lead, and whether they do here."""
     next: str | None = None
     """Path to go on after, where there are more arrays."""
 
@@ -77,15 +82,22 @@ def build_control(
 
     @app.get("/api/datasets/{dataset}")
     async def describe_dataset(
-        dataset: str, after: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 1000
+        dataset: str,
+        path: RepositoryPath = "",
+        after: str = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> DatasetDescription:
         """Describe the arrays and the like of a dataset as they are stored and served."""
         named = _named(datasets, dataset)
-        reports = await inspect_root(resolver.root(named), after=after, limit=limit)
+        root = resolver.root(named)
+        reports = await inspect_root(root, after=after, limit=limit)
+        containers = await list_containers(root, check_key(path.rstrip("/")))
+        damaged = [each for each in (*reports, *containers) if isinstance(each, DamageReport)]
         return DatasetDescription(
             **_summary(named).model_dump(),
             arrays=[report for report in reports if isinstance(report, Description)],
-            damaged=[report for report in reports if isinstance(report, DamageReport)],
+            damaged=list(dict.fromkeys(damaged)),
+            containers=[each for each in containers if isinstance(each, ContainerReport)],
             next=reports[-1].path if len(reports) == limit else None,
         )
 
@@ -102,6 +114,7 @@ def build_control(
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return Readiness(datasets=states)
 
+    app.include_router(build_repositories(datasets, resolver))
     return app
 
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import quote
 
 from app.errors import RequestError, ShardgateError, UnknownDatasetError
 from app.http.answer import (
@@ -27,13 +26,16 @@ from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.pages import content_type, listing_page
 from app.http.problems import status_of
 from app.http.ranges import content_range
+from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.selection import Conditions, Selection
-from app.http.target import split_target
+from app.http.target import spell, split_target
 from app.model import ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
 
 _GZIP: Final = (b"content-encoding", b"gzip")
+_LASTING: Final = b"public, max-age=31536000, immutable"
+"""For what a key will name for ever (RFC 8246)."""
 _VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
 
@@ -116,7 +118,9 @@ class DataPlane:
         dataset = self._datasets.get(name)
         if dataset is None:
             raise UnknownDatasetError(f"there is no dataset {name}")
-        if key is None:
+        if not key and (request := ListRequest.parse(scope["query_string"])) is not None:
+            await self._list_objects(answer, dataset, request)
+        elif key is None:
             await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
         elif not key or key.endswith("/"):
             await self._list(answer, dataset, key)
@@ -149,18 +153,30 @@ class DataPlane:
             else:
                 await _missing(answer, dataset, f"{dataset.name} has no {key}")
 
+    async def _list_objects(self, answer: Answer, dataset: Dataset, request: ListRequest) -> None:
+        page = await self._resolver.page(dataset, request.window, request.limit)
+        if page is None:
+            await _missing(answer, dataset, f"{dataset.name} cannot be listed there: only refs can")
+            return
+        body = request.answer(dataset.name, page)
+        await answer.send(HTTPStatus.OK, _listing_headers(dataset, MEDIA_TYPE, body), body)
+
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
         listed = [entry async for entry in self._resolver.list(dataset, prefix)]
         if not listed:
             await _missing(answer, dataset, f"{dataset.name} has nothing below {prefix}")
             return
         body = listing_page(f"/{dataset.name}/{prefix}", listed)
-        headers = [
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", dataset.cache_control),
-        ]
+        headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
         await answer.send(HTTPStatus.OK, headers, body)
+
+
+def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Headers:
+    return [
+        (b"content-type", media_type),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", dataset.cache_control),
+    ]
 
 
 def _choose(conditions: Conditions, entity: Entity) -> Selection | None:
@@ -184,7 +200,7 @@ async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
 
 async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
     """Lead fsspec to the page of a group: it asks for nested ones without the slash."""
-    name = quote(key.rpartition("/")[2])
+    name = spell(key.rpartition("/")[2])
     headers = [
         (b"location", f"./{name}/".encode()),
         (b"content-length", b"0"),
@@ -212,15 +228,16 @@ async def _send_entity(
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Describe what is sent of an entity; `None` if that is a problem instead."""
     (status, part, _, is_gzip), entity = opened.choice, opened.entity
+    cache_control = _LASTING if entity.is_lasting else dataset.cache_control
     if part is not None:
-        headers = [*_headers(_etag(opened), part.length, key, dataset.cache_control)]
+        headers = [*_headers(_etag(opened), part.length, key, cache_control)]
         if status is HTTPStatus.PARTIAL_CONTENT:
             headers.append((b"content-range", content_range(part, entity.length).encode()))
         if is_gzip:
             headers.append(_GZIP)
     elif status is HTTPStatus.NOT_MODIFIED:
         etag = _etag(opened).encode("latin-1")
-        headers = [(b"etag", etag), (b"cache-control", dataset.cache_control)]
+        headers = [(b"etag", etag), (b"cache-control", cache_control)]
     else:
         return None
     if entity.coding is not Coding.PLAIN:

@@ -3,9 +3,9 @@
 import html
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import quote
 
-from app.storage.contract import Listed
+from app.formats.naming import Name
+from app.http.target import spell
 
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
@@ -29,7 +29,7 @@ def content_type(key: str) -> bytes:
     return _CONTENT_TYPES.get(ending, b"application/octet-stream")
 
 
-def listing_page(path: str, listed: Iterable[Listed]) -> bytes:
+def listing_page(path: str, listed: Iterable[Name]) -> bytes:
     """Write the page of *path*, which ends in a slash; every link is relative to it."""
     rows = "\n".join(map(_row, listed))
     title = html.escape(path)
@@ -39,9 +39,8 @@ def listing_page(path: str, listed: Iterable[Listed]) -> bytes:
     ).encode()
 
 
-def _row(listed: Listed) -> str:
-    is_prefix = listed.ref.key.endswith("/")
-    name = listed.ref.key.rstrip("/").rpartition("/")[2] + "/" * is_prefix
-    size = "" if listed.size is None else f" {listed.size:,} bytes"
+def _row(listed: Name) -> str:
+    name, nbytes = listed
+    size = "" if nbytes is None else f" {nbytes:,} bytes"
     # "./" keeps a name with a colon from being read as a scheme.
-    return f'<li><a href="./{quote(name)}">{html.escape(name)}</a>{size}</li>'
+    return f'<li><a href="./{spell(name)}">{html.escape(name)}</a>{size}</li>'

@@ -10,7 +10,12 @@ from app.errors import ShardgateError
 STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.BadKeyError: HTTPStatus.BAD_REQUEST,
     errors.BadHeaderError: HTTPStatus.BAD_REQUEST,
+    errors.BadParameterError: HTTPStatus.BAD_REQUEST,
     errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
+    errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,
+    errors.UnknownRefError: HTTPStatus.NOT_FOUND,
+    errors.NotAllowedError: HTTPStatus.FORBIDDEN,
+    errors.OfflineError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
     errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,

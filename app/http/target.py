@@ -3,13 +3,15 @@
 import re
 from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from app.errors import BadKeyError
 from app.model import VirtualKey
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
+_REFS: Final = ("@branch.", "@tag.")
+_IN_REFS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
@@ -23,12 +25,37 @@ def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
     try:
         path = raw_path.decode("ascii")
         if "%" in path:
-            path = unquote(path, errors="strict")
+            path = "/".join(map(_decode, path.split("/")))
     except UnicodeDecodeError:
         raise BadKeyError("the path is not percent-encoded UTF-8") from None
     dataset, slash, key = path[1:].partition("/")
+    return dataset, check_key(key) if slash else None
+
+
+def check_key(key: str) -> VirtualKey:
+    """Give *key*, once decoded, if it is one.
+
+    Raises: `BadKeyError`.
+    """
     if len(key) > MAX_KEY_BYTES or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES):
         raise BadKeyError(f"the key is longer than {MAX_KEY_BYTES} bytes")
     if _FORBIDDEN.search(key):
         raise BadKeyError("the key has a control character or an empty, '.' or '..' segment")
-    return dataset, VirtualKey(key) if slash else None
+    return VirtualKey(key)
+
+
+def spell(name: str) -> str:
+    """Write *name*, a segment of a key or one with a slash behind it, as the part of a URL."""
+    return quote(name, safe="/%@" if name.startswith(_REFS) else "/")
+
+
+def _decode(segment: str) -> str:
+    """Decode a segment, but keep in the name of an Icechunk ref what no segment can hold.
+
+    Branches and tags may have any name, ``a/b`` too: slashes, percent signs and control
+    characters stay percent-encoded in their segments.
+    """
+    text = unquote(segment, errors="strict")
+    if not text.startswith(_REFS):
+        return text
+    return _IN_REFS.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Final
 
-from app.formats.contract import Entry, Fault, Survey, Table
+from app.formats.surveying import Entry, Fault, Survey, Table
 from app.model import ByteRange
 
 CHECKSUM_NBYTES: Final = 4

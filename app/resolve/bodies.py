@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final, cast
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import DecodeError
+from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.gzipped import inflate, inflated_nbytes
-from app.model import ByteRange, Inline, Stored
+from app.formats.reading import DecodeError
+from app.model import ByteRange, Fixed, Inline, Stored, condition_of
 from app.resolve.chunks import ChunkReader
 from app.resolve.entity import Body, Coding, Entity
 from app.resolve.opening import Held
@@ -61,7 +61,7 @@ class BodyReader:
                 self._chunks.keep(entity.source, data)
             return data
         place = entity.source.byte_range.narrow(wanted)
-        chunk = Stored(entity.source.ref, place, entity.source.etag)
+        chunk = Stored(entity.source.ref, place, entity.source.version)
         return await self._chunks.read(chunk, keep=is_whole)
 
     async def inflate(self, held: Held, entity: Entity) -> Entity:
@@ -100,8 +100,10 @@ class BodyReader:
 
         Raises: `VersionChangedError`, `StorageError`.
         """
+        if isinstance(source.version, Fixed):
+            return
         stat = await self._store.stat(source.ref)
-        if stat is None or stat.etag != source.etag:
+        if stat is None or stat.etag != source.version:
             raise VersionChangedError(source.ref)
 
     async def _stream(
@@ -110,7 +112,11 @@ class BodyReader:
         head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
         place = source.byte_range.narrow(rest)
-        tail = await held.enter(self._store.stream(source.ref, place, if_match=source.etag))
+        condition = condition_of(source.version)
+        try:
+            tail = await held.enter(self._store.stream(source.ref, place, if_match=condition))
+        except (RangeNotSatisfiedError, VersionChangedError) as error:
+            raise lost(source.ref, source.version) from error
         await held.reserve(_PIECE_BYTES + len(head or b""))
         return tail if head is None else _chain(head, tail)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
-from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ETag, ObjectRef, Stored
+from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
+from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
 from app.resolve.coalesce import plan_reads, span_of
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import Found, ObjectReader
@@ -17,7 +17,7 @@ _TURNS: Final = 4
 _MOMENT_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 
-type _Version = tuple[ObjectRef, ETag]
+type _Version = tuple[ObjectRef, Version]
 
 
 class _Wanted:
@@ -41,6 +41,9 @@ class _Wanted:
         if not task.cancelled() and failure is None:
             wanted = self.chunk.byte_range
             data = task.result()[wanted.start - start : wanted.stop - start]
+            if len(data) != wanted.length:
+                failure = lost(self.chunk.ref, self.chunk.version)
+                data = None
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -153,7 +156,7 @@ class ChunkReader:
 
     def _gather(self, wanted: _Wanted) -> None:
         """Let *wanted* take part in the moment of its version."""
-        version = (wanted.chunk.ref, wanted.chunk.etag)
+        version = (wanted.chunk.ref, wanted.chunk.version)
         moment = self._moments.get(version)
         if moment is None:
             moment = self._moments[version] = _Moment(
@@ -206,19 +209,22 @@ class ChunkReader:
         """Do no more for a chunk that nobody waits for."""
         del self._wanted[wanted.chunk]
         if wanted.reading is None:
-            self._moments[wanted.chunk.ref, wanted.chunk.etag].chunks.remove(wanted)
+            self._moments[wanted.chunk.ref, wanted.chunk.version].chunks.remove(wanted)
         elif not any(each.waiters for each in wanted.reading.chunks):
             wanted.reading.task.cancel()
 
-    async def _get(self, chunk: Stored) -> bytes:
+    async def _get(self, span: Stored) -> bytes:
+        """Read *span*, or less of an object that nobody has seen the size of."""
+        ref, byte_range, version = span
         try:
-            found = await self._store.get(chunk.ref, chunk.byte_range, if_match=chunk.etag)
-        except RangeNotSatisfiedError as error:
-            raise VersionChangedError(chunk.ref) from error
+            found = await self._store.get(ref, byte_range, if_match=condition_of(version))
+        except (RangeNotSatisfiedError, VersionChangedError) as error:
+            raise lost(ref, version) from error
         if not isinstance(found, Found):
-            raise VersionChangedError(chunk.ref)
-        if len(found.data) != chunk.byte_range.length:
+            raise lost(ref, version)
+        is_whole = isinstance(version, Fixed) and found.byte_range.stop == found.size
+        if len(found.data) != (found.byte_range if is_whole else byte_range).length:
             raise TruncatedReadError(
-                chunk.ref, f"{len(found.data)} bytes came instead of {chunk.byte_range.length}"
+                ref, f"{len(found.data)} bytes came instead of {byte_range.length}"
             )
         return found.data

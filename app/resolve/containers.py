@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError
-from app.formats.contract import Collection, Fetch, Format, Layout, Listing, Shards
+from app.formats.contract import Aside, Format, Layout, Listing
+from app.formats.naming import Name, Window
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Shards
 from app.model import Location, ObjectRef, VirtualKey, Whole
 
 
@@ -26,6 +29,13 @@ class PassThrough:
     def shows(self, _: VirtualKey) -> bool:
         """Hide nothing."""
         return True
+
+    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
+        """Know of nothing but what is stored."""
+        return None
+
+    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
+        """Know of nothing but what is stored."""
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         """Know of nothing."""
@@ -58,6 +68,8 @@ class Containers:
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
         """Find the container of *key*, and the rest of *key* in it."""
+        if (claimed := await self._claimed(root, key, fetch)) is not None:
+            return claimed
         found: Layout = PassThrough(root)
         rest = key
         directory, start = root, 0
@@ -72,3 +84,14 @@ class Containers:
             start = slash + 1
             directory = root.join(key[:slash])
         return found, rest
+
+    async def _claimed(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
+    ) -> tuple[Layout, VirtualKey] | None:
+        """Find the container that the spelling of *key* tells of, without a search."""
+        for fmt in self.formats:
+            if (start := fmt.claim(key)) is not None:
+                directory = root.join(key[: max(0, start - 1)])
+                if (layout := await fmt.open(directory, fetch)) is not None:
+                    return layout, VirtualKey(key[start:])
+        return None

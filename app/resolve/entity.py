@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from app.model import ByteRange, ETag, Inline, Stored
+from app.model import ByteRange, ETag, Inline, Stored, etag_of
 from app.storage.contract import Found
 
 type Body = bytes | AsyncIterator[bytes]
@@ -31,6 +31,22 @@ class Entity(NamedTuple):
     first: Found | None = None
     """The beginning of what is asked for, where finding out had to read it."""
     coding: Coding = Coding.PLAIN
+    is_lasting: bool = False
+    """Whether the key will name the same for ever."""
+
+    @staticmethod
+    def at(place: Stored | Inline) -> "Entity":
+        """Name a part of an object by the object's version and the place of the part."""
+        if isinstance(place, Inline):
+            return Entity(place.etag, len(place.data), place)
+        _, byte_range, version = place
+        tag = f'{etag_of(version)[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
+        return Entity(ETag(tag), byte_range.length, place)
+
+    def referenced(self, by: str, *, is_lasting: bool) -> "Entity":
+        """Name it as what something refers to; see `Referenced`."""
+        etag = ETag(f'{self.etag[:-1]}-{by}"') if by else self.etag
+        return self._replace(etag=etag, is_lasting=is_lasting)
 
     @property
     def gzip_etag(self) -> ETag:

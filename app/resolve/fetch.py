@@ -1,5 +1,6 @@
 """Perform, share and remember the reads that formats describe."""
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from math import inf
@@ -8,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import cachetools
 
-from app.formats.contract import Read, Versioned, Weighable
+from app.formats.reading import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight
 from app.resolve.perform import perform
@@ -18,6 +19,8 @@ from app.storage.contract import NotModified, ObjectReader, Stat
 OVERHEAD_NBYTES: Final = 1024
 """Memory around a cached value: its key, its reference, its place in the order."""
 _FORGOTTEN_MAX: Final = 65536
+_LARGE_AT_ONCE: Final = 2
+"""How many reads that may take much memory are decoded at a time."""
 
 
 class Holding(Protocol):
@@ -72,18 +75,22 @@ class ReadCache:
         self._ttl_s = ttl_s
         self.clock = clock
         self._flights = SingleFlight[tuple[Hashable, float]]()
+        self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self.generation = 0
         """Grows when something that was known turns out to be otherwise."""
 
-    async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
+    async def __call__[T: Weighable](
+        self, read: Read[T], /, *, ever: bool = False
+    ) -> Versioned[T] | None:
         """Perform *read* unless its answer is known; see `Fetch`."""
-        return cast("Versioned[T] | None", (await self.remember(read)).known)
+        return cast("Versioned[T] | None", (await self.remember(read, ever=ever)).known)
 
-    async def remember(self, read: Read[Any]) -> Remembered:
+    async def remember(self, read: Read[Any], *, ever: bool = False) -> Remembered:
         """Perform *read* unless its answer is known, and tell how long that is good."""
-        entry = self._fresh(read, read.ref)
-        return entry or await self._share(read, read.ref, lambda: self._perform(read))
+        entry = self._fresh(read, read.ref) or (self._ever(read) if ever else None)
+        entry = entry or await self._share(read, read.ref, lambda: self._perform(read))
+        return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
 
     async def has_changed(self, read: Read[Any]) -> bool:
         """Perform *read* again, and tell whether that brought another version."""
@@ -119,6 +126,13 @@ class ReadCache:
             return None
         return None if self._is_forgotten(entry, ref) else entry
 
+    def _ever(self, read: Read[Any]) -> Remembered | None:
+        """Find what *read* brought once."""
+        entry = cast("Remembered | None", self.memory.get(read))
+        if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
+            return None
+        return entry
+
     def _is_forgotten(self, entry: Remembered, ref: ObjectRef) -> bool:
         if not self._forgotten or entry.expires_at == inf:
             return False
@@ -152,19 +166,18 @@ class ReadCache:
     async def _perform[T: Weighable](self, read: Read[T]) -> Remembered:
         asked_at = self.clock()
         known = self._stale(read)
-        match await perform(self._store, read, None if known is None else known.etag):
+        etag = None if known is None else known.etag
+        match await perform(self._store, read, etag, self._room):
             case NotModified():
                 return self._keep(read, known, asked_at)
             case found:
-                is_pinned = read.if_match is not None
+                is_pinned = read.is_pinned and found is not None
                 return self._keep(read, found, asked_at, is_pinned=is_pinned)
 
     def _stale(self, read: Read[Any]) -> Versioned[Any] | None:
         """Find what a conditional read could confirm."""
-        entry = cast("Remembered | None", self.memory.get(read))
-        if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
-            return None
-        return cast("Versioned[Any]", entry.known)
+        entry = self._ever(read)
+        return None if entry is None else cast("Versioned[Any]", entry.known)
 
 
 def _text_nbytes(key: Hashable) -> int:

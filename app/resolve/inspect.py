@@ -2,11 +2,23 @@
 
 from dataclasses import dataclass, replace
 
-from app.errors import BadKeyError, DamagedError
-from app.formats.contract import Collection, Description, Shard, Survey
-from app.model import Gzipped, Inline, Missing, Stored, VirtualKey, Whole
+from app.errors import BadKeyError, DamagedError, NotAllowedError
+from app.formats.auditing import Stateful
+from app.formats.contract import Layout
+from app.formats.surveying import Collection, Description, Shard, Survey
+from app.model import (
+    Gzipped,
+    Inline,
+    Missing,
+    Part,
+    Referenced,
+    Stored,
+    VirtualKey,
+    Whole,
+    etag_of,
+)
 from app.resolve.audit import find_gaps, look_through
-from app.resolve.walk import Root, find_collections
+from app.resolve.walk import Root, find_collections, find_containers, listing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +54,32 @@ class ChunkReport:
 
     key: str
     state: str
-    """``stored``, ``inline`` (rewritten metadata) or ``absent``."""
+    """``stored``, ``inline`` (what is at hand: rewritten metadata), ``absent`` or ``refused``."""
     object: str | None = None
     start: int | None = None
     stop: int | None = None
     etag: str | None = None
     shard: IndexReport | None = None
     """The shard that holds the chunk, or would."""
+    reference: str | None = None
+    """What leads to it: ``native``, ``inline``, ``virtual``."""
+    manifest: str | None = None
+    """The object that holds the reference."""
+    location: str | None = None
+    """What a virtual reference names, as it says so itself."""
+    reason: str | None = None
+    """Why it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefReport:
+    """A ref of a container that keeps its states."""
+
+    path: str
+    """Of the container."""
+    ref: str
+    """As keys spell it: ``@tag.v1``."""
+    snapshot_id: str
 
 
 async def inspect_root(
@@ -71,15 +102,47 @@ async def inspect_root(
     return reports
 
 
+async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
+    """Name the refs of all containers below *root*."""
+    reports: list[RefReport | DamageReport] = []
+    async for path, layout in find_containers(root):
+        if not isinstance(layout, Stateful):
+            continue
+        try:
+            states = await layout.states(root.fetch, listing_of(root, path))
+        except DamagedError as error:
+            reports.append(DamageReport(path, str(error.ref), error.reason))
+        else:
+            reports += [RefReport(path, *state) for state in states]
+    return reports
+
+
 async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     """Find the bytes of *key*, and describe the shard that holds them."""
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
+    trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
+    try:
+        report = await _find(root, layout, key, rest)
+    except NotAllowedError as error:
+        report = ChunkReport(key, "refused", reason=str(error))
+    if trace is None:
+        return report
+    kind, manifest, location = trace
+    virtual = location if kind == "virtual" else None
+    return replace(report, reference=kind, manifest=str(manifest), location=virtual)
+
+
+async def _find(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.holding(rest) if shards is not None else None
     report = None if shard is None else await _report(root, shard)
-    match await layout.locate(rest, root.fetch):
-        case Stored(ref, place, etag) | Gzipped(Stored(ref, place, etag)):
+    location = await layout.locate(rest, root.fetch)
+    match location.place if isinstance(location, Gzipped | Referenced) else location:
+        case Stored(ref, place, version):
+            etag = etag_of(version)
             return ChunkReport(key, "stored", str(ref), place.start, place.stop, etag, report)
+        case Part(ref, place):
+            return ChunkReport(key, "stored", str(ref), place.start, place.stop, None, report)
         case Inline(data, etag):
             return ChunkReport(key, "inline", None, 0, len(data), etag)
         case Missing():

@@ -3,22 +3,24 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from app.errors import DamagedError, RangeNotSatisfiedError
-from app.formats.contract import Read, Versioned, Weighable
+from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
+from app.formats.naming import Name, Window
 from app.model import (
     ByteRange,
     ByteRequest,
-    ETag,
     Gzipped,
     Inline,
     Missing,
     ObjectRef,
+    Part,
+    Referenced,
     Stored,
     SuffixRange,
+    UnmodifiedSince,
     VirtualKey,
     Whole,
 )
@@ -29,14 +31,11 @@ from app.resolve.containers import Containers
 from app.resolve.entity import Choice, Coding, Entity, Opened
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
 from app.resolve.flight import SingleFlight
+from app.resolve.listing import Page, list_page
+from app.resolve.noting import TRUSTED_S, Noting
 from app.resolve.opening import Held, Opening
 from app.resolve.walk import Root
-from app.storage.contract import Found, Listed, ObjectReader, Stat
-
-_TRUSTED_S: Final = 1.0
-"""How long what was asked of a store is not asked again because it does not fit together."""
-_TOGETHER_S: Final = 5.0
-"""Documents that were read longer before an index may be of another time than the index."""
+from app.storage.contract import Found, ObjectReader, Stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,49 +57,14 @@ class _Found(NamedTuple):
     entity: Entity | None
     generation: int
     expires_at: float
+    oldest: tuple[float, ObjectRef] | None
+    """When that was asked for which is known longest of what told this, and its name."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the entry holds."""
         inline = self.entity is not None and isinstance(self.entity.source, Inline)
         return OVERHEAD_NBYTES + (self.entity.length if self.entity and inline else 0)
-
-
-class _Noting:
-    """A `Fetch` that notes how long everything it told is good, and what of it was old."""
-
-    def __init__(self, fetch: ReadCache) -> None:
-        self._fetch = fetch
-        self.began_at = fetch.clock()
-        self.generation = fetch.generation
-        self.expires_at = inf
-        self.old: list[ObjectRef] = []
-        self._told: list[tuple[Read[Any], Remembered]] = []
-
-    @property
-    def outdated(self) -> list[Read[Any]]:
-        """What was known long before something else was read anew just now."""
-        newest = max((told.asked_at for _, told in self._told), default=-inf)
-        if newest < self.began_at - _TRUSTED_S:
-            return []
-        return [
-            read
-            for read, told in self._told
-            if told.known is not None and told.asked_at < newest - _TOGETHER_S
-        ]
-
-    async def __call__[T: Weighable](self, read: Read[T], /) -> Versioned[T] | None:
-        remembered = await self._fetch.remember(read)
-        if read.if_match is None:
-            self._told.append((read, remembered))
-        return cast("Versioned[T] | None", self.note(read.ref, remembered))
-
-    def note(self, ref: ObjectRef, remembered: Remembered) -> Versioned[Any] | Stat | None:
-        """Count *remembered*, which is known of *ref*, in."""
-        self.expires_at = min(self.expires_at, remembered.expires_at)
-        if remembered.asked_at < self.began_at - _TRUSTED_S and remembered.expires_at < inf:
-            self.old.append(ref)
-        return remembered.known
 
 
 class Resolver:
@@ -125,7 +89,7 @@ class Resolver:
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
-        self._firsts = SingleFlight[tuple[ObjectRef, ByteRequest]]()
+        self._firsts = SingleFlight[tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]]()
 
     def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
         """Give the entity of *key* if it is known, without waiting."""
@@ -161,7 +125,12 @@ class Resolver:
             if (choice := choose(entity)) is None:
                 entity = await self._bodies.inflate(held, entity)
                 choice = cast("C", choose(entity))
-            return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
+            try:
+                return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
+            except DamagedError as error:
+                if (ref := self._told_long_ago(dataset, key)) is None:
+                    raise
+                raise VersionChangedError(ref) from error
 
         return Opening(attempt, self._fetch, Held(self._budget))
 
@@ -172,12 +141,12 @@ class Resolver:
 
         Data that were rewritten in another form look damaged, absent or otherwise to who knows
         only half of the news. So damage is believed once everything about it has been asked for
-        within `_TRUSTED_S`, and an index that is read anew only beside metadata that are as new.
+        within `TRUSTED_S`, and an index that is read anew only beside metadata that are as new.
         """
         found = self._recall(dataset, key)
         if found is not None:
             return found.entity
-        noting = _Noting(self._fetch)
+        noting = Noting(self._fetch)
         try:
             entity = await self._look_up(dataset, key, reading, noting, held)
         except DamagedError:
@@ -185,13 +154,13 @@ class Resolver:
                 raise
             for ref in noting.old:
                 self._fetch.forget(ref, noting.began_at)
-            noting = _Noting(self._fetch)
+            noting = Noting(self._fetch)
             entity = await self._look_up(dataset, key, reading, noting, held)
         if any([await self._fetch.has_changed(read) for read in noting.outdated]):
-            noting = _Noting(self._fetch)
+            noting = Noting(self._fetch)
             entity = await self._look_up(dataset, key, reading, noting, held)
         lasting = entity and entity._replace(first=None)
-        found = _Found(lasting, noting.generation, noting.expires_at)
+        found = _Found(lasting, noting.generation, noting.expires_at, noting.oldest)
         self._fetch.memory.put((dataset.name, key), found)
         return entity
 
@@ -200,21 +169,31 @@ class Resolver:
         dataset: Dataset,
         key: VirtualKey,
         reading: ByteRequest | None,
-        noting: _Noting,
+        noting: Noting,
         held: Held,
     ) -> Entity | None:
         layout, rest = await dataset.containers.find(dataset.root, key, noting)
         match await layout.locate(rest, noting):
             case Missing():
                 return None
-            case Stored() as place:
-                return _entity(place)
+            case Stored() | Inline() as place:
+                return Entity.at(place)
             case Gzipped(place):
-                return _entity(place)._replace(coding=Coding.GZIP)
-            case Inline(data, etag) as place:
-                return Entity(etag, len(data), place)
+                return Entity.at(place)._replace(coding=Coding.GZIP)
             case Whole(ref):
                 return await self._whole(ref, reading, noting, held)
+            case Referenced(place, by, is_lasting):
+                if isinstance(place, Part):
+                    entity = await self._part(place, reading, noting, held)
+                else:
+                    entity = Entity.at(place)
+                return entity.referenced(by, is_lasting=is_lasting)
+
+    def _told_long_ago(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
+        """Name what told of *key* so long ago that what it names may be deleted by now."""
+        found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
+        asked_at, ref = (found and found.oldest) or (inf, None)
+        return ref if asked_at < self._clock() - TRUSTED_S else None
 
     def _recall(self, dataset: Dataset, key: VirtualKey) -> _Found | None:
         found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
@@ -226,15 +205,28 @@ class Resolver:
         """Tell whether *key* names a container that may hold others."""
         below = VirtualKey(f"{key}/")
         layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
+        if (names := await layout.names(rest, self._fetch)) is not None:
+            return bool(names)
         return not rest and not layout.encloses(rest)
 
-    async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Listed]:
-        """List the objects and prefixes right below *prefix* that are served by their names."""
+    async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
+        """Name what is right below *prefix* and can be asked for."""
         layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
+        if (names := await layout.names(rest, self._fetch)) is not None:
+            for each in names:
+                yield each
+            return
         directory = dataset.root.join(prefix).prefix
         async for listed in self._store.list(directory, delimiter="/"):
-            if layout.shows(VirtualKey(rest + listed.ref.key.removeprefix(directory.key))):
-                yield listed
+            name = listed.ref.key.removeprefix(directory.key)
+            if layout.shows(VirtualKey(rest + name)):
+                yield Name(name, listed.size)
+
+    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page | None:
+        """List up to *limit* keys of *window*; `None` where the keys are not known."""
+        prefix = VirtualKey(window.prefix)
+        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
+        return await list_page(layout, window, prefix.removesuffix(rest), limit, self._fetch)
 
     def root(self, dataset: Dataset) -> Root:
         """Give what is needed to look around in *dataset*."""
@@ -245,37 +237,86 @@ class Resolver:
         await self._store.reach(dataset.root)
 
     async def _whole(
-        self, ref: ObjectRef, reading: ByteRequest | None, noting: _Noting, held: Held
+        self, ref: ObjectRef, reading: ByteRequest | None, noting: Noting, held: Held
     ) -> Entity | None:
-        request = _clip(reading, self._stream_bytes)
-        remembered, first = self._fetch.recall(ref), None
-        if remembered is None and request is not None:
-            await held.reserve(request.length)
-            with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
-                remembered, first = await self._firsts.run(
-                    (ref, request), lambda: self._first(ref, request)
-                )
-        stat = noting.note(ref, remembered or await self._fetch.stat(ref))
-        if not isinstance(stat, Stat):
+        stat, first = await self._see(ref, _clip(reading, self._stream_bytes), noting, held)
+        if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
         coding = Coding.GZIP if stat.is_gzip else Coding.PLAIN
         return Entity(stat.etag, stat.size, place, first, coding)
 
-    async def _first(self, ref: ObjectRef, request: ByteRequest) -> tuple[Remembered, Found | None]:
-        """Learn size and version of an object from the answer that brings its first bytes."""
+    async def _part(
+        self, part: Part, reading: ByteRequest | None, noting: Noting, held: Held
+    ) -> Entity:
+        """Find *part* in the object as it is now.
+
+        Raises: `DamagedError` where there is no such object, not enough of it, or another one.
+        """
+        ref, place, condition = part
+        request = _clip(_inside(reading, place), self._stream_bytes)
+        if request is None and condition is not None and place.length:
+            request = ByteRange(place.start, place.start + 1)
+        stat, first = await self._see(ref, request, noting, held, condition)
+        if stat is None:
+            raise DamagedError(ref, "does not exist, though it is referred to")
+        if stat.size < place.stop:
+            raise DamagedError(ref, f"{place} is referred to, and it has {stat.size} bytes")
+        entity = Entity.at(Stored(ref, place, stat.etag))
+        if first is None:
+            return entity
+        start, stop = first.byte_range
+        seen = ByteRange(start - place.start, stop - place.start)
+        return entity._replace(first=replace(first, byte_range=seen))
+
+    async def _see(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None,
+        noting: Noting,
+        held: Held,
+        condition: UnmodifiedSince | None = None,
+    ) -> tuple[Stat | None, Found | None]:
+        """Learn what *ref* is now, by reading *request* of it if there is one.
+
+        What is known of it does not tell whether it fulfils a *condition*.
+        """
+        remembered, first = (self._fetch.recall(ref) if condition is None else None), None
+        if remembered is None and request is not None:
+            await held.reserve(request.length)
+            with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
+                remembered, first = await self._firsts.run(
+                    (ref, request, condition), lambda: self._first(ref, request, condition)
+                )
+        stat = noting.note(ref, remembered or await self._fetch.stat(ref))
+        return (stat, first) if isinstance(stat, Stat) else (None, None)
+
+    async def _first(
+        self, ref: ObjectRef, request: ByteRequest, condition: UnmodifiedSince | None
+    ) -> tuple[Remembered, Found | None]:
+        """Learn size and version of an object from the answer that brings its first bytes.
+
+        Raises: `DamagedError` where it does not fulfil *condition*.
+        """
         asked_at = self._clock()
-        found = await self._store.get(ref, request)
+        try:
+            found = await self._store.get(ref, request, if_match=condition)
+        except VersionChangedError as error:
+            raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
             return self._fetch.learn(ref, None, asked_at), None
         return self._fetch.learn(ref, Stat(found.size, found.etag, found.is_gzip), asked_at), found
 
 
-def _entity(place: Stored) -> Entity:
-    """Name a part of an object by the object's version and the place of the part."""
-    _, byte_range, etag = place
-    tag = f'{etag[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
-    return Entity(ETag(tag), byte_range.length, place)
+def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:
+    """Count *reading*, which is a part of *place*, in the object; `None` if it is no such part."""
+    match reading:
+        case ByteRange(start, stop) if start < place.length:
+            return place.narrow(ByteRange(start, min(stop, place.length)))
+        case SuffixRange(length):
+            return ByteRange(max(place.start, place.stop - length), place.stop)
+        case _:
+            return None
 
 
 def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import crc32c
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Entry, Fault, Shard, Survey
-from app.model import ByteRange, ObjectRef, Stored, VirtualKey
+from app.errors import DamagedError, lost
+from app.formats.surveying import Entry, Fault, Shard, Survey
+from app.model import ByteRange, ObjectRef, Stored, VirtualKey, condition_of
 from app.resolve.audit import CHECKSUM_NBYTES, find_overlaps, look_through
 from app.resolve.coalesce import plan_reads
 from app.resolve.perform import DirectFetch
@@ -41,8 +41,10 @@ class Report:
     chunks: int = 0
     nbytes: int = 0
     """Bytes of inner chunks that the indexes name."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What else was looked at in containers that keep states: snapshots, manifests, references."""
     not_checked: dict[str, str] = field(default_factory=dict)
-    """Arrays that are served as they are, and why."""
+    """What is not known to be right, arrays that are served as they are among it, and why."""
     damages: list[Damage] = field(default_factory=list)
 
     def add(self, other: "Report") -> None:
@@ -51,6 +53,11 @@ class Report:
         self.chunks += other.chunks
         self.nbytes += other.nbytes
         self.damages += other.damages
+
+    def skip(self, path: str, reason: str) -> None:
+        """Note that what is at *path* was not checked, for one more reason."""
+        known = self.not_checked.get(path)
+        self.not_checked[path] = f"{known}; {reason}" if known else reason
 
 
 class _Looked(NamedTuple):
@@ -130,7 +137,9 @@ class ShardCheck:
 
     async def _is_intact(self, place: Stored) -> bool:
         checksum, kept = 0, b""
-        async with self._store.stream(place.ref, place.byte_range, if_match=place.etag) as pieces:
+        ref, byte_range, version = place
+        condition = condition_of(version)
+        async with self._store.stream(ref, byte_range, if_match=condition) as pieces:
             async for piece in pieces:
                 kept += piece
                 checksum = crc32c.crc32c(kept[:-CHECKSUM_NBYTES], checksum)
@@ -138,9 +147,10 @@ class ShardCheck:
         return checksum == int.from_bytes(kept, "little")
 
     async def _read(self, place: Stored) -> bytes:
-        found = await self._store.get(place.ref, place.byte_range, if_match=place.etag)
+        ref, byte_range, version = place
+        found = await self._store.get(ref, byte_range, if_match=condition_of(version))
         if not isinstance(found, Found):
-            raise VersionChangedError(place.ref)
+            raise lost(ref, version)
         return found.data
 
 
@@ -161,4 +171,4 @@ def _look_at(survey: Survey, entries: Iterable[Entry], span: ByteRange, data: by
 
 
 def _narrow(whole: Stored, inner: ByteRange) -> Stored:
-    return Stored(whole.ref, whole.byte_range.narrow(inner), whole.etag)
+    return Stored(whole.ref, whole.byte_range.narrow(inner), whole.version)

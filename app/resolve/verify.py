@@ -1,19 +1,33 @@
 """Read every shard index below a root, and every inner chunk if asked, and tell what is damaged."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from app.errors import (
     DamagedError,
+    OfflineError,
     StorageError,
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.formats.contract import Collection, Shard, Shards
+from app.formats.auditing import (
+    ARRAYS,
+    Counted,
+    Enclosed,
+    Expected,
+    Finding,
+    Flaw,
+    Stateful,
+    Unchecked,
+)
+from app.formats.surveying import Collection, Shard, Shards
+from app.resolve.audited import Reads, find_fault
 from app.resolve.shard_check import Damage, Report, ShardCheck
-from app.resolve.walk import Root, find_collections, list_names
+from app.resolve.walk import Root, Visited, collections_of, find_containers, list_names
 from app.storage.contract import ObjectReader
+from app.storage.memory import MemoryStore
 
 SHARDS_AT_ONCE: Final = 8
 _ATTEMPTS: Final = 4
@@ -22,8 +36,13 @@ _ATTEMPTS: Final = 4
 type OnShard = Callable[[Report], None]
 
 
+type _Job = Callable[[], Awaitable[Report]]
+
+
 class _Found(NamedTuple):
-    container: str
+    store: ObjectReader
+    path: str
+    """What keys of the shard are relative to."""
     shard: Shard
 
 
@@ -35,6 +54,8 @@ async def verify(
 ) -> Report:
     """Check every shard of every collection below *root*; *chunks* reads the chunks too.
 
+    Containers that keep states are audited instead.
+
     What cannot be read is told beside what is damaged: neither is known to be right.
 
     Raises: `StorageError` where the collections or shards cannot be found out.
@@ -42,28 +63,28 @@ async def verify(
     report = Report()
     gate = asyncio.Semaphore(SHARDS_AT_ONCE)
 
-    async def run(found: _Found) -> None:
+    async def run(job: _Job) -> None:
         try:
-            report.add(await _check(root.store, found, chunks=chunks))
+            report.add(await job())
         finally:
             gate.release()
         on_shard(report)
 
     try:
         async with asyncio.TaskGroup() as group:
-            async for found in _shards(root, report):
+            async for job in _jobs(root, report, on_shard, chunks=chunks):
                 await gate.acquire()
-                group.create_task(run(found))
+                group.create_task(run(job))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     report.damages.sort(key=lambda damage: (damage.object, damage.key))
     return report
 
 
-async def _check(store: ObjectReader, found: _Found, *, chunks: bool) -> Report:
+async def _check(found: _Found, *, chunks: bool) -> Report:
     """Check a shard, again from its beginning if it is replaced meanwhile."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = ShardCheck(store, found.container, found.shard, chunks=chunks)
+        check = ShardCheck(found.store, found.path, found.shard, chunks=chunks)
         try:
             await check.run()
         except (StorageError, DamagedError) as error:
@@ -74,24 +95,81 @@ async def _check(store: ObjectReader, found: _Found, *, chunks: bool) -> Report:
     return check.report
 
 
-async def _shards(root: Root, report: Report) -> AsyncGenerator[_Found]:
-    async for visited in find_collections(root):
-        match visited.found:
-            case DamagedError(ref=ref, reason=reason):
-                report.damages.append(Damage(str(ref), root.key_of(ref), reason))
-            case Collection(description, None):
-                report.arrays += 1
-                report.not_checked[visited.path] = description.why_sharded or "it is not sharded"
-            case Collection(_, shards) if shards is not None:
-                report.arrays += 1
-                try:
-                    async for shard in _stored_shards(root, visited.container, shards):
-                        yield _Found(visited.container, shard)
-                except StorageUnavailableError as error:
-                    if not error.lasting:
-                        raise
-                    reason = f"{error.reason}, and its shards may be too many to try each"
-                    report.damages.append(Damage(str(error.ref), visited.path, reason))
+async def _expect(store: ObjectReader, path: str, expected: Expected) -> Report:
+    """Ask whether an object is as it has to be."""
+    report = Report()
+    if (reason := await find_fault(store, expected.place)) is not None:
+        ref = expected.place.ref
+        report.damages.append(Damage(str(ref), _join(path, expected.key), reason))
+    return report
+
+
+async def _jobs(
+    root: Root, report: Report, on_shard: OnShard, *, chunks: bool
+) -> AsyncGenerator[_Job]:
+    async for opened in find_containers(root):
+        if isinstance(opened.found, Stateful):
+            reads = Reads(root, opened.path)
+            try:
+                async for finding in opened.found.audit(reads, chunks=chunks):
+                    if (job := _take(root, opened.path, finding, report, chunks=chunks)) is None:
+                        on_shard(report)
+                    else:
+                        yield job
+            except OfflineError as error:
+                report.skip(opened.path, str(error))
+            except DamagedError as error:
+                key = root.key_of(error.ref)
+                report.damages.append(Damage(str(error.ref), key, error.reason))
+            continue
+        for visited in await collections_of(root, opened):
+            async for shard in _shards(root, visited, report):
+                yield partial(_check, _Found(root.store, visited.container, shard), chunks=chunks)
+
+
+def _take(root: Root, path: str, finding: Finding, report: Report, *, chunks: bool) -> _Job | None:
+    """Put *finding* into *report*, or tell what is to be done about it."""
+    match finding:
+        case Flaw(ref, key, reason):
+            report.damages.append(Damage(str(ref), _join(path, key), reason))
+        case Unchecked(key, reason):
+            report.skip(_join(path, key), reason)
+        case Counted(things, number) if things == ARRAYS:
+            report.arrays += number
+        case Counted(things, number):
+            report.counts[things] = report.counts.get(things, 0) + number
+        case Expected():
+            return partial(_expect, root.store, path, finding)
+        case Enclosed(below, shard, data):
+            store: ObjectReader = root.store
+            if data is not None:
+                store = MemoryStore()
+                store.put(shard.ref, data)
+            return partial(_check, _Found(store, _join(path, below), shard), chunks=chunks)
+    return None
+
+
+async def _shards(root: Root, visited: Visited, report: Report) -> AsyncGenerator[Shard]:
+    match visited.found:
+        case DamagedError(ref=ref, reason=reason):
+            report.damages.append(Damage(str(ref), root.key_of(ref), reason))
+        case Collection(description, None):
+            report.arrays += 1
+            report.skip(visited.path, description.why_sharded or "it is not sharded")
+        case Collection(_, shards) if shards is not None:
+            report.arrays += 1
+            try:
+                async for shard in _stored_shards(root, visited.container, shards):
+                    yield shard
+            except StorageUnavailableError as error:
+                if not error.lasting:
+                    raise
+                reason = f"{error.reason}, and its shards may be too many to try each"
+                report.damages.append(Damage(str(error.ref), visited.path, reason))
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}/{key}".strip("/")
 
 
 async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:

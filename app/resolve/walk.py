@@ -3,9 +3,12 @@
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Collection, Fetch, Layout
+from app.errors import DamagedError, OfflineError, StorageUnavailableError
+from app.formats.contract import Layout, Listing
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.storage.contract import ObjectReader
@@ -36,8 +39,16 @@ class Visited:
     found: Collection | DamagedError
 
 
-async def find_collections(root: Root) -> AsyncGenerator[Visited]:
-    """Visit every collection below *root*, parents first and by name.
+class Opened(NamedTuple):
+    """A container, or what cannot be opened."""
+
+    path: str
+    """Below the root."""
+    found: Layout | DamagedError
+
+
+async def find_containers(root: Root) -> AsyncGenerator[Opened]:
+    """Open every container below *root*, parents first and by name.
 
     Where the store cannot list, the metadata of a container names what is below it; what of that
     is no container is passed over.
@@ -50,13 +61,41 @@ async def find_collections(root: Root) -> AsyncGenerator[Visited]:
         try:
             layout = await _open(root, root.ref.join(path))
         except DamagedError as damage:
-            yield Visited(path, path, damage)
+            yield Opened(path, damage)
             continue
         if layout is not None:
-            for found in await _collections(root, path, layout):
-                yield _visit(path, found)
+            yield Opened(path, layout)
         if layout is None or not layout.encloses(VirtualKey("")):
             paths += reversed([_join(path, name) for name in await _below(root, path, layout)])
+
+
+async def find_collections(root: Root) -> AsyncGenerator[Visited]:
+    """Visit every collection of every container below *root*.
+
+    Raises: `StorageError`.
+    """
+    async for opened in find_containers(root):
+        for visited in await collections_of(root, opened):
+            yield visited
+
+
+async def collections_of(root: Root, opened: Opened) -> Sequence[Visited]:
+    """Describe what is in a container itself."""
+    path, layout = opened.path, opened.found
+    if isinstance(layout, DamagedError):
+        return [Visited(path, path, layout)]
+    try:
+        found = await layout.collections(root.fetch, listing_of(root, path))
+    except DamagedError as damage:
+        return [Visited(path, path, damage)]
+    except OfflineError as offline:
+        return [Visited(path, path, DamagedError(root.ref.join(path), str(offline)))]
+    return [_visit(path, each) for each in found]
+
+
+def listing_of(root: Root, path: str) -> Listing:
+    """Give the names of what is stored in the container at *path*."""
+    return partial(list_names, root.store, root.ref.join(path))
 
 
 async def list_names(store: ObjectReader, container: ObjectRef, prefix: str) -> AsyncGenerator[str]:
@@ -71,13 +110,6 @@ async def _open(root: Root, directory: ObjectRef) -> Layout | None:
         if (layout := await fmt.open(directory, root.fetch)) is not None:
             return layout
     return None
-
-
-async def _collections(
-    root: Root, path: str, layout: Layout
-) -> Sequence[Collection | DamagedError]:
-    listing = partial(list_names, root.store, root.ref.join(path))
-    return await layout.collections(root.fetch, listing)
 
 
 def _visit(container: str, found: Collection | DamagedError) -> Visited:

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from app.errors import StorageUnavailableError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.errors import StorageUnavailableError, TruncatedReadError
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.storage.conditions import demand, last_modified
 from app.storage.http1.response import Response
 from app.storage.ranges import clamp, is_gzip, parse_content_range, version
 from app.storage.refusals import translated
@@ -34,17 +35,16 @@ class Answer:
         ref: ObjectRef,
         response: Response,
         request: ByteRequest | None,
-        if_match: ETag | None,
+        if_match: Condition | None,
     ) -> Self:
-        """Believe no server: neither its range, nor its length, nor that it saw ``If-Match``."""
+        """Believe no server: neither its range, nor its length, nor that it saw the condition."""
         length, data = response.length, None
         if length is None and request is None:
             data = await response.read()
             length = len(data)
         given, size = _given(ref, response, length)
         etag = version(response.headers, size)
-        if if_match is not None and etag != if_match:
-            raise VersionChangedError(ref)
+        demand(ref, if_match, etag, last_modified(response.headers))
         wanted = clamp(ref, request, size, if_match)
         if given != wanted and given.length != size:
             raise StorageUnavailableError(ref, "the server sent another range than was asked for")

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Listed:
 class ObjectReader(Protocol):
     """Reads objects. Absence is `None`; every failure is a `StorageError`.
 
-    The version of an answer is the one of all its bytes. A read that names a version gets that
-    version or `VersionChangedError`, even from a server that ignores ``If-Match``, and the same
-    if the object is gone.
+    The version of an answer is the one of all its bytes. A read with a condition gets what that
+    holds of or `VersionChangedError`, even from a server that ignores ``If-Match`` and
+    ``If-Unmodified-Since``, and the same if the object is gone or does not tell its time.
     """
 
     async def get(
@@ -60,23 +60,24 @@ class ObjectReader(Protocol):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read *request* of *ref*, or all of it, into memory.
 
         A range that ends past the object is clamped; one that begins there, or any suffix of an
-        empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` where *if_match*
-        names a version. `NotModified` answers *if_none_match* only.
+        empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` where there is a
+        condition *if_match*. `NotModified` answers *if_none_match* only.
         """
         ...
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Read exactly *byte_range* of one version piece by piece.
 
-        Entering raises what `get` raises; a fault in the middle raises from the iterator.
+        Entering raises what `get` raises, and `VersionChangedError` where the object is absent or
+        too short, also without a condition; a fault in the middle raises from the iterator.
         """
         ...
 

@@ -7,11 +7,13 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from app.errors import StorageDeniedError, StorageUnavailableError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, Stat
+from app.storage.http1.client import Client
 from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
 from app.storage.refusals import Method
+from app.storage.web_guard import WebGuard
 
 _SERVER_FAULT: Final = 500
 
@@ -19,24 +21,30 @@ _SERVER_FAULT: Final = 500
 class HttpStore:
     """Reads ranges of what lies below ``https://host``; the path is the key."""
 
-    def __init__(self, *, connections: int = 64, timeout_s: float = 10.0) -> None:
-        self._reader = RangeReader(
-            _Paths(), connections=connections, timeout_s=timeout_s, redirects=5
+    def __init__(
+        self, *, connections: int = 64, timeout_s: float = 10.0, guard: WebGuard | None = None
+    ) -> None:
+        client = Client(
+            connections=connections,
+            silence_s=timeout_s,
+            resolve=None if guard is None else guard.resolve,
         )
+        follow = None if guard is None else guard.follow
+        self._reader = RangeReader(_Paths(), client, redirects=5, follow=follow)
 
     async def get(
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Send one GET."""
         return await self._reader.get(ref, request, if_match, if_none_match)
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Send one GET and pass its body on."""
         return self._reader.stream(ref, byte_range, if_match)
@@ -93,4 +101,4 @@ def _target(ref: ObjectRef) -> Target:
     """Quote the key; servers would follow dots out of the folder, and no quoting stops them."""
     if not {".", ".."}.isdisjoint(ref.key.split("/")):
         raise StorageDeniedError(ref, "the key climbs")
-    return Target(f"{ref.bucket}/{quote(ref.key, safe='/~')}")
+    return Target(f"{ref.bucket.removeprefix(GUARDED)}/{quote(ref.key, safe='/~')}")

@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from app.errors import StorageDeniedError, StorageUnavailableError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.storage.conditions import demand
 from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
 from app.storage.ranges import clamp
-from app.storage.warm_files import WarmFiles, file_version
+from app.storage.warm_files import WarmFiles, file_version, foreign_version
 
 TEMPORARY: Final = ".shardgate-"
 """How the names of our own unfinished files begin; listings leave them out."""
@@ -29,13 +29,23 @@ _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 _DENIED: Final = {errno.EACCES, errno.EPERM}
 
 
+type OpenFile = Callable[[bytes, bytes], int]
+"""Opens the file of a name in a folder for reading; a pipe must not block it."""
+
+
+def _open_file(folder: bytes, name: bytes) -> int:
+    return os.open(folder + b"/" + name, _FLAGS)
+
+
 class LocalStore:
     """Reads files in threads of its own, so that a slow disk never holds up the event loop.
 
-    Only what lies in the page cache for certain is read without a thread.
+    Only what lies in the page cache for certain is read without a thread. *open_file* may refuse
+    to follow links.
     """
 
-    def __init__(self, *, threads: int = 16) -> None:
+    def __init__(self, *, threads: int = 16, open_file: OpenFile = _open_file) -> None:
+        self._open_file = open_file
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
         self._warm = WarmFiles()
 
@@ -44,43 +54,48 @@ class LocalStore:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read the file between two looks at its version."""
         if (
-            if_match is not None
+            isinstance(if_match, str)
             and isinstance(request, ByteRange)
             and (found := self._warm.read(ref, request, if_match)) is not None
         ):
             return found
-        return await self._run(_read, ref, request, if_match, if_none_match, self._warm)
+        return await self._run(self._read, ref, request, if_match, if_none_match)
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read piece after piece, each pinned, with no file held open in between."""
-        stops = [*range(byte_range.start, byte_range.stop, _PIECE_BYTES)[1:], byte_range.stop]
-        first = await self._piece(ref, ByteRange(byte_range.start, stops[0]), if_match)
+        begin, end = byte_range
+        first = await self._piece(ref, ByteRange(begin, min(begin + _PIECE_BYTES, end)), if_match)
+        if first.size < end:
+            raise VersionChangedError(ref)
 
         async def pieces() -> AsyncIterator[bytes]:
-            if first:
-                yield first
-            for start, stop in pairwise(stops):
-                yield await self._piece(ref, ByteRange(start, stop), if_match)
+            if first.data:
+                yield first.data
+            for start in range(begin + _PIECE_BYTES, end, _PIECE_BYTES):
+                piece = ByteRange(start, min(start + _PIECE_BYTES, end))
+                yield (await self._piece(ref, piece, first.etag)).data
 
         yield pieces()
 
-    async def _piece(self, ref: ObjectRef, byte_range: ByteRange, if_match: ETag) -> bytes:
+    async def _piece(
+        self, ref: ObjectRef, byte_range: ByteRange, if_match: Condition | None
+    ) -> Found:
         found = await self.get(ref, byte_range, if_match=if_match)
         if not isinstance(found, Found) or found.byte_range != byte_range:
             raise VersionChangedError(ref)
-        return found.data
+        return found
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask the file system."""
-        return await self._run(_stat, ref)
+        return await self._run(_stat, self._open_file, ref)
 
     async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
         """Walk folder by folder, in the order of whole keys.
@@ -107,37 +122,36 @@ class LocalStore:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._warm.clear()
 
+    def _read(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None,
+        if_match: Condition | None,
+        if_none_match: ETag | None,
+    ) -> Found | NotModified | None:
+        for _ in range(_TRIES):
+            with _opened(ref, self._open_file) as fd:
+                if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
+                    if if_match is not None:
+                        raise VersionChangedError(ref)
+                    return None
+                etag = file_version(status)
+                if if_match != foreign_version(status):
+                    demand(ref, if_match, etag, status.st_mtime_ns // 10**9)
+                if etag == if_none_match:
+                    return NOT_MODIFIED
+                byte_range = clamp(ref, request, status.st_size, if_match)
+                data = _read_range(fd, byte_range)
+                if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
+                    if isinstance(if_match, str):
+                        self._warm.keep(ref, if_match, fd)
+                    return Found(data, byte_range, status.st_size, etag)
+            if if_match is not None:
+                break
+        raise VersionChangedError(ref)
+
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
-
-
-def _read(
-    ref: ObjectRef,
-    request: ByteRequest | None,
-    if_match: ETag | None,
-    if_none_match: ETag | None,
-    warm: WarmFiles,
-) -> Found | NotModified | None:
-    for _ in range(_TRIES):
-        with _opened(ref) as fd:
-            if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
-                if if_match is not None:
-                    raise VersionChangedError(ref)
-                return None
-            etag = file_version(status)
-            if if_match is not None and etag != if_match:
-                raise VersionChangedError(ref)
-            if etag == if_none_match:
-                return NOT_MODIFIED
-            byte_range = clamp(ref, request, status.st_size, if_match)
-            data = _read_range(fd, byte_range)
-            if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
-                if if_match is not None:
-                    warm.keep(ref, etag, fd)
-                return Found(data, byte_range, status.st_size, etag)
-        if if_match is not None:
-            break
-    raise VersionChangedError(ref)
 
 
 def _read_range(fd: int, byte_range: ByteRange) -> bytes:
@@ -150,8 +164,8 @@ def _read_range(fd: int, byte_range: ByteRange) -> bytes:
     return data
 
 
-def _stat(ref: ObjectRef) -> Stat | None:
-    with _opened(ref) as fd:
+def _stat(open_file: OpenFile, ref: ObjectRef) -> Stat | None:
+    with _opened(ref, open_file) as fd:
         if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
             return None
         return Stat(status.st_size, file_version(status))
@@ -167,8 +181,8 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
     listed: list[Listed] = []
     with _translated(prefix):
         try:
-            if (folder := _path(prefix.bucket, prefix.key.removesuffix("/"))) is not None:
-                with os.scandir(folder) as entries:
+            if (name := _name(prefix.key.removesuffix("/"))) is not None:
+                with os.scandir(_folder(prefix.bucket) + b"/" + name) as entries:
                     listed += filter(None, (_listed(prefix, entry) for entry in entries))
         except OSError as error:
             if error.errno not in _ABSENT:
@@ -201,13 +215,13 @@ def _holds(folder: os.stat_result, path: bytes) -> bool:
 
 
 @contextmanager
-def _opened(ref: ObjectRef) -> Iterator[int | None]:
+def _opened(ref: ObjectRef, open_file: OpenFile) -> Iterator[int | None]:
     """Open the file of *ref*, or give `None` if there is none; a pipe does not block us."""
     fd = None
     with _translated(ref):
-        if (path := _path(ref.bucket, ref.key)) is not None:
+        if (name := _name(ref.key)) is not None:
             try:
-                fd = os.open(path, _FLAGS)
+                fd = open_file(_folder(ref.bucket), name)
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
@@ -235,16 +249,14 @@ def _translated(ref: ObjectRef) -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def _folder(bucket: str) -> bytes:
-    return unquote_to_bytes(bucket.removeprefix("file://"))
+    return unquote_to_bytes(bucket.partition("://")[2])
 
 
-def _path(bucket: str, key: str) -> bytes | None:
-    """Name the file of *key*, or the folder itself; what leads elsewhere names nothing."""
-    if not key:
-        return _folder(bucket)
-    if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+def _name(key: str) -> bytes | None:
+    """Name the file of *key* in its folder; what leads elsewhere names nothing."""
+    if "\0" in key or (key and any(part in ("", ".", "..") for part in key.split("/"))):
         return None
     try:
-        return _folder(bucket) + b"/" + key.encode()
+        return key.encode()
     except UnicodeEncodeError:
         return None

@@ -1,11 +1,13 @@
 """Objects in memory, for tests and examples."""
 
 import hashlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from app.errors import VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.storage.conditions import demand
 from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
 from app.storage.ranges import clamp
 
@@ -15,10 +17,12 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._objects: dict[ObjectRef, bytes] = {}
+        self._modified_s: dict[ObjectRef, int] = {}
 
-    def put(self, ref: ObjectRef, data: bytes) -> ETag:
-        """Store *data* in place of what *ref* held."""
+    def put(self, ref: ObjectRef, data: bytes, *, modified_s: int | None = None) -> ETag:
+        """Store *data* in place of what *ref* held, as if at *modified_s* instead of now."""
         self._objects[ref] = data
+        self._modified_s[ref] = int(time.time()) if modified_s is None else modified_s
         return _etag(data)
 
     def delete(self, ref: ObjectRef) -> None:
@@ -30,16 +34,17 @@ class MemoryStore:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Slice the object."""
         whole = self._objects.get(ref)
-        etag = None if whole is None else _etag(whole)
-        if if_match is not None and etag != if_match:
-            raise VersionChangedError(ref)
-        if whole is None or etag is None:
+        if whole is None:
+            if if_match is not None:
+                raise VersionChangedError(ref)
             return None
+        etag = _etag(whole)
+        demand(ref, if_match, etag, self._modified_s[ref])
         if etag == if_none_match:
             return NOT_MODIFIED
         found = clamp(ref, request, len(whole), if_match)
@@ -47,7 +52,7 @@ class MemoryStore:
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Give the range in one piece."""
         found = await self.get(ref, byte_range, if_match=if_match)

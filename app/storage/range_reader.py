@@ -5,13 +5,14 @@ version or the range; 404 is absence once the source confirms that only the obje
 the rest is a failure.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from app.errors import StorageUnavailableError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, UnmodifiedSince
 from app.storage.answers import Answer
+from app.storage.conditions import demand, http_date, last_modified
 from app.storage.contract import NOT_MODIFIED, Found, NotModified, Stat
 from app.storage.http1.client import Client
 from app.storage.http1.errors import BadAnswerError
@@ -50,21 +51,22 @@ class RangeReader:
     def __init__(
         self,
         source: Source,
+        client: Client,
         *,
-        connections: int,
-        timeout_s: float,
         redirects: int = 0,
-        ca_file: str | None = None,
+        follow: Callable[[Target], None] | None = None,
     ) -> None:
+        """Take over *client*; *follow* may raise where a redirect should not lead."""
         self._source = source
-        self._client = Client(connections=connections, silence_s=timeout_s, ca_file=ca_file)
+        self._client = client
         self._redirects = redirects
+        self._follow = follow
 
     async def get(
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        if_match: ETag | None,
+        if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> Found | NotModified | None:
         """Read as `ObjectReader.get` promises."""
@@ -84,11 +86,12 @@ class RangeReader:
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read as `ObjectReader.stream` promises."""
         if not byte_range.length:
-            await self._get_nothing(ref, byte_range, if_match, None)
+            if await self._get_nothing(ref, byte_range, if_match, None) is None:
+                raise VersionChangedError(ref)
             yield _nothing()
             return
         with translated(ref):
@@ -104,14 +107,8 @@ class RangeReader:
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask for the headers alone."""
-        with translated(ref):
-            answer = await self._ask("HEAD", ref)
-        if isinstance(answer, Refusal):
-            await self._refused(ref, answer, None)
-            return None
-        if (size := answer.length) is None:
-            raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
-        return Stat(size, version(answer.headers, size), is_gzip(answer.headers))
+        found = await self._look(ref)
+        return None if found is None else found[0]
 
     async def probe(self, ref: ObjectRef) -> int:
         """Ask for the headers alone, and tell the status whatever it is."""
@@ -122,19 +119,33 @@ class RangeReader:
         """Close the connections."""
         await self._client.aclose()
 
+    async def _look(self, ref: ObjectRef) -> tuple[Stat, int | None] | None:
+        """Ask for the headers alone, and tell the time of the last change beside the rest."""
+        with translated(ref):
+            answer = await self._ask("HEAD", ref)
+        if isinstance(answer, Refusal):
+            await self._refused(ref, answer, None)
+            return None
+        if (size := answer.length) is None:
+            raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
+        stat = Stat(size, version(answer.headers, size), is_gzip(answer.headers))
+        return stat, last_modified(answer.headers)
+
     async def _get_nothing(
         self,
         ref: ObjectRef,
         request: ByteRange,
-        if_match: ETag | None,
+        if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> Found | NotModified | None:
         """Answer an empty range, which HTTP has no words for."""
-        found = await self.stat(ref)
-        if if_match is not None and (found is None or found.etag != if_match):
-            raise VersionChangedError(ref)
-        if found is None:
+        looked = await self._look(ref)
+        if looked is None:
+            if if_match is not None:
+                raise VersionChangedError(ref)
             return None
+        found, modified_s = looked
+        demand(ref, if_match, found.etag, modified_s)
         if found.etag == if_none_match:
             return NOT_MODIFIED
         return Found(b"", clamp(ref, request, found.size, if_match), found.size, found.etag)
@@ -143,7 +154,7 @@ class RangeReader:
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        if_match: ETag | None,
+        if_match: Condition | None,
         if_none_match: ETag | None,
         *,
         is_eager: bool = False,
@@ -187,9 +198,11 @@ class RangeReader:
                 return await read_refusal(method, response)
             response.release()
             target = target.redirected(location.decode("latin-1"))
+            if self._follow is not None:
+                self._follow(target)
         raise BadAnswerError("redirected too often")
 
-    async def _refused(self, ref: ObjectRef, refusal: Refusal, if_match: ETag | None) -> None:
+    async def _refused(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise what the refusal means."""
         if refusal.status in _ABSENT:
             await self._source.confirm(ref, refusal)
@@ -201,7 +214,7 @@ class RangeReader:
         raise refusal.failure(ref)
 
     async def _satisfiable(
-        self, ref: ObjectRef, request: ByteRequest, refusal: Refusal, if_match: ETag | None
+        self, ref: ObjectRef, request: ByteRequest, refusal: Refusal, if_match: Condition | None
     ) -> ByteRange:
         """Raise what a 416 means, but spell out a long suffix, which some servers refuse."""
         if (size := refusal.size) is None:
@@ -216,12 +229,14 @@ class RangeReader:
 
 
 def _headers(
-    request: ByteRequest | None, if_match: ETag | None, if_none_match: ETag | None
+    request: ByteRequest | None, if_match: Condition | None, if_none_match: ETag | None
 ) -> bytes:
     lines = ""
     if request is not None:
         lines += f"Range: {range_header(request)}\r\n"
-    if if_match is not None and not is_derived(if_match):
+    if isinstance(if_match, UnmodifiedSince):
+        lines += f"If-Unmodified-Since: {http_date(if_match.epoch_s)}\r\n"
+    elif if_match is not None and not is_derived(if_match):
         lines += f"If-Match: {if_match}\r\n"
     if if_none_match is not None and not is_derived(if_none_match):
         lines += f"If-None-Match: {if_none_match}\r\n"

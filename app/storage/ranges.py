@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
 
 _CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
@@ -15,11 +15,11 @@ _DERIVED: Final = '"~'
 
 
 def clamp(
-    ref: ObjectRef, request: ByteRequest | None, size: int, if_match: ETag | None
+    ref: ObjectRef, request: ByteRequest | None, size: int, if_match: Condition | None
 ) -> ByteRange:
     """Say which of the *size* bytes of *ref* answer *request*.
 
-    Only an empty range may begin at the end. Who names a version has seen its size, so that a
+    Only an empty range may begin at the end. Who has a condition has seen the size, so that a
     range outside means another version.
     """
     if isinstance(request, SuffixRange):

@@ -16,7 +16,7 @@ from app.errors import (
     TruncatedReadError,
 )
 from app.model import ObjectRef
-from app.storage.http1.errors import CutOffError, ExchangeError
+from app.storage.http1.errors import CutOffError, ExchangeError, ForbiddenError
 from app.storage.http1.response import Response
 from app.storage.ranges import parse_unsatisfied
 
@@ -87,6 +87,8 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise StorageTimeoutError(ref, "the server is silent") from error
     except CutOffError as error:
         raise TruncatedReadError(ref, str(error)) from error
+    except ForbiddenError as error:
+        raise StorageDeniedError(ref, str(error)) from error
     except ExchangeError as error:
         raise StorageUnavailableError(ref, str(error)) from error
     except OSError as error:

@@ -13,7 +13,7 @@ from app.errors import (
     StorageUnavailableError,
     TruncatedReadError,
 )
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
 
 _FIRST_PAUSE_S: Final = 0.1
@@ -47,7 +47,7 @@ class RetryingStore:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read, repeatedly if need be."""
@@ -58,7 +58,7 @@ class RetryingStore:
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Open, repeatedly if need be."""
         async with AsyncExitStack() as stack:

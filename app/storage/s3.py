@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore import UNSIGNED
+from botocore.credentials import Credentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -29,17 +30,17 @@ from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 
 from app.errors import StorageDeniedError, StorageTimeoutError, StorageUnavailableError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Found, Listed, NotModified, Stat
+from app.storage.http1.client import Client
 from app.storage.http1.target import Target
+from app.storage.presigning import Presigner, presign
 from app.storage.range_reader import RangeReader
 from app.storage.refusals import Method, Refusal
 
-_EXPIRES_S: Final = 900
 _REUSED_S: Final = 300
 _SIGNED: Final = 8192
-_OPERATIONS: Final[dict[Method, str]] = {"GET": "get_object", "HEAD": "head_object"}
 _ABSENT: Final = 404
 _REFUSED: Final = frozenset({400, 403})
 _EXPIRED_CODES: Final = frozenset({"InvalidToken", "TokenRefreshRequired"})
@@ -54,26 +55,22 @@ class S3Store:
         self, settings: StoreSettings | None, *, connections: int = 64, timeout_s: float = 10.0
     ) -> None:
         self._signer = _Signer(settings or StoreSettings(), timeout_s)
-        self._reader = RangeReader(
-            self._signer,
-            connections=connections,
-            timeout_s=timeout_s,
-            ca_file=self._signer.ca_file,
-        )
+        client = Client(connections=connections, silence_s=timeout_s, ca_file=self._signer.ca_file)
+        self._reader = RangeReader(self._signer, client)
 
     async def get(
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Send one GET."""
         return await self._reader.get(ref, request, if_match, if_none_match)
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Send one GET and pass its body on."""
         return self._reader.stream(ref, byte_range, if_match)
@@ -119,6 +116,7 @@ class _Signer:
         self._session = get_session()
         self._session.register_component("data_loader", _loader())
         self._signed: dict[tuple[Method, ObjectRef], tuple[Target, float]] = {}
+        self._presigners: dict[tuple[Method, str], Presigner | None] = {}
         self._alive: set[str] = set()
         self._client: Any = None
         self._stack = AsyncExitStack()
@@ -136,20 +134,29 @@ class _Signer:
         if target is None or until < time.monotonic():
             target = await self._sign(method, ref)
             if len(self._signed) >= _SIGNED:
-                self._signed.clear()
+                del self._signed[next(iter(self._signed))]
             self._signed[method, ref] = target, time.monotonic() + _REUSED_S
         return target
 
     async def _sign(self, method: Method, ref: ObjectRef) -> Target:
         with _translated(ref):
-            client = await self.client()
-            url = await client.generate_presigned_url(
-                _OPERATIONS[method],
-                Params={"Bucket": _bucket(ref), "Key": ref.key},
-                ExpiresIn=_EXPIRES_S,
-                HttpMethod=method,
-            )
-        return Target(url)
+            client, bucket = await self.client(), _bucket(ref)
+            if (method, bucket) not in self._presigners:
+                self._presigners[method, bucket] = await Presigner.of(client, method, bucket)
+            presigner = self._presigners[method, bucket]
+            if presigner is None:
+                return Target(await presign(client, method, bucket, ref.key))
+            return Target(presigner.sign(ref.key, await self._credentials()))
+
+    async def _credentials(self) -> Any:
+        """Give what the settings say, or what botocore finds, as it is now."""
+        key_id, secret = self._settings.access_key_id, self._settings.secret_access_key
+        if key_id is not None and secret is not None:
+            token = self._settings.session_token
+            told = None if token is None else token.get_secret_value()
+            return Credentials(key_id, secret.get_secret_value(), told)
+        found = None if self._settings.anonymous else await self._session.get_credentials()
+        return None if found is None else await found.get_frozen_credentials()
 
     def renew(self, method: Method, ref: ObjectRef, refusal: Refusal) -> bool:
         """Forget a URL that died of age; a HEAD does not say of what it died."""

@@ -5,17 +5,22 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
-from app.settings import LimitSettings, StoreSettings
+from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.settings import SCHEMES, LimitSettings, StoreSettings
+from app.storage.beneath import open_beneath
 from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+from app.storage.guarded import GuardedStore, is_plain
 from app.storage.http import HttpStore
+from app.storage.http1.errors import BadUrlError
+from app.storage.http1.target import Target
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from app.storage.retrying import RetryingStore
 from app.storage.s3 import S3Store
+from app.storage.web_guard import WebGuard
 
 type Wrap = Callable[[ObjectReader], ObjectReader]
 
@@ -41,16 +46,36 @@ class Stores:
         """Register the bucket of *url* and name the root in it.
 
         Through the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, for
-        two stores may have buckets of one name.
+        two stores may have buckets of one name; those of ``gs://`` and ``az://`` likewise.
         """
-        root = parse_root(url)
-        scheme, _, place = root.bucket.partition("://")
-        if scheme == "s3" and name is not None:
-            scheme = f"s3+{name}"
-            root = ObjectRef(f"{scheme}://{place}", root.key)
-        if scheme not in self._by_kind:
-            self._by_kind[scheme] = self._opened(scheme, settings)
-        self._by_bucket[root.bucket] = self._by_kind[scheme]
+        root, kind = _named(parse_root(url), name)
+        self._by_bucket[root.bucket] = self._kept(kind, lambda: self._opened(kind, settings))
+        return root
+
+    def open_prefix(
+        self, url: str, settings: StoreSettings | None = None, name: str | None = None
+    ) -> ObjectRef:
+        """Register a bucket through which others than the operator may read what is below *url*.
+
+        Its name, such as ``guarded+file:///folder``, is its own, so that a dataset at the same
+        place is read without a guard. Of a folder or a web server the bucket is the whole prefix.
+
+        Raises: `ConfigurationError`.
+        """
+        root, kind = _named(parse_root(url), name)
+        if not all(map(is_plain, root.key.split("/"))):
+            raise ConfigurationError(f"{url}: climbs")
+        if kind == "memory":
+            raise ConfigurationError(f"{url}: no reference can lead into memory")
+        if kind in ("http", "https"):
+            root = _web_prefix(root)
+            inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
+        elif kind == "file":
+            inner = self._kept(GUARDED + kind, self._guarded_files)
+        else:
+            inner = self._kept(kind, lambda: self._opened(kind, settings))
+        root = ObjectRef(GUARDED + root.bucket, root.key)
+        self._by_bucket[root.bucket] = GuardedStore(inner)
         return root
 
     async def get(
@@ -58,7 +83,7 @@ class Stores:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read from the store of the bucket."""
@@ -66,7 +91,7 @@ class Stores:
         return await store.get(ref, request, if_match=if_match, if_none_match=if_none_match)
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Stream from the store of the bucket."""
         return self._of(ref).stream(ref, byte_range, if_match=if_match)
@@ -108,6 +133,24 @@ class Stores:
         except KeyError:
             raise StorageUnavailableError(ref, "no store was opened", lasting=True) from None
 
+    def _kept(self, kind: str, open_store: Callable[[], ObjectReader]) -> ObjectReader:
+        """Take the store of *kind*, which is opened once."""
+        if kind not in self._by_kind:
+            self._by_kind[kind] = open_store()
+        return self._by_kind[kind]
+
+    def _guarded_files(self) -> ObjectReader:
+        return self._wrap(LocalStore(open_file=open_beneath))
+
+    def _guarded_web(self, url: str) -> ObjectReader:
+        limits = self._limits
+        try:
+            guard = WebGuard(Target(url))
+        except BadUrlError as error:
+            raise ConfigurationError(f"{url}: {error}") from error
+        store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
+        return RetryingStore(self._wrap(store), limits.deadline_s)
+
     def _opened(self, scheme: str, settings: StoreSettings | None) -> ObjectReader:
         limits = self._limits
         if scheme == "file":
@@ -117,9 +160,33 @@ class Stores:
         store: ObjectReader
         if scheme in ("http", "https"):
             store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s)
+        elif scheme.startswith(("gs", "az")):
+            store = _cloud(scheme.partition("+")[0], settings or StoreSettings(), limits.timeout_s)
         else:
             store = S3Store(settings, connections=limits.connections, timeout_s=limits.timeout_s)
         return RetryingStore(self._wrap(store), limits.deadline_s)
+
+
+def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectReader:
+    try:
+        from app.storage.objects import CloudStore  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        extra = {"gs": "gcs", "az": "azure"}[scheme]
+        raise ConfigurationError(f"{scheme}://: needs pip install 'shardgate[{extra}]'") from error
+    return CloudStore(scheme, settings, timeout_s=timeout_s)
+
+
+def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
+    """Put the name of the store into that of the bucket, and tell the kind of store."""
+    scheme, _, place = root.bucket.partition("://")
+    if scheme in ("s3", "gs", "az") and name is not None:
+        scheme = f"{scheme}+{name}"
+    return ObjectRef(f"{scheme}://{place}", root.key), scheme
+
+
+def _web_prefix(root: ObjectRef) -> ObjectRef:
+    """Take a whole prefix for a bucket."""
+    return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
 
 
 def parse_root(url: str) -> ObjectRef:
@@ -139,7 +206,7 @@ def parse_root(url: str) -> ObjectRef:
                 f"{scheme}://{parts.hostname}: only host and path may be given"
             )
         key = unquote(key)
-    elif scheme not in ("s3", "memory"):
+    elif scheme not in SCHEMES:
         raise ConfigurationError(f"{scheme}: is no scheme of a store")
     if not bucket:
         raise ConfigurationError(f"{url}: names no bucket or host")

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol
 
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
 
 type ReadMethod = Literal["get", "stream", "stat", "list", "reach"]
@@ -39,7 +39,7 @@ class TracedStore:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read, and tell."""
@@ -55,7 +55,7 @@ class TracedStore:
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Stream, and tell when the context ends."""
         began, nbytes = time.perf_counter(), 0

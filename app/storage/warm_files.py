@@ -29,7 +29,10 @@ class WarmFiles:
         self._lock = threading.Lock()
 
     def keep(self, ref: ObjectRef, etag: ETag, fd: int) -> None:
-        """Remember what *fd* opened, if it can be read without waiting; any thread may ask."""
+        """Remember what *fd* opened, a file known as *etag*; any thread may ask.
+
+        It is kept if it can be read without waiting.
+        """
         if _NOWAIT is None or (ref, etag) in self._files:
             return
         with suppress(OSError):
@@ -50,15 +53,16 @@ class WarmFiles:
         try:
             nbytes = os.preadv(file.fd, [data], byte_range.start, _NOWAIT)
             status = os.fstat(file.fd)
-        except OSError:
+        except (OSError, OverflowError):  # no file reaches past 2^63
             return None
-        if not status.st_nlink or file_version(status) != etag:
+        version = file_version(status)
+        if not status.st_nlink or etag not in (version, foreign_version(status)):
             with self._lock:
                 self._files.pop((ref, etag), None)
             return None
         if nbytes < byte_range.length:
             return None
-        return Found(bytes(data), byte_range, status.st_size, etag)
+        return Found(bytes(data), byte_range, status.st_size, version)
 
     def clear(self) -> None:
         """Close all files."""
@@ -79,3 +83,9 @@ class _File:
 def file_version(status: os.stat_result) -> ETag:
     """Tell the version of a file: another inode, size or time is another one."""
     return ETag(f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"')
+
+
+def foreign_version(status: os.stat_result) -> ETag:
+    """Tell what object_store, so icechunk too, takes for the version of a local file."""
+    modified_us = max(0, status.st_mtime_ns // 1000)
+    return ETag(f'"{status.st_ino:x}-{modified_us:x}-{status.st_size:x}"')

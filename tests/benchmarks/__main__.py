@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, memory, minishard, throughput
+from . import blocks, manifest, memory, minishard, throughput
 from .data import write_arrays, write_many_shards
 from .figures import Figure, show, write_json
 from .machine import describe
+from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
 
@@ -33,6 +34,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
     objects = home / "store"
     root = objects / BUCKET / "em.zarr"
     write_arrays(root)
+    write_same(root)
     with nginx_files(home / "nginx", objects) as store:
         if compared := "".join(part for part in "abc" if part in options.only):
             yield from throughput.measure(
@@ -45,6 +47,8 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from memory.measure(home / "e", store)
         if "f" in options.only:
             yield from minishard.measure()
+        if "g" in options.only:
+            yield from manifest.measure(home / "g", store)
 
 
 def _parse() -> argparse.Namespace:
@@ -52,9 +56,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdef",
+        default="abcdefg",
         metavar="a,b,…",
-        help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index",
+        help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
+        "g: manifest",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -66,8 +71,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdef"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f")
+    if not parts or set(parts) - set("abcdefg"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g")
     return parts
 
 

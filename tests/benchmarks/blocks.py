@@ -10,7 +10,7 @@ from typing import Final
 from .client import Connection, at_once, connected
 from .data import INNER_BYTES, PER_SHARD, Coords, chunk_key, read_offsets
 from .figures import Figure, Goal
-from .servers import DATASET, Server, shardgate
+from .servers import DATASET, Server, requests_served, shardgate
 
 _EDGE: Final = 4
 _BLOCKS: Final = 20
@@ -66,9 +66,9 @@ async def _count_reads(
         await _get(connections, array, [(0, 0, 0)])
         reads = []
         for block in blocks:
-            before = await _requests_served(counter[0])
+            before = await requests_served(counter[0])
             await _get(connections, array, block)
-            reads.append(await _requests_served(counter[0]) - before - 1)
+            reads.append(await requests_served(counter[0]) - before - 1)
         return reads
 
 
@@ -79,10 +79,3 @@ async def _get(connections: Sequence[Connection], array: Path, block: Sequence[C
     for key, answer in zip(keys, answers, strict=True):
         if answer.status != 200 or answer.body != (array.parent / "plain" / key).read_bytes():
             raise RuntimeError(f"{array.name}/{key}: {answer.status}, {len(answer.body)} bytes")
-
-
-async def _requests_served(counter: Connection) -> int:
-    """Read nginx's count of requests, which counts the asking too."""
-    counter.send("/stub_status", {})
-    lines = (await counter.receive()).body.decode().splitlines()
-    return int(lines[2].split()[2])

@@ -20,6 +20,7 @@ SHARD_SHAPE: Final = tuple(i * n for i, n in zip(INNER, PER_SHARD, strict=True))
 SHAPE: Final = tuple(s * n for s, n in zip(SHARD_SHAPE, SHARDS, strict=True))
 
 VOLUME_SCALE: Final = "1_1_1"
+REPOSITORY: Final = "repository"
 
 MANY_ENTRIES: Final = 32**3
 MANY_CHUNK: Final = bytes(range(8))

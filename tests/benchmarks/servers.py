@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from .client import Connection
+
 _START_S: Final = 20.0
 
 BUCKET: Final = "bucket"
@@ -123,9 +125,14 @@ def uvicorn(home: Path, app: str, **environ: str) -> Generator[Server]:
 
 @contextmanager
 def shardgate(
-    home: Path, store: Server, *, index_bytes: int = 256 << 20, chunk_bytes: int = 0
+    home: Path,
+    store: Server,
+    *,
+    index_bytes: int = 256 << 20,
+    chunk_bytes: int = 0,
+    more: str = "",
 ) -> Generator[Server]:
-    """Run the service over the bucket of *store*, through its S3 path."""
+    """Run the service over the bucket of *store*, through its S3 path, with *more* datasets."""
     home.mkdir()
     port = _free_port()
     config = home / "config.toml"
@@ -137,7 +144,7 @@ def shardgate(
         dataset=DATASET,
         bucket=BUCKET,
     )
-    config.write_text(text)
+    config.write_text(text + more)
     command = [sys.executable, "-c", "from app.cli import main; main()", "serve", str(config)]
     with _running(command, home, port, _environ()) as server:
         yield server
@@ -183,6 +190,13 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
                 return
         time.sleep(0.05)
     raise RuntimeError(f"{process.args!r} does not listen:\n{log.read_text()[-2000:]}")
+
+
+async def requests_served(counter: Connection) -> int:
+    """Read nginx's count of requests, which counts the asking too."""
+    counter.send("/stub_status", {})
+    lines = (await counter.receive()).body.decode().splitlines()
+    return int(lines[2].split()[2])
 
 
 def _free_port() -> int:

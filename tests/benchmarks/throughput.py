@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from .data import INNER_BYTES, chunk_key, inner_chunks, read_offsets, volume_name
+from .data import INNER_BYTES, REPOSITORY, chunk_key, inner_chunks, read_offsets, volume_name
 from .figures import Figure, Goal
 from .load import Contestant, Request, Sample, check, run_rounds
 from .servers import BUCKET, DATASET, Server, nginx_files, nginx_proxy, shardgate, uvicorn
@@ -24,6 +24,9 @@ _ROOMY: Final = "nginx, proxying with roomy buffers"
 _ROUTE: Final = "FastAPI route, get_object"
 _WARM_VOLUME: Final = "shardgate, chunk of a volume in the cache"
 _COLD_VOLUME: Final = "shardgate, its minishard index in the cache"
+_WARM_REPOSITORY: Final = "shardgate, chunk of a repository in the cache"
+_COLD_REPOSITORY: Final = "shardgate, its manifest in the cache"
+_COLD_SHARD: Final = "shardgate, a shard in the repository"
 _NOT_MODIFIED: Final = "shardgate, 304"
 
 _RATIOS: Final = (
@@ -34,6 +37,9 @@ _RATIOS: Final = (
     ("b", _COLD, _ROUTE, "FastAPI route", Goal("at least", 5.0)),
     ("a", _WARM_VOLUME, _WARM, "chunk of an array", Goal("at least", 0.9)),
     ("b", _COLD_VOLUME, _COLD, "chunk of an array", Goal("at least", 0.9)),
+    ("a", _WARM_REPOSITORY, _WARM, "chunk of an array, repository", Goal("at least", 0.9)),
+    ("b", _COLD_REPOSITORY, _COLD, "chunk of an array, repository", Goal("at least", 0.9)),
+    ("b", _COLD_SHARD, _COLD, "chunk of an array, shard in one", Goal("at least", 0.9)),
     ("c", _NOT_MODIFIED, _WARM, "chunk in the cache", Goal("at least", 1.0)),
 )
 
@@ -66,6 +72,10 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         for coords in inner_chunks()
     ]
     random.Random(1).shuffle(volume)
+    plain, shards = (
+        [Request(f"/{DATASET}/{REPOSITORY}/{name}/{key}", {}, body) for key, body in bodies.items()]
+        for name in ("plain", "morton")
+    )
     ranges = _range_requests(root / "morton", bodies)
     constant = [Request("/", {}, bytes(INNER_BYTES))]
     endpoint = f"http://127.0.0.1:{store.port}"
@@ -82,10 +92,13 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         contestants = [
             Contestant(_WARM, "ac", warm, 200, ours),
             Contestant(_WARM_VOLUME, "a", warm, 200, volume),
+            Contestant(_WARM_REPOSITORY, "a", warm, 200, plain),
             Contestant(_STATIC, "a", static, 200, files),
             Contestant(_BARE, "a", bare, 200, constant),
             Contestant(_COLD, "b", cold, 200, ours),
             Contestant(_COLD_VOLUME, "b", cold, 200, volume),
+            Contestant(_COLD_REPOSITORY, "b", cold, 200, plain),
+            Contestant(_COLD_SHARD, "b", cold, 200, shards),
             Contestant(_PROXY, "b", proxy, 206, ranges),
             Contestant(_ROOMY, "b", roomy, 206, ranges),
             Contestant(_ROUTE, "b", fastapi, 206, ranges),

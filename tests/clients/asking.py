@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import httpx
 
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
@@ -35,7 +35,7 @@ class Watched:
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read after telling."""
@@ -43,7 +43,7 @@ class Watched:
         return await self._inner.get(ref, request, if_match=if_match, if_none_match=if_none_match)
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Stream after telling."""
         self._on_read(ref)

@@ -8,8 +8,9 @@ import pytest
 
 import app.formats
 from app.errors import DamagedError, ShardgateError
-from app.formats.contract import Collection, Fetch, Shard, Shards
-from app.model import ByteRequest, ETag, ObjectRef, Stored, VirtualKey
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Shard, Shards
+from app.model import ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
 from app.resolve.walk import Root, find_collections, list_names
@@ -34,6 +35,12 @@ CASES = list(_cases())
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_checksummed_case = pytest.mark.parametrize(
     "case", [case for case in CASES if case.checksummed], ids=str
+)
+every_case_of_shards = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.has_shards], ids=str
+)
+every_checksummed_case_of_shards = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.has_shards and case.checksummed], ids=str
 )
 
 
@@ -143,7 +150,7 @@ async def _chunks(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored
             yield survey.key(entry), survey.whole._replace(byte_range=place)
 
 
-@every_case
+@every_case_of_shards
 async def test_shards_say_which_chunks_were_written(case: Case) -> None:
     """The indexes of all stored shards name what was written, where it is looked up."""
     store = _store(case.build(case.chunks))
@@ -165,7 +172,7 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
         assert place in (location, *(location if isinstance(location, tuple) else ()))
 
 
-@every_case
+@every_case_of_shards
 async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
     """By a chunk's key, by the name of its object, and among all there could be, it is the same."""
     store = _store(case.build(case.chunks))
@@ -196,7 +203,7 @@ async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
         assert [shards.holding(VirtualKey(name)) for name in names] == [None] * len(names)
 
 
-@every_case
+@every_case_of_shards
 async def test_what_is_sound_is_verified(case: Case) -> None:
     """Every chunk is counted, and none is called damaged."""
     report = await verify(_root(_store(case.build(case.chunks))), chunks=True)
@@ -204,7 +211,7 @@ async def test_what_is_sound_is_verified(case: Case) -> None:
     assert (report.chunks, report.damages) == (len(case.chunks), [])
 
 
-@every_checksummed_case
+@every_checksummed_case_of_shards
 async def test_a_flipped_bit_of_an_index_is_verified(case: Case) -> None:
     """Whichever bit of a shard flips, no chunk that leads elsewhere is called sound."""
     objects = case.build(case.chunks)
@@ -217,16 +224,13 @@ async def test_a_flipped_bit_of_an_index_is_verified(case: Case) -> None:
 
 
 def test_a_format_is_a_folder() -> None:
-    """Only the composition root, and a format like it, know a format by its name.
-
-    The demo knows a driver of TensorStore that is called like one of them.
-    """
+    """Only the composition root, a format like it, and what has its name import of a format."""
     app_folder = Path(app.formats.__path__[0]).parent
     for path in app_folder.rglob("*.py"):
         home = path.relative_to(app_folder).parts
-        if home not in {("main.py",), ("demo.py",)} and not set(home) & set(FOLDERS):
+        if home != ("main.py",) and not set(home) & set(FOLDERS):
             text = path.read_text()
-            assert [folder for folder in FOLDERS if folder in text] == [], path
+            assert [folder for folder in FOLDERS if f"formats.{folder}" in text] == [], path
 
 
 class _SwappingStore(MemoryStore):
@@ -242,7 +246,7 @@ class _SwappingStore(MemoryStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Swap when it is time, then read."""
@@ -280,7 +284,7 @@ class _FailingStore(MemoryStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Fail when it is time, else read."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from app.errors import DamagedError
-from app.formats.contract import DecodeError, Layout, Opaque, Versioned
+from app.formats.contract import Layout
 from app.formats.documents import DocumentFormat, MarkerDecoder, etag_of_rewritten
+from app.formats.reading import DecodeError, Opaque, Versioned
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey
 from app.resolve.containers import PassThrough
 from app.resolve.fetch import Memory, ReadCache

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
 from app.formats.gzipped import inflate, inflated_nbytes
+from app.formats.reading import DecodeError
 from tests.zipped import zipped
 
 _MOST_NBYTES = 2**20

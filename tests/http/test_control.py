@@ -110,7 +110,7 @@ def test_documentation(client: httpx.Client) -> None:
     """The API describes itself."""
     paths = client.get("/openapi.json").json()["paths"]
 
-    assert set(paths) == {"/api/datasets", "/api/datasets/{dataset}", "/healthz", "/readyz"}
+    assert {"/api/datasets", "/api/datasets/{dataset}", "/healthz", "/readyz"} < set(paths)
     assert client.get("/docs").status_code == 200
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.formats.naming import Name
 from app.http.pages import content_type, listing_page
-from app.model import ObjectRef
-from app.storage.contract import Listed
+from app.http.target import split_target
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
 
@@ -18,11 +18,22 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_character
 def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # noqa: FBT001
     """Whatever a name has in it, the link resolves to it, and nothing of it becomes markup."""
     slash = "/" * is_prefix
-    listed = Listed(ObjectRef("memory://b", f"root/{name}{slash}"), None if is_prefix else 3)
+    listed = Name(f"{name}{slash}", None if is_prefix else 3)
     page = listing_page("/em/", [listed]).decode()
     (link,) = re.findall(r'<a href="([^"]*)">', page)
 
     assert unquote(urljoin("http://host/em/", link)) == f"http://host/em/{name}{slash}"
+    assert page.count("<") == 17
+
+
+@pytest.mark.parametrize("name", ["@branch.a%2Fb", "@tag.100%25", '@tag.é "<%0A', "@branch."])
+def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
+    """A link to a ref leads to the key that it has in the listing."""
+    page = listing_page("/em/", [Name(f"{name}/")]).decode()
+    (link,) = re.findall(r'<a href="([^"]*)">', page)
+    path = urljoin("http://host/em/", link).removeprefix("http://host")
+
+    assert split_target(path.encode()) == ("em", f"{name}/")
     assert page.count("<") == 17
 
 

@@ -16,10 +16,14 @@ def test_every_leaf_of_the_error_tree_has_a_status() -> None:
 
 
 def test_no_failure_of_a_store_is_absence() -> None:
-    """404 is said of a proven absence and of unknown datasets only."""
+    """404 is said of a proven absence and of what a request means only."""
     absent = {error for error, status in STATUS.items() if status is HTTPStatus.NOT_FOUND}
 
-    assert absent == {errors.UnknownDatasetError}
+    assert absent == {
+        errors.UnknownDatasetError,
+        errors.UnknownRepositoryError,
+        errors.UnknownRefError,
+    }
 
 
 def test_the_tree_is_drawn() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import TruncatedReadError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
@@ -244,7 +244,7 @@ class _Gated(MemoryStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read, once the gate is open."""
@@ -263,7 +263,7 @@ class _Gated(MemoryStore):
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Give a beginning, and the rest if *streams_on*."""
 

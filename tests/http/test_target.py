@@ -1,13 +1,13 @@
 """`app.http.target`: from paths to keys."""
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadKeyError
-from app.http.target import split_target
+from app.http.target import spell, split_target
 
 SEGMENTS = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1
@@ -27,6 +27,18 @@ SEGMENTS = st.text(
         (b"/em/.zattrs", "em", ".zattrs"),
         (b"/em/..a/b..", "em", "..a/b.."),
         (b"/em/%zz", "em", "%zz"),
+        (b"/em/@branch.dev/a", "em", "@branch.dev/a"),
+        (b"/em/@branch.a/b", "em", "@branch.a/b"),
+        (b"/em/@branch.a%2fb/c%2fd", "em", "@branch.a%2Fb/c/d"),
+        (b"/em/%40branch%2ea%2Fb/c", "em", "@branch.a%2Fb/c"),
+        (b"/em/@tag.100%25/c%25", "em", "@tag.100%25/c%"),
+        (b"/em/@tag.%252F/c", "em", "@tag.%252F/c"),
+        (b"/em/@tag.a%00%0D%0A%7f", "em", "@tag.a%00%0D%0A%7F"),
+        (b"/em/@tag.%C3%A9%20b", "em", "@tag.é b"),
+        (b"/em/@branch.%2e%2e/c", "em", "@branch.../c"),
+        (b"/em/@branch.%2F..%2F..%2Fetc/c", "em", "@branch.%2F..%2F..%2Fetc/c"),
+        (b"/em/lab/@branch.a%2Fb/c", "em", "lab/@branch.a%2Fb/c"),
+        (b"/em/@Branch.a%2Fb", "em", "@Branch.a/b"),
     ],
 )
 def test_splits(path: bytes, dataset: str, key: str | None) -> None:
@@ -47,6 +59,12 @@ def test_splits(path: bytes, dataset: str, key: str | None) -> None:
         b"/em/a%00b",
         b"/em/a%0d%0ab",
         b"/em/%ff",
+        b"/em/@branch.%ff",
+        b"/em/@branch.a/../b",
+        b"/em/@branch.a/%2e%2e/b",
+        b"/em/@branch.a//b",
+        b"/em/@branch.a/b%00",
+        b"/em/@branch." + b"%2F" * 400,
         b"/em/\xff",
         b"/em/%C3%A9" * 200,
         b"/em/" + b"a" * 1025,
@@ -65,6 +83,34 @@ def test_every_other_key_comes_through(segments: list[str]) -> None:
     key = "/".join(segments)
     try:
         found = split_target(f"/em/{quote(key)}".encode())
+    except BadKeyError:
+        assert {".", ".."} & set(segments) or len(key.encode()) > 1024
+    else:
+        assert found == ("em", key)
+
+
+@given(st.sampled_from(["@branch.", "@tag."]), st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
+    """However it is spelled, slashes and control characters in it are no part of the path."""
+    text = start + name
+    try:
+        found = split_target(f"/em/{quote(text, safe='')}/a".encode())
+    except BadKeyError:
+        assert len(quote(text)) > 1000
+        return
+    assert found[0] == "em"
+    assert found[1] is not None
+    segment, _, rest = found[1].partition("/")
+    assert (unquote(segment), rest) == (text, "a")
+    assert split_target(f"/em/{spell(segment)}/a".encode()) == found
+
+
+@given(st.lists(SEGMENTS, min_size=1, max_size=5))
+def test_what_is_spelled_is_read(segments: list[str]) -> None:
+    """A key that is spelled as a part of a URL is the same key there."""
+    key = "/".join(segments)
+    try:
+        found = split_target(f"/em/{spell(key)}".encode())
     except BadKeyError:
         assert {".", ".."} & set(segments) or len(key.encode()) > 1024
     else:

@@ -9,19 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from app.errors import DamagedError
-from app.formats.contract import (
-    Collection,
-    Description,
-    Entry,
-    Fault,
-    Fetch,
-    Listing,
-    Opaque,
-    Read,
-    Shard,
-    Shards,
-    Table,
-)
+from app.formats.contract import Aside, Listing
+from app.formats.naming import Name, Window
+from app.formats.reading import Fetch, Opaque, Read
+from app.formats.surveying import Collection, Description, Entry, Fault, Shard, Shards, Table
 from app.model import MISSING, ByteRange, Location, ObjectRef, Stored, VirtualKey
 
 
@@ -30,6 +21,10 @@ class Boxes:
     """The format."""
 
     name: str = "boxes"
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Know of no such spelling."""
+        return None
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> "BoxLayout | None":
         """Read the lines."""
@@ -71,6 +66,13 @@ class BoxLayout:
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         """Go by the first part of the key."""
         return BoxShards(self.directory, key.partition("/")[0])
+
+    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name] | None:
+        """Boxes are listed as they are stored."""
+        return None
+
+    def items(self, window: Window, fetch: Fetch, aside: Aside) -> None:
+        """Boxes are listed as they are stored."""
 
     def names_below(self) -> Sequence[str] | None:
         """Tell the names after ``>``."""

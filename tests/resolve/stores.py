@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef
+from app.errors import StorageUnavailableError, VersionChangedError
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.resolve.budget import ByteBudget
-from app.storage.contract import Found, NotModified, Stat
+from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.memory import MemoryStore
 
 REF = ObjectRef("memory://bucket", "data/object")
@@ -31,7 +32,7 @@ class Call:
     method: str
     ref: ObjectRef
     request: ByteRequest | None = None
-    if_match: ETag | None = None
+    if_match: Condition | None = None
     if_none_match: ETag | None = None
 
 
@@ -57,7 +58,7 @@ class WatchedStore(MemoryStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Note, wait, read."""
@@ -67,13 +68,14 @@ class WatchedStore(MemoryStore):
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Note, wait, and give the range in pieces of 1000 bytes."""
         self.calls.append(Call("stream", ref, byte_range, if_match))
         await self._pass()
         found = await super().get(ref, byte_range, if_match=if_match)
-        assert isinstance(found, Found)
+        if not isinstance(found, Found) or found.byte_range != byte_range:
+            raise VersionChangedError(ref)
         yield _pieces(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
@@ -91,6 +93,17 @@ class WatchedStore(MemoryStore):
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
+
+
+class Unlisted(MemoryStore):
+    """A store that cannot list, as HTTP cannot."""
+
+    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+        """Raise when iterated."""
+        nothing: list[Listed] = []
+        for listed in nothing:
+            yield listed
+        raise StorageUnavailableError(prefix, "cannot be listed", lasting=True)
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import StorageThrottledError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, Stored
+from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
+from app.model import ByteRange, ByteRequest, Condition, ETag, Fixed, ObjectRef, Stored
 from app.resolve.chunks import ChunkReader
 from app.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore
@@ -232,7 +232,7 @@ class _ShortStore(WatchedStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read too little."""
@@ -288,7 +288,7 @@ class _BodyStore(WatchedStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read into a body."""
@@ -384,7 +384,7 @@ async def test_what_is_kept_is_at_hand() -> None:
     case.reader.keep(chunk, _DATA[:10])
 
     assert case.reader.cached(chunk) == _DATA[:10]
-    assert case.reader.cached(chunk._replace(etag=ETag('"other"'))) is None
+    assert case.reader.cached(chunk._replace(version=ETag('"other"'))) is None
 
 
 async def test_the_bound_of_the_cache_is_kept() -> None:
@@ -403,3 +403,46 @@ async def test_a_bound_of_nothing_switches_the_cache_off() -> None:
     case.reader.keep(case.chunk(0, 0), b"")
 
     assert case.reader.cached(case.chunk(0, 0)) is None
+
+
+def _fixed(case: _Case, start: int, stop: int) -> Stored:
+    return case.chunk(start, stop)._replace(version=Fixed(ETag('"name"')))
+
+
+@pytest.mark.parametrize("size", range(0, 60, 5))
+async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -> None:
+    """Nobody has seen how long an object is that never changes; where it ends so does the read."""
+    case = _Case()
+    case.store.put(REF, _DATA[:size])
+    chunks = [_fixed(case, at, at + 10) for at in range(0, 50, 10)]
+    found = await asyncio.gather(*map(case.reader.read, chunks), return_exceptions=True)
+
+    assert case.requests == [ByteRange(0, 50)]
+    for chunk, each in zip(chunks, found, strict=True):
+        start, stop = chunk.byte_range
+        if stop <= size:
+            assert each == _DATA[start:stop]
+        else:
+            assert isinstance(each, DamagedError)
+
+
+async def test_what_is_cut_off_in_the_middle_is_no_damage() -> None:
+    """Fewer bytes than the object has of the range are a failure of the store."""
+    store = _ShortStore()
+    case = _Case(store)
+    with pytest.raises(TruncatedReadError):
+        await case.reader.read(_fixed(case, 10, 20))
+
+
+async def test_chunks_of_other_versions_are_not_merged() -> None:
+    """Those of one object under another condition are read apart."""
+    case = _Case()
+    pinned = Fixed(ETag('"name"'), case.etag)
+    chunks = [_fixed(case, 0, 10), case.chunk(10, 20)._replace(version=pinned), case.chunk(20, 30)]
+
+    assert await asyncio.gather(*map(case.reader.read, chunks)) == [
+        _DATA[:10],
+        _DATA[10:20],
+        _DATA[20:30],
+    ]
+    assert [call.if_match for call in case.store.calls] == [None, case.etag, case.etag]

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
@@ -12,8 +13,8 @@ from app.errors import (
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.formats.contract import DecodeError, Opaque, Read
-from app.model import ByteRange, ETag, ObjectRef
+from app.formats.reading import DecodeError, Opaque, Read
+from app.model import ByteRange, Condition, ETag, Fixed, ObjectRef, UnmodifiedSince
 from app.resolve.fetch import OVERHEAD_NBYTES, Memory, ReadCache
 from app.storage.contract import Stat
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
@@ -258,7 +259,7 @@ async def test_a_read_that_began_before_forgetting_is_not_believed() -> None:
 async def test_a_read_of_a_version_never_goes_stale() -> None:
     """Neither time nor `forget` makes a pinned answer wrong."""
     case = _Case()
-    pinned = case.read._replace(if_match=case.store.put(REF, b"old"))
+    pinned = case.read._replace(version=case.store.put(REF, b"old"))
     await case.fetch(pinned)
     case.clock.now += 1000 * _TTL_S
     case.fetch.forget(REF)
@@ -274,9 +275,112 @@ async def test_a_read_of_another_version_is_refused(data: bytes | None) -> None:
     """A pinned read of an object that was replaced or removed is no absence."""
     case = _Case(data)
     with pytest.raises(VersionChangedError) as caught:
-        await case.fetch(case.read._replace(if_match=ETag('"old"')))
+        await case.fetch(case.read._replace(version=ETag('"old"')))
 
     assert caught.value.ref == REF
+
+
+_FIXED = Fixed(ETag('"name"'))
+
+
+async def test_a_read_of_what_never_changes_never_goes_stale() -> None:
+    """It needs no condition, and neither time nor `forget` makes it wrong."""
+    case = _Case()
+    fixed = case.read._replace(version=_FIXED)
+    first = await case.fetch(fixed)
+    case.store.put(REF, b"new")
+    case.clock.now += 1000 * _TTL_S
+    case.fetch.forget(REF)
+
+    assert await case.fetch(fixed) is first
+    (call,) = case.store.calls
+    assert (call.if_match, call.if_none_match) == (None, None)
+
+
+async def test_the_absence_of_what_never_changes_ends() -> None:
+    """A file may be read before it is written: its absence is good for its ttl."""
+    case = _Case(None)
+    fixed = case.read._replace(version=_FIXED)
+    assert await case.fetch(fixed) is None
+    case.store.put(REF, b"new")
+    assert await case.fetch(fixed) is None
+    case.clock.now += _TTL_S
+    found = await case.fetch(fixed)
+
+    assert found is not None
+    assert found.value.data == b"new"
+    case.clock.now += 1000 * _TTL_S
+    assert await case.fetch(fixed) is found
+
+
+@pytest.mark.parametrize("data", [b"old", None])
+@pytest.mark.parametrize("condition", [ETag('"other"'), UnmodifiedSince(0)])
+async def test_what_must_not_have_changed_is_damaged_where_it_has(
+    data: bytes | None, condition: Condition
+) -> None:
+    """Whoever refers to it told how it was: to ask again would not help."""
+    case = _Case(data)
+    with pytest.raises(DamagedError, match="not as it was"):
+        await case.fetch(case.read._replace(version=Fixed(ETag('"name"'), condition)))
+    assert case.store.calls[0].if_match == condition
+
+
+async def test_what_was_there_once_can_be_enough() -> None:
+    """Asked for so, what is known is never asked for again, however old."""
+    case = _Case()
+    first = await case.fetch(case.read, ever=True)
+    case.store.put(REF, b"new")
+    case.clock.now += 1000 * _TTL_S
+
+    assert await case.fetch(case.read, ever=True) is first
+    assert len(case.store.calls) == 1
+
+
+async def test_what_was_there_once_may_be_asked_for_anew_by_others() -> None:
+    """Who wants to know how it is now asks, and who took it as it was learns of that."""
+    case = _Case()
+    await case.fetch(case.read, ever=True)
+    case.store.put(REF, b"new")
+    case.clock.now += _TTL_S
+    assert await case.data() == b"new"
+    found = await case.fetch(case.read, ever=True)
+
+    assert found is not None
+    assert found.value.data == b"new"
+    assert len(case.store.calls) == 2
+
+
+async def test_what_was_there_once_can_be_forgotten() -> None:
+    """Who finds that it cannot be right makes everyone ask."""
+    case = _Case()
+    await case.fetch(case.read, ever=True)
+    case.store.put(REF, b"new")
+    case.fetch.forget(REF)
+    found = await case.fetch(case.read, ever=True)
+
+    assert found is not None
+    assert found.value.data == b"new"
+
+
+async def test_what_was_not_there_once_is_asked_for_again() -> None:
+    """Absence is good for its ttl, whoever asks."""
+    case = _Case(None)
+    assert await case.fetch(case.read, ever=True) is None
+    case.store.put(REF, b"new")
+    assert await case.fetch(case.read, ever=True) is None
+    case.clock.now += _TTL_S
+
+    assert await case.fetch(case.read, ever=True) is not None
+
+
+async def test_what_was_there_once_is_good_for_ever() -> None:
+    """So an answer that rests on it alone expires never, but absence does."""
+    case = _Case()
+    other = case.read._replace(ref=ObjectRef("memory://bucket", "data/none"))
+
+    assert (await case.fetch.remember(case.read, ever=True)).expires_at == inf
+    assert (await case.fetch.remember(case.read)).expires_at == case.clock.now + _TTL_S
+    assert (await case.fetch.remember(other, ever=True)).expires_at == case.clock.now + _TTL_S
 
 
 async def test_a_stat_is_remembered() -> None:

@@ -1,15 +1,17 @@
 """Reads that are performed each time."""
 
+import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import DecodeError, Opaque, Read
+from app.formats.reading import DecodeError, Opaque, Read, Versioned
 from app.model import ByteRange, ETag
 from app.resolve.perform import DirectFetch, perform
-from app.storage.contract import NotModified
+from app.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore
 
 
@@ -50,19 +52,21 @@ class _Thread:
 
 
 @pytest.mark.parametrize(
-    ("data", "is_apart"),
+    ("kind", "data", "is_apart"),
     [
-        (bytes(2**18), False),
-        (bytes(2**18 + 1), True),
-        (b"\x1f\x8b" + bytes(4094), False),
-        (b"\x1f\x8b" + bytes(4095), True),
+        ("all", bytes(2**18), False),
+        ("all", bytes(2**18 + 1), True),
+        ("all", b"\x1f\x8b" + bytes(4094), False),
+        ("all", b"\x1f\x8b" + bytes(4095), True),
+        ("all", "ICE🧊CHUNK".encode(), True),
+        ("config", b"a", True),
     ],
 )
-async def test_what_takes_long_is_decoded_apart(data: bytes, *, is_apart: bool) -> None:
+async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_apart: bool) -> None:
     """The event loop goes on meanwhile: 60 KiB of gzip can hold an index of 60 MiB."""
     store = WatchedStore()
     store.put(REF, data)
-    read = Read("all", REF, None, lambda _: _Thread(threading.get_ident()))
+    read = Read(kind, REF, None, lambda _: _Thread(threading.get_ident()))
     found = await DirectFetch(store)(read)
 
     assert found is not None
@@ -96,3 +100,53 @@ async def test_what_is_known_is_not_read_again() -> None:
     etag = store.put(REF, b"abcd")
 
     assert isinstance(await perform(store, Read("all", REF, None, refuse), etag), NotModified)
+
+
+_LARGE = bytes(2**25) + b"the rest"
+
+
+@pytest.mark.parametrize("start", [0, 5])
+async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
+    """The second is what the first left over, and of the same version."""
+    store = WatchedStore()
+    etag = store.put(REF, _LARGE)
+    found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
+
+    assert found is not None
+    assert (found.value.data, found.size) == (_LARGE[start:], len(_LARGE))
+    assert [(call.request, call.if_match) for call in store.calls] == [
+        (ByteRange(start, start + 2**25), None),
+        (ByteRange(start + 2**25, len(_LARGE)), etag),
+    ]
+
+
+async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -> None:
+    """No two versions are put together."""
+
+    class Replacing(WatchedStore):
+        async def get(self, *args: Any, **conditions: Any) -> Found | NotModified | None:
+            found = await super().get(*args, **conditions)
+            self.put(REF, _LARGE + b"!")
+            return found
+
+    store = Replacing()
+    store.put(REF, _LARGE)
+    with pytest.raises(VersionChangedError):
+        await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
+
+
+async def test_what_takes_much_memory_waits_for_room() -> None:
+    """The rest of a large object is read, and it is decoded, only once there is room."""
+    store = WatchedStore()
+    store.put(REF, _LARGE)
+    room = asyncio.Semaphore(1)
+    await room.acquire()
+    read = Read("all", REF, ByteRange(0, 2**40), Opaque)
+    waiting = asyncio.create_task(perform(store, read, room=room))
+    await asyncio.sleep(0.01)
+
+    assert (len(store.calls), waiting.done()) == (1, False)
+    room.release()
+    found = await waiting
+    assert isinstance(found, Versioned)
+    assert found.value.nbytes == len(_LARGE)

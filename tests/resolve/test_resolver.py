@@ -12,7 +12,7 @@ from app.errors import (
     StorageThrottledError,
     VersionChangedError,
 )
-from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, VirtualKey
+from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
@@ -283,6 +283,8 @@ async def test_an_absent_object_is_asked_for_once() -> None:
     assert [call.ref.key for call in case.store.calls] == [
         "data/zarr.json",
         "data/info",
+        "data/repo",
+        "data/refs/branch.main/ref.json",
         "data/a.bin",
     ]
     case.write({"a.bin": b"bytes"})
@@ -358,7 +360,7 @@ class _RestlessStore(WatchedStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Change, then read."""
@@ -553,15 +555,15 @@ async def test_shards_are_not_listed() -> None:
     case = _Case({**build(_CHUNKS), "notes.txt": b"notes", "thumbs/0.png": b"png"})
     root = ObjectRef(ROOT.bucket, "")
     dataset = Dataset("data", root, case.dataset.containers, "auto", b"")
-    listed = [entry.ref.key async for entry in case.resolver.list(dataset, VirtualKey("data/"))]
+    listed = [entry.name async for entry in case.resolver.list(dataset, VirtualKey("data/"))]
 
-    assert listed == ["data/notes.txt", "data/thumbs/", "data/zarr.json"]
+    assert listed == ["notes.txt", "thumbs/", "zarr.json"]
 
 
 async def test_the_root_is_listed_and_not_its_neighbours() -> None:
     """The listing of a root tells what is below it, and nothing of what is beside it."""
     case = _Case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
     case.store.put(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
-    listed = [entry.ref.key async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
+    listed = [entry.name async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
 
-    assert listed == ["data/notes.txt", "data/zarr.json"]
+    assert listed == ["notes.txt", "zarr.json"]

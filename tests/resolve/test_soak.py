@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from app.errors import ShardgateError, StorageUnavailableError
-from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, ObjectRef, VirtualKey
+from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
 from app.resolve.entity import Entity
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
@@ -43,7 +43,7 @@ class _MoodyStore(MemoryStore):
         ref: ObjectRef,
         request: ByteRequest | None = None,
         *,
-        if_match: ETag | None = None,
+        if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read, with pauses around it."""
@@ -54,7 +54,7 @@ class _MoodyStore(MemoryStore):
 
     @asynccontextmanager
     async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: ETag
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read piecewise, with pauses in between."""
 

@@ -9,7 +9,7 @@ import crc32c
 import pytest
 
 from app.errors import StorageUnavailableError
-from app.formats.contract import Description
+from app.formats.surveying import Description
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.errors import BadKeyError, DamagedError, StorageUnavailableError
-from app.formats.contract import Description
+from app.formats.surveying import Description
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache

@@ -14,7 +14,10 @@ from app.storage.contract import ObjectReader
 from app.storage.http import HttpStore
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
+from app.storage.objects import CloudStore
+from app.storage.retrying import RetryingStore
 from app.storage.s3 import S3Store
+from tests.clouds import Azurite, FakeGcs
 from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
 
@@ -95,6 +98,46 @@ def s3(request: pytest.FixtureRequest) -> Backend:
     )
 
 
+def gs(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of the bucket of a server that speaks as Google's.
+
+    It closes connections that are about to be used again, so that reads are repeated as they are in
+    the service: obstore does not tell how old a connection is.
+    """
+    server: FakeGcs = request.getfixturevalue("fake_gcs")
+    settings = StoreSettings(endpoint_url=server.url, anonymous=True)
+    return Backend(
+        RetryingStore(CloudStore("gs", settings, timeout_s=10), 10),
+        ObjectRef("gs+lab://bucket", f"conformance/{uuid4().hex}"),
+        server.put,
+        server.delete,
+        ObjectRef("gs+lab://no-such-bucket", "key"),
+    )
+
+
+def az(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of the container of Azurite."""
+    server: Azurite = request.getfixturevalue("azurite")
+    return Backend(
+        CloudStore("az", az_settings(server), timeout_s=10),
+        ObjectRef("az+lab://bucket", f"conformance/{uuid4().hex}"),
+        server.put,
+        server.delete,
+        ObjectRef("az+lab://no-such-bucket", "key"),
+    )
+
+
+def az_settings(server: Azurite) -> StoreSettings:
+    """Say all that a store needs to know of *server*."""
+    return StoreSettings.model_validate(
+        {
+            "endpoint_url": server.url,
+            "access_key_id": server.account,
+            "secret_access_key": server.key,
+        }
+    )
+
+
 def s3_settings(server: SeaweedFS) -> StoreSettings:
     """Say all that a store needs to know of *server*."""
     return StoreSettings.model_validate(
@@ -107,7 +150,7 @@ def s3_settings(server: SeaweedFS) -> StoreSettings:
     )
 
 
-@pytest.fixture(params=[memory, local, http, s3], ids=lambda make: make.__name__)
+@pytest.fixture(params=[memory, local, http, s3, gs, az], ids=lambda make: make.__name__)
 async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     """Open each store in turn."""
     made: Backend = request.param(request)
@@ -117,8 +160,9 @@ async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the AWS settings of whoever runs the tests."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    """Hide the settings of clouds of whoever runs the tests."""
+    clouds = ("AWS_", "AZURE_", "GOOGLE_")
+    for name in [name for name in os.environ if name.startswith(clouds)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)

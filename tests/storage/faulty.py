@@ -13,6 +13,7 @@ import threading
 from collections.abc import Container, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,10 +45,12 @@ class Fault(StrEnum):
     BAD_RANGE = "sends a Content-Range that is none"
     IGNORE_RANGE = "answers 200 with everything"
     RANGE_AS_200 = "answers a range with 200 and Content-Range"
-    IGNORE_CONDITIONS = "ignores If-Match and If-None-Match"
+    IGNORE_CONDITIONS = "ignores If-Match, If-None-Match and If-Unmodified-Since"
     REFUSE_LONG_SUFFIX = "416 for a suffix longer than the object"
     NO_SIZE_IN_416 = "416 without Content-Range"
     NO_ETAG = "sends Last-Modified only"
+    NO_DATE = "sends no Last-Modified"
+    BAD_DATE = "sends a Last-Modified that is none"
     WEAK_ETAG = "sends a weak ETag"
     CHUNKED = "announces no length"
     REDIRECT = "redirects to the same object"
@@ -92,6 +95,8 @@ class FaultyServer:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.redirects: dict[str, str] = {}
+        """Where requests for a path are sent on to."""
         self.seen: list[Seen] = []
         self.replaced = 0
         """How many objects were overwritten; it moves Last-Modified."""
@@ -231,7 +236,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if Fault.REPLACE in self.faults and seen.path in owner.objects:
             owner.put(bucket, key, owner.objects[seen.path][::-1] + b"!")
-        if Fault.REDIRECT in self.faults and "redirected" not in query:
+        if (location := owner.redirects.get(seen.path)) is not None:
+            self._send(302, b"", {"Location": location})
+        elif Fault.REDIRECT in self.faults and "redirected" not in query:
             self._send(302, b"", {"Location": f"{parts.path}?redirected"})
         elif "list-type" in query:
             self._list(bucket, query)
@@ -249,8 +256,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not ignoring and self.headers.get("If-Match", tag) != tag:
             self._refuse(412, "PreconditionFailed", "")
             return
-        headers = {"Accept-Ranges": "bytes", "ETag": tag}
-        headers["Last-Modified"] = _DATES[self.server.owner.replaced % 2]
+        modified = _DATES[self.server.owner.replaced % 2]
+        since = self.headers.get("If-Unmodified-Since", modified)
+        if not ignoring and parsedate_to_datetime(modified) > parsedate_to_datetime(since):
+            self._refuse(412, "PreconditionFailed", "")
+            return
+        headers = {"Accept-Ranges": "bytes", "ETag": tag, "Last-Modified": modified}
+        if Fault.BAD_DATE in self.faults:
+            headers["Last-Modified"] = "yesterday"
+        if Fault.NO_DATE in self.faults:
+            del headers["Last-Modified"]
         if Fault.WEAK_ETAG in self.faults:
             headers["ETag"] = f"W/{tag}"
         if Fault.NO_ETAG in self.faults:

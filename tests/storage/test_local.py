@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StorageUnavailableError, VersionChangedError
+from app.errors import RangeNotSatisfiedError, StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ObjectRef
 from app.storage.contract import Found
 from app.storage.local import TEMPORARY, LocalStore
@@ -215,3 +215,19 @@ async def test_few_files_are_held_open_and_none_after_closing(
 
     assert 0 < held <= 128
     assert not any(name.startswith(str(folder)) for name in open_files())
+
+
+async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: Path) -> None:
+    """Whatever is asked for, of a file that is kept open too, takes no more than the file."""
+    (folder / "a").write_bytes(b"0123456789")
+    ref = ObjectRef(folder.as_uri(), "a")
+    found = await store.get(ref)
+    assert isinstance(found, Found)
+    for start, stop in ((0, 2**64), (2**63 - 1, 2**63), (2**63, 2**63 + 1), (2**64 - 1, 2**64)):
+        await store.get(ref, ByteRange(0, 1), if_match=found.etag)
+        if start:
+            with pytest.raises(VersionChangedError):
+                await store.get(ref, ByteRange(start, stop), if_match=found.etag)
+        with pytest.raises((VersionChangedError, RangeNotSatisfiedError)):
+            async with store.stream(ref, ByteRange(start, stop), if_match=None):
+                pass

@@ -21,6 +21,8 @@ LIMITS = LimitSettings(timeout_s=2, deadline_s=5)
         ("s3://bucket/a/b.zarr", ObjectRef("s3://bucket", "a/b.zarr")),
         ("s3://bucket/a%20b/", ObjectRef("s3://bucket", "a%20b")),
         ("s3://bucket", ObjectRef("s3://bucket", "")),
+        ("gs://bucket/a/b.zarr", ObjectRef("gs://bucket", "a/b.zarr")),
+        ("az://container/a%20b/", ObjectRef("az://container", "a%20b")),
         ("file:///data/em.zarr", ObjectRef("file:///data/em.zarr", "")),
         ("file:///data/a%20b/", ObjectRef("file:///data/a%20b", "")),
         ("https://host:1/a%20b/c", ObjectRef("https://host:1", "a b/c")),

@@ -26,7 +26,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]
         yield {state["layers"][0]["name"]: state for state in found}
 
 
-@pytest.mark.parametrize("name", ["image", "cells"])
+@pytest.mark.parametrize("name", ["image", "cells", "tagged", "now"])
 def test_shows_the_example(neuroglancer: Neuroglancer, states: dict[str, Any], name: str) -> None:
     """All that is asked for is answered, and there is a picture of many colours or greys."""
     view = neuroglancer.look(states[name], f"demo-{name}")

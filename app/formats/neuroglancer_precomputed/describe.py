@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from app.formats.contract import DecodeError, Description
 from app.formats.neuroglancer_precomputed.index import Sharding
 from app.formats.neuroglancer_precomputed.metadata import (
     MESHES,
@@ -16,6 +15,8 @@ from app.formats.neuroglancer_precomputed.metadata import (
     path_of,
     voxel_bounds,
 )
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 
 type Json = Any
 

@@ -12,8 +12,8 @@ from typing import Final
 import mmh3
 import numpy as np
 
-from app.formats.contract import DecodeError
 from app.formats.gzipped import inflate_to_array
+from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag
 
 ENTRY_NBYTES: Final = 16

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError
-from app.formats.contract import (
-    Collection,
-    DecodeError,
-    Fetch,
-    Listing,
-    Versioned,
-)
+from app.formats.contract import Aside, Listing
 from app.formats.documents import Json, show
+from app.formats.naming import Name, Window
 from app.formats.neuroglancer_precomputed.describe import Described, describe
 from app.formats.neuroglancer_precomputed.metadata import Info, Kind, Part, parse_info
 from app.formats.neuroglancer_precomputed.shards import ShardReader
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShards
+from app.formats.reading import DecodeError, Fetch, Versioned
+from app.formats.surveying import Collection
 from app.model import (
     MISSING,
     Gzipped,
@@ -66,6 +63,13 @@ class PrecomputedLayout:
     def shows(self, _: VirtualKey) -> bool:
         """Hide nothing: names of shards and of chunks are different."""
         return True
+
+    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
+        """Keys are those of objects, or not worth listing."""
+        return None
+
+    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
+        """Only indexes know the keys."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by the name it has unsharded; what is no chunk is served as it is."""

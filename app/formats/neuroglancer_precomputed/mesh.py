@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.contract import DecodeError
 from app.formats.gzipped import inflate
+from app.formats.reading import DecodeError
 
 _UINT32_NBYTES: Final = 4
 _NUM_LODS_AT: Final = 24

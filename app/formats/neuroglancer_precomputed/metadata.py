@@ -9,7 +9,6 @@ from itertools import chain
 from posixpath import normpath
 from typing import Any, Final
 
-from app.formats.contract import DecodeError
 from app.formats.neuroglancer_precomputed.index import Sharding
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
@@ -18,6 +17,7 @@ from app.formats.neuroglancer_precomputed.keys import (
     Names,
     VoxelBounds,
 )
+from app.formats.reading import DecodeError
 
 type Json = Any
 

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Final
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
     MinishardIndex,
@@ -16,6 +15,7 @@ from app.formats.neuroglancer_precomputed.index import (
     Sharding,
 )
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 _WHOLE_INDEX_NBYTES: Final = 64 * 1024
@@ -108,7 +108,7 @@ class Minishard:
             raise DamagedError(ref, f"chunk {chunk_id} at {found} ends past {region.length} bytes")
         if found.overlaps(self.place):
             raise DamagedError(ref, f"chunk {chunk_id} at {found} overlaps its minishard index")
-        return Stored(ref, region.narrow(found), self.region.etag)
+        return Stored(ref, region.narrow(found), self.region.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ class ShardReader:
                 index_ref, f"minishard index {minishard} at {place} has over {most_nbytes} bytes"
             )
         decode = MinishardIndexDecoder(self.sharding.is_minishard_index_gzip, most_nbytes)
-        request = region.byte_range.narrow(place)
-        found = await self.fetch(Read("minishard-index", region.ref, request, decode, region.etag))
+        ref, request = region.ref, region.byte_range.narrow(place)
+        found = await self.fetch(Read("minishard-index", ref, request, decode, region.version))
         if found is None:
             raise VersionChangedError(region.ref)
         return Minishard(place, found.value, region)
@@ -187,13 +187,13 @@ class ShardReader:
 
         Raises: `DamagedError` where the shard has no room for as much as the manifest says.
         """
-        ref, place, etag = manifest
+        ref, place, version = manifest
         if place.length > self.decoded_nbytes:
             raise DamagedError(
                 ref, f"the manifest at {place} is longer than {self.decoded_nbytes} bytes"
             )
         decode = ManifestDecoder(self.sharding.is_data_gzip, self.decoded_nbytes)
-        found = await self.fetch(Read("mesh-manifest", ref, place, decode, etag))
+        found = await self.fetch(Read("mesh-manifest", ref, place, decode, version))
         if found is None:
             raise VersionChangedError(ref)
         start = place.start - found.value.fragments_nbytes
@@ -206,4 +206,4 @@ class ShardReader:
         fragments = ByteRange(start, place.start)
         if fragments.overlaps(minishard.region.byte_range.narrow(minishard.place)):
             raise DamagedError(ref, f"the fragments at {fragments} overlap their minishard index")
-        return Stored(ref, fragments, etag)
+        return Stored(ref, fragments, version)

@@ -10,17 +10,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import (
-    DecodeError,
-    Entry,
-    Fault,
-    Fetch,
-    Opaque,
-    Read,
-    Shard,
-    Table,
-    Versioned,
-)
 from app.formats.gzipped import inflate
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
@@ -31,6 +20,8 @@ from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.neuroglancer_precomputed.metadata import Kind, Part
 from app.formats.neuroglancer_precomputed.shards import OpenShard, open_shard
 from app.formats.neuroglancer_precomputed.table import Minishard, TableReader
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.surveying import Entry, Fault, Shard, Table
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 
 _NAME: Final = re.compile(r"([0-9a-f]{1,16})\.(?:shard|data)", re.ASCII)

@@ -7,10 +7,11 @@ from typing import Final, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from app.formats.contract import DecodeError, Entry, Fault, Table
 from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
 from app.formats.neuroglancer_precomputed.keys import Ids, Mask
 from app.formats.neuroglancer_precomputed.metadata import Part
+from app.formats.reading import DecodeError
+from app.formats.surveying import Entry, Fault, Table
 from app.model import ByteRange, VirtualKey
 
 _TOLD: Final = 100

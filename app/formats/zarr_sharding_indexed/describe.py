@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from operator import floordiv
 from typing import Any
 
-from app.formats.contract import DecodeError, Description
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 from app.formats.zarr_sharding_indexed.metadata import Node
 from app.formats.zarr_sharding_indexed.unshard import codec_name, configuration, shape_of
 

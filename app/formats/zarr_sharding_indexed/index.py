@@ -7,7 +7,7 @@ from typing import Final
 
 import crc32c
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.model import ByteRange, SuffixRange
 
 ENTRY_NBYTES: Final = 16

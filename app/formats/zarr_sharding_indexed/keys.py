@@ -56,6 +56,13 @@ class ChunkKeys:
         head = [self.prefix] if self.prefix else []
         return self.separator.join([*head, *map(str, coords)]) or "0"
 
+    def beginning(self, coords: tuple[int, ...] = ()) -> str:
+        """Spell how the keys of all chunks begin whose first coordinates are *coords*."""
+        if len(coords) == self.ndim:
+            return self.format(coords)
+        head = [self.prefix] if self.prefix else []
+        return self.separator.join([*head, *map(str, coords), ""])
+
     def owns(self, key: str) -> bool:
         """Tell whether *key*, or a prefix of keys, is spelled like those of chunks."""
         head = key.partition(self.separator)[0]

@@ -4,17 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import (
-    Collection,
-    DecodeError,
-    Fetch,
-    Listing,
-    Opaque,
-    Read,
-    Versioned,
-)
+from app.errors import DamagedError
+from app.formats.contract import Aside, Listing
 from app.formats.documents import Json, show
+from app.formats.naming import Name, Window
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.surveying import Collection
 from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.index import (
     ENTRY_NBYTES,
@@ -32,14 +27,18 @@ from app.model import (
     Location,
     Missing,
     ObjectRef,
+    Part,
     Stored,
     SuffixRange,
     VirtualKey,
     Whole,
 )
 
-type Shard = Stored | Whole | Inline | Missing
-"""Where a shard, or an inner chunk of it, can be."""
+type Chunk = Stored | Whole | Inline | Missing
+"""Where an inner chunk can be."""
+
+type Shard = Chunk | Part
+"""Where a shard can be."""
 
 MARKER: Final = VirtualKey("zarr.json")
 
@@ -80,6 +79,13 @@ class ZarrLayout:
         array = self.node.value.array
         return array is None or not array.keys.owns(key)
 
+    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
+        """Keys are those of objects, or not worth listing."""
+        return None
+
+    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
+        """Only indexes know the keys."""
+
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by its key in the unsharded array; what is no chunk is served as it is."""
         node = self.node.value
@@ -116,7 +122,7 @@ class ZarrLayout:
     async def _locate_chunk(
         self, array: ArraySpec, origin: tuple[int, ...], fetch: Fetch
     ) -> Location:
-        location: Shard = Whole(self.directory.join(array.shard_key(origin)))
+        location: Chunk = Whole(self.directory.join(array.shard_key(origin)))
         for level in array.unsharded.levels:
             shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
             location = await shard.locate(location, level.entry(origin))
@@ -135,7 +141,7 @@ class ShardReader:
     fetch: Fetch
     whole_index_nbytes: int
 
-    async def locate(self, shard: Shard, entry: int) -> Shard:
+    async def locate(self, shard: Shard, entry: int) -> Chunk:
         """Find inner chunk *entry* of *shard*.
 
         Raises: `DamagedError` where the index of a stored shard contradicts it, `DecodeError`
@@ -148,10 +154,10 @@ class ShardReader:
                 return self._locate_inline(shard, entry)
             case Whole(ref):
                 return await self._locate_in_object(ref, entry)
-            case Stored():
+            case Stored() | Part():
                 return await self._locate_in_range(shard, entry)
 
-    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Shard:
+    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Chunk:
         if self.index.nbytes > self.whole_index_nbytes:
             # Only the store knows where the shard ends; its last byte comes with size and ETag.
             end = await self.fetch(Read("shard-end", ref, SuffixRange(1), Opaque))
@@ -163,7 +169,8 @@ class ShardReader:
             return MISSING
         return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
 
-    async def _locate_in_range(self, shard: Stored, entry: int) -> Shard:
+    async def _locate_in_range(self, shard: Stored | Part, entry: int) -> Chunk:
+        version = shard.version if isinstance(shard, Stored) else shard.condition
         try:
             place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
         except DecodeError as error:
@@ -172,25 +179,30 @@ class ShardReader:
             at = entry * ENTRY_NBYTES
             place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
             decode = EntryDecoder(self.index.big_endian)
-            read = Read("index-entry", shard.ref, place, decode, shard.etag)
+            read = Read("index-entry", shard.ref, place, decode, version)
             entry = 0
         else:
-            read = Read("shard-index", shard.ref, place, self.index, shard.etag)
+            read = Read("shard-index", shard.ref, place, self.index, version)
         index = await self.fetch(read)
         if index is None:
-            raise VersionChangedError(shard.ref)
-        return self._narrow(shard, index.value, entry)
+            raise DamagedError(shard.ref, "does not exist, though it is referred to")
+        if index.size < shard.byte_range.stop:
+            reason = f"{shard.byte_range} is referred to, and it has {index.size} bytes"
+            raise DamagedError(shard.ref, reason)
+        pinned = shard.version if isinstance(shard, Stored) else index.etag
+        whole = Stored(shard.ref, shard.byte_range, pinned)
+        return self._narrow(whole, index.value, entry)
 
-    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Shard:
+    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Chunk:
         try:
             found = self.index.find(index, entry, shard.byte_range.length)
         except DecodeError as error:
             raise DamagedError(shard.ref, str(error)) from error
         if found is None:
             return MISSING
-        return Stored(shard.ref, shard.byte_range.narrow(found), shard.etag)
+        return Stored(shard.ref, shard.byte_range.narrow(found), shard.version)
 
-    def _locate_inline(self, shard: Inline, entry: int) -> Shard:
+    def _locate_inline(self, shard: Inline, entry: int) -> Chunk:
         place = self.index.place(len(shard.data))
         index = self.index(shard.data[place.start : place.stop])
         found = self.index.find(index, entry, len(shard.data))

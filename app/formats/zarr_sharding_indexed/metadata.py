@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import floordiv, lt, mul
 from typing import Any, Final
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.keys import ChunkKeys, Keys
 from app.formats.zarr_sharding_indexed.unshard import (
     UnshardableError,
@@ -110,7 +110,7 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
     return ArraySpec(
         shape,
         shard_shape,
-        _chunk_keys(document.get("chunk_key_encoding"), len(shape)),
+        chunk_keys(document.get("chunk_key_encoding"), len(shape)),
         unshard(document["codecs"], shard_shape),
     )
 
@@ -146,7 +146,11 @@ def _rewritten(node: Json) -> Json:
         return node
 
 
-def _chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
+def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
+    """Read the ``chunk_key_encoding`` of an array of *ndim* dimensions.
+
+    Raises: `UnshardableError` for an unknown one, `DecodeError` for one that contradicts itself.
+    """
     name = codec_name(encoding)
     if name not in {"default", "v2"}:
         raise UnshardableError(f"the chunk key encoding is {name:.80}")

@@ -8,11 +8,12 @@ from operator import attrgetter, floordiv, lt, mul
 import crc32c
 
 from app.errors import DamagedError
-from app.formats.contract import DecodeError, Entry, Fault, Fetch, Opaque, Read, Shard, Table
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.surveying import Entry, Fault, Shard, Table
 from app.formats.zarr_sharding_indexed.index import CHECKSUM_NBYTES
 from app.formats.zarr_sharding_indexed.metadata import ArraySpec
 from app.formats.zarr_sharding_indexed.unshard import ShardingLevel, codec_name
-from app.model import ByteRange, ObjectRef, Stored, VirtualKey
+from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class ZarrShard:
     array: ArraySpec
     origin: tuple[int, ...]
     depth: int = 0
-    inside: Stored | None = None
-    """Where a shard inside of another lies."""
+    inside: Stored | Part | None = None
+    """Where a shard lies that is not an object: in another, or where something refers to."""
 
     @property
     def key(self) -> VirtualKey:
@@ -79,14 +80,27 @@ class ZarrShard:
             read = Read("shard-index", self.ref, self.level.index.request, Opaque)
         else:
             place = self.inside.byte_range.narrow(self._index_place(self.inside))
-            read = Read("shard-index", self.ref, place, Opaque, self.inside.etag)
+            version = self.inside.version if isinstance(self.inside, Stored) else None
+            read = Read("shard-index", self.ref, place, Opaque, version)
         index = await fetch(read)
+        if index is None and self.inside is not None:
+            raise DamagedError(self.ref, "does not exist, though it is referred to")
         if index is None:
             return None
-        whole = self.inside or Stored(self.ref, ByteRange(0, index.size), index.etag)
+        whole = self._whole(index)
         return ZarrSurvey(self, whole, self._index_place(whole), index.value.data)
 
-    def _index_place(self, whole: Stored) -> ByteRange:
+    def _whole(self, index: Versioned[Opaque]) -> Stored:
+        if self.inside is None:
+            return Stored(self.ref, ByteRange(0, index.size), index.etag)
+        if index.size < self.inside.byte_range.stop:
+            reason = f"{self.inside.byte_range} is referred to, and it has {index.size} bytes"
+            raise DamagedError(self.ref, reason)
+        if isinstance(self.inside, Stored):
+            return self.inside
+        return Stored(self.ref, self.inside.byte_range, index.etag)
+
+    def _index_place(self, whole: Stored | Part) -> ByteRange:
         try:
             return self.level.index.place(whole.byte_range.length)
         except DecodeError as error:
@@ -166,7 +180,8 @@ class ZarrSurvey:
         return "the checksum of the inner chunk does not match"
 
     def _inner(self, entry: Entry) -> ZarrShard:
-        inside = Stored(self.whole.ref, self.whole.byte_range.narrow(entry.place), self.whole.etag)
+        whole = self.whole
+        inside = Stored(whole.ref, whole.byte_range.narrow(entry.place), whole.version)
         origin = self._origin(entry.number)
         return replace(self.shard, origin=origin, depth=self.shard.depth + 1, inside=inside)
 

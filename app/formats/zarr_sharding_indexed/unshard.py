@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
 
 type Json = Any

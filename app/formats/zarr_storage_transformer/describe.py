@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Any, Final
 
-from app.formats.contract import Description
+from app.formats.surveying import Description
 from app.formats.zarr_sharding_indexed.unshard import shape_of
 from app.formats.zarr_storage_transformer.keys import MetadataKeys
 from app.formats.zarr_storage_transformer.metadata import Document

@@ -4,17 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import (
-    Collection,
-    DecodeError,
-    Description,
-    Fetch,
-    Listing,
-    Read,
-    Shards,
-    Versioned,
-)
+from app.formats.contract import Aside, Listing
 from app.formats.documents import DocumentDecoder, Json, show
+from app.formats.naming import Name, Window
+from app.formats.reading import DecodeError, Fetch, Read, Versioned
+from app.formats.surveying import Collection, Description, Shards
 from app.formats.zarr_sharding_indexed.layout import ShardReader
 from app.formats.zarr_storage_transformer.describe import array_paths, describe
 from app.formats.zarr_storage_transformer.keys import (
@@ -72,6 +66,13 @@ class HierarchyLayout:
     def shows(self, key: VirtualKey) -> bool:
         """Hide chunk data of every array: which of them is sharded, only its metadata tell."""
         return bool(self.hierarchy.why_sharded) or split_data_key(key.rstrip("/")) is None
+
+    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
+        """Keys are those of objects, or not worth listing."""
+        return None
+
+    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
+        """Only indexes know the keys."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by its key, or metadata without the transformer; the rest is as it is."""

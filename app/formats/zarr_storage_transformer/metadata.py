@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.unshard import UnshardableError, shape_of
 from app.formats.zarr_storage_transformer.index import ShardGrid
 from app.formats.zarr_storage_transformer.keys import ChunkIdentifiers

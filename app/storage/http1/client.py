@@ -3,12 +3,16 @@
 import asyncio
 import ssl
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from app.storage.http1.connection import Connection
 from app.storage.http1.errors import NoAnswerError
 from app.storage.http1.response import Response
 from app.storage.http1.target import Origin, Target
+
+type Resolve = Callable[[Origin], Awaitable[Sequence[str]]]
+"""Gives the addresses of a server, or raises an `ExchangeError` or `OSError`."""
 
 _KEPT_S: Final = 15.0
 """Firewalls forget idle connections without a word, and servers close them."""
@@ -42,12 +46,21 @@ class Client:
 
     Bodies that are read at the pace of who reads have as many of their own, so that slow readers
     hold up one another only. A server may be silent for *silence_s*, also while it connects.
-    *ca_file* replaces the system's certificates.
+    *ca_file* replaces the system's certificates. With *resolve* only the addresses it gives are
+    connected to, as they are, so that what it found out about them holds.
     """
 
-    def __init__(self, *, connections: int, silence_s: float, ca_file: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        connections: int,
+        silence_s: float,
+        ca_file: str | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
         self._silence_s = silence_s
         self._ca_file = ca_file
+        self._resolve = resolve
         self._context: ssl.SSLContext | None = None
         self._is_closed = False
         self._open: set[Connection] = set()
@@ -111,15 +124,30 @@ class Client:
         if self._is_closed:
             raise NoAnswerError("the client is closed")
         async with asyncio.timeout(self._silence_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._silence_s),
-                origin.host,
-                origin.port,
-                ssl=self._tls(origin),
-            )
+            hosts = [origin.host] if self._resolve is None else await self._resolve(origin)
+            connection = await self._reach(origin, hosts)
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         return connection
+
+    async def _reach(self, origin: Origin, hosts: Sequence[str]) -> Connection:
+        """Connect to the first of *hosts* that answers."""
+        tls = self._tls(origin)
+        failure: Exception = NoAnswerError("the host has no address")
+        for host in hosts:
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self._silence_s),
+                    host,
+                    origin.port,
+                    ssl=tls,
+                    server_hostname=None if tls is None else origin.host,
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return connection
+        raise failure
 
     def _tls(self, origin: Origin) -> ssl.SSLContext | None:
         if origin.scheme == "http":

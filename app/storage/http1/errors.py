@@ -5,6 +5,10 @@ class ExchangeError(Exception):
     """A request without a proper answer. No text repeats a URL, which may hold a signature."""
 
 
+class ForbiddenError(ExchangeError):
+    """Where a request would lead is no place that may be asked."""
+
+
 class BadUrlError(ExchangeError):
     """A text is no URL that can be asked."""
 

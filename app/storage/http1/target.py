@@ -22,7 +22,7 @@ class Origin(NamedTuple):
 class Target:
     """Where one URL leads; its representation does not tell, for it may hold a signature."""
 
-    __slots__ = ("_url", "head", "origin")
+    __slots__ = ("_url", "head", "origin", "path")
 
     def __init__(self, url: str) -> None:
         """Take apart *url*, which is percent-encoded already.
@@ -41,7 +41,8 @@ class Target:
             raise BadUrlError("no proper URL")
         self._url = url
         self.origin: Final = Origin(parts.scheme, host, port or _PORTS[parts.scheme])
-        asked = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+        self.path: Final = parts.path or "/"
+        asked = f"{self.path}{'?' if parts.query else ''}{parts.query}"
         self.head: Final = (
             f"{asked} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
             "Accept-Encoding: identity\r\nUser-Agent: shardgate\r\n"

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.formats.contract import DecodeError, Description
 from app.formats.neuroglancer_precomputed.describe import Described, describe
 from app.formats.neuroglancer_precomputed.metadata import Info, parse_info
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
 from app.formats.neuroglancer_precomputed.index import (
     MinishardIndex,
     MinishardIndexDecoder,
@@ -17,6 +16,7 @@ from app.formats.neuroglancer_precomputed.index import (
     Sharding,
     murmurhash3_x86_128,
 )
+from app.formats.reading import DecodeError
 from app.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
+from app.formats.reading import DecodeError
 from tests.formats.neuroglancer_precomputed.case import encode_manifest
 from tests.zipped import zipped
 

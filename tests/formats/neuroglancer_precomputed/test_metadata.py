@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
     IdNames,
@@ -16,6 +15,7 @@ from app.formats.neuroglancer_precomputed.keys import (
     VoxelBounds,
 )
 from app.formats.neuroglancer_precomputed.metadata import Info, parse_info
+from app.formats.reading import DecodeError
 from tests.formats.neuroglancer_precomputed.case import (
     MURMUR,
     annotation_info,

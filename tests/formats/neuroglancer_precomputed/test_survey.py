@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Entry, Fault
 from app.formats.neuroglancer_precomputed.describe import Described, describe
 from app.formats.neuroglancer_precomputed.metadata import parse_info
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShards, PrecomputedSurvey
+from app.formats.surveying import Entry, Fault
 from app.model import ByteRange, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
@@ -391,8 +391,8 @@ async def test_distant_minishard_indexes_are_read_apart() -> None:
     fetch = _fetch(objects)
     read: list[int] = []
 
-    async def counting(described: Any) -> Any:
-        found = await fetch(described)
+    async def counting(described: Any, *, ever: bool = False) -> Any:
+        found = await fetch(described, ever=ever)
         assert found is not None
         read.append(len(getattr(found.value, "data", b"")))
         return found

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.formats.contract import DecodeError, Description
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.metadata import Node, parse_node
 from tests.formats.zarr_sharding_indexed.case import CRC, LITTLE, array_metadata, sharding

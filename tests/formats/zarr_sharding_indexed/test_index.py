@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.index import (
     EntryDecoder,
     IndexCodec,

@@ -9,18 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.index import IndexCodec, IndexLocation
 from app.formats.zarr_sharding_indexed.layout import ShardReader, ZarrLayout
 from app.model import (
     MISSING,
     ByteRange,
+    Condition,
     ETag,
+    Fixed,
     Inline,
     Location,
     ObjectRef,
+    Part,
     Stored,
     SuffixRange,
+    UnmodifiedSince,
     VirtualKey,
     Whole,
 )
@@ -354,3 +358,101 @@ async def test_a_shard_may_be_a_range_of_an_object() -> None:
     place = Stored(ref, ByteRange(6, 6 + len(shard)), etag)
 
     assert await reader.locate(place, 1) == Stored(ref, ByteRange(10, 12), etag)
+
+
+_SHARD = encode_shard([b"a", None])
+_ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
+_FIXED = Fixed(ETag('"name"'))
+
+
+def _around(store: WatchedStore, whole_index_nbytes: int) -> ShardReader:
+    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+    return ShardReader(index, ReadCache(store, Memory(2**20), ttl_s=60), whole_index_nbytes)
+
+
+_whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+
+
+@_whole_or_by_entry
+async def test_a_chunk_of_a_part_is_of_the_version_of_its_index(whole_index_nbytes: int) -> None:
+    """Of an object as it is now the index tells which version that is."""
+    store = WatchedStore()
+    etag = store.put(_ELSEWHERE, b"before" + _SHARD + b"after")
+    reader = _around(store, whole_index_nbytes)
+    part = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)))
+
+    assert await reader.locate(part, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
+    assert await reader.locate(part, 1) == MISSING
+    assert {call.if_match for call in store.calls} == {None}
+
+
+@_whole_or_by_entry
+@pytest.mark.parametrize("condition", [None, ETag('"x"')])
+async def test_a_chunk_of_a_fixed_shard_is_as_fixed(
+    condition: Condition | None, whole_index_nbytes: int
+) -> None:
+    """Its index is read under the condition that was told, and the chunk will be."""
+    store = WatchedStore()
+    etag = store.put(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
+    condition = etag if isinstance(condition, str) else condition
+    version = Fixed(ETag('"name"'), condition)
+    place = Stored(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), version)
+    found = await _around(store, whole_index_nbytes).locate(place, 0)
+
+    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), version)
+    assert [call.if_match for call in store.calls] == [condition]
+
+
+@_whole_or_by_entry
+async def test_a_time_does_not_tell_all_versions_apart(whole_index_nbytes: int) -> None:
+    """The chunk has to be of the version of the index, which is as old as was told."""
+    store = WatchedStore()
+    etag = store.put(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
+    place = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), UnmodifiedSince(5))
+    found = await _around(store, whole_index_nbytes).locate(place, 0)
+
+    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
+    assert [call.if_match for call in store.calls] == [UnmodifiedSince(5)]
+    store.put(_ELSEWHERE, b"before" + _SHARD, modified_s=6)
+    with pytest.raises(DamagedError, match="not as it was"):
+        await _around(store, whole_index_nbytes).locate(place, 0)
+
+
+@_whole_or_by_entry
+@pytest.mark.parametrize("data", [None, b"", _SHARD[:-1], _SHARD[:20]])
+@pytest.mark.parametrize("is_fixed", [True, False])
+async def test_a_shard_that_is_referred_to_has_to_be_there(
+    data: bytes | None, *, is_fixed: bool, whole_index_nbytes: int
+) -> None:
+    """That it is missing or too short is no absence of its chunks; the object is named."""
+    store = WatchedStore()
+    if data is not None:
+        store.put(_ELSEWHERE, data)
+    place = ByteRange(0, len(_SHARD))
+    shard = Stored(_ELSEWHERE, place, _FIXED) if is_fixed else Part(_ELSEWHERE, place)
+    for entry in (0, 1):
+        with pytest.raises(DamagedError, match=f"{_ELSEWHERE}: "):
+            await _around(store, whole_index_nbytes).locate(shard, entry)
+
+
+@_whole_or_by_entry
+async def test_a_shard_is_not_longer_than_its_object(whole_index_nbytes: int) -> None:
+    """Also where the index could be read."""
+    index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
+    store = WatchedStore()
+    data = encode_shard([b"a", None], location="start")
+    store.put(_ELSEWHERE, data)
+    reader = ShardReader(index, ReadCache(store, Memory(0), ttl_s=60), whole_index_nbytes)
+    with pytest.raises(DamagedError, match=r"is referred to, and it has"):
+        await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
+
+
+@_whole_or_by_entry
+async def test_a_range_too_short_for_a_shard_is_damaged(whole_index_nbytes: int) -> None:
+    """Nothing is read of it."""
+    store = WatchedStore()
+    store.put(_ELSEWHERE, _SHARD)
+    reader = _around(store, whole_index_nbytes)
+    with pytest.raises(DamagedError, match="too few for a shard"):
+        await reader.locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
+    assert store.calls == []

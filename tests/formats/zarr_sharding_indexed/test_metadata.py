@@ -13,8 +13,8 @@ from zarr.core.buffer import cpu
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
-from app.formats.contract import DecodeError
 from app.formats.documents import MarkerDecoder
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.layout import Zarr3
 from app.formats.zarr_sharding_indexed.metadata import Node
 from tests.formats.zarr_sharding_indexed.case import CRC, LITTLE, array_metadata, sharding

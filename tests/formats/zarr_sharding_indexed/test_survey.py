@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import DamagedError
-from app.formats.contract import Entry, Fault
+from app.formats.surveying import Entry, Fault
 from app.formats.zarr_sharding_indexed.metadata import parse_array
 from app.formats.zarr_sharding_indexed.survey import ZarrShard, ZarrShards, ZarrSurvey
 from app.model import ByteRange, ETag, Stored, VirtualKey
@@ -183,7 +183,7 @@ async def test_an_inner_shard_is_surveyed_where_it_lies() -> None:
     assert inner.key == "c/2"
     assert survey is not None
     assert survey.inner is None
-    assert survey.whole == Stored(inner.ref, entry.place, outer.whole.etag)
+    assert survey.whole == Stored(inner.ref, entry.place, outer.whole.version)
     assert [(survey.key(e), e.place.start) for e in survey.table().entries] == [
         ("c/2", 32),
         ("c/3", 40),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.index import IndexLocation
 from app.formats.zarr_sharding_indexed.metadata import ArraySpec, parse_array
 from app.formats.zarr_sharding_indexed.unshard import (

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.formats.contract import DecodeError, Description
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 from app.formats.zarr_storage_transformer.describe import array_paths, describe
 from app.formats.zarr_storage_transformer.keys import MetadataKeys
 from app.formats.zarr_storage_transformer.metadata import (

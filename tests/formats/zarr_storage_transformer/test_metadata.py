@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.formats.contract import DecodeError
 from app.formats.documents import DocumentDecoder, MarkerDecoder
+from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.layout import Zarr3
 from app.formats.zarr_sharding_indexed.metadata import Node
 from app.formats.zarr_storage_transformer.layout import Zarr2022

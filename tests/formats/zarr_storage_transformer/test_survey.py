@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Collection, Entry, Fault, Shards
+from app.formats.surveying import Collection, Entry, Fault, Shards
 from app.formats.zarr_storage_transformer.layout import HierarchyLayout, Zarr2022
 from app.formats.zarr_storage_transformer.metadata import parse_array, parse_hierarchy
 from app.formats.zarr_storage_transformer.survey import shards_of

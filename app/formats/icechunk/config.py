@@ -1,0 +1,152 @@
+"""The virtual chunk containers that a repository was configured with.
+
+Format version 2 keeps the configuration in `repo`, version 1 in `config.yaml`. Where to find a
+container is all that is taken from it: no endpoint, no credentials, nothing of a store's settings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+from yaml import MappingNode, Node, ScalarNode
+
+from app.formats.documents import Json
+from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.reading import DecodeError
+
+_CONTAINERS: Final = "virtual_chunk_containers"
+_NULL: Final = "tag:yaml.org,2002:null"
+_MAX_DEPTH: Final = 32
+MAX_NBYTES: Final = 64 * 1024
+"""Of a configuration; that of the library, with everything in it, takes one or two thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Where virtual references may lead."""
+
+    name: str | None
+    url_prefix: str
+    store: str
+    """The kind of store: ``s3``, ``local_file_system``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What is used of a configuration."""
+
+    containers: tuple[Container, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the value holds."""
+        return sum(512 + len(container.url_prefix) for container in self.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class YamlConfigDecoder:
+    """Reads a `config.yaml` of at most *limit_nbytes*; a megabyte takes some ten seconds."""
+
+    limit_nbytes: int
+
+    def __call__(self, data: bytes) -> Config:
+        """Decode a whole file.
+
+        Raises: `DecodeError`.
+        """
+        if len(data) > self.limit_nbytes:
+            raise DecodeError(f"a configuration of more than {self.limit_nbytes} bytes")
+        try:
+            return decode_config(_plain(yaml.compose(data, _Loader)))
+        except DecodeError:
+            raise
+        except yaml.MarkedYAMLError as error:  # whose text repeats lines of the file
+            line = 1 + error.problem_mark.line if error.problem_mark else 0
+            raise DecodeError(f"no YAML: {error.problem} in line {line}") from None
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            raise DecodeError(f"no YAML: {error}") from None
+
+
+def read_config(data: bytes) -> Config:
+    """Decode the FlexBuffer in `repo`.
+
+    Raises: `DecodeError`.
+    """
+    if len(data) > MAX_NBYTES:
+        raise DecodeError(f"a configuration of more than {MAX_NBYTES} bytes")
+    return decode_config(decode_flexbuffer(data))
+
+
+def decode_config(config: Json) -> Config:
+    """Find what is used of *config*, a decoded document; an absent one says nothing.
+
+    Raises: `DecodeError`.
+    """
+    containers = _members(_members(config, "the configuration").get(_CONTAINERS), _CONTAINERS)
+    return Config(tuple(map(_container, containers.values())))
+
+
+def _container(document: Json) -> Container:
+    members = _members(document, "a container")
+    name, url_prefix, store = (members.get(key) for key in ("name", "url_prefix", "store"))
+    if isinstance(store, dict) and len(store) == 1:
+        (store,) = store
+    if not isinstance(name, str | None):
+        raise DecodeError("the name of a container is no text")
+    if not isinstance(url_prefix, str):
+        raise DecodeError("the url_prefix of a container is no text")
+    if not isinstance(store, str):
+        raise DecodeError("the store of a container is of no kind")
+    return Container(name, url_prefix, store)
+
+
+def _members(document: Json, name: str) -> dict[str, Json]:
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise DecodeError(f"{name} is no object")
+    return document
+
+
+class _Loader(yaml.SafeLoader):
+    """Builds nothing, repeats nothing, and does not nest deep."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        """Compose the next node."""
+        if self.check_event(yaml.AliasEvent):
+            raise DecodeError("no YAML of Icechunk: it has an alias")
+        if self._depth == _MAX_DEPTH:
+            raise DecodeError(f"no YAML of Icechunk: it nests deeper than {_MAX_DEPTH}")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _plain(node: Node | None) -> Json:
+    """Give mappings as objects and scalars as they are spelled.
+
+    A local tag names a case of a union: it becomes an object of that one member, as in JSON.
+    """
+    value: Json = None
+    match node:
+        case MappingNode():
+            value = dict(_plain_members(node))
+        case ScalarNode() if node.tag != _NULL:
+            value = node.value
+            value.encode()
+    if node is not None and node.tag.startswith("!"):
+        return {node.tag[1:]: value}
+    return value
+
+
+def _plain_members(node: MappingNode) -> Iterator[tuple[str, Json]]:
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            raise DecodeError("no YAML of Icechunk: a key is no text")
+        yield key.value, _plain(value)

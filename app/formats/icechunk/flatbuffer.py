@@ -1,0 +1,162 @@
+"""FlatBuffers read in place, every offset checked before it is followed.
+
+A table is a position; its vtable tells where each field, by its *slot*, lies in it. All numbers
+are little endian.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, Self
+
+from app.formats.reading import DecodeError
+
+U8: Final = Struct("<B")
+U16: Final = Struct("<H")
+U32: Final = Struct("<I")
+I32: Final = Struct("<i")
+U64: Final = Struct("<Q")
+
+_EFFORT_PER_BYTE: Final = 8
+_LEAST_EFFORT: Final = 64 * 1024
+
+
+class Buffer:
+    """The bytes of a FlatBuffer, and how much of them may still be looked at in this walk.
+
+    Tables and strings may be shared, so that a small buffer can spell an endless walk.
+    """
+
+    __slots__ = ("_effort", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._effort = len(data) * _EFFORT_PER_BYTE + _LEAST_EFFORT
+
+    @property
+    def root(self) -> "Table":
+        """The table that everything hangs on."""
+        return Table(self, self.number(U32, 0))
+
+    def spend(self, nbytes: int) -> None:
+        """Count *nbytes* as looked at.
+
+        Raises: `DecodeError` where that is far more than there is.
+        """
+        self._effort -= nbytes
+        if self._effort < 0:
+            raise DecodeError("damaged FlatBuffer: its parts are shared beyond measure")
+
+    def number(self, kind: Struct, at: int) -> int:
+        """Read the number at *at*."""
+        if not 0 <= at <= len(self.data) - kind.size:
+            raise DecodeError("damaged FlatBuffer: an offset leads out of it")
+        value: int = kind.unpack_from(self.data, at)[0]
+        return value
+
+    def follow(self, at: int) -> int:
+        """Find what the offset at *at* leads to."""
+        return at + self.number(U32, at)
+
+    def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
+        """Find where the items of the vector at *at* begin, and their count."""
+        count, start = self.number(U32, at), at + 4
+        if start + count * item_nbytes > len(self.data):
+            raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
+        self.spend(count * item_nbytes)
+        return start, count
+
+    def text(self, at: int) -> str:
+        """Read the string at *at*."""
+        start, count = self.vector(at, 1)
+        try:
+            return self.data[start : start + count].decode()
+        except UnicodeDecodeError:
+            raise DecodeError("damaged FlatBuffer: a string is no UTF-8") from None
+
+
+class Table:
+    """The fields of the table at *position*; absent ones are `None` or their default."""
+
+    __slots__ = ("_vtable", "_vtable_nbytes", "buffer", "position")
+
+    def __init__(self, buffer: Buffer, position: int) -> None:
+        self.buffer = buffer
+        self.position = position
+        self._vtable = position - buffer.number(I32, position)
+        self._vtable_nbytes = buffer.number(U16, self._vtable)
+        buffer.spend(8)
+
+    def at(self, slot: int) -> int | None:
+        """Find where the field *slot* lies; `None` if it is absent."""
+        offset = 4 + 2 * slot
+        if offset + 2 > self._vtable_nbytes:
+            return None
+        return self.position + field if (field := self._offset(offset)) else None
+
+    def number(self, slot: int, kind: Struct, default: int = 0) -> int:
+        """Read a number."""
+        at = self.at(slot)
+        return default if at is None else self.buffer.number(kind, at)
+
+    def struct(self, slot: int, nbytes: int) -> bytes | None:
+        """Copy a struct of *nbytes*."""
+        if (at := self.at(slot)) is None:
+            return None
+        if at + nbytes > len(self.buffer.data):
+            raise DecodeError("damaged FlatBuffer: a struct reaches out of it")
+        return self.buffer.data[at : at + nbytes]
+
+    def vector(self, slot: int, item_nbytes: int) -> tuple[int, int] | None:
+        """Find where the items of a vector begin, and their count."""
+        at = self.at(slot)
+        return None if at is None else self.buffer.vector(self.buffer.follow(at), item_nbytes)
+
+    def structs(self, slot: int, nbytes: int) -> list[bytes] | None:
+        """Copy a vector of structs of *nbytes*."""
+        if (found := self.vector(slot, nbytes)) is None:
+            return None
+        start, count = found
+        stops = range(start + nbytes, start + nbytes * count + 1, nbytes)
+        return [self.buffer.data[stop - nbytes : stop] for stop in stops]
+
+    def data(self, slot: int) -> bytes | None:
+        """Copy a vector of bytes."""
+        if (found := self.vector(slot, 1)) is None:
+            return None
+        start, count = found
+        return self.buffer.data[start : start + count]
+
+    def text(self, slot: int) -> str | None:
+        """Read a string."""
+        at = self.at(slot)
+        return None if at is None else self.buffer.text(self.buffer.follow(at))
+
+    def texts(self, slot: int) -> Iterator[str]:
+        """Read a vector of strings; an absent one is empty."""
+        start, count = self.vector(slot, 4) or (0, 0)
+        for at in range(start, start + 4 * count, 4):
+            yield self.buffer.text(self.buffer.follow(at))
+
+    def table(self, slot: int) -> Self | None:
+        """Find a table."""
+        at = self.at(slot)
+        return None if at is None else type(self)(self.buffer, self.buffer.follow(at))
+
+    def tables(self, slot: int) -> Iterator[Self]:
+        """Find the tables of a vector; an absent one is empty."""
+        start, count = self.vector(slot, 4) or (0, 0)
+        for at in range(start, start + 4 * count, 4):
+            yield type(self)(self.buffer, self.buffer.follow(at))
+
+    def _offset(self, offset: int) -> int:
+        return self.buffer.number(U16, self._vtable + offset)
+
+
+def required[T](value: T | None, name: str) -> T:
+    """Give *value*, the field *name*.
+
+    Raises: `DecodeError` where it is absent.
+    """
+    if value is None:
+        raise DecodeError(f"it has no {name}")
+    return value

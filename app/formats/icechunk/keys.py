@@ -1,0 +1,88 @@
+"""Virtual keys: a ref, then a path in the Zarr hierarchy of its snapshot."""
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from app.formats.icechunk.ids import decode_id
+from app.model import VirtualKey
+
+NAMED_REFS: Final = ("@branch.", "@tag.")
+"""How segments begin that name a branch or a tag."""
+
+_SESSION: Final = "@session."
+_REF: Final = re.compile(r"(?:^|/)(?=@branch\.|@tag\.|@session\.|@[0-9A-HJKMNP-TV-Z]{20}(?:/|$))")
+_UNSPEAKABLE: Final = re.compile(r"[\x00-\x1f\x7f%/]")
+
+
+class Branch(NamedTuple):
+    """A branch: the snapshot it is at can be another one every time."""
+
+    name: str
+
+
+class Tag(NamedTuple):
+    """A tag: it may be deleted, but never is at another snapshot."""
+
+    name: str
+
+
+class SnapshotId(NamedTuple):
+    """A snapshot, as its file is called."""
+
+    text: str
+
+
+type Ref = Branch | Tag | SnapshotId
+
+MAIN: Final = Branch("main")
+
+
+def find_ref(key: VirtualKey) -> int | None:
+    """Find where the first segment begins that names a ref; `None` if none does."""
+    found = _REF.search(key)
+    return None if found is None else found.end()
+
+
+def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
+    """Split ``@ref/path``; without a ref it is `MAIN`, and `None` for one that cannot be.
+
+    In the segment of a branch or tag the name is escaped, see `escape`.
+    """
+    head, _, path = key.partition("/")
+    branch, tag = NAMED_REFS
+    if head.startswith(branch):
+        return Branch(unquote(head.removeprefix(branch))), path
+    if head.startswith(tag):
+        return Tag(unquote(head.removeprefix(tag))), path
+    if head.startswith(_SESSION):
+        return None, path
+    if head.startswith("@") and decode_id(head[1:]) is not None:
+        return SnapshotId(head[1:]), path
+    return MAIN, key
+
+
+def decoded_twice(ref: Ref) -> Ref | None:
+    """Decode a name once more, for who percent-encodes keys that are spelled for URLs already.
+
+    S3 clients do so, and TensorStore where it is told the path by itself.
+    """
+    if isinstance(ref, SnapshotId) or (name := unquote(ref.name)) == ref.name:
+        return None
+    return ref._replace(name=name)
+
+
+def spell_ref(ref: Ref) -> str:
+    """Write *ref* as the first segment of keys."""
+    match ref:
+        case Branch(name):
+            return f"@branch.{escape(name)}"
+        case Tag(name):
+            return f"@tag.{escape(name)}"
+        case SnapshotId(text):
+            return f"@{text}"
+
+
+def escape(text: str) -> str:
+    """Percent-encode what no segment of a key can hold, for refs may have any name: ``a/b``."""
+    return _UNSPEAKABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)

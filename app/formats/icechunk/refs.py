@@ -1,0 +1,254 @@
+"""Which snapshot a ref is at: told by ``repo``, or in version 1 by a file for each ref."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import unquote
+
+from app.errors import DamagedError, OfflineError
+from app.formats.contract import Listing
+from app.formats.icechunk.config import MAX_NBYTES, Container, YamlConfigDecoder
+from app.formats.icechunk.envelope import MAGIC
+from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.ids import decode_id
+from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.reading import DecodeError, Fetch, Opaque, Read
+from app.model import ByteRange, ObjectRef
+
+REPO: Final = "repo"
+_REF_NBYTES: Final = 64 * 1024
+_ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
+
+
+class Refs(Protocol):
+    """The refs of an opened repository."""
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
+        """Find the id of the snapshot that *ref* is at; `None` if there is no such ref.
+
+        Raises: `OfflineError`, `DamagedError`.
+        """
+        ...
+
+    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        """Give the snapshot id of every branch; only of ``main`` where that takes a listing."""
+        ...
+
+    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        """Give the snapshot id of every tag; of none where that takes a listing."""
+        ...
+
+    async def containers(self, fetch: Fetch) -> Sequence[Container]:
+        """Tell where virtual references may lead, as far as the repository is concerned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What is in the file ``repo``; no repository, if it has the name by chance."""
+
+    info: RepoInfo | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the value holds."""
+        return 0 if self.info is None else self.info.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerDecoder:
+    """Reads a file ``repo`` whose FlatBuffer may have *limit_nbytes*."""
+
+    limit_nbytes: int
+
+    def __call__(self, data: bytes) -> Marker:
+        """Decode what begins like a file of Icechunk, or is all that is left of one.
+
+        Raises: `DecodeError`.
+        """
+        if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
+            return Marker(None)
+        return Marker(RepoInfoDecoder(self.limit_nbytes)(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Reads what lies beside the absent *ref*, apart from what is known of it otherwise."""
+
+    ref: Branch | Tag
+
+    def __call__(self, data: bytes) -> Opaque:
+        """Take anything."""
+        return Opaque(data)
+
+
+@dataclass(frozen=True, slots=True)
+class RefFile:
+    """What the file of a ref tells."""
+
+    snapshot_id: str
+    nbytes: int = 256
+
+
+def read_ref_file(data: bytes) -> RefFile:
+    """Decode the JSON of a ref in version 1.
+
+    Raises: `DecodeError`.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"no JSON: {error}") from None
+    snapshot_id = document.get("snapshot") if isinstance(document, dict) else None
+    if not isinstance(snapshot_id, str) or decode_id(snapshot_id) is None:
+        raise DecodeError(f"names no snapshot: {str(document)[:80]}")
+    return RefFile(snapshot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RepoRefs:
+    """The refs of a repository in version 2."""
+
+    directory: ObjectRef
+    limit_nbytes: int
+
+    @property
+    def read(self) -> Read[Marker]:
+        """How the only file that ever changes is read."""
+        decode = MarkerDecoder(self.limit_nbytes)
+        return Read("repo", self.directory.join(REPO), ByteRange(0, self.limit_nbytes + 1), decode)
+
+    async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
+        """Read it; *ever* takes what it was at any time.
+
+        Raises: `OfflineError`.
+        """
+        found = await fetch(self.read, ever=ever)
+        info = None if found is None else found.value.info
+        if info is not None and info.status.availability is Availability.OFFLINE:
+            raise OfflineError(f"{self.directory} is offline: {info.status.reason or 'no reason'}")
+        return info
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
+        """Look *ref* up; what is at a snapshot's id never changes."""
+        info = await self.info(fetch, ever=isinstance(ref, SnapshotId))
+        if info is None:
+            return None
+        if isinstance(ref, SnapshotId):
+            return ref.text
+        try:
+            return (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
+        except DecodeError as error:
+            raise self._damage(error) from error
+
+    def _damage(self, error: DecodeError) -> DamagedError:
+        return DamagedError(self.directory.join(REPO), str(error))
+
+    async def branches(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+        """Read them all at once."""
+        info = await self.info(fetch)
+        return {} if info is None else info.branches
+
+    async def tags(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+        """Read them all at once."""
+        info = await self.info(fetch)
+        return {} if info is None else info.tags
+
+    async def containers(self, fetch: Fetch) -> Sequence[Container]:
+        """Read the configuration, as it is in the same file."""
+        info = await self.info(fetch, ever=True)
+        if info is None:
+            return ()
+        if isinstance(info.config, DecodeError):
+            raise self._damage(info.config) from info.config
+        return info.config.containers
+
+
+def _escape(name: str) -> str:
+    """Spell *name* as the library does for all stores but S3, folders among them."""
+    return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+
+
+def unescape(stored: str) -> str:
+    """Read the name of a ref as a file has it, in one spelling or the other."""
+    name = unquote(stored)
+    return name if _escape(name) == stored else stored
+
+
+@dataclass(frozen=True, slots=True)
+class FileRefs:
+    """The refs of a repository in version 1."""
+
+    directory: ObjectRef
+
+    def read(self, ref: Branch | Tag) -> Read[RefFile]:
+        """How the file of *ref* is read."""
+        kind = "branch" if isinstance(ref, Branch) else "tag"
+        name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
+        return Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
+        """Read the file of *ref*, whose name is spelled in one of two ways."""
+        if isinstance(ref, SnapshotId):
+            return ref.text
+        if "/" in ref.name:
+            return None
+        for name in dict.fromkeys((ref.name, _escape(ref.name))):
+            if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
+                return found
+        await self._demand_version_1(ref, fetch)
+        return None
+
+    async def _demand_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
+        """Return if there is no ``repo`` after *ref* was not found: migration deletes the files.
+
+        Raises: `DamagedError`, so that all is asked for anew.
+        """
+        name = self.directory.join(REPO)
+        if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
+            raise DamagedError(name, "follows version 2 by now; the refs of version 1 are gone")
+
+    async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> str | None:
+        """Read the file of *ref*; that of a deleted tag stays, and another stands beside it."""
+        found = await fetch(self.read(ref))
+        if found is None:
+            return None
+        if isinstance(ref, Tag):
+            name = self.read(ref).ref
+            tombstone = name._replace(key=f"{name.key}.deleted")
+            if await fetch(Read("ref-deleted", tombstone, None, Opaque)) is not None:
+                return None
+        return found.value.snapshot_id
+
+    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        """List the files of branches, and read each."""
+        if listing is not None:
+            return await self._every(Branch, "refs/branch.", fetch, listing)
+        found = await self.resolve(MAIN, fetch)
+        return {} if found is None else {MAIN.name: found}
+
+    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        """List the files of tags, and read each."""
+        return {} if listing is None else await self._every(Tag, "refs/tag.", fetch, listing)
+
+    async def containers(self, fetch: Fetch) -> Sequence[Container]:
+        """Read the configuration, which has a file of its own if there is one."""
+        name = self.directory.join("config.yaml")
+        decode = YamlConfigDecoder(MAX_NBYTES)
+        found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), decode))
+        return () if found is None else found.value.containers
+
+    async def _every(
+        self, kind: type[Branch | Tag], start: str, fetch: Fetch, listing: Listing
+    ) -> Mapping[str, str]:
+        found = {}
+        async for key in listing("refs/"):
+            if key.startswith(start) and key.endswith("/ref.json"):
+                stored = key.removeprefix(start).removesuffix("/ref.json")
+                snapshot_id = None if "/" in stored else await self._resolve(kind(stored), fetch)
+                if snapshot_id is not None:
+                    found[unescape(stored)] = snapshot_id
+        return found

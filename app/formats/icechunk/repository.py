@@ -1,0 +1,154 @@
+"""The files of a repository by their ids: read once, good for ever."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from app.errors import DamagedError, NotAllowedError
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.index import Manifest, ManifestDecoder
+from app.formats.icechunk.keys import Ref, SnapshotId, decoded_twice, spell_ref
+from app.formats.icechunk.metadata import Chunks, Snapshot, SnapshotDecoder
+from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
+from app.formats.icechunk.refs import Refs
+from app.formats.icechunk.virtual import Allowed, resolve
+from app.formats.reading import DecodeError, Fetch, Read, Weighable
+from app.model import ByteRange, Condition, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """An opened repository."""
+
+    directory: ObjectRef
+    refs: Refs
+    limit_nbytes: int
+    """A larger file of metadata is refused, before and after it is inflated."""
+    allowed: tuple[Allowed, ...]
+    """Below which virtual references may be followed."""
+
+    def file(self, kind: str, object_id: bytes) -> ObjectRef:
+        """Name a file of the folder *kind*."""
+        return self.directory.join(f"{kind}/{encode_id(object_id)}")
+
+    async def snapshot(self, ref: Ref, fetch: Fetch) -> Snapshot | None:
+        """Read the snapshot that *ref* is at; `None` if there is no such ref.
+
+        Raises: `DamagedError`, also where a ref is at a snapshot that is not there.
+        """
+        found = await self.refs.resolve(ref, fetch)
+        if found is None and (twice := decoded_twice(ref)) is not None:
+            found = await self.refs.resolve(twice, fetch)
+        object_id = None if found is None else decode_id(found)
+        if object_id is None:
+            return None
+        decode = SnapshotDecoder(object_id, self.limit_nbytes)
+        snapshot = await self.read("snapshots", object_id, decode, fetch)
+        if snapshot is None and not isinstance(ref, SnapshotId):
+            name = self.file("snapshots", object_id)
+            raise DamagedError(name, f"does not exist, and {spell_ref(ref)} is at it")
+        return snapshot
+
+    async def manifest(self, object_id: bytes, fetch: Fetch) -> Manifest:
+        """Read a manifest that a snapshot refers to.
+
+        Raises: `DamagedError`, also where it is not there.
+        """
+        decode = ManifestDecoder(object_id, self.limit_nbytes)
+        manifest = await self.read("manifests", object_id, decode, fetch)
+        if manifest is None:
+            name = self.file("manifests", object_id)
+            raise DamagedError(name, "does not exist, and a snapshot refers to it")
+        return manifest
+
+    async def read[T: Weighable](
+        self, kind: str, object_id: bytes, decode: Callable[[bytes], T], fetch: Fetch
+    ) -> T | None:
+        """Read a file of the folder *kind*, which is written once."""
+        name = self.file(kind, object_id)
+        version = named_by(object_id)
+        request = ByteRange(0, self.limit_nbytes + 1)
+        found = await fetch(Read(kind.removesuffix("s"), name, request, decode, version))
+        return None if found is None else found.value
+
+    async def find(
+        self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
+    ) -> tuple[ObjectRef, Referenced] | None:
+        """Find what refers to the chunk at *coords*: the manifest, and where the chunk is.
+
+        No two manifests should cover a chunk; where they do, the first that has it counts.
+
+        Raises: `DamagedError`, `NotAllowedError`.
+        """
+        found = await self.lookup(node_id, chunks, coords, fetch)
+        if found is None:
+            return None
+        manifest, reference = found
+        name = self.file("manifests", manifest.object_id)
+        try:
+            return name, await self.refer(manifest, reference, fetch)
+        except DecodeError as error:
+            raise self._damage(manifest.object_id, node_id, coords, error) from error
+
+    async def lookup(
+        self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
+    ) -> tuple[Manifest, Reference] | None:
+        """Find the reference of the chunk at *coords*, wherever it leads to.
+
+        Raises: `DamagedError`.
+        """
+        for object_id, _ in filter(lambda each: each.covers(coords), chunks.manifests):
+            manifest = await self.manifest(object_id, fetch)
+            try:
+                reference = manifest.lookup(node_id, coords)
+            except DecodeError as error:
+                raise self._damage(object_id, node_id, coords, error) from error
+            if reference is not None:
+                return manifest, reference
+        return None
+
+    async def refer(self, manifest: Manifest, reference: Reference, fetch: Fetch) -> Referenced:
+        """Tell where *reference* leads to; the versions of native chunks are their names.
+
+        Raises: `DecodeError`, `NotAllowedError`.
+        """
+        match reference:
+            case Native(chunk_id, byte_range):
+                place = Stored(self.file("chunks", chunk_id), byte_range, named_by(chunk_id))
+                return Referenced(place, "", is_lasting=True)
+            case Inlined(place):
+                etag = ETag(f'"{encode_id(manifest.object_id)}-{place.start:x}-{place.length:x}"')
+                return Referenced(Inline(manifest.read(place), etag), "", is_lasting=True)
+            case Virtual(location, byte_range, checksum):
+                ref = await self._resolve(location, fetch)
+                by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
+                if isinstance(checksum, str):
+                    place = Stored(ref, byte_range, Fixed(checksum, checksum))
+                    return Referenced(place, by, is_lasting=True)
+                return Referenced(Part(ref, byte_range, checksum), by, is_lasting=False)
+
+    def _damage(
+        self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError
+    ) -> DamagedError:
+        reason = f"chunk {list(coords)} of node {encode_id(node_id)}: {error}"
+        return DamagedError(self.file("manifests", manifest_id), reason)
+
+    async def _resolve(self, location: str, fetch: Fetch) -> ObjectRef:
+        """Find the object at *location*; the configuration is read where that takes it."""
+        with suppress(NotAllowedError):
+            return resolve(location, self.allowed)
+        containers = await self.refs.containers(fetch)
+        prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
+        return resolve(location, self.allowed, prefixes)
+
+
+def named_by(object_id: bytes) -> Fixed:
+    """Give the only version of a file that is called *object_id*."""
+    return Fixed(ETag(f'"{encode_id(object_id)}"'))
+
+
+def fixed_by(checksum: Condition) -> Fixed:
+    """Give the only version of an object that *checksum* has to hold of."""
+    told = checksum if isinstance(checksum, str) else ETag(f'"{checksum.epoch_s:x}"')
+    return Fixed(told, checksum)

@@ -1,0 +1,159 @@
+"""Virtual references: which of them may be followed, and where they lead."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from app.errors import NotAllowedError
+from app.formats.reading import DecodeError
+from app.model import ObjectRef
+
+SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
+_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
+_CONTAINER: Final = "vcc://"
+_USER: Final = re.compile(r"^([^/]*//)[^/]*@")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SPELLINGS: Final = {"gcs": "gs", "azure": "az"}
+
+
+class Place(NamedTuple):
+    """What a URL names."""
+
+    scheme: str
+    authority: str
+    """The bucket or host; nothing for files."""
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}/{self.key}"
+
+    def contains(self, other: "Place") -> bool:
+        """Tell whether *other* lies below this, which is a prefix of whole segments."""
+        is_beside = self[:2] != other[:2] or not other.key.startswith(self.key)
+        return not is_beside and len(other.key) > len(self.key)
+
+
+class Allowed(NamedTuple):
+    """A prefix below which virtual references may be followed."""
+
+    prefix: Place
+    root: ObjectRef
+    """Where that is among our stores."""
+
+
+def parse_place(url: str) -> Place:
+    """Read an absolute URL; its path is percent-decoded once, and ``?`` and ``#`` end it.
+
+    Raises: `DecodeError` for what is none, or holds credentials.
+    """
+    found = _LOCATION.fullmatch(url)
+    scheme = found[1].lower() if found else ""
+    scheme = _SPELLINGS.get(scheme, scheme)
+    if found is None or scheme not in SCHEMES:
+        raise DecodeError(f"a virtual reference to no URL that is known: {_shown(url)}")
+    authority = found[2]
+    if "@" in authority:
+        raise DecodeError("a virtual reference holds credentials")
+    try:
+        key = unquote(found[3], errors="strict")
+    except UnicodeDecodeError:
+        raise DecodeError(f"a virtual reference is no UTF-8: {_shown(url)}") from None
+    if scheme in ("http", "https"):
+        authority = authority.lower().removesuffix(":80" if scheme == "http" else ":443")
+    if scheme == "file" and authority.lower() == "localhost":
+        authority = ""
+    if bool(authority) == (scheme == "file") or _CONTROL.search(authority + key):
+        raise DecodeError(f"a virtual reference to no place: {_shown(url)}")
+    return Place(scheme, authority, key)
+
+
+def parse_prefix(url: str) -> Place:
+    """Read the URL of a prefix, which means whole segments.
+
+    Raises: `DecodeError`.
+    """
+    place = parse_place(url)
+    return place._replace(key=f"{place.key.strip('/')}/".lstrip("/"))
+
+
+def allow(url: str, root: ObjectRef) -> Allowed:
+    """Allow all below *url*, a prefix in the settings, which lies at *root*.
+
+    Bucket URLs of the settings are not percent-encoded, unlike those in references.
+    """
+    place = parse_prefix(url)
+    if place.scheme in ("s3", "gs", "az"):
+        place = parse_prefix(f"{place.scheme}://{quote(url.partition('://')[2])}")
+    return Allowed(place, root)
+
+
+def resolve(
+    location: str, allowed: Sequence[Allowed], containers: Mapping[str, str] | None = None
+) -> ObjectRef:
+    """Find the object at *location*.
+
+    *containers* gives the prefix of each named container, which ``vcc://name/`` stands for.
+
+    Raises: `NotAllowedError`, which tells the prefix that would have to be allowed, best where
+    the containers are given; `DecodeError` for what is no location.
+    """
+    if location.startswith(_CONTAINER):
+        if containers is None:
+            raise NotAllowedError("a virtual reference into a container that is not given")
+        name, _, rest = location.removeprefix(_CONTAINER).partition("/")
+        if name not in containers:
+            raise DecodeError(f"a virtual reference to the unknown container {name[:80]!r}")
+        location = f"{containers[name].rstrip('/')}/{rest}"
+    place = parse_place(location)
+    if place.key.endswith("/") or not place.key:
+        raise DecodeError(f"a virtual reference to a folder: {_shown(location)}")
+    if _climbs(place):
+        raise NotAllowedError(f"a virtual reference climbs: {_shown(location)}")
+    within = [each for each in allowed if each.prefix.contains(place)]
+    if not within:
+        prefix = _suggested(place, containers or {})
+        raise NotAllowedError(
+            f"virtual references below {prefix} are not allowed: virtual_chunk_prefixes lacks it"
+        )
+    nearest = max(within, key=lambda each: len(each.prefix.key))
+    return nearest.root.join(place.key.removeprefix(nearest.prefix.key))
+
+
+def is_allowed(url_prefix: str, allowed: Sequence[Allowed]) -> bool:
+    """Tell whether all below *url_prefix* may be followed."""
+    try:
+        place = parse_prefix(url_prefix)
+    except DecodeError:
+        return False
+    if _climbs(place):
+        return False
+    return any(each.prefix == place or each.prefix.contains(place) for each in allowed)
+
+
+def _climbs(place: Place) -> bool:
+    """Tell whether a store could take the key for another; files have no empty segments."""
+    parts = place.key.removesuffix("/").split("/")
+    return not {".", ".."}.isdisjoint(parts) or (place.scheme == "file" and "" in parts[:-1])
+
+
+def _suggested(place: Place, containers: Mapping[str, str]) -> str:
+    """Name the container that *place* is in, or its bucket, host or folder."""
+    for prefix in sorted(containers.values(), key=len, reverse=True):
+        try:
+            if parse_prefix(prefix).contains(place):
+                return _without_query(prefix)
+        except DecodeError:
+            continue
+    folder = place.key.rpartition("/")[0] if place.scheme == "file" else ""
+    return str(place._replace(key=f"{folder}/".lstrip("/")))
+
+
+def _without_query(url: str) -> str:
+    """Leave out what some servers take for a signature."""
+    return url.partition("?")[0].partition("#")[0]
+
+
+def _shown(url: str) -> str:
+    """Show what of *url* can be no secret."""
+    return repr(_USER.sub(r"\1", _without_query(url))[:200])

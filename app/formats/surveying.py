@@ -1,0 +1,159 @@
+"""What ``inspect`` and ``verify`` ask of a format: how things are laid out, what is in a shard."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from app.formats.reading import Fetch
+from app.model import ByteRange, ObjectRef, Stored, VirtualKey
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a collection is, as it is stored and as it is served; `None` has no meaning there."""
+
+    path: str
+    """Unlike that of any other collection of its container; empty for a Zarr array."""
+    format: str
+    """The name of the format: ``zarr``."""
+    kind: str
+    """``array``, ``meshes``, ``skeletons``, ``annotations``; a ``hierarchy`` of unknown things."""
+    shape: tuple[int, ...] | None = None
+    data_type: str | None = None
+    dimension_names: tuple[str | None, ...] | None = None
+    inner_chunk_shape: tuple[int, ...] | None = None
+    """Of the chunks that are served."""
+    codecs: tuple[str, ...] = ()
+    """What encodes a chunk that is served."""
+    shard_shape: tuple[int, ...] | None = None
+    chunks_per_shard: tuple[int, ...] | None = None
+    index_location: tuple[str, ...] = ()
+    """Of each index on the way to a chunk, outermost first."""
+    sharding: str | None = None
+    """How chunks are spread over shards, where a grid of shards does not say it."""
+    why_sharded: str = ""
+    """Why a sharded collection is served as it is."""
+
+
+class Entry(NamedTuple):
+    """What a shard names: a chunk, or a shard inside of the shard."""
+
+    number: int
+    """Its place in the index, or its id."""
+    place: ByteRange
+    """Counted from the beginning of the shard, and inside of it."""
+
+
+class Fault(NamedTuple):
+    """What is wrong in a shard, by the virtual key of the first chunk it hurts."""
+
+    key: VirtualKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All that the indexes of a shard name."""
+
+    entries: Sequence[Entry]
+    """By their places. Those that cannot be right are faults instead."""
+    empty: int
+    """How many entries name nothing."""
+    faults: Sequence[Fault]
+
+
+class Survey(Protocol):
+    """The indexes of one version of a shard, read but not looked through."""
+
+    @property
+    def whole(self) -> Stored:
+        """Where the shard lies: an object, or a part of one."""
+        ...
+
+    @property
+    def indexes(self) -> Sequence[ByteRange]:
+        """Where in the shard its indexes lie, none over another."""
+        ...
+
+    @property
+    def index_location(self) -> str:
+        """At which end of the shard the first index lies: ``start`` or ``end``."""
+        ...
+
+    @property
+    def checksummed(self) -> Sequence[ByteRange]:
+        """Parts of the shard that end in the CRC-32C of all that is before it in them."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many entries the indexes have, about: where it is large, so is the work below."""
+        ...
+
+    def table(self) -> Table:
+        """Look through all entries."""
+        ...
+
+    def key(self, entry: Entry) -> VirtualKey:
+        """Spell the virtual key of *entry*, relative to the container."""
+        ...
+
+    @property
+    def inner(self) -> "Callable[[Entry], Shard] | None":
+        """Gives the shard that an entry names; `None` where entries name chunks."""
+        ...
+
+    def check(self, entry: Entry, data: bytes) -> str | None:
+        """Tell what is wrong with *data*, the bytes of the chunk *entry*."""
+        ...
+
+
+class Shard(Protocol):
+    """One shard, which may exist or not."""
+
+    @property
+    def ref(self) -> ObjectRef:
+        """The object it is in, or would be; where it lies, only a survey tells."""
+        ...
+
+    @property
+    def key(self) -> VirtualKey:
+        """The virtual key of its first chunk, relative to the container, or its own name."""
+        ...
+
+    async def survey(self, fetch: Fetch) -> Survey | None:
+        """Read the indexes; `None` means that there is no such shard.
+
+        Raises: what *fetch* does, and `DamagedError` where no index can be found.
+        """
+        ...
+
+
+class Shards(Protocol):
+    """The shards of a collection; all keys are relative to the container."""
+
+    @property
+    def prefix(self) -> str:
+        """Below which the shards are stored: empty, or with a final slash."""
+        ...
+
+    def named(self, key: str) -> Shard | None:
+        """Take the stored object *key* for a shard; `None` if it cannot be one."""
+        ...
+
+    def holding(self, key: VirtualKey) -> Shard | None:
+        """Find the shard that holds the chunk *key*, or would; `None` if it names no chunk."""
+        ...
+
+    def every(self) -> Iterator[Shard] | None:
+        """Give each shard that could be stored; `None` if they are too many to ask for each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Things of one kind in a container, sharded in one way: an array, the meshes of a volume."""
+
+    description: Description
+    shards: Shards | None
+    """`None` where it is served as it is."""

@@ -1,0 +1,109 @@
+"""What clients of S3 ask for, and the XML that they are answered with."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+from urllib.parse import parse_qsl, quote
+from xml.etree import ElementTree as ET
+
+from app.errors import BadHeaderError
+from app.formats.naming import Window
+from app.http.target import check_key
+from app.resolve.listing import Page
+
+MEDIA_TYPE: Final = b"application/xml"
+_MAX_KEYS: Final = 1000
+_SPACE: Final = 32
+_NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+_WITHOUT_A_TIME: Final = "1970-01-01T00:00:00.000Z"
+"""Keys of a snapshot have none of their own, and clients want one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequest:
+    """The query of ListObjectsV2."""
+
+    window: Window
+    limit: int
+    given: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, query_string: bytes) -> Self | None:
+        """Read a query; `None` if it is another one.
+
+        Raises: `BadHeaderError` for one that cannot be answered, `BadKeyError` for a prefix in a
+        folder that no key can be in.
+        """
+        try:
+            text = query_string.decode("ascii")
+            given = dict(parse_qsl(text, keep_blank_values=True, errors="strict"))
+        except ValueError:
+            raise BadHeaderError("the query is not percent-encoded UTF-8") from None
+        if given.get("list-type") != "2":
+            return None
+        is_encoded = given.get("encoding-type") == "url"
+        if not is_encoded and any(ord(letter) < _SPACE for letter in "".join(given.values())):
+            raise BadHeaderError("control characters go with encoding-type=url only")
+        if (delimiter := given.get("delimiter", "")) not in ("", "/"):
+            raise BadHeaderError("keys can be folded at '/' only")
+        limit = given.get("max-keys", str(_MAX_KEYS))
+        if not (limit.isascii() and limit.isdigit()):
+            raise BadHeaderError("max-keys is no number")
+        token = given.get("continuation-token")
+        after = given.get("start-after", "") if token is None else _read_token(token)
+        prefix = given.get("prefix", "")
+        check_key(prefix[: prefix.rfind("/") + 1])
+        window = Window(prefix, after, delimiter)
+        return cls(window, min(int(limit), _MAX_KEYS), given)
+
+    def answer(self, bucket: str, page: Page) -> bytes:
+        """Write the XML that tells of *page*."""
+        spell = quote if self.given.get("encoding-type") == "url" else str
+        root = ET.Element("ListBucketResult", xmlns=_NAMESPACE)
+        told = {
+            "Name": bucket,
+            "Prefix": spell(self.window.prefix),
+            "Delimiter": self.window.delimiter or None,
+            "StartAfter": spell(self.given.get("start-after", "")) or None,
+            "ContinuationToken": self.given.get("continuation-token"),
+            "EncodingType": self.given.get("encoding-type"),
+            "MaxKeys": str(self.limit),
+            "KeyCount": str(len(page.entries)),
+            "IsTruncated": "false" if page.after is None else "true",
+        }
+        if page.after is not None:
+            told["NextContinuationToken"] = _write_token(page.after)
+        _add(root, told)
+        for key, nbytes, etag in page.entries:
+            if nbytes is None:
+                _add(ET.SubElement(root, "CommonPrefixes"), {"Prefix": spell(key)})
+                continue
+            contents = {
+                "Key": spell(key),
+                "LastModified": _WITHOUT_A_TIME,
+                "ETag": etag,
+                "Size": str(nbytes),
+                "StorageClass": "STANDARD",
+            }
+            _add(ET.SubElement(root, "Contents"), contents)
+        text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+        return text
+
+
+def _add(parent: ET.Element, texts: Mapping[str, str | None]) -> None:
+    for name, text in texts.items():
+        if text is not None:
+            ET.SubElement(parent, name).text = text
+
+
+def _write_token(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def _read_token(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise BadHeaderError("the continuation-token is none of ours") from None

@@ -1,0 +1,167 @@
+"""What was done to a repository: the operations in ``repo``, and in what that was before."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, NamedTuple
+
+from app.errors import BadParameterError, UnknownRepositoryError
+from app.formats.icechunk.fields import Status, is_backup
+from app.formats.icechunk.ops_log import Update, Value
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.reading import DecodeError, Read
+from app.model import ByteRange, ETag, Fixed, ObjectRef
+from app.resolve.icechunk.repositories import OpenedRepository
+
+_FILES_AT_ONCE: Final = 100
+"""A page for which more would have to be read ends early."""
+_SEPARATOR: Final = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """What may be done with a repository from then on, and why not more."""
+
+    availability: str
+    """``online``, ``read_only`` or ``offline``."""
+    set_at: datetime
+    limited_availability_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation."""
+
+    kind: str
+    updated_at: datetime
+    backup: str | None
+    """The file in ``overwritten/`` that has the state after it; `None` for the current one, and
+    for what migration wrote down afterwards."""
+    fields: dict[str, str | int | bool | SetStatus | None]
+    """By the specification's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsPage:
+    """Some operations, newest first."""
+
+    operations: list[Operation]
+    next: str | None
+    """What to go on after, where there are more; stays good while others are done."""
+    ends_early: str | None
+    """Why older operations cannot be told, where there were some."""
+
+
+class _Place(NamedTuple):
+    """Where to go on: in the file *name*, with what is older than *before*."""
+
+    name: str | None
+    """In ``overwritten/``; `None` for ``repo``."""
+    before: datetime | None
+
+
+class _Told(NamedTuple):
+    """What is told of one file."""
+
+    operations: list[Operation]
+    is_all: bool
+    oldest: datetime | None
+    """When the oldest of those that were looked at was done."""
+
+
+async def read_operations(
+    opened: OpenedRepository, after: str | None, limit: int
+) -> OperationsPage:
+    """Read up to *limit* of the operations that were done before *after*.
+
+    Raises: `UnknownRepositoryError` where none are written down, `BadParameterError`.
+    """
+    place, newer = _parse(after), None
+    operations: list[Operation] = []
+    for _ in range(_FILES_AT_ONCE):
+        ref = _file(opened, place.name)
+        if (info := await _read(opened, place.name, ref)) is None:
+            return OperationsPage(operations, None, f"{ref} does not exist")
+        tell = partial(_tell, info, place, newer, limit - len(operations))
+        told = await opened.think(ref, tell)
+        operations += told.operations
+        if told.is_all and info.repo_before_updates is None:
+            return OperationsPage(operations, None, None)
+        last = operations[-1].updated_at if operations else place.before
+        if not told.is_all:
+            return OperationsPage(operations, _spell(_Place(place.name, last)), None)
+        place, newer = _Place(info.repo_before_updates, last), told.oldest or newer
+    return OperationsPage(operations, _spell(place), None)
+
+
+def _tell(info: RepoInfo, place: _Place, newer: datetime | None, limit: int) -> _Told:
+    """Tell up to *limit* operations of a file; all in it must be older than the one at *newer*.
+
+    Raises: `DecodeError` where one is not, so that no file can come twice.
+    """
+    operations: list[Operation] = []
+    for update in info.updates():
+        if newer is not None and update.updated_at >= newer:
+            raise DecodeError(f"the operation of {newer} came after that of {update.updated_at}")
+        newer = update.updated_at
+        if place.before is not None and update.updated_at >= place.before:
+            continue
+        if len(operations) == limit:
+            return _Told(operations, is_all=False, oldest=newer)
+        operations.append(_operation(update, place.name))
+    return _Told(operations, is_all=True, oldest=newer)
+
+
+def _operation(update: Update, name: str | None) -> Operation:
+    """Tell *update*, which was found in the backup *name*: the newest is named in no file."""
+    fields = {key: _field(value) for key, value in update.fields.items()}
+    return Operation(update.kind, update.updated_at, update.backup_path or name, fields)
+
+
+def _field(value: Value) -> str | int | bool | SetStatus | None:
+    if isinstance(value, Status):
+        return SetStatus(value.availability.name.lower(), value.set_at, value.reason)
+    return value
+
+
+def _file(opened: OpenedRepository, name: str | None) -> ObjectRef:
+    return opened.repo if name is None else opened.directory.join(f"overwritten/{name}")
+
+
+async def _read(opened: OpenedRepository, name: str | None, ref: ObjectRef) -> RepoInfo | None:
+    """Read ``repo``, or what it was before; `None` if that is not there."""
+    if (info := await opened.info()) is None:
+        raise UnknownRepositoryError(
+            f"{opened.directory} follows version 1 of the format, which has no log of operations"
+        )
+    if name is None:
+        return info
+    limit = opened.repository.limit_nbytes
+    version = Fixed(ETag(f'"{name}"'))
+    decode = RepoInfoDecoder(limit)
+    found = await opened.fetch(Read("repo-backup", ref, ByteRange(0, limit + 1), decode, version))
+    return None if found is None else found.value
+
+
+def _spell(place: _Place) -> str:
+    before = "" if place.before is None else f"{place.before:%Y-%m-%dT%H:%M:%S.%fZ}"
+    return before if place.name is None else f"{before}{_SEPARATOR}{place.name}"
+
+
+def _parse(after: str | None) -> _Place:
+    """Read what a page ended with, or a time.
+
+    Raises: `BadParameterError`.
+    """
+    if after is None:
+        return _Place(None, None)
+    text, separator, name = after.partition(_SEPARATOR)
+    if separator and not is_backup(name):
+        raise BadParameterError("after: no page of operations ended with it")
+    try:
+        before = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        raise BadParameterError("after: it begins with no time") from None
+    if before is not None and before.tzinfo is None:
+        before = before.replace(tzinfo=UTC)
+    return _Place(name if separator else None, before)

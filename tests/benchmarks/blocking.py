@@ -1,0 +1,99 @@
+"""How long the event loop of the service stands still: the service and a clock in one loop."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from app.server import configure, make_app
+from app.settings import load
+
+from .client import connected
+
+_TICK_S: Final = 0.001
+_IDLE_S: Final = 0.2
+
+
+class _Clock:
+    """Wakes up every millisecond, and remembers when it was longest that it did not."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+
+    async def run(self) -> None:
+        last = perf_counter()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = perf_counter()
+            self._longest_s, last = max(self._longest_s, now - last), now
+
+    def take(self) -> float:
+        """Give the longest time since this was asked before."""
+        longest_s, self._longest_s = self._longest_s, 0.0
+        return longest_s
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+
+async def measure(config: Path, paths: Sequence[str]) -> list[float]:
+    """Ask for *paths* one after the other; tell the longest standstill of each, and of none."""
+    clock = _Clock()
+    async with _serving(config) as port, connected(port, 1) as (connection,):
+        ticking = asyncio.create_task(clock.run())
+        await asyncio.sleep(_IDLE_S)
+        longest_s = [clock.take()]
+        for path in paths:
+            connection.send(path, {})
+            answer = await connection.receive()
+            if answer.status != 200:
+                raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
+            await asyncio.sleep(5 * _TICK_S)
+            longest_s.append(clock.take())
+        ticking.cancel()
+    return [*longest_s[1:], longest_s[0]]
+
+
+@asynccontextmanager
+async def _serving(config: Path) -> AsyncGenerator[int]:
+    """Run the service in this loop, and give its port."""
+    settings = load(config, {})
+    server = _Server(configure(partial(make_app, settings), settings.server, factory=True))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.is_up.wait()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def main(config: Path, rounds: int, paths: Sequence[str]) -> None:
+    """Print what each round gives, with a service that knows nothing yet."""
+    measured = []
+    for _ in range(rounds):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            measured.append(runner.run(measure(config, paths)))
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

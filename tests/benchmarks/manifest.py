@@ -1,0 +1,182 @@
+"""Part g: a manifest of 1,000,000 references, beside the real library, and in memory."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from app.formats.icechunk.ids import decode_id
+from app.formats.icechunk.index import Manifest, ManifestDecoder
+
+from .client import connected
+from .data import REPOSITORY, chunk_key
+from .figures import Figure, Goal
+from .machine import resident_bytes
+from .repositories import ARRAY, COUNT, GRID, PLACE, write_native, write_virtual
+from .servers import BUCKET, Server, requests_served, shardgate
+
+_ROUNDS: Final = 5
+_LOOKUPS: Final = 1024
+_LIMIT_NBYTES: Final = 1 << 30
+_DATASET: Final = "repository"
+_KEY: Final = f"{ARRAY}/{chunk_key(PLACE)}"
+_READS: Final = 4
+"""Of `repo`, snapshot, manifest and chunk."""
+
+_LOCAL: Final = """
+[datasets.repository]
+url = "{root}/repository"
+format = "icechunk"
+virtual_chunk_prefixes = ["file://{root}/files/"]
+"""
+_REMOTE: Final = """
+[datasets.repository]
+url = "s3://{bucket}/em.zarr/{repository}"
+store = "nginx"
+format = "icechunk"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A repository in *root* whose references are all of one kind, and the chunk at `PLACE`."""
+
+    name: str
+    root: Path
+    chunk: bytes
+    held: Goal
+    """Bytes a reference."""
+
+    @property
+    def more(self) -> str:
+        """What the service is told of it."""
+        return _LOCAL.format(root=self.root)
+
+
+def measure(home: Path, store: Server) -> Iterator[Figure]:
+    """Compare first reads, watch the event loop, look references up, and count reads."""
+    home.mkdir()
+    for name, write, bound in ("native", write_native, 75), ("virtual", write_virtual, 100):
+        root = home / name
+        kind = _Kind(name, root, write(root), Goal("at most", bound))
+        yield from _compare(kind, home, store)
+        yield from _watch(kind, home)
+        yield from _look_up(kind)
+    yield _count_reads(home / "reads", store)
+
+
+def _compare(kind: _Kind, home: Path, store: Server) -> Iterator[Figure]:
+    """Time the first read of a chunk in fresh processes, of ours over HTTP.
+
+    Both have imported all they need, and know nothing of the repository: the library opens it and
+    a session in that time. Sockets are connected before.
+    """
+    ours, theirs, growth = [], [], []
+    for number in range(_ROUNDS):
+        with shardgate(home / f"{kind.name}-{number}", store, more=kind.more) as server:
+            before = resident_bytes(server.pid)
+            ours.append(asyncio.run(_time(server, kind)) * 1e3)
+            growth.append((resident_bytes(server.pid) - before) / COUNT)
+        theirs.append(_time_library(kind) * 1e3)
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+    yield Figure.over("g", f"first chunk, 1,000,000 {kind.name} references", "ms", ours)
+    yield Figure.over("g", "  the library, in its process", "ms", theirs)
+    yield Figure.over("g", "  ratio to it", "×", ratios, Goal("at most", 2))  # noqa: RUF001
+    yield Figure.over("g", "  resident memory a reference", "bytes", growth, kind.held)
+
+
+async def _time(server: Server, kind: _Kind) -> float:
+    async with connected(server.port, 1) as (connection,):
+        began = perf_counter()
+        connection.send(f"/{_DATASET}/{_KEY}", {})
+        answer = await connection.receive()
+        seconds = perf_counter() - began
+    if answer.status != 200 or answer.body != kind.chunk:
+        raise RuntimeError(f"{kind.name}: {answer.status}: {answer.body[:300]!r}")
+    return seconds
+
+
+def _time_library(kind: _Kind) -> float:
+    found = _run("first_read", kind.root, _KEY)
+    if found["body"] != kind.chunk.hex():
+        raise RuntimeError(f"{kind.name}: the library reads another chunk")
+    return float(found["seconds"])
+
+
+def _watch(kind: _Kind, home: Path) -> Iterator[Figure]:
+    """Tell how long the event loop stands still at most, in the best round.
+
+    What the code does it does in every round; what else the machine does only adds to some.
+    """
+    config = home / f"{kind.name}-0" / "config.toml"
+    paths = [f"/{_DATASET}/{key}" for key in (f"{ARRAY}/zarr.json", _KEY)]
+    rounds = _run("blocking", config, _ROUNDS, *paths)
+    opening, decoding, idle = ([s * 1e3 for s in each] for each in zip(*rounds, strict=True))
+    goal = Goal("at most", 20)
+    yield _least("  event loop at a standstill, decoding", decoding, goal)
+    yield _least("  the same, opening the ref", opening, goal)
+    yield _least("  the same, idle", idle)
+
+
+def _least(
+    what: str, values: Sequence[float], goal: Goal | None = None, unit: str = "ms"
+) -> Figure:
+    return Figure("g", what, unit, min(values), min(values), max(values), goal=goal)
+
+
+def _look_up(kind: _Kind) -> Iterator[Figure]:
+    manifest = _decode(kind)
+    (node_id,) = manifest.node_ids
+    rng = random.Random(0)
+    places = [tuple(map(rng.randrange, GRID)) for _ in range(_LOOKUPS)]
+    times = []
+    for _ in range(_ROUNDS):
+        began = perf_counter()
+        for place in places:
+            manifest.lookup(node_id, place)
+        times.append((perf_counter() - began) / _LOOKUPS * 1e6)
+    yield _least("  look-up", times, Goal("at most", 5), "µs")
+    yield Figure.over("g", "  held a reference", "bytes", [manifest.nbytes / COUNT], kind.held)
+
+
+def _decode(kind: _Kind) -> Manifest:
+    (file,) = (kind.root / "repository/manifests").iterdir()
+    object_id = decode_id(file.name)
+    if object_id is None:
+        raise RuntimeError(f"{file.name} is no id")
+    return ManifestDecoder(object_id, _LIMIT_NBYTES)(file.read_bytes())
+
+
+def _count_reads(home: Path, store: Server) -> Figure:
+    """Count what the first chunk of a ref takes from the store."""
+    more = _REMOTE.format(bucket=BUCKET, repository=REPOSITORY)
+    with shardgate(home, store, more=more) as server:
+        reads = asyncio.run(_reads(server, store))
+    return Figure.over("g", "first chunk of a ref", "reads", [reads], Goal("at most", _READS))
+
+
+async def _reads(server: Server, store: Server) -> int:
+    path = f"/{_DATASET}/plain/{chunk_key((0, 0, 0))}"
+    async with connected(store.port, 1) as (counter,), connected(server.port, 1) as (connection,):
+        before = await requests_served(counter)
+        connection.send(path, {})
+        answer = await connection.receive()
+        reads = await requests_served(counter) - before - 1
+    if answer.status != 200:
+        raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
+    return reads
+
+
+def _run(module: str, *arguments: str | int | Path) -> Any:
+    """Run a module of this package in a process of its own, and read what it prints."""
+    command = [sys.executable, "-m", f"tests.benchmarks.{module}", *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise RuntimeError(f"{module}: {answer.stderr[-2000:]}")
+    return json.loads(answer.stdout)

@@ -1,0 +1,148 @@
+"""The repositories of the real library, and the service in front of them."""
+
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import icechunk
+import obstore.store
+import pytest
+
+from app.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
+from tests.clients.icechunk.repositories import (
+    SHARDED,
+    VERSIONS,
+    write_dataset,
+    write_eventful,
+    write_expired,
+    write_placed,
+    write_split,
+)
+from tests.clients.icechunk.virtual import (
+    DATA,
+    Elsewhere,
+    in_bucket,
+    in_folder,
+    in_web,
+    write_sources,
+    write_virtual,
+)
+from tests.clients.stores import from_folder, from_seaweedfs
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+from tests.storage.faulty import FaultyServer, etag
+
+KINDS = ("eventful", "placed", "split", "expired")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _silent() -> None:
+    """Keep the library from warning that folders know no concurrent commits."""
+    icechunk.set_logs_filter("error")
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write every repository once: a bucket of many, ``eventful/v2`` and so on."""
+    root, cases = (tmp_path_factory.mktemp(name) for name in ("repositories", "cases"))
+    for version in VERSIONS:
+        write_eventful(root / "eventful" / version, version, cases)
+        write_placed(root / "placed" / version, version, cases, SHARDED)
+        write_split(root / "split" / version, version)
+        write_expired(root / "expired" / version, version)
+    write_dataset(root / "dataset")
+    return root
+
+
+@pytest.fixture(scope="session")
+def local(written: Path) -> Generator[str]:
+    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+    with from_folder(written) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def remote(written: Path, seaweedfs: SeaweedFS) -> Generator[str]:
+    """Serve the same from SeaweedFS, where it was uploaded once."""
+    with from_seaweedfs(written, seaweedfs, "icechunk") as url:
+        yield url
+
+
+@pytest.fixture(scope="session", params=["local", "remote"])
+def service(request: pytest.FixtureRequest) -> str:
+    """Give the URL of the service, once in front of each store."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture(scope="session")
+def places(
+    tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS
+) -> Generator[Mapping[str, Elsewhere]]:
+    """Put the same objects into a folder, SeaweedFS and a plain HTTP server."""
+    folder = tmp_path_factory.mktemp("sources")
+    write_sources(folder)
+    seaweedfs.upload_folder(folder, "sources")
+    told = seaweedfs.client.head_object(Bucket=seaweedfs.bucket, Key="sources/data.bin")
+    local = obstore.store.LocalStore(folder).head("data.bin")["e_tag"]
+    with FaultyServer().running() as web:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                web.put("sources", file.relative_to(folder).as_posix(), file.read_bytes())
+        url = f"{web.url}/sources"
+        yield {
+            "file": in_folder(folder, bare(local)),
+            "s3": in_bucket(seaweedfs, "sources", bare(told["ETag"])),
+            "http": in_web(url, bare(etag(DATA))),
+        }
+
+
+def bare(quoted: str | None) -> str:
+    """Take the quotes off an ETag."""
+    assert quoted is not None
+    return quoted.strip('"')
+
+
+@pytest.fixture(scope="session")
+def virtual(
+    tmp_path_factory: pytest.TempPathFactory, places: Mapping[str, Elsewhere]
+) -> dict[str, Path]:
+    """Write a repository of references in each version."""
+    root, cases = (tmp_path_factory.mktemp(name) for name in ("virtual", "cases"))
+    for version in VERSIONS:
+        write_virtual(root / version, version, places, cases)
+    return {version: root / version for version in VERSIONS}
+
+
+@pytest.fixture(scope="session", params=["local", "remote"])
+def following(
+    request: pytest.FixtureRequest,
+    places: Mapping[str, Elsewhere],
+    virtual: dict[str, Path],
+    seaweedfs: SeaweedFS,
+) -> Generator[str]:
+    """Serve them as a dataset for each version, with all references allowed."""
+    prefixes = tuple(
+        VirtualPrefix(url=place.prefix, store="lab" if scheme == "s3" else None)
+        for scheme, place in places.items()
+    )
+    datasets = {}
+    for version, folder in virtual.items():
+        url, store = str(folder), None
+        if request.param == "remote":
+            seaweedfs.upload_folder(folder, f"virtual/{version}")
+            url, store = f"s3://{seaweedfs.bucket}/virtual/{version}", "lab"
+        datasets[version] = DatasetSettings(
+            url=url, store=store, format="icechunk", virtual_chunk_prefixes=prefixes
+        )
+    with serving(Settings(stores={"lab": lab(seaweedfs)}, datasets=datasets)) as url:
+        yield url
+
+
+def lab(seaweedfs: SeaweedFS) -> StoreSettings:
+    """Configure SeaweedFS."""
+    return StoreSettings(
+        endpoint_url=seaweedfs.endpoint_url,
+        region=seaweedfs.region,
+        access_key_id=seaweedfs.access_key_id,
+        secret_access_key=seaweedfs.secret_access_key,
+    )

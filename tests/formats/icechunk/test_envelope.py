@@ -1,0 +1,190 @@
+"""The frame of every metadata file."""
+
+import random
+import struct
+import tracemalloc
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.envelope import FileType, open_envelope
+from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, envelope, header
+
+_LIMIT = 2**20
+_PAYLOAD = bytes(range(256)) * 3000
+"""Several blocks."""
+
+
+def _frame(payload: bytes, *, told: bool = True, checksum: bool = False) -> bytes:
+    compressor = zstandard.ZstdCompressor(write_content_size=told, write_checksum=checksum)
+    return compressor.compress(payload)
+
+
+def _streamed(payload: bytes) -> bytes:
+    compressor = zstandard.ZstdCompressor().compressobj()
+    return compressor.compress(payload) + compressor.flush()
+
+
+def _skippable(data: bytes, kind: int = 0) -> bytes:
+    return struct.pack("<II", 0x184D2A50 + kind, len(data)) + data
+
+
+def _empty_frame(told: int, blocks: int = 1) -> bytes:
+    """Give a frame of one segment that tells a size of 8 bytes, and has nothing in its blocks."""
+    start = struct.pack("<IBQ", 0xFD2FB528, 0xE0, told)
+    return start + b"\0\0\0" * (blocks - 1) + b"\1\0\0"
+
+
+def _open(body: bytes, limit_nbytes: int = _LIMIT) -> bytes:
+    return open_envelope(header(SNAPSHOT) + body, FileType.SNAPSHOT, limit_nbytes).payload
+
+
+@given(st.binary(max_size=300), st.sampled_from([1, 2]), st.sampled_from([0, 1]))
+def test_a_file_gives_its_payload(payload: bytes, version: int, compression: int) -> None:
+    """Of either version, and uncompressed too, which the library does not read."""
+    data = envelope(payload, MANIFEST, version=version, compression=compression)
+
+    assert open_envelope(data, FileType.MANIFEST, 300) == (version, payload)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _frame(_PAYLOAD),
+        _frame(_PAYLOAD, told=False),
+        _frame(_PAYLOAD, checksum=True),
+        _streamed(_PAYLOAD),
+        _frame(_PAYLOAD[:500]) + _streamed(_PAYLOAD[500:]),
+        _skippable(b"x") + _frame(_PAYLOAD) + _skippable(b"", 15),
+        _frame(b"") + _frame(b"", told=False) + _frame(_PAYLOAD, checksum=True) + _frame(b""),
+    ],
+    ids=["sized", "unsized", "checksum", "streamed", "two", "skippable", "empty"],
+)
+def test_zstd_comes_in_many_frames(body: bytes) -> None:
+    """With the size told or not, with a checksum or not; others between are skipped."""
+    assert _open(body) == _PAYLOAD
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_truncated_file_is_damaged(*, told: bool, checksum: bool) -> None:
+    """Wherever it ends."""
+    data = header(SNAPSHOT) + _frame(b"payload" * 9, told=told, checksum=checksum)
+
+    for stop in (*range(39), *range(40, len(data))):
+        with pytest.raises(DecodeError):
+            open_envelope(data[:stop], FileType.SNAPSHOT, _LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", "no file of Icechunk"),
+        (b"\0" + header(SNAPSHOT)[1:], "no file of Icechunk"),
+        (header(SNAPSHOT, version=0), "version 0"),
+        (header(SNAPSHOT, version=3), "version 3"),
+        (header(MANIFEST), "type 2, which is no snapshot"),
+        (header(REPO_INFO), "type 6"),
+        (header(SNAPSHOT, compression=2), "algorithm 2"),
+    ],
+)
+def test_the_header_has_to_be_right(data: bytes, fault: str) -> None:
+    """A file of another kind, or of a later version, is not read as if it were ours."""
+    with pytest.raises(DecodeError, match=fault):
+        open_envelope(data, FileType.SNAPSHOT, _LIMIT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _frame(_PAYLOAD, checksum=True)[:-1] + b"!",
+        _frame(_PAYLOAD) + b"\0",
+        _frame(_PAYLOAD) + b"garbage",
+        _frame(_PAYLOAD)[:-9] + b"\xff" * 9,
+        b"(\xb5/\xfd" + b"\xff" * 40,
+        _skippable(b"abc")[:-1],
+        zstandard.ZstdCompressor(
+            dict_data=zstandard.ZstdCompressionDict(
+                zstandard.train_dictionary(
+                    1024, [b"s3://bucket/file-%d.nc" % n for n in range(999)]
+                ).as_bytes()
+            )
+        ).compress(b"s3://bucket/file-7.nc"),
+        struct.pack("<IBB", 0xFD2FB528, 0, 0xFF) + b"\1\0\0",
+    ],
+    ids=["checksum", "tail", "no frame", "block", "kind", "skip", "dictionary", "window"],
+)
+def test_damaged_zstd_is_told(body: bytes) -> None:
+    """A wrong checksum, leftovers, a block of no kind, a dictionary nobody has, a vast window."""
+    with pytest.raises(DecodeError, match="damaged zstd"):
+        _open(body)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_payload_may_have_just_the_limit(*, told: bool) -> None:
+    """And no byte more, in one frame or in many."""
+    half = _frame(_PAYLOAD[:9], told=told)
+    body = half + _frame(_PAYLOAD[9:], told=told)
+
+    assert _open(body, len(_PAYLOAD)) == _PAYLOAD
+    for refused in (body, _frame(_PAYLOAD, told=told)):
+        with pytest.raises(DecodeError, match="more than"):
+            _open(refused, len(_PAYLOAD) - 1)
+
+
+def test_what_does_not_shrink_may_have_the_limit_too() -> None:
+    """The file is then larger than its payload."""
+    payload = random.Random(1).randbytes(5000)
+
+    assert _open(_frame(payload), 5000) == payload
+
+
+def test_an_uncompressed_payload_has_a_limit_too() -> None:
+    """Though whoever read it has held it already."""
+    data = envelope(b"12345", SNAPSHOT, compression=0)
+
+    with pytest.raises(DecodeError, match="more than 4 bytes"):
+        open_envelope(data, FileType.SNAPSHOT, 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (_frame(bytes(2**26)), "more than"),
+        (_frame(bytes(2**26), told=False), "more than"),
+        (_frame(bytes(2**19)) * 200, "more than"),
+        (_empty_frame(told=2**62), "cannot hold"),
+        (_empty_frame(told=2**20), "cannot hold"),
+        (_empty_frame(told=0, blocks=10**5), "more blocks"),
+        (_empty_frame(told=0) * 10**5, "more frames"),
+        (_skippable(b"") * 10**5, "more frames"),
+    ],
+    ids=["sized", "unsized", "frames", "vast", "untrue", "blocks", "empty frames", "skipped"],
+)
+def test_a_bomb_does_not_go_off(body: bytes, fault: str) -> None:
+    """No more memory is taken than the limit, whatever a few bytes promise."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=fault):
+            _open(body)
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_nbytes < 3 * _LIMIT
+
+
+@given(st.data())
+def test_any_damage_is_an_error_or_no_matter(data: st.DataObject) -> None:
+    """Flipped bits give a payload or a `DecodeError`."""
+    file = bytearray(envelope(_PAYLOAD[:1000], SNAPSHOT))
+    for _ in range(data.draw(st.integers(1, 4))):
+        file[data.draw(st.integers(0, len(file) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        payload = open_envelope(bytes(file), FileType.SNAPSHOT, _LIMIT).payload
+    except DecodeError:
+        return
+    assert len(payload) <= _LIMIT

@@ -1,0 +1,595 @@
+"""Repositories as nobody should write them, read by virtual key: right bytes, or what is wrong."""
+
+import json
+import re
+import time
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import DamagedError, NotAllowedError, OfflineError
+from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.virtual import Allowed, parse_prefix
+from app.model import ObjectRef
+from app.storage.local import LocalStore
+from app.storage.memory import MemoryStore
+from tests.formats.icechunk import building_repo
+from tests.formats.icechunk.building import (
+    MANIFEST,
+    SNAPSHOT,
+    Number,
+    Numbers,
+    Ref,
+    Struct,
+    Structs,
+    Table,
+    envelope,
+    manifest,
+    node_table,
+    payload,
+)
+from tests.formats.icechunk.building_repo import NOON, U8, U64
+from tests.formats.icechunk.case import PLAIN, SHARDED
+from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
+from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, encode_shard
+from tests.resolving import ROOT, Reading, reading
+
+ARCHIVE = ObjectRef("memory://archive", "era5")
+ALLOWED = (Allowed(parse_prefix("s3://archive/era5/"), ARCHIVE),)
+GOOD = b"the good chunk"
+SCALAR = array_metadata([], [], [LITTLE])
+LINE = array_metadata([8], [2], [LITTLE])
+
+
+def _open(objects: Mapping[str, bytes], *, limit_nbytes: int = 2**20) -> Reading:
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.put(ROOT.join(key), data)
+    store.put(ARCHIVE.join("a.nc"), b"0123456789")
+    store.put(ObjectRef("memory://archive", "secret"), b"secret")
+    store.put(ObjectRef("memory://bucket", "secret"), b"secret")
+    return reading(store, formats=(Icechunk(limit_nbytes, 2**20, ALLOWED),))
+
+
+def _open_local(objects: Mapping[str, bytes], folder: Path) -> Reading:
+    for key, data in objects.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    root = ObjectRef(folder.as_uri(), "")
+    return reading(LocalStore(), root=root, formats=(Icechunk(2**20, 2**20),))
+
+
+async def _check_rest(data: Reading) -> None:
+    """Read what is not damaged."""
+    assert await data.read("good/c/0") == GOOD
+    assert await data.read("good/c/1") is None
+    assert json.loads(await data.read("good/zarr.json") or b"") == LINE
+
+
+async def _why(data: Reading, key: str) -> str:
+    """Tell why *key* is damaged, though the rest is not."""
+    with pytest.raises(DamagedError) as caught:
+        await data.read(key)
+    await _check_rest(data)
+    return str(caught.value)
+
+
+def _builder() -> Builder:
+    builder = Builder()
+    builder.group("/")
+    builder.array("/good", LINE, [4], [builder.native([0], GOOD)])
+    return builder
+
+
+def _with(*refs: Ref | Table, **more: Any) -> Reading:
+    """Open a repository with the references *refs* of an array of 4 chunks."""
+    builder = _builder()
+    tables = [ref.table if isinstance(ref, Ref) else ref for ref in refs]
+    builder.array("/bad", LINE, [4], tables, **more)
+    return _open(builder.build())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inline": b"x", "chunk_id": bytes(12)},
+        {"inline": b"x", "location": "s3://archive/era5/a.nc"},
+        {"chunk_id": bytes(12), "location": "s3://archive/era5/a.nc"},
+        {"inline": b"x", "compressed_location": b"s3://archive/era5/a.nc"},
+        {"chunk_id": bytes(12), "inline": b"", "location": ""},
+        {},
+        {"offset": 1, "length": 1},
+        {"checksum_etag": "x", "checksum_last_modified": 1},
+    ],
+)
+async def test_a_reference_of_no_one_kind_is_damaged(fields: dict[str, Any]) -> None:
+    """Several payloads are as bad as none: the manifest and the node are named."""
+    why = await _why(_with(Ref(index=[0], **fields)), "bad/c/0")
+
+    assert re.search(r"manifests/[0-9A-Z]{20}: chunk \[0\] of node [0-9A-Z]{13}: ", why)
+    assert spell(node_id("/bad")) in why
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(2**64 - 1, 2), (2**63, 1), (2**64 - 1, 2**64 - 1), (2, 2**64 - 1), (2**63 - 1, 1)],
+)
+async def test_a_reference_past_all_numbers_is_damaged(offset: int, length: int) -> None:
+    """Sums do not wrap around."""
+    data = _with(Ref(index=[0], chunk_id=bytes(12), offset=offset, length=length))
+
+    assert "2^63" in await _why(data, "bad/c/0")
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [
+        (0, 15),
+        (14, 1),
+        (15, 1),
+        (5, 2**32),
+        (2**63 - 2, 1),
+        (0, 2**63 - 1),
+        (1, 2**62),
+    ],
+)
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_a_reference_past_the_end_of_its_file_is_damaged(
+    offset: int,
+    length: int,
+    is_local: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    """The library would serve what is left of it."""
+    builder = _builder()
+    ref = Ref(index=[0], chunk_id=builder.chunk(GOOD), offset=offset, length=length)
+    builder.array("/bad", LINE, [4], [ref])
+    objects = builder.build()
+    data = _open_local(objects, tmp_path) if is_local else _open(objects)
+
+    assert f"chunks/{spell(digest(GOOD))}" in await _why(data, "bad/c/0")
+
+
+async def test_a_reference_may_be_empty() -> None:
+    """No bytes are there, which is not absence."""
+    builder = _builder()
+    ref = Ref(index=[1], chunk_id=builder.chunk(GOOD), offset=3, length=0)
+    builder.array("/a", LINE, [4], [Ref(index=[0], inline=b""), ref])
+    data = _open(builder.build())
+
+    assert (await data.read("a/c/0"), await data.read("a/c/1")) == (b"", b"")
+
+
+async def test_a_reference_to_a_file_that_is_gone_is_damaged() -> None:
+    """Garbage collection may have taken too much: that is no fill value."""
+    why = await _why(_with(Ref(index=[0], chunk_id=b"no such file", length=1)), "bad/c/0")
+
+    assert f"chunks/{spell(b'no such file')}" in why
+
+
+async def test_references_of_other_dimensions_are_of_no_chunk() -> None:
+    """The library writes them when it is asked to, and never finds them."""
+    data = _with(*(Ref(index=index, inline=b"x") for index in ([], [0, 0], [0, 1], [1])))
+
+    assert await data.read("bad/c/0") is None
+    assert await data.read("bad/c/1") == b"x"
+    await _check_rest(data)
+
+
+async def test_a_reference_off_the_grid_is_of_no_chunk() -> None:
+    """As if it was not there."""
+    data = _with(*(Ref(index=[at], inline=b"x") for at in (3, 4, 2**32 - 1)))
+
+    assert await data.read("bad/c/3") == b"x"
+    assert await data.read("bad/c/4") is None
+    assert await data.read(f"bad/c/{2**32 - 1}") is None
+
+
+async def test_the_first_of_two_references_counts() -> None:
+    """Both of one manifest, and of two whose extents overlap."""
+    builder = _builder()
+    here = [Ref(index=[0], inline=b"1"), Ref(index=[0], inline=b"2")]
+    there = [Ref(index=[0], inline=b"3"), Ref(index=[1], inline=b"4")]
+    ids = [builder.manifest([(node_id("/a"), refs)]) for refs in (here, there)]
+    boxes = [((0, 2),), ((0, 4),)]
+    builder.array("/a", LINE, [4], manifests=list(zip(ids, boxes, strict=True)))
+    data = _open(builder.build())
+
+    assert [await data.read(f"a/c/{at}") for at in range(4)] == [b"1", b"4", None, None]
+
+
+async def test_a_chunk_outside_of_its_extents_is_not_looked_for() -> None:
+    """The manifest is not read, and may be missing."""
+    data = _with(manifests=[(b"no such file", [(1, 2)])])
+
+    assert await data.read("bad/c/0") is None
+    assert f"manifests/{spell(b'no such file')}" in await _why(data, "bad/c/1")
+
+
+@pytest.mark.parametrize("extents", [[], [(0, 4), (0, 4)], [(4, 0)], [(2**32 - 1, 2**32 - 1)]])
+async def test_extents_that_cover_nothing_hide_a_manifest(extents: list[tuple[int, int]]) -> None:
+    """Of other dimensions, or from the end to the beginning."""
+    builder = _builder()
+    manifest_id = builder.manifest([(node_id("/a"), [Ref(index=[0], inline=b"x")])])
+    builder.array("/a", LINE, [4], manifests=[(manifest_id, extents)])
+    data = _open(builder.build())
+
+    assert await data.read("a/c/0") is None
+    await _check_rest(data)
+
+
+async def test_a_manifest_of_another_id_is_damaged() -> None:
+    """It is not the one that the snapshot refers to."""
+    builder = _builder()
+    refs = [(node_id("/bad"), [Ref(index=[0], inline=b"x")])]
+    name = f"manifests/{spell(b'the manifest')}"
+    builder.objects[name] = envelope(manifest(b"another one!", refs), MANIFEST)
+    builder.array("/bad", LINE, [4], manifests=[(b"the manifest", [(0, 4)])])
+
+    why = await _why(_open(builder.build()), "bad/c/0")
+    assert name in why
+    assert spell(b"another one!") in why
+
+
+async def test_a_manifest_that_the_snapshot_does_not_list_is_read() -> None:
+    """Only what it says of sizes is missing."""
+    builder = _builder()
+    builder.array("/a", LINE, [4], [Ref(index=[0], inline=b"x")])
+    builder.manifests.clear()
+
+    assert await _open(builder.build()).read("a/c/0") == b"x"
+
+
+async def test_a_snapshot_in_place_of_a_manifest_is_damaged() -> None:
+    """Every file tells of what kind it is."""
+    builder = _builder()
+    builder.array("/bad", LINE, [4], [Ref(index=[0], inline=b"x")])
+    snapshot_id = builder.snapshot()
+    manifest_id = builder.manifests[-1][0]
+    name = f"manifests/{spell(manifest_id)}"
+    builder.objects[name] = builder.objects[f"snapshots/{spell(snapshot_id)}"]
+
+    assert "is no manifest" in await _why(_open(builder.build()), "bad/c/0")
+
+
+async def test_a_manifest_that_is_a_bomb_is_refused() -> None:
+    """It is never inflated beyond the limit."""
+    builder = _builder()
+    name = f"manifests/{spell(b'the manifest')}"
+    builder.objects[name] = envelope(bytes(2**26), MANIFEST)
+    builder.array("/bad", LINE, [4], manifests=[(b"the manifest", [(0, 4)])])
+    data = _open(builder.build(), limit_nbytes=2**16)
+    tracemalloc.start()
+    try:
+        assert "more than 65536" in await _why(data, "bad/c/0")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("file", ["repo", "snapshots"])
+async def test_other_files_that_are_bombs_are_refused(file: str) -> None:
+    """The error names the file."""
+    builder = _builder()
+    objects = builder.build()
+    (name,) = [name for name in objects if name.startswith(file)]
+    kind = building_repo.REPO if file == "repo" else SNAPSHOT
+    objects[name] = envelope(bytes(2**26), kind)
+    with pytest.raises(DamagedError, match=f"{name}: .*more than 65536"):
+        await _open(objects, limit_nbytes=2**16).read("good/c/0")
+
+
+async def test_a_file_that_is_too_large_as_it_is_stored_is_refused() -> None:
+    """No more than the limit is read of it."""
+    builder = _builder()
+    objects = builder.build()
+    (name,) = [name for name in objects if name.startswith("snapshots")]
+    objects[name] = envelope(bytes(2**20), SNAPSHOT, compression=0)
+    with pytest.raises(DamagedError, match=name):
+        await _open(objects, limit_nbytes=2**16).read("good/c/0")
+
+
+async def test_nodes_of_one_path_are_one() -> None:
+    """The first of them is served."""
+    builder = _builder()
+    builder.array("/good", LINE, [4], [Ref(index=[0], inline=b"of the second")])
+
+    await _check_rest(_open(builder.build()))
+
+
+async def test_a_node_in_no_group_is_read() -> None:
+    """By its path, like any other."""
+    builder = _builder()
+    builder.array("/lone/node", LINE, [4], [Ref(index=[0], inline=b"x")])
+    builder.array("/good/inside", LINE, [4], [Ref(index=[0], inline=b"y")])
+    data = _open(builder.build())
+
+    assert await data.read("lone/node/c/0") == b"x"
+    assert await data.read("good/inside/c/0") == b"y"
+    assert await data.read("lone/zarr.json") is None
+    await _check_rest(data)
+
+
+@pytest.mark.parametrize("path", ["/../secret", "/good/../../secret", "/./x", "//x", "x", ""])
+async def test_a_path_that_climbs_is_at_no_key(path: str) -> None:
+    """The node is not served, and nothing is read for it."""
+    builder = _builder()
+    builder.array(path, LINE, [4], [Ref(index=[0], inline=b"x")])
+    data = _open(builder.build())
+
+    for key in (f"{path}/c/0", f"{path.strip('/')}/c/0", "secret", "../secret"):
+        assert await data.read(key) is None
+    await _check_rest(data)
+
+
+@pytest.mark.parametrize("document", [b"{", b"\xff", {**LINE, "shape": [8, 8]}, PLAIN])
+async def test_a_damaged_node_is_no_absent_node(document: Any) -> None:
+    """Its document and its chunks are damaged, and the snapshot and the node are named."""
+    builder = _builder()
+    builder.array("/bad", document, [4], [Ref(index=[0], inline=b"x")])
+    data = _open(builder.build())
+
+    for key in ("bad/zarr.json", "bad/c/0", "bad/c/9"):
+        assert re.search(r"snapshots/[0-9A-Z]{20}: /bad: ", await _why(data, key))
+
+
+@pytest.mark.parametrize("tag", [0, 3, 200])
+async def test_an_unknown_kind_of_node_is_damaged(tag: int) -> None:
+    """Snapshot and document have to agree on what is an array."""
+    builder = _builder()
+    snapshot_id = builder.snapshot()
+    data = _retagged(builder, tag)
+    builder.objects[f"snapshots/{spell(snapshot_id)}"] = data
+    objects = {**builder.objects, "repo": repo(snapshot_id)}
+    with pytest.raises(DamagedError, match="/good: "):
+        await _open(objects).read("good/c/0")
+
+
+def _retagged(builder: Builder, tag: int) -> bytes:
+    """Write the snapshot of *builder* with another tag in the union of its arrays."""
+    tables = [node_table(node) for node in builder.nodes]
+    for table in tables:
+        if table[4]:
+            table[3] = Number("B", tag)
+    root: Table = {
+        0: Struct(digest(builder.nodes)),
+        2: tables,
+        6: Structs(32, [], 8),
+    }
+    return envelope(payload(root), SNAPSHOT)
+
+
+@pytest.mark.parametrize("parent", [0, 1, 7, -2, 2**31 - 1, -(2**31), None])
+async def test_no_parent_is_needed_to_read(parent: int | None) -> None:
+    """One that is in a circle or nowhere is a matter of the history."""
+    builder = _builder()
+    snapshot_id = builder.snapshot()
+    snapshots = [building_repo.snapshot(snapshot_id, parent)]
+
+    await _check_rest(_open(builder.build(snapshots=snapshots)))
+
+
+@pytest.mark.parametrize("kind", [0, 17, 255])
+async def test_an_unknown_operation_is_none_of_ours(kind: int) -> None:
+    """What was done is a matter of the operations log."""
+    updates = [building_repo.update(kind, {})]
+
+    await _check_rest(_open(_builder().build(updates=updates)))
+
+
+async def test_a_repository_that_is_offline_is_not_served() -> None:
+    """Whatever is asked for, by whichever ref."""
+    builder = _builder()
+    status = {0: U8(2), 1: U64(NOON), 2: "under repair"}
+    data = _open(builder.build(status=status))
+    for key in ("good/c/0", "@tag.v1/good/c/0", f"@{spell(builder.snapshot())}/zarr.json", "x"):
+        with pytest.raises(OfflineError, match="under repair"):
+            await data.read(key)
+
+
+async def test_a_ref_at_a_snapshot_that_is_gone_is_damaged() -> None:
+    """The snapshot and the ref are named; an id that nobody told of names nothing."""
+    objects = _builder().build()
+    gone = spell(b"gone for now")
+    snapshots = [building_repo.snapshot(b"gone for now"), building_repo.snapshot(b"not at all..")]
+    objects["repo"] = repo(b"", snapshots=snapshots)
+    data = _open(objects)
+    with pytest.raises(DamagedError, match=f"snapshots/{gone}: .*@branch.main"):
+        await data.read("good/c/0")
+    assert await data.read(f"@{gone}/good/c/0") is None
+
+
+async def test_a_ref_at_no_snapshot_is_damaged() -> None:
+    """Every other ref is not."""
+    tags = [building_repo.ref("v1", 0), building_repo.ref("v2", 9)]
+    data = _open(_builder().build(tags=tags))
+
+    assert "'v2'" in await _why(data, "@tag.v2/good/c/0")
+    assert await data.read("@tag.v1/good/c/0") == GOOD
+
+
+def _shard(**more: Any) -> bytes:
+    return encode_shard([b"one", None, b"three", None], **more)
+
+
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [
+        (b"", "too few"),
+        (b"x" * 67, "too few"),
+        (_shard()[:-1], "checksum"),
+        (_shard()[:-1] + b"x", "checksum"),
+    ],
+)
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_damaged_shard_is_damaged(shard: bytes, reason: str, inline: bool) -> None:  # noqa: FBT001
+    """In a chunk file that is named, or in the manifest."""
+    builder = _builder()
+    ref = Ref(index=[0, 0], inline=shard) if inline else builder.native([0, 0], shard, b"before")
+    builder.array("/bad", SHARDED, [2, 2], [ref])
+    why = await _why(_open(builder.build()), "bad/c/1/0")
+
+    assert re.search(reason, why)
+    assert ("/manifests/" if inline else "/chunks/") in why
+
+
+@pytest.mark.parametrize("index", [[], [0]])
+async def test_a_scalar_is_one_chunk(index: Sequence[int]) -> None:
+    """To which old writers gave a dimension."""
+    builder = _builder()
+    refs = [(node_id("/s"), [Ref(index=index, inline=b"x")])]
+    extents = [(0, 1) for _ in index]
+    builder.array("/s", SCALAR, [], manifests=[(builder.manifest(refs), extents)], shape=[])
+
+    assert await _open(builder.build()).read("s/c") == b"x"
+
+
+async def test_many_nodes_of_one_long_document_are_refused_soon() -> None:
+    """A small file cannot keep the service busy."""
+    text = json.dumps({**LINE, "attributes": {"x": "y" * 100_000}}).encode()
+    shared = Numbers("B", text)
+    table: Table = {0: Struct(b"thearray"), 2: shared, 3: Number("B", 1)}
+    tables: list[Table | str] = [{**table, 1: f"/{n}"} for n in range(10_000)]
+    snapshot_id = b"the snapshot"
+    data = payload({0: Struct(snapshot_id), 2: tables, 6: Structs(32, [], 8)})
+    objects = {
+        f"snapshots/{spell(snapshot_id)}": envelope(data, SNAPSHOT),
+        "repo": repo(snapshot_id),
+    }
+    began = time.monotonic()
+    with pytest.raises(DamagedError, match="shared beyond measure"):
+        await _open(objects).read("0/zarr.json")
+    assert time.monotonic() - began < 5
+
+
+async def test_more_nodes_than_may_be_kept_are_refused() -> None:
+    """They may share all but their paths, so that a small file spells many."""
+    shared = Numbers("B", b'{"zarr_format": 3, "node_type": "group"}')
+    table: Table = {0: Struct(b"thegroup"), 2: shared, 3: Number("B", 2)}
+    tables: list[Table | str] = [{**table, 1: f"/{n}"} for n in range(2000)]
+    snapshot_id = b"the snapshot"
+    data = payload({0: Struct(snapshot_id), 2: tables, 6: Structs(32, [], 8)})
+    objects = {
+        f"snapshots/{spell(snapshot_id)}": envelope(data, SNAPSHOT),
+        "repo": repo(snapshot_id),
+    }
+
+    with pytest.raises(DamagedError, match="more memory"):
+        await _open(objects).read("0/zarr.json")
+
+
+VIRTUAL: dict[str, Any] = {"offset": 2, "length": 3}
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3://archive/era5/a.nc", "s3://archive/era5/%61.nc", "S3://archive/era5/a.nc?x=1#y"],
+)
+async def test_a_virtual_reference_is_followed(location: str) -> None:
+    """Below an allowed prefix."""
+    data = _with(Ref(index=[0], location=location, **VIRTUAL))
+
+    assert await data.read("bad/c/0") == b"234"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://archive/secret",
+        "s3://archive/era5/../secret",
+        "s3://archive/era5/%2e%2e/secret",
+        "s3://archive/era5/..%2fsecret",
+        "s3://archive/era50/a.nc",
+        "s3://bucket/secret",
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://127.0.0.1/x",
+    ],
+)
+async def test_a_virtual_reference_elsewhere_is_not_followed(location: str) -> None:
+    """It is refused, and the rest of the array is read."""
+    builder = _builder()
+    refs = [Ref(index=[0], location=location, **VIRTUAL), Ref(index=[1], inline=b"x")]
+    builder.array("/bad", LINE, [4], refs)
+    data = _open(builder.build())
+
+    expected = DamagedError if location.endswith("/") else NotAllowedError
+    with pytest.raises(expected):
+        await data.read("bad/c/0")
+    assert await data.read("bad/c/1") == b"x"
+    await _check_rest(data)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "a.nc",
+        "s3://archive/era5/a\0.nc",
+        "vcc://none/a.nc",
+        "s3://me@archive/era5/a.nc",
+        b"\xff",
+    ],
+)
+async def test_a_virtual_reference_to_nothing_is_damaged(location: str | bytes) -> None:
+    """The manifest and the node are named."""
+    why = await _why(_with(Ref(index=[0], location=location, **VIRTUAL)), "bad/c/0")
+
+    assert re.search(r"manifests/[0-9A-Z]{20}: chunk \[0\] of node [0-9A-Z]{13}: ", why)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"offset": 8, "length": 3}, "10 bytes"),
+        ({"offset": 10, "length": 1}, "10 bytes"),
+        ({"offset": 2**63 - 2, "length": 1}, "10 bytes"),
+        ({"offset": 0, "length": 2**63 - 1}, "10 bytes"),
+        ({**VIRTUAL, "checksum_etag": "another"}, "not as it was"),
+        ({**VIRTUAL, "checksum_last_modified": 1}, "not as it was"),
+        ({"offset": 8, "length": 3, "checksum_last_modified": 2**32 - 1}, "10 bytes"),
+    ],
+)
+async def test_an_object_that_does_not_hold_what_is_told_is_damaged(
+    fields: dict[str, Any], reason: str
+) -> None:
+    """It is too short, or another one by now: the object is named."""
+    data = _with(Ref(index=[0], location="s3://archive/era5/a.nc", **fields))
+    why = await _why(data, "bad/c/0")
+
+    assert f"{ARCHIVE}/a.nc: " in why
+    assert reason in why
+
+
+async def test_an_object_that_is_gone_is_damaged() -> None:
+    """A virtual reference promises that it is there."""
+    why = await _why(_with(Ref(index=[0], location="s3://archive/era5/b.nc", length=1)), "bad/c/0")
+
+    assert f"{ARCHIVE}/b.nc: does not exist" in why
+
+
+@pytest.mark.parametrize("fields", [{}, {"offset": 10}, {"offset": 3, "length": 0}])
+async def test_a_virtual_reference_may_be_empty(fields: dict[str, Any]) -> None:
+    """As long as the object reaches up to there."""
+    data = _with(Ref(index=[0], location="s3://archive/era5/a.nc", **fields))
+
+    assert await data.read("bad/c/0") == b""
+
+
+async def test_a_virtual_shard_is_looked_into() -> None:
+    """Where the reference says that it lies in its object."""
+    shard = _shard()
+    builder = _builder()
+    location = "s3://archive/era5/shard"
+    ref = Ref(index=[0, 0], location=location, offset=5, length=len(shard))
+    builder.array("/a", SHARDED, [2, 2], [ref])
+    data = _open(builder.build())
+    store = data.fetch._store
+    assert isinstance(store, MemoryStore)
+    store.put(ARCHIVE.join("shard"), b"12345" + shard + b"more")
+
+    assert await data.read("a/c/1/0") == b"three"
+    assert await data.read("a/c/1/1") is None

@@ -1,0 +1,97 @@
+"""Virtual keys: which ref they name, and what in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.keys import (
+    MAIN,
+    Branch,
+    Ref,
+    SnapshotId,
+    Tag,
+    escape,
+    spell_ref,
+    split_ref,
+)
+from app.http.target import split_target
+from app.model import VirtualKey
+
+FIRST = "1CECHNKREP0F1RSTCMT0"
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+REFS = st.builds(Branch, NAMES) | st.builds(Tag, NAMES) | st.just(SnapshotId(FIRST))
+
+
+@pytest.mark.parametrize(
+    ("key", "ref", "path"),
+    [
+        ("", MAIN, ""),
+        ("zarr.json", MAIN, "zarr.json"),
+        ("g/a/c/0/0", MAIN, "g/a/c/0/0"),
+        ("@branch.dev/g/a", Branch("dev"), "g/a"),
+        ("@branch.dev", Branch("dev"), ""),
+        ("@branch.dev/", Branch("dev"), ""),
+        ("@branch./a", Branch(""), "a"),
+        ("@branch.../a", Branch(".."), "a"),
+        ("@branch.a%2Fb/c", Branch("a/b"), "c"),
+        ("@branch.a/b", Branch("a"), "b"),
+        ("@branch.100%25/c", Branch("100%"), "c"),
+        ("@branch.%252F/c", Branch("%2F"), "c"),
+        (f"@branch.{FIRST}/c", Branch(FIRST), "c"),
+        ("@tag.v1.0/c", Tag("v1.0"), "c"),
+        ("@tag.@tag.x/c", Tag("@tag.x"), "c"),
+        (f"@{FIRST}/c/0", SnapshotId(FIRST), "c/0"),
+        (f"@{FIRST}", SnapshotId(FIRST), ""),
+        ("@session.x/c", None, "c"),
+        ("g/@branch.dev/c", MAIN, "g/@branch.dev/c"),
+    ],
+)
+def test_a_key_is_a_ref_and_a_path(key: str, ref: Ref | None, path: str) -> None:
+    """Without a ref it is a path in ``main``; there are no sessions to read."""
+    assert split_ref(VirtualKey(key)) == (ref, path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"@{FIRST.lower()}/a",
+        f"@{FIRST[:-1]}1/a",
+        f"@{FIRST[:-1]}/a",
+        f"@{FIRST}0/a",
+        "@1CECHNKREPOF1RSTCMT0/a",
+        "@/a",
+        "@a/b",
+        "@Branch.dev/a",
+        "@branch/a",
+        f"{FIRST}/a",
+    ],
+)
+def test_what_is_no_ref_is_a_path(key: str) -> None:
+    """Ids have one spelling, in capitals and with no bit to spare."""
+    assert split_ref(VirtualKey(key)) == (MAIN, key)
+
+
+@given(REFS, st.sampled_from(["", "zarr.json", "g/a/c/0"]))
+def test_every_ref_can_be_spelled(ref: Ref, path: str) -> None:
+    """Any text is a name: it stays in its segment, and comes back."""
+    assert split_ref(VirtualKey(f"{spell_ref(ref)}/{path}")) == (ref, path)
+    assert "/" not in spell_ref(ref)
+    assert not any(letter < " " or letter == "\x7f" for letter in spell_ref(ref))
+
+
+@given(REFS)
+def test_a_spelled_ref_is_what_a_path_is_decoded_to(ref: Ref) -> None:
+    """However much of it a client encodes in the path of a URL."""
+    name = ref.text if isinstance(ref, SnapshotId) else ref.name
+    head = {Branch: "@branch.", Tag: "@tag.", SnapshotId: "@"}[type(ref)]
+    everything = "".join(f"%{byte:02x}" for byte in (head + name).encode())
+
+    assert split_target(f"/em/{everything}/zarr.json".encode()) == (
+        "em",
+        VirtualKey(f"{spell_ref(ref)}/zarr.json"),
+    )
+
+
+def test_only_what_no_segment_can_hold_is_escaped() -> None:
+    """Names of people's alphabets stay readable."""
+    assert escape("é b/c%\n?#") == "é b%2Fc%25%0A?#"

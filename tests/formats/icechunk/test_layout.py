@@ -1,0 +1,424 @@
+"""A repository by virtual key: refs, nodes and chunks, and which reads that takes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from app.errors import DamagedError
+from app.formats.icechunk.layout import Icechunk, RepositoryLayout
+from app.formats.surveying import Collection
+from app.model import (
+    MISSING,
+    ByteRange,
+    ETag,
+    Fixed,
+    Inline,
+    ObjectRef,
+    Referenced,
+    Stored,
+    VirtualKey,
+)
+from app.resolve.perform import DirectFetch
+from app.resolve.walk import list_names
+from app.storage.memory import MemoryStore
+from tests.formats.icechunk import building_repo
+from tests.formats.icechunk.building import Ref
+from tests.formats.icechunk.case import SHARDED
+from tests.formats.icechunk.repositories import GROUP, Builder, digest, repo, spell
+from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, encode_shard
+from tests.resolve.stores import Clock, WatchedStore
+from tests.resolving import ROOT, Reading, reading
+
+LIMIT = 2**20
+TTL_S = 60.0
+LINE = array_metadata([8], [2], [LITTLE])
+SHARD = encode_shard([b"one", None, b"three", b"four"])
+
+
+def _builder(data: bytes = b"native", version: int = 2) -> Builder:
+    builder = Builder(version)
+    builder.group("/")
+    builder.group("/g")
+    builder.array("/g/a", LINE, [4], [builder.native([0], data), Ref(index=[1], inline=b"inline")])
+    builder.array("/s", SHARDED, [2, 2], [builder.native([0, 1], SHARD, b"before")])
+    return builder
+
+
+def _put(store: MemoryStore, objects: Mapping[str, bytes]) -> MemoryStore:
+    for key, data in objects.items():
+        store.put(ROOT.join(key), data)
+    return store
+
+
+class _Case:
+    """A repository in a watched store, and a clock that is moved by hand."""
+
+    def __init__(self, builder: Builder | None = None, **more: Any) -> None:
+        self.builder = builder or _builder()
+        self.store = WatchedStore()
+        self.clock = Clock()
+        _put(self.store, self.builder.build(**more))
+        formats = (Icechunk(LIMIT, LIMIT),)
+        self.data: Reading = reading(
+            self.store, formats=formats, clock=self.clock, ttl_s=TTL_S, chunk_bytes=0
+        )
+        self.id = spell(digest(self.builder.nodes))
+
+    async def layout(self) -> RepositoryLayout:
+        """Open it."""
+        found = await Icechunk(LIMIT, LIMIT).open(ROOT, self.fetch)
+        assert isinstance(found, RepositoryLayout)
+        return found
+
+    async def locate(self, key: str) -> Any:
+        """Locate *key*."""
+        return await (await self.layout()).locate(VirtualKey(key), self.fetch)
+
+    async def names(self, prefix: str) -> list[str]:
+        """List what is below *prefix*."""
+        found = await (await self.layout()).names(VirtualKey(prefix), self.fetch)
+        return [each.name for each in found]
+
+    @property
+    def fetch(self) -> DirectFetch:
+        """Read without a cache."""
+        return DirectFetch(self.store)
+
+    @property
+    def folders(self) -> list[str]:
+        """Tell which files were read so far, by their folders."""
+        keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
+        return [key.partition("/")[0] for key in keys]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_both_layouts_are_opened(version: int) -> None:
+    """That with a file ``repo``, and that with a file for ``main``."""
+    assert await _Case(_builder(version=version)).layout()
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        {},
+        {"repo": b"# notes"},
+        {"refs/tag.v1/ref.json": b"{}"},
+        {"repo/x": b""},
+        {"snapshots/x": b""},
+    ],
+)
+async def test_what_has_no_marker_is_no_repository(objects: Mapping[str, bytes]) -> None:
+    """A file may be called ``repo`` by chance."""
+    fetch = DirectFetch(_put(MemoryStore(), objects))
+
+    assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
+
+
+@pytest.mark.parametrize("key", ["repo", "refs/branch.main/ref.json"])
+async def test_a_damaged_marker_is_damage(key: str) -> None:
+    """It is no absence of a repository."""
+    fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
+    with pytest.raises(DamagedError, match=key):
+        await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
+
+
+@pytest.mark.parametrize("ref", ["", "@branch.main/", "@tag.v1/", "@{id}/"])
+async def test_every_ref_is_read(ref: str) -> None:
+    """By its name, or by the id of its snapshot; without one it is ``main``."""
+    case = _Case()
+    start = ref.format(id=case.id)
+
+    assert await case.data.read(f"{start}g/a/c/0") == b"native"
+    assert await case.data.read(f"{start}g/a/c/1") == b"inline"
+    assert await case.data.read(f"{start}s/c/1/2") == b"three"
+    assert await case.data.read(f"{start}s/c/0/3") is None
+    assert json.loads(await case.data.read(f"{start}g/zarr.json") or b"") == GROUP
+
+
+@pytest.mark.parametrize(
+    ("ref", "lasts"), [("", False), ("@branch.main/", False), ("@tag.v1/", True), ("@{id}/", True)]
+)
+@pytest.mark.parametrize("key", ["zarr.json", "g/a/zarr.json", "g/a/c/0", "g/a/c/1", "s/c/0/2"])
+async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) -> None:  # noqa: FBT001
+    """A branch can be at another snapshot tomorrow; a tag and an id cannot."""
+    case = _Case()
+    location = await case.locate(ref.format(id=case.id) + key)
+
+    assert isinstance(location, Referenced)
+    assert location.is_lasting is lasts
+
+
+async def test_a_native_chunk_is_a_part_of_its_file() -> None:
+    """Whose version is its name."""
+    chunk_id = spell(digest(b"native"))
+    (place, by, _) = await _Case().locate("g/a/c/0")
+
+    version = Fixed(ETag(f'"{chunk_id}"'))
+    assert place == Stored(ROOT.join(f"chunks/{chunk_id}"), ByteRange(0, 6), version)
+    assert by == ""
+
+
+async def test_an_inner_chunk_is_a_part_of_the_file_too() -> None:
+    """However deep it lies."""
+    place = (await _Case().locate("s/c/1/2")).place
+
+    assert isinstance(place, Stored)
+    assert place.ref == ROOT.join(f"chunks/{spell(digest(b'before' + SHARD))}")
+    assert (b"before" + SHARD)[slice(*place.byte_range)] == b"three"
+
+
+async def test_inline_chunks_have_versions_of_their_own() -> None:
+    """By the manifest and the place in it."""
+    builder = _builder()
+    refs = [Ref(index=[at], inline=b"same") for at in range(3)]
+    builder.array("/i", LINE, [4], refs)
+    places = [(await _Case(builder).locate(f"i/c/{at}")).place for at in range(3)]
+
+    assert all(isinstance(place, Inline) and place.data == b"same" for place in places)
+    assert len({place.etag for place in places}) == 3
+
+
+async def test_documents_of_other_snapshots_have_other_versions() -> None:
+    """Though they are in the same words."""
+    one, two = _Case(), _Case(_builder(b"other"))
+    places = [(await case.locate("g/zarr.json")).place for case in (one, two)]
+
+    assert places[0].data == places[1].data
+    assert places[0].etag != places[1].etag
+
+
+async def test_cold_it_takes_four_reads() -> None:
+    """Of ``repo``, snapshot, manifest, chunk; nothing is listed."""
+    case = _Case()
+    assert await case.data.read("g/a/c/0") == b"native"
+
+    assert case.folders == ["repo", "snapshots", "manifests", "chunks"]
+    assert {call.method for call in case.store.calls} == {"get"}
+
+
+async def test_warm_it_takes_one_read() -> None:
+    """Of another chunk of the array; a document and an inline chunk take none."""
+    case = _Case()
+    await case.data.read("g/a/c/0")
+    case.store.calls.clear()
+    for key in ("g/a/zarr.json", "zarr.json", "g/a/c/1", "g/a/c/2", "g/x", "@tag.v1/g/zarr.json"):
+        await case.data.read(key)
+    assert case.folders == []
+    await case.data.read("g/a/c/0")
+
+    assert case.folders == ["chunks"]
+
+
+async def test_what_is_reached_by_id_is_never_looked_at_again() -> None:
+    """However long ago it was read."""
+    case = _Case()
+    await case.data.read(f"@{case.id}/g/a/c/0")
+    case.store.calls.clear()
+    case.clock.now += 1000 * TTL_S
+    assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
+    assert await case.data.read(f"@{case.id}/g/zarr.json") is not None
+
+    assert case.folders == ["chunks"]
+
+
+async def test_a_branch_is_looked_at_again_after_its_time() -> None:
+    """One conditional read; where it is at the same snapshot that is all."""
+    case = _Case()
+    await case.data.read("g/a/c/0")
+    case.store.calls.clear()
+    case.clock.now += TTL_S
+    await case.data.read("g/a/c/0")
+
+    assert case.folders == ["repo", "chunks"]
+    assert case.store.calls[0].if_none_match is not None
+
+
+async def test_a_commit_is_seen_after_a_while() -> None:
+    """The new snapshot takes its place as a whole; by its id the old one stays."""
+    case = _Case()
+    await case.data.read("g/a/c/0")
+    _put(case.store, _builder(b"newer").build())
+    assert await case.data.read("g/a/c/0") == b"native"
+    case.clock.now += TTL_S
+
+    assert await case.data.read("g/a/c/0") == b"newer"
+    assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
+
+
+async def test_a_commit_is_seen_at_once_where_the_old_chunk_was_deleted() -> None:
+    """Collection of garbage may come before the time to look at the branch again."""
+    case = _Case()
+    await case.data.read("g/a/c/0")
+    chunks = [key for key in case.builder.build() if key.startswith("chunks/")]
+    for key in chunks:
+        case.store.delete(ROOT.join(key))
+    _put(case.store, _builder(b"newer").build())
+    case.clock.now += 2
+    gone = [key for key in chunks if key not in _builder(b"newer").build()]
+
+    assert gone
+    assert await case.data.read("g/a/c/0") == b"newer"
+
+
+async def test_a_chunk_that_is_gone_for_good_is_damage() -> None:
+    """The branch is looked at again, and tells of the same."""
+    case = _Case()
+    await case.data.read("g/a/c/0")
+    for key in case.builder.build():
+        if key.startswith("chunks/"):
+            case.store.delete(ROOT.join(key))
+    case.clock.now += 2
+    for _ in range(2):
+        with pytest.raises(DamagedError):
+            await case.data.read("g/a/c/0")
+
+
+async def test_a_repository_that_appears_is_found() -> None:
+    """After the time of its absence."""
+    case = _Case()
+    for key in case.builder.build():
+        case.store.delete(ROOT.join(key))
+    assert await case.data.read("g/a/c/0") is None
+    _put(case.store, case.builder.build())
+    case.clock.now += TTL_S
+
+    assert await case.data.read("g/a/c/0") == b"native"
+
+
+async def test_a_repository_that_is_upgraded_is_read_on() -> None:
+    """Its files stay as they were, and ``repo`` is added."""
+    builder = _builder(version=1)
+    case = _Case(builder)
+    assert await case.data.read("g/a/c/0") == b"native"
+    case.store.put(ROOT.join("repo"), repo(digest(builder.nodes)))
+    case.store.delete(ROOT.join("refs/branch.main/ref.json"))
+    case.clock.now += TTL_S
+
+    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
+
+
+async def test_a_ref_that_an_upgrade_deleted_is_not_absent() -> None:
+    """Who knows from before that there was no ``repo`` looks again, and calls nothing absent."""
+    builder = _builder(version=1)
+    case = _Case(builder)
+    assert await case.data.read("g/a/c/0") == b"native"
+    case.clock.now += 2
+    case.store.put(ROOT.join("repo"), repo(digest(builder.nodes)))
+    for ref in ("branch.main", "tag.v1"):
+        case.store.delete(ROOT.join(f"refs/{ref}/ref.json"))
+
+    assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
+
+
+async def test_a_repository_takes_the_place_of_a_file_of_its_name() -> None:
+    """What was called ``repo`` by chance is looked at again after its time."""
+    case = _Case()
+    objects = case.builder.build()
+    case.store.put(ROOT.join("repo"), b"# A notebook")
+    assert await case.data.read("g/a/c/0") is None
+    _put(case.store, objects)
+    case.clock.now += TTL_S
+
+    assert await case.data.read("g/a/c/0") == b"native"
+
+
+async def test_the_root_is_listed_with_the_refs() -> None:
+    """Names that no segment can hold are encoded."""
+    names = [building_repo.ref(name, 0) for name in ("a/b", "main", "100%")]
+    case = _Case(branches=names)
+
+    assert await case.names("") == [
+        "@branch.a%2Fb/",
+        "@branch.main/",
+        "@branch.100%25/",
+        "@tag.v1/",
+        "g/",
+        "s/",
+        "zarr.json",
+    ]
+    assert await case.data.read("@branch.a%2Fb/g/a/c/0") == b"native"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("@tag.v1/", ["g/", "s/", "zarr.json"]),
+        ("g/", ["a/", "zarr.json"]),
+        ("@branch.main/g/", ["a/", "zarr.json"]),
+        ("g/a/", ["zarr.json"]),
+        ("g/a/c/0/", []),
+        ("none/", []),
+        ("@tag.none/", []),
+        ("@session.x/", []),
+    ],
+)
+async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str]) -> None:
+    """Chunks are not; below what does not exist there is nothing."""
+    assert await _Case().names(prefix) == expected
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "g",
+        "g/a",
+        "g/",
+        "zarr.json/",
+        "g/a/c/0/",
+        "repo",
+        "snapshots/x",
+        "@tag.v1",
+        "@branch.x/g",
+    ],
+)
+async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
+    """The files of the repository are not served under their names."""
+    assert await _Case().locate(key) == MISSING
+
+
+async def test_the_arrays_of_main_are_described() -> None:
+    """With their paths; a damaged one is told of."""
+    builder = _builder()
+    builder.array("/bad", b"{", [4])
+    case = _Case(builder)
+    layout = await case.layout()
+    found = await layout.collections(
+        case.fetch, lambda prefix: list_names(case.store, ROOT, prefix)
+    )
+    described = [each.description for each in found if isinstance(each, Collection)]
+
+    assert [(each.path, each.format, each.shape) for each in described] == [
+        ("g/a", "icechunk", (8,)),
+        ("s", "icechunk", (5, 7)),
+    ]
+    (damage,) = [each for each in found if isinstance(each, DamagedError)]
+    assert damage.ref == ROOT.join(f"snapshots/{case.id}")
+    assert damage.reason.startswith("/bad: ")
+
+
+async def test_a_repository_may_lie_anywhere_below_the_root() -> None:
+    """What is beside it passes through."""
+    case = _Case()
+    data = reading(case.store, root=ObjectRef(ROOT.bucket, ""))
+    case.store.put(ObjectRef(ROOT.bucket, "notes.txt"), b"notes")
+
+    assert await data.read("data/@tag.v1/g/a/c/0") == b"native"
+    assert await data.read("data/repo") is None
+    assert await data.read("notes.txt") == b"notes"
+
+
+async def test_a_large_shard_index_is_read_by_entry() -> None:
+    """One entry of it, where it lies in the chunk file."""
+    case = _Case()
+    formats = (Icechunk(LIMIT, 0),)
+    data = reading(case.store, formats=formats)
+    assert await data.read("s/c/1/2") == b"three"
+
+    requests = [call.request for call in case.store.calls if "/chunks/" in call.ref.key]
+    at = len(b"before" + SHARD) - 68 + 2 * 16
+    assert requests[0] == ByteRange(at, at + 16)
+    assert len(requests) == 2

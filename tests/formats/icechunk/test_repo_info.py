@@ -1,0 +1,374 @@
+"""The file `repo` as the specification has it, and as damage leaves it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgpack
+import pytest
+from flatbuffers import flexbuffers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.config import Config
+from app.formats.icechunk.fields import Availability, Status
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.reading import DecodeError
+from tests.formats.icechunk.building_repo import (
+    FIRST,
+    NOON,
+    REPO,
+    U8,
+    U16,
+    U64,
+    Fields,
+    Repo,
+    Struct,
+    Structs,
+    U16s,
+    in_envelope,
+    item,
+    ref,
+    snapshot,
+    update,
+)
+
+LIMIT = 1 << 20
+NOON_UTC = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+SECOND, THIRD = b"second snaps", b"third snapsh"
+CHAIN = (snapshot(FIRST), snapshot(SECOND, 0), snapshot(THIRD, 1))
+
+
+def _decode(repo: Repo) -> RepoInfo:
+    return RepoInfoDecoder(LIMIT)(repo.file())
+
+
+def _ids(infos: Iterable[Any] | None) -> list[str]:
+    assert infos is not None
+    return [info.snapshot_id for info in infos]
+
+
+def test_refs_lead_to_snapshots() -> None:
+    """Any text is a name, and a branch and a tag can have the same."""
+    names = ["", "..", "a/b", "main", "é\n"]
+    repo = _decode(
+        Repo(
+            branches=[ref(name, 1) for name in names],
+            tags=[ref("main", 2), ref("v1", 0)],
+            snapshots=CHAIN,
+        )
+    )
+
+    assert dict(repo.branches) == dict.fromkeys(names, encode_id(SECOND))
+    assert dict(repo.tags) == {"main": encode_id(THIRD), "v1": encode_id(FIRST)}
+    assert repo.branches.get("v1") is None
+
+
+def test_no_ref_has_to_exist() -> None:
+    """Not even the branch main."""
+    repo = _decode(Repo(branches=[], snapshots=[]))
+
+    assert (len(repo.branches), len(repo.tags), list(repo.snapshots())) == (0, 0, [])
+
+
+def test_the_first_of_a_name_counts() -> None:
+    """Also where the first one is damaged."""
+    repo = _decode(Repo(tags=[ref("a", 1), ref("a", 0), ref("b", 9), ref("b", 0)], snapshots=CHAIN))
+
+    assert dict(repo.tags) == {"a": encode_id(SECOND)}
+    assert list(repo.tags.faults) == ["b"]
+
+
+def test_a_damaged_ref_hides_no_other_and_is_not_absent() -> None:
+    """It is not told of among the others; who asks for it hears what is wrong."""
+    repo = _decode(Repo(branches=[ref("broken", 1), ref("main", 0)]))
+
+    assert dict(repo.branches) == {"main": encode_id(FIRST)}
+    with pytest.raises(DecodeError, match="'broken' is damaged: there is no snapshot 1"):
+        repo.branches.get("broken")
+
+
+def test_a_status_tells_what_may_be_done() -> None:
+    """Since when, and why not more."""
+    repo = _decode(Repo(status={0: U8(1), 1: U64(NOON), 2: "moving"}))
+
+    assert repo.status == Status(Availability.READ_ONLY, NOON_UTC, "moving")
+
+
+def test_the_rest_is_read_when_asked_for() -> None:
+    """Tags that were, features that are off, metadata."""
+    repo = _decode(
+        Repo(
+            deleted_tags=["v0", "v1"],
+            more={
+                6: [item("k", bytes(flexbuffers.Dumps([1])))],
+                8: "repo.123.ABC",
+                11: U16s([3, 5]),
+            },
+        )
+    )
+
+    assert repo.deleted_tags() == ["v0", "v1"]
+    assert repo.disabled_feature_flags() == [3, 5]
+    assert repo.metadata() == {"k": [1]}
+    assert repo.repo_before_updates == "repo.123.ABC"
+
+
+def test_what_a_repository_need_not_tell_is_empty() -> None:
+    """No configuration of its own is none."""
+    repo = _decode(Repo())
+
+    assert (repo.disabled_feature_flags(), repo.metadata(), repo.config) == ([], {}, Config())
+    assert repo.repo_before_updates is None
+
+
+def test_a_snapshot_is_told_of_whole() -> None:
+    """Its metadata is decoded when asked for."""
+    value = bytes(flexbuffers.Dumps({"n": 1}))
+    more = {4: [item("k", value)], 5: Structs([FIRST, THIRD])}
+    repo = _decode(Repo(snapshots=[snapshot(FIRST), snapshot(SECOND, 0, "done", more)]))
+
+    info = repo.snapshot(encode_id(SECOND))
+
+    assert info is not None
+    assert (info.snapshot_id, info.parent_id) == (encode_id(SECOND), encode_id(FIRST))
+    assert (info.message, info.flushed_at) == ("done", NOON_UTC)
+    assert info.metadata.decode() == {"k": {"n": 1}}
+    assert info.pruned_ancestor_tx_logs == (encode_id(FIRST), encode_id(THIRD))
+
+
+def test_metadata_of_version_1_is_messagepack() -> None:
+    """The byte in the header of the file decides."""
+    packed = [item("k", msgpack.packb({"n": 1}))]
+    repo = _decode(Repo(version=1, more={6: packed}, snapshots=[snapshot(FIRST, more={4: packed})]))
+
+    assert repo.metadata() == {"k": {"n": 1}}
+    assert [info.metadata.decode() for info in repo.snapshots()] == [{"k": {"n": 1}}]
+
+
+def test_ancestry_leads_to_the_first_snapshot() -> None:
+    """Newest first, also from where no ref leads."""
+    repo = _decode(Repo(snapshots=CHAIN))
+
+    assert _ids(repo.ancestry(encode_id(THIRD))) == [encode_id(i) for i in (THIRD, SECOND, FIRST)]
+    assert _ids(repo.ancestry(encode_id(FIRST))) == [encode_id(FIRST)]
+
+
+def test_an_absent_parent_is_the_first_of_the_list() -> None:
+    """No parent is -1; the field's default is 0."""
+    repo = _decode(Repo(snapshots=[snapshot(FIRST), snapshot(SECOND, None)]))
+
+    assert _ids(repo.ancestry(encode_id(SECOND))) == [encode_id(SECOND), encode_id(FIRST)]
+
+
+@pytest.mark.parametrize("snapshot_id", ["", "main", "0" * 20, encode_id(THIRD), "é" * 20])
+def test_an_unknown_snapshot_is_absent(snapshot_id: str) -> None:
+    """Also what is no id."""
+    repo = _decode(Repo(snapshots=CHAIN[:2]))
+
+    assert repo.snapshot(snapshot_id) is None
+    assert repo.ancestry(snapshot_id) is None
+
+
+@given(st.permutations([FIRST, SECOND, THIRD, b"\0" * 12, b"\xff" * 12]))
+def test_snapshots_are_found_in_any_order(ids: list[bytes]) -> None:
+    """Few writers could be relied on to sort them."""
+    repo = _decode(Repo(snapshots=[snapshot(data) for data in ids]))
+
+    assert _ids(repo.snapshots()) == [encode_id(data) for data in ids]
+    for data in ids:
+        assert _ids(repo.ancestry(encode_id(data))) == [encode_id(data)]
+
+
+@pytest.mark.parametrize("parent", [0, 1, 2, -2, 2**31 - 1])
+def test_ancestry_ends_or_is_an_error(parent: int) -> None:
+    """A snapshot can be neither its own ancestor nor have a parent that is not there."""
+    repo = _decode(Repo(snapshots=[snapshot(FIRST, parent), snapshot(SECOND, 0)]))
+
+    with pytest.raises(DecodeError):
+        _ids(repo.ancestry(encode_id(SECOND)))
+
+
+UPDATES: list[tuple[int, Fields, str, Mapping[str, Any]]] = [
+    (1, {}, "repo_initialized", {}),
+    (2, {0: U8(1), 1: U8(2)}, "repo_migrated", {"from_version": 1, "to_version": 2}),
+    (3, {}, "config_changed", {}),
+    (4, {}, "metadata_changed", {}),
+    (5, {0: "t"}, "tag_created", {"name": "t"}),
+    (6, {0: "t", 1: Struct(FIRST)}, "tag_deleted", {"name": "t", "previous_snap_id": FIRST}),
+    (7, {0: "b"}, "branch_created", {"name": "b"}),
+    (8, {0: "b", 1: Struct(FIRST)}, "branch_deleted", {"name": "b", "previous_snap_id": FIRST}),
+    (9, {0: "b", 1: Struct(FIRST)}, "branch_reset", {"name": "b", "previous_snap_id": FIRST}),
+    (10, {0: "b", 1: Struct(FIRST)}, "new_commit", {"branch": "b", "new_snap_id": FIRST}),
+    (
+        11,
+        {0: "b", 1: Struct(FIRST), 2: Struct(THIRD)},
+        "commit_amended",
+        {"branch": "b", "previous_snap_id": FIRST, "new_snap_id": THIRD},
+    ),
+    (12, {0: Struct(FIRST)}, "new_detached_snapshot", {"new_snap_id": FIRST}),
+    (13, {}, "gc_ran", {}),
+    (14, {}, "expiration_ran", {}),
+    (15, {0: U16(3), 1: U8(0), 2: U8(1)}, "feature_flag_changed", {"id": 3, "new_value": False}),
+    (15, {0: U16(3), 1: U8(1), 2: U8(0)}, "feature_flag_changed", {"id": 3, "new_value": None}),
+    (
+        16,
+        {0: {0: U8(2), 1: U64(NOON)}},
+        "repo_status_changed",
+        {"status": Status(Availability.OFFLINE, NOON_UTC, None)},
+    ),
+    (16, {}, "repo_status_changed", {"status": None}),
+    (17, {0: "what"}, "unknown", {"number": 17}),
+]
+
+
+@pytest.mark.parametrize(("number", "body", "kind", "fields"), UPDATES)
+def test_an_update_tells_what_was_done(
+    number: int, body: Fields, kind: str, fields: Mapping[str, Any]
+) -> None:
+    """What only a newer specification knows is told of as unknown."""
+    repo = _decode(Repo(updates=[update(number, body, "repo.1.A"), update(1, {})]))
+
+    found, first = repo.updates()
+
+    assert (found.kind, found.backup_path, found.updated_at) == (kind, "repo.1.A", NOON_UTC)
+    assert found.fields == {
+        name: encode_id(value) if isinstance(value, bytes) else value
+        for name, value in fields.items()
+    }
+    assert first.backup_path is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../repo", "a/b", "/a", "a\\b", "repo..x", "a\0", "a\n", "a" * 256]
+)
+def test_the_name_of_a_backup_leads_nowhere_else(name: str) -> None:
+    """It is a file in one folder."""
+    with pytest.raises(DecodeError, match="no name of a backup"):
+        _decode(Repo(more={8: name}))
+
+    with pytest.raises(DecodeError, match="no name of a backup"):
+        list(_decode(Repo(updates=[update(1, {}, name)])).updates())
+
+
+@pytest.mark.parametrize(
+    ("repo", "reason"),
+    [
+        (Repo(more={0: U8(3)}), "follows version 3"),
+        (Repo(more={1: None}), "no tags"),
+        (Repo(more={2: None}), "no branches"),
+        (Repo(more={3: None}), "no deleted_tags"),
+        (Repo(more={4: None}), "no snapshots"),
+        (Repo(more={5: None}), "no status"),
+        (Repo(more={7: None}), "no latest_updates"),
+        (Repo(status={0: U8(3)}), "unknown availability 3"),
+        (Repo(status={1: U64(2**64 - 1)}), "there is no time"),
+        (Repo(tags=[{}]), "no name of a ref"),
+    ],
+)
+def test_a_file_that_lacks_what_it_must_have_is_damaged(repo: Repo, reason: str) -> None:
+    """Refs that cannot be read are not absent."""
+    with pytest.raises(DecodeError, match=reason):
+        _decode(repo)
+
+
+@pytest.mark.parametrize(
+    ("repo", "look"),
+    [
+        (Repo(snapshots=[snapshot(FIRST, more={2: U64(2**63)})]), RepoInfo.snapshots),
+        (Repo(snapshots=[{0: Struct(FIRST)}]), RepoInfo.snapshots),
+        (Repo(updates=[{0: U8(1)}]), RepoInfo.updates),
+        (Repo(updates=[update(5, {})]), RepoInfo.updates),
+        (Repo(updates=[update(12, {})]), RepoInfo.updates),
+        (Repo(updates=[update(1, {}, at=2**60)]), RepoInfo.updates),
+        (Repo(more={6: [item("a", b"\x00")]}), RepoInfo.metadata),
+    ],
+)
+def test_damage_in_the_rest_is_told_when_it_is_looked_at(
+    repo: Repo, look: Callable[[RepoInfo], Any]
+) -> None:
+    """The refs of such a file can be used."""
+    decoded = _decode(repo)
+
+    assert "main" in decoded.branches
+    with pytest.raises(DecodeError):
+        list(look(decoded))
+
+
+@pytest.mark.parametrize("config", [b"", bytes(2**20 + 1)])
+def test_a_damaged_configuration_is_told_as_such(config: bytes) -> None:
+    """Or one that is too large to be one; the refs of such a file can be used."""
+    decoded = RepoInfoDecoder(1 << 22)(Repo(more={9: config}).file())
+
+    assert "main" in decoded.branches
+    assert isinstance(decoded.config, DecodeError)
+
+
+def test_what_is_larger_than_the_limit_is_refused() -> None:
+    """However small the file is."""
+    file = Repo(more={12: bytes(5000)}).file()
+
+    with pytest.raises(DecodeError, match="more than 4096 bytes"):
+        RepoInfoDecoder(4096)(file)
+
+
+def test_it_weighs_what_it_holds() -> None:
+    """The payload, and something for each ref."""
+    small, large = _decode(Repo()), _decode(Repo(tags=[ref(str(i), 0) for i in range(100)]))
+
+    assert small.nbytes > len(small.payload)
+    assert large.nbytes - len(large.payload) > 100 * 20
+
+
+RICH = Repo(
+    branches=[ref("dev", 2), ref("main", 1)],
+    tags=[ref("v1", 0)],
+    deleted_tags=["v0"],
+    snapshots=[*CHAIN[:2], snapshot(THIRD, 1, "m", {4: [item("k", b"\x01\x04\x01")]})],
+    updates=[update(number, body, "repo.1.A") for number, body, _, _ in UPDATES],
+    more={6: [item("k", b"\x01\x04\x01")], 8: "repo.2.B", 9: b"\x01\x04\x01", 11: U16s([1])},
+).payload()
+
+
+def _look_at_everything(data: bytes) -> None:
+    repo = RepoInfoDecoder(LIMIT)(data)
+    looks: list[Callable[[], Any]] = [
+        repo.deleted_tags,
+        repo.disabled_feature_flags,
+        repo.metadata,
+        lambda: [info.metadata.decode() for info in repo.snapshots()],
+        lambda: list(repo.updates()),
+        *(lambda i=i: list(repo.ancestry(i) or ()) for i in repo.branches.values()),
+    ]
+    for look in looks:
+        with suppress(DecodeError):
+            look()
+
+
+@given(st.data())
+def test_changed_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
+    """No damage raises anything else, or takes long."""
+    payload = bytearray(RICH)
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+
+    with suppress(DecodeError):
+        _look_at_everything(in_envelope(bytes(payload), REPO))
+
+
+@given(st.integers(0, len(RICH)))
+def test_a_truncated_payload_is_a_value_or_an_error(length: int) -> None:
+    """No length raises anything else."""
+    with suppress(DecodeError):
+        _look_at_everything(in_envelope(RICH[:length], REPO))
+
+
+def test_more_refs_than_may_be_kept_are_refused() -> None:
+    """A name takes more memory than it takes in a file."""
+    file = Repo(branches=[ref(str(n), 0) for n in range(200)]).file()
+
+    with pytest.raises(DecodeError, match="more refs"):
+        RepoInfoDecoder(40_000)(file)
+    assert len(RepoInfoDecoder(60_000)(file).branches) == 200

@@ -1,0 +1,60 @@
+"""`app.http.repositories`: what the real library does not write, or not as it should be."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
+from tests.serving_repositories import serve
+
+ROUTES = ("", "/branches", "/tags", "/history", "/operations", "/diff?from=main")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_offline(tmp_path: Path, route: str) -> None:
+    """A repository out of service is 503, with its reason."""
+    repo = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
+    (tmp_path / "repo").write_bytes(repo.file())
+    with serve(tmp_path) as api:
+        answer = api.client.get(f"/api/datasets/repo{route}")
+
+    assert (answer.status_code, "being moved" in answer.json()["detail"]) == (503, True)
+
+
+def test_a_damaged_branch(tmp_path: Path) -> None:
+    """It is told beside the others, and has no history: 502."""
+    (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
+    with serve(tmp_path) as api:
+        told = api.tell("/branches")
+        answer = api.answer("/history", ref="bad")
+
+    assert [each["name"] for each in told["branches"]] == ["main"]
+    assert [each["name"] for each in told["damaged"]] == ["bad"]
+    assert answer.status_code == 502
+
+
+@pytest.mark.parametrize("parent", [0, 1, 7])
+def test_parents_that_cannot_be(tmp_path: Path, parent: int) -> None:
+    """A circle, or a parent that is no snapshot, is damage and no endless history."""
+    snapshots = (snapshot(FIRST, parent), snapshot(b"z" * 12, 0))
+    (tmp_path / "repo").write_bytes(Repo(snapshots=snapshots).file())
+    with serve(tmp_path) as api:
+        assert api.answer("/history").status_code == 502
+        assert api.answer("/diff", from_="@1CECHNKREP0F1RSTCMT0").status_code == 502
+
+
+def test_operations_out_of_order(tmp_path: Path) -> None:
+    """Times grow from operation to operation: a log where they do not is damaged."""
+    updates = (update(13, {}, at=NOON), update(1, {}, at=NOON + 1))
+    (tmp_path / "repo").write_bytes(Repo(updates=updates).file())
+    with serve(tmp_path) as api:
+        assert api.answer("/operations").status_code == 502
+
+
+def test_operations_of_newer_kinds(tmp_path: Path) -> None:
+    """They are told by their number."""
+    (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
+    with serve(tmp_path) as api:
+        (told,) = api.tell("/operations")["operations"]
+
+    assert (told["kind"], told["fields"]) == ("unknown", {"number": 99})

@@ -1,0 +1,430 @@
+"""`app.http.repositories`: refs, history and operations are what the real library tells."""
+
+import re
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import pytest
+
+from tests.repositories import (
+    BUILDERS,
+    FIXTURE_NAMES,
+    METADATA,
+    ROOT_ID,
+    Written,
+    create,
+    eventful,
+    plain,
+    version_1,
+)
+from tests.serving_repositories import Api, obtain, serve
+
+
+@pytest.fixture(scope="module", params=[*BUILDERS, *FIXTURE_NAMES])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Give repositories with all kinds of history."""
+    return obtain(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def api(written: Written) -> Generator[Api]:
+    """Serve one of them."""
+    with serve(written.folder) as api:
+        yield api
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Generator[Api]:
+    """Serve a bucket of repositories and of other things."""
+    plain(create(tmp_path / "lab1/one"))
+    version_1(tmp_path / "lab2/old")
+    (tmp_path / "lab2/notes.txt").write_text("no repository")
+    with serve(tmp_path) as api:
+        yield api
+
+
+def moment(text: str) -> datetime:
+    """Read a time, which is told in UTC."""
+    assert text.endswith("Z")
+    return datetime.fromisoformat(text)
+
+
+def told(items: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Bring snapshots into the form of `expected`."""
+    keys = ("snapshot_id", "parent_id", "message", "metadata")
+    return [(*(each[key] for key in keys), moment(each["flushed_at"])) for each in items]
+
+
+def expected(repo: icechunk.Repository, **ref: str) -> list[tuple[Any, ...]]:
+    """Tell the ancestry as the library does."""
+    return [
+        (each.id, each.parent_id, each.message, each.metadata, each.written_at)
+        for each in repo.ancestry(**ref)
+    ]
+
+
+def kind(update: icechunk.Update) -> str:
+    """Spell the kind of an update as the specification does."""
+    name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
+
+
+def test_branches(written: Written, api: Api) -> None:
+    """All are told, by name, with the snapshot each is at."""
+    branches = api.tell("/branches")["branches"]
+
+    assert {each["name"]: each["snapshot_id"] for each in branches} == {
+        name: written.repo.lookup_branch(name) for name in written.repo.list_branches()
+    }
+    assert [each["name"] for each in branches] == sorted(each["name"] for each in branches)
+
+
+def test_tags(written: Written, api: Api) -> None:
+    """All are told that were not deleted."""
+    assert {each["name"]: each["snapshot_id"] for each in api.tell("/tags")["tags"]} == {
+        name: written.repo.lookup_tag(name) for name in written.repo.list_tags()
+    }
+
+
+def test_history_of_every_branch(written: Written, api: Api) -> None:
+    """It is the ancestry that the library tells, with all that it tells."""
+    for name in written.repo.list_branches():
+        ref = "@branch." + name.replace("%", "%25")
+        assert told(api.tell("/history", ref=ref)["history"]) == expected(written.repo, branch=name)
+
+
+def test_history_of_every_tag(written: Written, api: Api) -> None:
+    """Tags may have any name, also those of branches and snapshots."""
+    for name in written.repo.list_tags():
+        assert told(api.tell("/history", ref=f"@tag.{name}")["history"]) == expected(
+            written.repo, tag=name
+        )
+
+
+def test_history_of_every_snapshot(written: Written, api: Api) -> None:
+    """Amended and detached ones have a history too."""
+    ids = {
+        each.id
+        for name in written.repo.list_branches()
+        for each in written.repo.ancestry(branch=name)
+    }
+    if isinstance(info := _listed(written), dict):
+        ids |= {each["id"] for each in info["snapshots"]}
+
+    for snapshot_id in ids:
+        history = api.tell("/history", ref=f"@{snapshot_id}")["history"]
+        assert told(history) == expected(written.repo, snapshot_id=snapshot_id)
+
+
+def _listed(written: Written) -> dict[str, Any] | None:
+    if not (written.folder / "repo").exists():
+        return None
+    return dict(written.repo.inspect_repo_info())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_history_in_pages(written: Written, api: Api, limit: int) -> None:
+    """Pages put together are the whole."""
+    assert api.pages("/history", "history", limit=limit) == api.tell("/history")["history"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+def test_operations(written: Written, api: Api, limit: int) -> None:
+    """The log goes on in the files that `repo` was before; version 1 has none."""
+    if _listed(written) is None:
+        answer = api.answer("/operations")
+        assert (answer.status_code, "version 1" in answer.json()["detail"]) == (404, True)
+        return
+    operations = api.pages("/operations", "operations", limit=limit)
+
+    assert [(each["kind"], moment(each["updated_at"]), each["backup"]) for each in operations] == [
+        (kind(each), each.updated_at, each.backup_path) for each in written.repo.ops_log()
+    ]
+
+
+def test_every_backup_is_there(written: Written, api: Api) -> None:
+    """The name of a backup leads to a file; migration makes a log without them."""
+    if _listed(written) is not None:
+        backups = [each["backup"] for each in api.pages("/operations", "operations")]
+        assert backups[0] is None
+        names = [name for name in backups if name is not None]
+        assert all((written.folder / "overwritten" / name).exists() for name in names)
+
+
+def test_main_is_the_default(written: Written, api: Api) -> None:
+    """Who names no ref means it."""
+    of_main = api.tell("/history", ref="@branch.main")
+
+    assert api.tell("/history") == api.tell("/history", ref="main") == of_main
+
+
+def test_fields_of_operations(tmp_path: Path) -> None:
+    """They have the names and the values that the specification gives them."""
+    written = eventful(tmp_path)
+    with serve(tmp_path) as api:
+        operations = api.pages("/operations", "operations")
+    fields = {each["kind"]: each["fields"] for each in operations}
+
+    assert fields["new_commit"].keys() == {"branch", "new_snap_id"}
+    assert fields["commit_amended"].keys() == {"branch", "previous_snap_id", "new_snap_id"}
+    assert fields["tag_deleted"] == {"name": "gone", "previous_snap_id": written.snapshots[-2]}
+    assert fields["repo_initialized"] == {}
+
+
+def test_status_of_operations(tmp_path: Path) -> None:
+    """A status is told with its reason."""
+    written = create(tmp_path)
+    read_only = icechunk.RepoAvailability.read_only
+    written.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
+    with serve(tmp_path) as api:
+        status = api.tell("/operations")["operations"][0]["fields"]["status"]
+
+    assert (status["availability"], status["limited_availability_reason"]) == (
+        "read_only",
+        "moving",
+    )
+
+
+def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
+    """What is done between two pages is in neither, and nothing comes twice or is left out."""
+    written = plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        whole = api.tell("/operations", limit=1000)["operations"]
+        first = api.tell("/operations", limit=2)
+        for name in "pqrst":
+            written.repo.create_tag(name, ROOT_ID)
+        rest = api.tell("/operations", limit=1000, after=first["next"])["operations"]
+
+    assert [(each["kind"], each["updated_at"]) for each in first["operations"] + rest] == [
+        (each["kind"], each["updated_at"]) for each in whole
+    ]
+
+
+def test_operations_before_a_time(tmp_path: Path) -> None:
+    """A time is as good as what a page ended with."""
+    plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        whole = api.tell("/operations")["operations"]
+        some = api.tell("/operations", after=whole[4]["updated_at"])["operations"]
+
+    assert some == whole[5:]
+
+
+def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
+    """Newer operations are told, and why older ones are not."""
+    plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        whole = api.tell("/operations")["operations"]
+    (tmp_path / "overwritten" / whole[6]["backup"]).unlink()
+    with serve(tmp_path) as api:
+        page = api.tell("/operations")
+
+    assert page["operations"] == whole[: len(page["operations"])]
+    assert 0 < len(page["operations"]) <= 6
+    assert (page["next"], whole[6]["backup"] in page["ends_early"]) == (None, True)
+
+
+def test_a_log_in_a_circle(tmp_path: Path) -> None:
+    """Where a backup is replaced by what leads to it the log is damaged."""
+    written = plain(create(tmp_path))
+    name = list(written.repo.ops_log())[6].backup_path
+    (tmp_path / "overwritten" / str(name)).write_bytes((tmp_path / "repo").read_bytes())
+    with serve(tmp_path) as api:
+        answer = api.answer("/operations")
+
+    assert (answer.status_code, "came after" in answer.json()["detail"]) == (502, True)
+
+
+@pytest.mark.parametrize(
+    "after", ["yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x"]
+)
+def test_bad_places_in_the_log(tmp_path: Path, after: str) -> None:
+    """What no page ended with is refused, and leads to no file."""
+    create(tmp_path)
+    with serve(tmp_path) as api:
+        assert api.answer("/operations", after=after).status_code == 400
+
+
+def test_deleted_tags(tmp_path: Path) -> None:
+    """Both versions tell their names."""
+    for name, build in {"v1": version_1, "v2": eventful}.items():
+        build(tmp_path / name)
+        with serve(tmp_path / name) as api:
+            assert api.tell("/tags")["deleted"] == ["gone"]
+
+
+def test_refs_in_pages(tmp_path: Path) -> None:
+    """Pages put together are the whole."""
+    eventful(tmp_path)
+    with serve(tmp_path) as api:
+        assert api.pages("/tags", "tags", limit=2) == api.tell("/tags")["tags"]
+        assert api.pages("/branches", "branches", limit=1) == api.tell("/branches")["branches"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
+    """Snapshots that lose their parents are told anew, whatever was read before."""
+    written = plain(create(tmp_path, spec_version=version))
+    with serve(tmp_path) as api:
+        before = api.tell("/history")["history"]
+        written.repo.expire_snapshots(datetime.now(UTC))
+        after = told(api.tell("/history")["history"])
+
+    assert len(before) > len(after) == 2
+    assert after == expected(written.repo, branch="main")
+
+
+def test_metadata_as_it_was_given(tmp_path: Path) -> None:
+    """Names and values of any shape come back."""
+    plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        assert api.tell("/history")["history"][-2]["metadata"] == METADATA
+
+
+def test_names_without_a_sign(tmp_path: Path) -> None:
+    """They are those of branches; only then of snapshots."""
+    written = plain(create(tmp_path))
+    first, last = written.snapshots[-2], written.snapshots[0]
+    written.repo.create_branch(last, first)
+    with serve(tmp_path) as api:
+        heads = [api.tell("/history", ref=ref)["history"][0] for ref in (first, last, f"@{last}")]
+
+    assert [head["snapshot_id"] for head in heads] == [first, first, last]
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        *(
+            "nothing",
+            "@branch.nothing",
+            "@tag.main",
+            "@session.x",
+            "@",
+            "@x",
+            "@branch.%00",
+            "@tag.",
+        ),
+        *("@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower()),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_unknown_refs(tmp_path: Path, version: int, ref: str) -> None:
+    """They are a problem that names them, 404."""
+    create(tmp_path, spec_version=version)
+    with serve(tmp_path) as api:
+        answers = [api.answer("/history", ref=ref), api.answer("/diff", from_=ref)]
+
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert (
+        ref in answers[0].json()["detail"] or ref.removeprefix("@") in answers[0].json()["detail"]
+    )
+
+
+def test_history_after_nothing(tmp_path: Path) -> None:
+    """An unknown snapshot is 404, not an empty page."""
+    create(tmp_path)
+    with serve(tmp_path) as api:
+        assert api.answer("/history", after="00000000000000000000").status_code == 404
+
+
+def test_a_bucket_of_repositories(bucket: Api) -> None:
+    """Each is asked for by its path."""
+    for path in ("lab1/one", "lab1/one/", "lab2/old"):
+        assert len(bucket.tell("/history", path=path)["history"]) == 8
+        assert bucket.tell("/branches", path=path)["branches"][0]["name"] == "dev"
+
+
+@pytest.mark.parametrize(
+    "route", ["/branches", "/tags", "/history", "/operations", "/diff?from=main"]
+)
+@pytest.mark.parametrize("path", ["", "lab2", "lab1/one/refs", "lab2/notes.txt", "nothing"])
+def test_no_repository(bucket: Api, route: str, path: str) -> None:
+    """Where there is none a problem says so, 404."""
+    answer = bucket.client.get(
+        f"/api/datasets/repo{route}{'&' if '?' in route else '?'}path={path}"
+    )
+
+    assert (answer.status_code, "repository" in answer.json()["detail"]) == (404, True)
+
+
+@pytest.mark.parametrize("path", ["..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb"])
+def test_paths_that_are_none(bucket: Api, path: str) -> None:
+    """They lead nowhere."""
+    assert bucket.answer("/branches", path=path).status_code == 400
+
+
+def test_unknown_dataset(bucket: Api) -> None:
+    """It is told like everywhere."""
+    assert bucket.client.get("/api/datasets/nothing/branches").status_code == 404
+
+
+def test_containers(bucket: Api) -> None:
+    """Of a repository they are told, of anything else there are none."""
+    containers: list[dict[str, Any]] = [
+        {"name": None, "url_prefix": "file:///data/", "store": "local_file_system"},
+        {"name": "lab", "url_prefix": "s3://lab/", "store": "s3"},
+    ]
+    for path in ("lab1/one", "lab2/old"):
+        found = bucket.tell("", path=path)["containers"]
+        assert sorted(found, key=lambda each: each["url_prefix"]) == [
+            {**each, "allowed": False} for each in containers
+        ]
+    assert bucket.tell("")["containers"] == []
+
+
+def test_allowed_containers(tmp_path: Path) -> None:
+    """Those that the settings name are followed."""
+    create(tmp_path)
+    with serve(tmp_path, virtual_chunk_prefixes=["file:///data"]) as api:
+        found = {each["url_prefix"]: each["allowed"] for each in api.tell("")["containers"]}
+
+    assert found == {"s3://lab/": False, "file:///data/": True}
+
+
+def test_containers_hold_no_secrets(tmp_path: Path) -> None:
+    """Credentials in a URL are not told, whoever wrote them there."""
+    written = create(tmp_path)
+    config = written.repo.config
+    store = icechunk.http_store()
+    for url in ("https://me:secret@host/a/", "https://host/b/?sig=secret#x/"):
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
+    icechunk.Repository.open(written.repo.storage, config=config).save_config()
+    with serve(tmp_path) as api:
+        answer = api.answer("")
+
+    assert "secret" not in answer.text
+    assert {each["url_prefix"] for each in answer.json()["containers"]} >= {
+        "https://host/a/",
+        "https://host/b/",
+    }
+
+
+def test_a_damaged_repository(tmp_path: Path) -> None:
+    """It is 502 and names the file, and the dataset can still be described."""
+    create(tmp_path)
+    (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
+    with serve(tmp_path) as api:
+        answer = api.answer("/history")
+        described = api.tell("")
+
+    assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
+    assert (len(described["damaged"]), described["containers"]) == (1, [])
+
+
+def test_limits(bucket: Api) -> None:
+    """No page has more than a thousand items."""
+    for route in ("/branches", "/tags", "/history", "/operations", "/diff?from=main"):
+        assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
+
+
+def test_every_route_is_documented(bucket: Api) -> None:
+    """With what it answers, and what its parameters mean."""
+    schema = bucket.client.get("/openapi.json").json()
+    for route in ("branches", "tags", "history", "operations", "diff"):
+        get = schema["paths"][f"/api/datasets/{{dataset}}/{route}"]["get"]
+        assert get["description"]
+        assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]

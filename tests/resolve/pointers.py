@@ -1,0 +1,60 @@
+"""A made-up format whose keys refer to what a test says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.errors import DamagedError
+from app.formats.contract import Aside, Listing
+from app.formats.naming import Name, Window
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Shards
+from app.model import MISSING, Location, ObjectRef, VirtualKey
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """The format: everything is one container, in which *locations* are found."""
+
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    name: str = "pointers"
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Know of no such spelling."""
+        return None
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
+        """Open any directory."""
+        return self
+
+    def encloses(self, key: VirtualKey) -> bool:
+        """Hold everything."""
+        return True
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Look *key* up."""
+        return self.locations.get(key, MISSING)
+
+    def shows(self, key: VirtualKey) -> bool:
+        """Hide everything."""
+        return False
+
+    def items(self, window: Window, fetch: Fetch, aside: Aside) -> None:
+        """Tell no keys."""
+
+    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
+        """Name the keys."""
+        return [Name(key) for key in self.locations]
+
+    async def collections(
+        self, fetch: Fetch, listing: Listing
+    ) -> Sequence[Collection | DamagedError]:
+        """Describe nothing."""
+        return ()
+
+    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
+        """Know of none."""
+        return None
+
+    def names_below(self) -> Sequence[str] | None:
+        """Know of none."""
+        return ()

@@ -1,0 +1,420 @@
+"""Keys that refer to parts of objects elsewhere: which reads that takes, and what is damage."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from app.errors import DamagedError, StorageDeniedError
+from app.formats.contract import Format
+from app.model import (
+    EVERYTHING,
+    ByteRange,
+    ByteRequest,
+    ETag,
+    Fixed,
+    Inline,
+    Location,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    SuffixRange,
+    UnmodifiedSince,
+    VirtualKey,
+)
+from app.resolve.entity import Entity
+from app.storage.memory import MemoryStore
+from tests.resolve.pointers import Pointers
+from tests.resolve.stores import REF, Clock, WatchedStore
+from tests.resolving import All, Reading, gather, reading
+
+DATA = bytes(i * 7 % 251 for i in range(10_000))
+NAME = Fixed(ETag('"name"'))
+STREAM_BYTES = 4096
+TTL_S = 60.0
+OTHER = ObjectRef("memory://bucket", "data/other")
+
+
+class _Case:
+    """A resolver of one key over a watched store."""
+
+    def __init__(self, location: Location, data: bytes | None = DATA) -> None:
+        self.store = WatchedStore()
+        self.clock = Clock()
+        if data is not None:
+            self.store.put(REF, data, modified_s=1000)
+        formats: tuple[Format, ...] = (Pointers({"key": location}),)
+        self.data: Reading = reading(
+            self.store, formats=formats, stream_bytes=STREAM_BYTES, clock=self.clock, ttl_s=TTL_S
+        )
+
+    async def read(
+        self, reads: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
+    ) -> bytes | None:
+        """Read a part, or all."""
+
+        def choose(entity: Entity) -> All:
+            return All(ByteRange(*reads) if reads else ByteRange(0, entity.length))
+
+        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), choose, asked)
+        async with opening as opened:
+            return None if opened is None else await gather(opened.body)
+
+    async def look(self) -> Entity:
+        """Look it up, as HEAD does."""
+        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), lambda _: All(None))
+        async with opening as opened:
+            assert opened is not None
+            return opened.entity
+
+    @property
+    def etags(self) -> set[ETag]:
+        """Of what the object was."""
+        return {MemoryStore().put(REF, data) for data in (DATA, DATA[::-1])}
+
+    @property
+    def requests(self) -> list[tuple[str, ByteRequest | None]]:
+        """What was asked of the store."""
+        return [(call.method, call.request) for call in self.store.calls]
+
+
+def _part(start: int, stop: int, by: str = "by") -> Referenced:
+    return Referenced(Part(REF, ByteRange(start, stop)), by, is_lasting=False)
+
+
+def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
+    return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_lasting=True)
+
+
+async def test_a_cold_part_is_one_read() -> None:
+    """Its bytes bring the version and the size of the object."""
+    case = _Case(_part(100, 200))
+
+    assert await case.read() == DATA[100:200]
+    assert case.requests == [("get", ByteRange(100, 200))]
+
+
+async def test_a_part_that_was_read_whole_is_at_hand() -> None:
+    """Asked for again it takes no read."""
+    case = _Case(_part(100, 200))
+    await case.read()
+
+    assert await case.read() == DATA[100:200]
+    assert await case.read((10, 20)) == DATA[110:120]
+    assert len(case.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "reads", "request_"),
+    [
+        (ByteRange(10, 20), (10, 20), ByteRange(110, 120)),
+        (ByteRange(90, 500), (90, 100), ByteRange(190, 200)),
+        (SuffixRange(5), (95, 100), ByteRange(195, 200)),
+        (SuffixRange(500), (0, 100), ByteRange(100, 200)),
+    ],
+)
+async def test_a_range_of_a_part_is_one_read(
+    asked: ByteRequest, reads: tuple[int, int], request_: ByteRange
+) -> None:
+    """Counted in the object, and never of what is beside the part."""
+    case = _Case(_part(100, 200))
+
+    assert await case.read(reads, asked) == DATA[100:200][slice(*reads)]
+    assert case.requests == [("get", request_)]
+
+
+@pytest.mark.parametrize("asked", [ByteRange(100, 101), ByteRange(5000, 6000), None])
+async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
+    asked: ByteRequest | None,
+) -> None:
+    """It has to be there, and long enough."""
+    case = _Case(_part(100, 200))
+
+    assert await case.read((0, 0), asked) == b""
+    assert case.requests[0] == ("stat", None)
+
+
+async def test_looking_at_a_part_reads_nothing_of_it() -> None:
+    """Its version is that of the object, its place, and which object it is."""
+    case = _Case(_part(100, 200))
+    entity = await case.look()
+    etag = case.store.put(OTHER, DATA)
+
+    assert (entity.etag, entity.length) == (ETag(f'{etag[:-1]}-64-64-by"'), 100)
+    assert not entity.is_lasting
+    assert case.requests == [("stat", None)]
+
+
+async def test_a_part_of_a_replaced_object_is_read_anew() -> None:
+    """The first read notes it, and the version is another one."""
+    case = _Case(_part(100, 200))
+    before = await case.look()
+    case.store.put(REF, DATA[::-1])
+
+    assert await case.read() == DATA[::-1][100:200]
+    assert (await case.look()).etag != before.etag
+
+
+async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> None:
+    """The object may be another one by then."""
+    case = _Case(_part(100, 200))
+    await case.read()
+    case.store.put(REF, DATA[::-1])
+    assert await case.read() == DATA[100:200]
+    case.clock.now += TTL_S
+
+    assert await case.read() == DATA[::-1][100:200]
+
+
+@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
+@pytest.mark.parametrize("asked", [EVERYTHING, ByteRange(0, 1), SuffixRange(1), None])
+async def test_a_part_that_is_not_there_is_damage(
+    data: bytes | None, asked: ByteRequest | None
+) -> None:
+    """The object does not exist or is too short, and is named; that is no absence."""
+    case = _Case(_part(100, 200), data)
+    with pytest.raises(DamagedError, match=f"{REF}: "):
+        await case.read((0, 1), asked)
+    assert len(case.requests) <= 2
+
+
+async def test_a_part_appears_once_its_object_is_there() -> None:
+    """Damage is not remembered."""
+    case = _Case(_part(100, 200), None)
+    for data, modified in ((DATA[:150], 1), (None, 2)):
+        with pytest.raises(DamagedError):
+            await case.read()
+        case.clock.now += TTL_S * modified
+        case.store.put(REF, data or DATA)
+
+    assert await case.read() == DATA[100:200]
+
+
+def _aged(start: int, stop: int) -> Referenced:
+    part = Part(REF, ByteRange(start, stop), UnmodifiedSince(1000))
+    return Referenced(part, "by", is_lasting=False)
+
+
+async def test_objects_of_one_age_are_told_apart() -> None:
+    """An object may be replaced by one that is as old: its ETag tells, and no range is mixed."""
+    case = _Case(_aged(100, 200))
+    first, data = await case.look(), await case.read()
+    case.store.put(REF, DATA[::-1], modified_s=1000)
+    case.clock.now += TTL_S
+    second = await case.look()
+
+    assert data == DATA[100:200]
+    assert second.etag != first.etag
+    assert await case.read((0, 50)) == DATA[::-1][100:150]
+    assert {call.if_match for call in case.store.calls} <= {UnmodifiedSince(1000), *case.etags}
+
+
+async def test_looking_at_an_object_of_an_age_reads_a_byte() -> None:
+    """Its time comes with it, and what else is known of it does not tell that."""
+    case = _Case(_aged(100, 200))
+    await case.data.resolver._fetch.stat(REF)
+    case.store.calls.clear()
+    await case.look()
+
+    assert [(call.request, call.if_match) for call in case.store.calls] == [
+        (ByteRange(100, 101), UnmodifiedSince(1000))
+    ]
+
+
+@pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), None])
+async def test_a_younger_object_is_another_one(asked: ByteRequest | None) -> None:
+    """That is damage, which is not asked for four times."""
+    case = _Case(_aged(100, 200))
+    case.store.put(REF, DATA, modified_s=1001)
+    with pytest.raises(DamagedError, match="not as it was"):
+        await case.read(asked=asked)
+    assert len(case.requests) == 1
+
+
+async def test_a_part_that_may_not_be_read_is_no_damage() -> None:
+    """Who is denied hears that."""
+    case = _Case(_part(100, 200))
+    case.store.failure = StorageDeniedError(REF, "for the test")
+    with pytest.raises(StorageDeniedError):
+        await case.read()
+
+
+@pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), ByteRange(0, 5), None])
+@pytest.mark.parametrize("at", [0, 100, len(DATA)])
+async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
+    """Also at the very end of the object."""
+    case = _Case(_part(at, at))
+
+    assert await case.read(asked=asked) == b""
+
+
+async def test_an_empty_part_of_no_object_is_damage() -> None:
+    """The object has to exist."""
+    with pytest.raises(DamagedError):
+        await _Case(_part(0, 0), None).read()
+
+
+@pytest.mark.parametrize("asked", [EVERYTHING, None])
+async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
+    """What was read to find out is not read twice."""
+    case = _Case(_part(100, 9100))
+
+    assert await case.read(asked=asked) == DATA[100:9100]
+    if asked is None:
+        assert case.requests == [("stat", None), ("stream", ByteRange(100, 9100))]
+    else:
+        assert case.requests == [
+            ("get", ByteRange(100, 100 + STREAM_BYTES)),
+            ("stream", ByteRange(100 + STREAM_BYTES, 9100)),
+        ]
+
+
+async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
+    """Once its version is known."""
+    locations = {str(at): _part(at, at + 10) for at in range(100, 150, 10)}
+    case = _Case(_part(0, 1))
+    formats: tuple[Format, ...] = (Pointers(locations),)
+    data = reading(case.store, formats=formats)
+    await data.resolver._fetch.stat(REF)
+    case.store.calls.clear()
+    found = await asyncio.gather(*map(data.read, locations))
+
+    assert b"".join(filter(None, found)) == DATA[100:150]
+    assert case.requests == [("get", ByteRange(100, 150))]
+
+
+async def test_objects_of_one_version_are_told_apart() -> None:
+    """Some stores count versions of each object from one."""
+    one, two = [await _Case(_part(0, 10, by)).look() for by in ("one", "two")]
+
+    assert one.etag != two.etag
+
+
+async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
+    """Cold or warm, and its size and version are known without a read."""
+    case = _Case(_fixed(100, 200))
+    entity = await case.look()
+
+    assert (entity.etag, entity.length) == ('"name-64-64"', 100)
+    assert entity.is_lasting
+    assert case.requests == []
+    assert await case.read() == DATA[100:200]
+    (call,) = case.store.calls
+    assert (call.request, call.if_match) == (ByteRange(100, 200), None)
+
+
+@pytest.mark.parametrize("version", [NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))])
+@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
+@pytest.mark.parametrize("reads", [None, (0, 100), (99, 100)])
+async def test_a_fixed_chunk_that_is_not_there_is_damage(
+    data: bytes | None, reads: tuple[int, int] | None, version: Fixed
+) -> None:
+    """One attempt finds that the object is missing or too short."""
+    case = _Case(_fixed(100, 200, version), data)
+    with pytest.raises(DamagedError, match=f"{REF}: is missing, or not as it was"):
+        await case.read(reads)
+    assert len(case.requests) == 1
+
+
+@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:8191]])
+async def test_a_large_fixed_chunk_that_is_not_there_is_damage(data: bytes | None) -> None:
+    """Before a byte of it is passed on."""
+    case = _Case(_fixed(100, 8192), data)
+    with pytest.raises(DamagedError, match=f"{REF}: "):
+        await case.read()
+    assert [method for method, _ in case.requests] == ["stream"]
+
+
+async def test_a_large_fixed_chunk_streams() -> None:
+    """Under the condition that was told, if one was."""
+    etag = WatchedStore().put(REF, DATA)
+    for version in (NAME, Fixed(etag, etag), Fixed(etag, UnmodifiedSince(1000))):
+        case = _Case(_fixed(100, 8192, version))
+
+        assert await case.read() == DATA[100:8192]
+        (call,) = case.store.calls
+        assert (call.method, call.if_match) == ("stream", version.condition)
+
+
+@pytest.mark.parametrize("stop", [200, 8192])
+@pytest.mark.parametrize("condition", [ETag('"another"'), UnmodifiedSince(999)])
+async def test_a_checksum_that_does_not_hold_is_damage(
+    condition: ETag | UnmodifiedSince, stop: int
+) -> None:
+    """The object was replaced since it was referred to; to try again would not help."""
+    case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
+    with pytest.raises(DamagedError, match="not as it was when it was referred to"):
+        await case.read()
+    assert len(case.requests) == 1
+
+
+async def test_a_checksum_that_holds_is_sent() -> None:
+    """The store is asked for that version only."""
+    etag = WatchedStore().put(REF, DATA)
+    for condition in (etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
+        case = _Case(_fixed(100, 200, Fixed(etag, condition)))
+
+        assert await case.read() == DATA[100:200]
+        assert case.store.calls[0].if_match == condition
+
+
+async def test_a_fixed_chunk_stays_at_hand_for_ever() -> None:
+    """Neither time nor `forget` makes it another."""
+    case = _Case(_fixed(100, 200))
+    await case.read()
+    case.clock.now += 1000 * TTL_S
+    case.data.fetch.forget(REF)
+
+    assert await case.read() == DATA[100:200]
+    assert len(case.requests) == 1
+
+
+async def test_what_is_inline_needs_no_store() -> None:
+    """Its version is told with it."""
+    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
+    entity = await case.look()
+
+    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
+    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
+    assert case.requests == []
+
+
+def _neighbours(stops: Mapping[str, int]) -> Reading:
+    store = WatchedStore()
+    store.put(REF, DATA[:150])
+    start, locations = 100, {}
+    for key, stop in stops.items():
+        locations[key] = _fixed(start, stop)
+        start = stop
+    formats: tuple[Format, ...] = (Pointers(locations),)
+    return reading(store, formats=formats, chunk_bytes=0)
+
+
+async def test_of_neighbours_only_that_is_damaged_which_is_not_there() -> None:
+    """Read together they are one read, which ends where the object does."""
+    data = _neighbours({"a": 120, "b": 150, "c": 160, "d": 200})
+    keys = ["a", "b", "c", "d"]
+    found = await asyncio.gather(*map(data.read, keys), return_exceptions=True)
+    store = data.fetch._store
+    assert isinstance(store, WatchedStore)
+
+    assert found[:2] == [DATA[100:120], DATA[120:150]]
+    assert [type(each) for each in found[2:]] == [DamagedError, DamagedError]
+    assert [call.request for call in store.calls] == [ByteRange(100, 200)]
+
+
+async def test_who_leaves_leaves_nothing_behind() -> None:
+    """When a client goes away while a part is looked for, no bytes stay in flight."""
+    case = _Case(_part(100, 200))
+    case.store.gate.clear()
+    task = asyncio.create_task(case.read())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    case.store.gate.set()
+
+    assert case.store.cancelled == 1
+    assert case.data.budget.held_bytes == 0
+    assert await case.read() == DATA[100:200]

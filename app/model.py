@@ -1,10 +1,16 @@
 """The shared vocabulary: small frozen values that cross every boundary."""
 
+import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NewType, Self
 
 VirtualKey = NewType("VirtualKey", str)
 """The name a client asks for, relative to its dataset or container: ``s0/c/7/3/1``."""
+
+NAMED_REFS: Final = ("@branch.", "@tag.")
+"""How segments of keys begin that name a branch or a tag of a repository, see `escape_ref`."""
+
+_UNSPEAKABLE: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 
 ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
@@ -12,6 +18,11 @@ ETag = NewType("ETag", str)
 
 GUARDED: Final = "guarded+"
 """Begins the buckets of what virtual references may reach."""
+
+
+def escape_ref(name: str) -> str:
+    """Percent-encode what no segment of a key can hold: branches and tags may be called ``a/b``."""
+    return _UNSPEAKABLE.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
 class ObjectRef(NamedTuple):
@@ -146,12 +157,12 @@ class Stored(NamedTuple):
 class Part(NamedTuple):
     """A range of an object as it is now; the object has to exist, and to be long enough.
 
-    Many versions may fulfil *condition*, so that one has to be looked at to be named.
+    Many versions may be as old as *version* tells, so that one has to be looked at to be named.
     """
 
     ref: ObjectRef
     byte_range: ByteRange
-    condition: UnmodifiedSince | None = None
+    version: UnmodifiedSince | None = None
 
 
 class Gzipped(NamedTuple):

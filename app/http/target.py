@@ -6,12 +6,10 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from app.errors import BadKeyError
-from app.model import VirtualKey
+from app.model import NAMED_REFS, VirtualKey, escape_ref
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
-_REFS: Final = ("@branch.", "@tag.")
-_IN_REFS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
@@ -46,16 +44,10 @@ def check_key(key: str) -> VirtualKey:
 
 def spell(name: str) -> str:
     """Write *name*, a segment of a key or one with a slash behind it, as the part of a URL."""
-    return quote(name, safe="/%@" if name.startswith(_REFS) else "/")
+    return quote(name, safe="/%@" if name.startswith(NAMED_REFS) else "/")
 
 
 def _decode(segment: str) -> str:
-    """Decode a segment, but keep in the name of an Icechunk ref what no segment can hold.
-
-    Branches and tags may have any name, ``a/b`` too: slashes, percent signs and control
-    characters stay percent-encoded in their segments.
-    """
+    """Decode a segment; the names of refs stay escaped as far as segments cannot hold them."""
     text = unquote(segment, errors="strict")
-    if not text.startswith(_REFS):
-        return text
-    return _IN_REFS.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    return escape_ref(text) if text.startswith(NAMED_REFS) else text

@@ -59,7 +59,7 @@ async def find_fault(store: ObjectReader, place: Stored | Part) -> str | None:
     try:
         size = await _measure(store, place)
     except VersionChangedError as error:
-        return lost(ref, place.version).reason if isinstance(place, Stored) else error.reason
+        return error.reason if place.version is None else lost(ref, place.version).reason
     except StorageError as error:
         return error.reason
     if size is None:
@@ -69,7 +69,7 @@ async def find_fault(store: ObjectReader, place: Stored | Part) -> str | None:
 
 async def _measure(store: ObjectReader, place: Stored | Part) -> int | None:
     """Ask for the size of an object; the condition on its version needs a read."""
-    condition = condition_of(place.version) if isinstance(place, Stored) else None
+    condition = condition_of(place.version)
     if condition is not None:
         found = await store.get(place.ref, ByteRange(0, 1), if_match=condition)
         return found.size if isinstance(found, Found) else None

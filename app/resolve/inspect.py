@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from app.errors import BadKeyError, DamagedError, NotAllowedError
+from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError
 from app.formats.auditing import Stateful
 from app.formats.contract import Layout
 from app.formats.surveying import Collection, Description, Shard, Survey
@@ -112,6 +112,8 @@ async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
             states = await layout.states(root.fetch, listing_of(root, path))
         except DamagedError as error:
             reports.append(DamageReport(path, str(error.ref), error.reason))
+        except OfflineError as error:
+            reports.append(DamageReport(path, str(root.ref.join(path)), str(error)))
         else:
             reports += [RefReport(path, *state) for state in states]
     return reports

@@ -58,8 +58,10 @@ class Presigner:
         if not query:
             return cls(method, base, "")
         given = parse_qs(query)
-        _, _, region, service, _ = given["X-Amz-Credential"][0].split("/")
-        return cls(method, base, region) if service == "s3" and given.keys() <= _PLAIN else None
+        match given.get("X-Amz-Credential", [""])[0].split("/"):
+            case [_, _, region, "s3", _] if given.keys() <= _PLAIN:
+                return cls(method, base, region)
+        return None
 
     def sign(self, key: str, credentials: Any) -> str:
         """Presign the object *key* with frozen *credentials*."""

@@ -11,6 +11,7 @@ import icechunk
 import numpy as np
 import obstore
 import pytest
+import tensorstore
 import zarr
 from botocore.exceptions import ClientError
 from obstore.store import S3Store
@@ -37,6 +38,7 @@ def _write(path: Path) -> None:
     root.create_array("a/scalar", shape=(), dtype="f8")[...] = 1
     root.create_array("a/nothing", shape=(9,), chunks=(3,), dtype="f8")
     root.create_group("a-b")
+    root.create_group("0")
     root.create_array("away", shape=(2,), chunks=(1,), dtype="u1", compressors=None)
     session.store.set_virtual_ref(
         "away/c/1", "file:///nowhere/x", offset=3, length=5, validate_container=False
@@ -98,7 +100,7 @@ def _present(url: str, prefix: str, shape: Sequence[int]) -> list[str]:
 def test_what_is_listed_is_what_is_there(url: str, s3: Any) -> None:
     """Documents, and the chunks that a GET finds, the inner ones of shards; no others."""
     chunks = _present(url, "numbers", (120,)) + _present(url, "a/image", (13, 4))
-    nodes = ["", "a/", "a-b/", "a/image/", "a/nothing/", "a/scalar/", "away/", "numbers/"]
+    nodes = ["", "0/", "a/", "a-b/", "a/image/", "a/nothing/", "a/scalar/", "away/", "numbers/"]
     expected = [*chunks, "a/scalar/c", "away/c/1", *(f"{node}zarr.json" for node in nodes)]
 
     assert 8 < len(chunks) < 120
@@ -137,6 +139,14 @@ def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
         assert _list(s3, StartAfter=start) == [key for key in every if key > start]
 
 
+@pytest.mark.parametrize("start", ["", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"])
+def test_a_listing_of_a_ref_may_begin_outside_of_it(s3: Any, start: str) -> None:
+    """Before it all is listed, behind it nothing."""
+    every = _list(s3, _TAG)
+
+    assert _list(s3, _TAG, StartAfter=start) == [key for key in every if key > start]
+
+
 def test_sizes_and_tags_are_those_of_the_entities(url: str, s3: Any) -> None:
     """What a listing tells of a key is what HEAD tells of it."""
     listed = s3.list_objects_v2(Bucket="repository")["Contents"]
@@ -165,6 +175,15 @@ def test_refs_of_any_name_are_listed_and_read(s3: Any, name: str) -> None:
 
     assert listed == [f"{ref}{key}" for key in _list(s3)]
     assert s3.get_object(Bucket="repository", Key=listed[0])["Body"].read()
+
+
+def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
+    """It percent-encodes what is percent-encoded already, and finds the ref all the same."""
+    path = "/repository/@branch.a%2Fb/a/image/"
+    kvstore = {"driver": "http", "base_url": url, "path": path}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
+
+    assert array[24, 6].read().result() == 4
 
 
 def test_a_repository_below_a_bucket_is_listed(s3: Any) -> None:
@@ -196,7 +215,7 @@ def test_obstore_lists_and_reads(url: str) -> None:
     names = sorted(name for name, _ in group.members(max_depth=None))
 
     assert len(found) == len(set(found)) > 30
-    assert names == ["a", "a-b", "a/image", "a/nothing", "a/scalar", "away", "numbers"]
+    assert names == ["0", "a", "a-b", "a/image", "a/nothing", "a/scalar", "away", "numbers"]
     assert np.asarray(group["a/image"])[24, 6] == 4
 
 

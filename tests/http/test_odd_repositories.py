@@ -1,9 +1,13 @@
 """`app.http.repositories`: what the real library does not write, or not as it should be."""
 
+import json
 from pathlib import Path
 
 import pytest
+import zarr
+from typer.testing import CliRunner
 
+from app.cli import app
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.serving_repositories import serve
 
@@ -19,6 +23,25 @@ def test_offline(tmp_path: Path, route: str) -> None:
         answer = api.client.get(f"/api/datasets/repo{route}")
 
     assert (answer.status_code, "being moved" in answer.json()["detail"]) == (503, True)
+
+
+def test_offline_beside_others(tmp_path: Path) -> None:
+    """In a bucket it is told with its reason, and hides nothing of the rest."""
+    repo = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away/repo").write_bytes(repo.file())
+    zarr.create_array(tmp_path / "image", shape=(4,), chunks=(2,), dtype="u1")
+    with serve(tmp_path) as api:
+        told = api.tell("")
+    found = CliRunner().invoke(app, ["inspect", str(tmp_path), "--json"])
+    inspected = json.loads(found.stdout)
+
+    assert [each["path"] for each in told["arrays"]] == ["image"]
+    assert [(each["path"], "being moved" in each["reason"]) for each in told["damaged"]] == [
+        ("away", True)
+    ]
+    assert [each["path"] for each in inspected["arrays"]] == ["away", "image"]
+    assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
 
 
 def test_a_damaged_branch(tmp_path: Path) -> None:

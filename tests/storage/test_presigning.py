@@ -71,6 +71,8 @@ async def test_nothing_is_signed_without_credentials() -> None:
     [
         "X-Amz-Credential=AKID/20261121/us-west-2/s3express/aws4_request&X-Amz-Signature=1",
         "X-Amz-Credential=AKID/20261121/us-west-2/s3/aws4_request&X-Amz-S3session-Token=1",
+        "X-Amz-Credential=AKID/20261121/s3/aws4_request&X-Amz-Region-Set=%2A",
+        "AWSAccessKeyId=AKID&Signature=1&Expires=1",
     ],
 )
 async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:

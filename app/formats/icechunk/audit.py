@@ -24,7 +24,7 @@ from app.formats.icechunk.audit_snapshot import (
     Wanted,
     find_misfits,
 )
-from app.formats.icechunk.files import ChunkFiles, list_files
+from app.formats.icechunk.chunk_files import ChunkFiles, list_files
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.index import Manifest, ManifestDecoder
 from app.formats.icechunk.repository import Repository, named_by
@@ -32,7 +32,7 @@ from app.formats.icechunk.shards import enclose, place_of
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.icechunk.virtual import resolve
 from app.formats.reading import DecodeError, Read, Weighable
-from app.model import ByteRange, ObjectRef, Stored, condition_of
+from app.model import ByteRange, ObjectRef, Part, condition_of
 
 _MOST_STATS: Final = 4096
 """Of chunk files, each asked for by itself where they cannot be listed."""
@@ -177,12 +177,11 @@ class Audit:
     def _is_new(self, expected: Expected) -> bool:
         """Tell whether *expected* is to be asked for, and not so many files were before."""
         place = expected.place
-        version = place.version if isinstance(place, Stored) else None
-        target = hash((place.ref, version))
+        target = hash((place.ref, place.version))
         if self._done.get(target, -1) >= place.byte_range.stop:
             return False
         self._done[target] = place.byte_range.stop
-        if version is None or condition_of(version) is not None:
+        if isinstance(place, Part) or condition_of(place.version) is not None:
             return True
         self._stats += 1
         return self._stats <= _MOST_STATS

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from app.errors import NotAllowedError
 from app.formats.auditing import Counted, Expected, Finding, Flaw, Unchecked
 from app.formats.icechunk.audit_snapshot import Source, Wanted
-from app.formats.icechunk.files import ChunkFiles
+from app.formats.icechunk.chunk_files import ChunkFiles
 from app.formats.icechunk.index import Manifest, ManifestDecoder
 from app.formats.icechunk.references import Native, Virtual
-from app.formats.icechunk.repository import fixed_by, named_by
+from app.formats.icechunk.repository import foreign_place, named_by
 from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.describe import describe
 from app.formats.zarr_sharding_indexed.metadata import Node
-from app.model import ByteRange, Condition, ObjectRef, Part, Stored
+from app.model import ByteRange, Condition, ObjectRef, Stored
 
 _BLOCK: Final = 2**15
 _MOST_TOLD: Final = 100
@@ -136,15 +136,12 @@ class _ArrayCheck:
         if self.source.node.document.array is not None:
             return  # whoever reads the index of a shard learns all this
         for (ref, condition), target in self._virtual.items():
-            place = ByteRange(0, target.stop)
-            fixed = None if condition is None else fixed_by(condition)
-            yield Expected(
-                target.key, Part(ref, place) if fixed is None else Stored(ref, place, fixed)
-            )
+            place = foreign_place(ref, ByteRange(0, target.stop), condition)
+            yield Expected(target.key, place)
         for chunk_id, target in self._native.items():
-            place = ByteRange(0, target.stop)
-            ref = self.check.chunk_file(chunk_id)
-            yield Expected(target.key, Stored(ref, place, named_by(chunk_id)))
+            file = self.check.chunk_file(chunk_id)
+            native = Stored(file, ByteRange(0, target.stop), named_by(chunk_id))
+            yield Expected(target.key, native)
 
     def check_bounds(self, coords: NDArray[np.uint32], wanted: Wanted, source: Source) -> None:
         """Tell the chunks that nobody finds, because they are out of the grid or the extents."""

@@ -76,13 +76,13 @@ class AuditedSnapshotDecoder:
 def _find_faults(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield from snapshot.faults
     for path, node in snapshot.nodes.items():
-        try:
-            if isinstance(node, DecodeError):
-                raise node
-            if node.chunks is not None:
+        if isinstance(node, DecodeError):
+            yield f"/{path}", str(node)
+        elif node.chunks is not None:
+            try:
                 describe(node.document)
-        except DecodeError as error:
-            yield f"/{path}", str(error)
+            except DecodeError as error:
+                yield f"/{path}", str(error)
 
 
 def find_misfits(node: Node, listed: frozenset[bytes]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 type U32s = NDArray[np.uint32]
 
-_BLOCK: Final = 2**14
-"""So that what is computed with takes memory that is at hand, below what malloc maps anew."""
+BLOCK: Final = 2**14
+"""So many references at a time need less memory than what malloc maps anew each time."""
 _CELLS_PER_REFERENCE: Final = 3
 """Up to so many, a table of all cells is no larger than one of keys, and faster."""
 _MAX_CELLS: Final = 2**63
@@ -199,7 +199,7 @@ def gather(words: U32s, indexes: U32s, ndim: int) -> U32s:
     """
     coords = np.empty((ndim, len(indexes)), np.uint32)
     axes = np.arange(ndim)[:, None]
-    step = max(1, _BLOCK // max(1, ndim))
+    step = max(1, BLOCK // max(1, ndim))
     for start in range(0, len(indexes), step):
         block = slice(start, start + step)
         coords[:, block] = words.take(indexes[block] + axes, mode="clip")

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.icechunk.columns import Column, U32s, make_column, words_of
+from app.formats.icechunk.columns import BLOCK, Column, U32s, make_column, words_of
 from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.fields import check_object_id
 from app.formats.icechunk.flatbuffer import U8, Buffer, Table, required
@@ -22,8 +22,6 @@ from app.formats.reading import DecodeError
 from app.model import ByteRange
 
 _MAX_NBYTES: Final = 2**31 - 1
-_BLOCK: Final = 2**14
-"""So that what is computed with takes memory that is at hand, below what malloc maps anew."""
 _MAX_COLUMNS: Final = 2**16
 """Each takes time and memory; the library has one in a manifest."""
 _NONE: Final = np.empty(0, np.uint32)
@@ -164,8 +162,8 @@ def _locate(buffer: Buffer, slots: U32s) -> U32s:
     """
     located = np.empty((3, len(slots)), np.uint32)
     walk = _Walk(buffer.data)
-    for start in range(0, len(slots), _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for start in range(0, len(slots), BLOCK):
+        block = slice(start, start + BLOCK)
         table = walk.follow(slots[block].astype(np.int64) << 2)
         index = walk.follow(walk.first_field(table))
         located[0, block], located[1, block] = table, (index >> 2) + 1

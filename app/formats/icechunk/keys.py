@@ -5,14 +5,10 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from app.formats.icechunk.ids import decode_id
-from app.model import VirtualKey
-
-NAMED_REFS: Final = ("@branch.", "@tag.")
-"""How segments begin that name a branch or a tag."""
+from app.model import NAMED_REFS, VirtualKey, escape_ref
 
 _SESSION: Final = "@session."
 _REF: Final = re.compile(r"(?:^|/)(?=@branch\.|@tag\.|@session\.|@[0-9A-HJKMNP-TV-Z]{20}(?:/|$))")
-_UNSPEAKABLE: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 
 
 class Branch(NamedTuple):
@@ -47,7 +43,7 @@ def find_ref(key: VirtualKey) -> int | None:
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
     """Split ``@ref/path``; without a ref it is `MAIN`, and `None` for one that cannot be.
 
-    In the segment of a branch or tag the name is escaped, see `escape`.
+    In the segment of a branch or tag the name is escaped, see `escape_ref`.
     """
     head, _, path = key.partition("/")
     branch, tag = NAMED_REFS
@@ -76,13 +72,8 @@ def spell_ref(ref: Ref) -> str:
     """Write *ref* as the first segment of keys."""
     match ref:
         case Branch(name):
-            return f"@branch.{escape(name)}"
+            return f"@branch.{escape_ref(name)}"
         case Tag(name):
-            return f"@tag.{escape(name)}"
+            return f"@tag.{escape_ref(name)}"
         case SnapshotId(text):
             return f"@{text}"
-
-
-def escape(text: str) -> str:
-    """Percent-encode what no segment of a key can hold, for refs may have any name: ``a/b``."""
-    return _UNSPEAKABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)

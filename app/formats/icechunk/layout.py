@@ -128,7 +128,8 @@ class RepositoryLayout:
             return
         if (snapshot := await self.repository.snapshot(ref, fetch)) is None:
             return
-        within = window._replace(prefix=path, after=window.after.removeprefix(lead))
+        after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
+        within = window._replace(prefix=path, after=after)
         folded = None
         for block in blocks(snapshot, within):
             if (start := within.fold(block.start)) is None:
@@ -254,9 +255,9 @@ def _show(snapshot: Snapshot, path: str, node: Node) -> Inline:
 def _describe(
     snapshot: ObjectRef, path: str, node: Node | DecodeError
 ) -> Collection | DamagedError:
+    if isinstance(node, DecodeError):
+        return DamagedError(snapshot, f"/{path}: {node}")
     try:
-        if isinstance(node, DecodeError):
-            raise node
         description = replace(describe(node.document), path=path, format="icechunk")
     except DecodeError as error:
         return DamagedError(snapshot, f"/{path}: {error}")

@@ -193,10 +193,11 @@ def _orphans(nodes: Mapping[str, Node | DecodeError]) -> Mapping[str, str]:
 
 
 def _decode_node(table: Table) -> Node | DecodeError:
+    """Decode a node, or tell what is wrong with it by an error that holds on to no bytes."""
     try:
         return _parse_node(table)
     except DecodeError as error:
-        return error
+        return DecodeError(str(error))
     except (ValueError, RecursionError) as error:
         return DecodeError(f"its zarr.json is no JSON: {error}")
 

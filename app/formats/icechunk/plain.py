@@ -2,16 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
-
-import crc32c
 
 from app.errors import DamagedError
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Entry, Shard, Table
+from app.formats.zarr_sharding_indexed.survey import has_intact_checksum
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
-
-_CHECKSUM_NBYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class PlainChunk:
         """Learn the version of the object where that is not told."""
         if isinstance(self.place, Stored):
             return PlainSurvey(self, self.place)
-        found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque))
+        found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, self.place.version))
         if found is None:
             raise DamagedError(self.ref, "does not exist, though it is referred to")
         return PlainSurvey(self, Stored(self.ref, self.place.byte_range, found.etag))
@@ -62,9 +58,4 @@ class PlainSurvey:
 
     def check(self, _: Entry, data: bytes) -> str | None:
         """Compare the checksum."""
-        body, checksum = data[:-_CHECKSUM_NBYTES], data[-_CHECKSUM_NBYTES:]
-        if len(checksum) == _CHECKSUM_NBYTES and crc32c.crc32c(body) == int.from_bytes(
-            checksum, "little"
-        ):
-            return None
-        return "the checksum of the chunk does not match"
+        return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

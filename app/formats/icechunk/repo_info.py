@@ -186,4 +186,4 @@ def _read_config(root: Table) -> Config | DecodeError:
         config = root.data(_CONFIG)
         return Config() if config is None else read_config(config)
     except DecodeError as error:
-        return error
+        return DecodeError(str(error))

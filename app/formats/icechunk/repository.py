@@ -123,10 +123,8 @@ class Repository:
             case Virtual(location, byte_range, checksum):
                 ref = await self._resolve(location, fetch)
                 by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
-                if isinstance(checksum, str):
-                    place = Stored(ref, byte_range, Fixed(checksum, checksum))
-                    return Referenced(place, by, is_lasting=True)
-                return Referenced(Part(ref, byte_range, checksum), by, is_lasting=False)
+                foreign = foreign_place(ref, byte_range, checksum)
+                return Referenced(foreign, by, is_lasting=isinstance(foreign, Stored))
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError
@@ -148,7 +146,10 @@ def named_by(object_id: bytes) -> Fixed:
     return Fixed(ETag(f'"{encode_id(object_id)}"'))
 
 
-def fixed_by(checksum: Condition) -> Fixed:
-    """Give the only version of an object that *checksum* has to hold of."""
-    told = checksum if isinstance(checksum, str) else ETag(f'"{checksum.epoch_s:x}"')
-    return Fixed(told, checksum)
+def foreign_place(
+    ref: ObjectRef, byte_range: ByteRange, checksum: Condition | None
+) -> Stored | Part:
+    """Tell what of *ref* a virtual reference means: only an ETag leaves no choice of versions."""
+    if isinstance(checksum, str):
+        return Stored(ref, byte_range, Fixed(checksum, checksum))
+    return Part(ref, byte_range, checksum)

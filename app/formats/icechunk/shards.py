@@ -8,7 +8,7 @@ from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.metadata import Node
 from app.formats.icechunk.plain import PlainChunk
 from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
-from app.formats.icechunk.repository import Repository, fixed_by, named_by
+from app.formats.icechunk.repository import Repository, foreign_place, named_by
 from app.formats.surveying import Shard
 from app.formats.zarr_sharding_indexed.survey import ZarrShard
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
@@ -53,10 +53,7 @@ def place_of(
             data = manifest.read(place)
             return Part(ref, ByteRange(0, len(data))), data
         case Virtual(location, byte_range, checksum):
-            name = follow(location)
-            if checksum is None:
-                return Part(name, byte_range), None
-            return Stored(name, byte_range, fixed_by(checksum)), None
+            return foreign_place(follow(location), byte_range, checksum), None
 
 
 def enclose(node: Node, coords: tuple[int, ...], place: Stored | Part) -> Shard:

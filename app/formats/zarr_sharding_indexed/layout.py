@@ -170,7 +170,6 @@ class ShardReader:
         return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
 
     async def _locate_in_range(self, shard: Stored | Part, entry: int) -> Chunk:
-        version = shard.version if isinstance(shard, Stored) else shard.condition
         try:
             place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
         except DecodeError as error:
@@ -179,10 +178,10 @@ class ShardReader:
             at = entry * ENTRY_NBYTES
             place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
             decode = EntryDecoder(self.index.big_endian)
-            read = Read("index-entry", shard.ref, place, decode, version)
+            read = Read("index-entry", shard.ref, place, decode, shard.version)
             entry = 0
         else:
-            read = Read("shard-index", shard.ref, place, self.index, version)
+            read = Read("shard-index", shard.ref, place, self.index, shard.version)
         index = await self.fetch(read)
         if index is None:
             raise DamagedError(shard.ref, "does not exist, though it is referred to")

@@ -80,8 +80,7 @@ class ZarrShard:
             read = Read("shard-index", self.ref, self.level.index.request, Opaque)
         else:
             place = self.inside.byte_range.narrow(self._index_place(self.inside))
-            version = self.inside.version if isinstance(self.inside, Stored) else None
-            read = Read("shard-index", self.ref, place, Opaque, version)
+            read = Read("shard-index", self.ref, place, Opaque, self.inside.version)
         index = await fetch(read)
         if index is None and self.inside is not None:
             raise DamagedError(self.ref, "does not exist, though it is referred to")
@@ -172,12 +171,9 @@ class ZarrSurvey:
         """Compare the checksum where the last codec of inner chunks is one."""
         if codec_name(self.shard.array.unsharded.codecs[-1]) != "crc32c":
             return None
-        body, checksum = data[:-CHECKSUM_NBYTES], data[-CHECKSUM_NBYTES:]
-        if len(checksum) == CHECKSUM_NBYTES and crc32c.crc32c(body) == int.from_bytes(
-            checksum, "little"
-        ):
-            return None
-        return "the checksum of the inner chunk does not match"
+        return (
+            None if has_intact_checksum(data) else "the checksum of the inner chunk does not match"
+        )
 
     def _inner(self, entry: Entry) -> ZarrShard:
         whole = self.whole
@@ -201,3 +197,10 @@ class ZarrSurvey:
                 strict=True,
             )
         )
+
+
+def has_intact_checksum(data: bytes) -> bool:
+    """Tell whether *data* ends in the CRC-32C of all before it, 4 bytes, little endian."""
+    body, checksum = data[:-CHECKSUM_NBYTES], data[-CHECKSUM_NBYTES:]
+    expected = int.from_bytes(checksum, "little")
+    return len(checksum) == CHECKSUM_NBYTES and crc32c.crc32c(body) == expected

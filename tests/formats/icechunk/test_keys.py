@@ -10,12 +10,11 @@ from app.formats.icechunk.keys import (
     Ref,
     SnapshotId,
     Tag,
-    escape,
     spell_ref,
     split_ref,
 )
 from app.http.target import split_target
-from app.model import VirtualKey
+from app.model import VirtualKey, escape_ref
 
 FIRST = "1CECHNKREP0F1RSTCMT0"
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -94,4 +93,4 @@ def test_a_spelled_ref_is_what_a_path_is_decoded_to(ref: Ref) -> None:
 
 def test_only_what_no_segment_can_hold_is_escaped() -> None:
     """Names of people's alphabets stay readable."""
-    assert escape("é b/c%\n?#") == "é b%2Fc%25%0A?#"
+    assert escape_ref("é b/c%\n?#") == "é b%2Fc%25%0A?#"

@@ -366,6 +366,16 @@ def test_a_node_without_a_field_is_damaged(slot: int, name: str) -> None:
     assert name in str(node)
 
 
+def test_a_damaged_node_holds_on_to_no_bytes() -> None:
+    """The frames of a traceback would keep the whole file in memory, which nothing counts."""
+    table = building.node_table(_array("/a"))
+    del table[2]
+    (node,) = _decode_tables(table).nodes.values()
+
+    assert isinstance(node, DecodeError)
+    assert (node.__traceback__, node.__context__) == (None, None)
+
+
 def test_an_array_may_list_no_manifests() -> None:
     """Its chunks are all empty then."""
     table = building.node_table(_array("/a"))

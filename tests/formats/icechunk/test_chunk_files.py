@@ -1,11 +1,11 @@
-"""`app.formats.icechunk.files`: which chunk files there are."""
+"""`app.formats.icechunk.chunk_files`: which chunk files there are."""
 
 import os
 from collections.abc import AsyncIterator
 
 import numpy as np
 
-from app.formats.icechunk.files import ChunkFiles, list_files
+from app.formats.icechunk.chunk_files import ChunkFiles, list_files
 from tests.formats.icechunk.small import spell
 
 

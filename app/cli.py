@@ -75,13 +75,16 @@ def serve(
     port: Port = None,
     log_level: Level = None,
     workers: Workers = None,
+    writable: Annotated[
+        bool, typer.Option("--writable", help="Let clients write below the roots given here.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Do not start unless every root can be reached.")
     ] = False,
 ) -> None:
     """Serve the datasets of a configuration file, or roots without a file."""
     given = {"host": host, "port": port, "log_level": log_level, "workers": workers}
-    settings = _settings(roots or [], given)
+    settings = _settings(roots or [], given, writable=writable)
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
     if strict:
@@ -191,22 +194,25 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _settings(roots: list[str], given: dict[str, Any]) -> Settings:
+def _settings(roots: list[str], given: dict[str, Any], *, writable: bool = False) -> Settings:
     """Load the configuration that the arguments of the command line describe."""
     server_options = {name: value for name, value in given.items() if value is not None}
     if len(roots) == 1 and roots[0].endswith(".toml"):
+        if writable:
+            raise ConfigurationError("--writable goes with roots; a file says it of each dataset")
         return load(Path(roots[0]), os.environ, {"server": server_options})
-    return load(None, os.environ, {"server": server_options, "datasets": _datasets(roots)})
+    datasets = _datasets(roots, {"writable": True} if writable else {})
+    return load(None, os.environ, {"server": server_options, "datasets": datasets})
 
 
-def _datasets(roots: list[str]) -> dict[str, dict[str, str]]:
-    datasets: dict[str, dict[str, str]] = {}
+def _datasets(roots: list[str], told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    datasets: dict[str, dict[str, Any]] = {}
     for root in roots:
         named = _NAMED_ROOT.fullmatch(root)
         name, url = named.groups() if named else (_default_name(root), root)
         if name in datasets:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
-        datasets[name] = {"url": url}
+        datasets[name] = {"url": url, **told}
     return datasets
 
 

@@ -6,9 +6,24 @@ ShardgateError
 │   ├── BadKeyError
 │   ├── BadHeaderError
 │   ├── BadParameterError
+│   ├── BadBodyError              it is not what it says, or not what belongs there
+│   ├── DigestError               it is not what its checksum says
+│   ├── LengthRequiredError
+│   ├── TooLargeError
+│   ├── SlowBodyError
+│   ├── UnknownCodingError
+│   ├── UnsupportedError          S3 has it, and this service has not
+│   ├── ForeignPageError
+│   ├── PreconditionFailedError
+│   ├── BadPartError              a part of an upload is missing, or another one
+│   ├── PartOrderError
+│   ├── UnknownUploadError
 │   ├── UnknownDatasetError
 │   ├── UnknownRepositoryError
 │   └── UnknownRefError
+├── ConflictError                 what is stored does not go together with what is to be written
+├── ReadOnlyError                 what the key names cannot be written there
+├── UnwritableError               the store cannot be written without losing data
 ├── NotAllowedError               the operator has not allowed what the data refer to
 ├── OfflineError                  the owner of the repository has taken it out of service
 ├── BusyError                     the client comes back later
@@ -52,6 +67,54 @@ class BadParameterError(RequestError):
     """A parameter of the request cannot be, or not with the others."""
 
 
+class BadBodyError(RequestError):
+    """The body of the request is not what it says, or no such chunk or document can be there."""
+
+
+class DigestError(RequestError):
+    """The body of the request is not what a checksum beside it says."""
+
+
+class LengthRequiredError(RequestError):
+    """The request does not tell how long its body is."""
+
+
+class TooLargeError(RequestError):
+    """The body of the request is larger than is taken."""
+
+
+class SlowBodyError(RequestError):
+    """The body of the request did not arrive in time."""
+
+
+class UnknownCodingError(RequestError):
+    """The body comes in a coding that cannot be stored there."""
+
+
+class UnsupportedError(RequestError):
+    """S3 has such a request, and this service has not."""
+
+
+class ForeignPageError(RequestError):
+    """A page would write that may not even read."""
+
+
+class PreconditionFailedError(RequestError):
+    """What is stored is not in the state that the request demands."""
+
+
+class BadPartError(RequestError):
+    """A part of an upload was not uploaded, or is another one than the request tells."""
+
+
+class PartOrderError(RequestError):
+    """The request does not tell the parts of an upload in their order."""
+
+
+class UnknownUploadError(RequestError):
+    """No upload of that id goes on for the key."""
+
+
 class UnknownDatasetError(RequestError):
     """No dataset of that name is configured."""
 
@@ -62,6 +125,18 @@ class UnknownRepositoryError(RequestError):
 
 class UnknownRefError(RequestError):
     """The repository has no such branch, tag or snapshot."""
+
+
+class ConflictError(ShardgateError):
+    """What is to be written does not go together with what is stored."""
+
+
+class ReadOnlyError(ShardgateError):
+    """What the key names cannot be written there, by nobody."""
+
+
+class UnwritableError(ShardgateError):
+    """The store takes no writes, or would lose some: it does not heed conditions."""
 
 
 class NotAllowedError(ShardgateError):

@@ -1,7 +1,7 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -14,27 +14,35 @@ from app.formats.neuroglancer_precomputed.layout import Precomputed
 from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
 from app.formats.zarr_sharding_indexed.layout import Zarr3
 from app.formats.zarr_storage_transformer.layout import Zarr2022
+from app.http.asked import Limits
 from app.http.control import build_control
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.http.gateway import Gateway
+from app.http.metrics import Metrics
+from app.http.writing import WritingPlane
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
+from app.resolve.objects import ObjectWriter
 from app.resolve.resolver import Dataset, Resolver
+from app.resolve.rewriting import Rewrites
+from app.resolve.uploads import Uploads
+from app.resolve.writing import Writer
 from app.settings import DatasetSettings, LimitSettings, Settings
-from app.storage.contract import ObjectReader
+from app.storage.contract import ObjectStore
 from app.storage.stores import Stores
 
 
 def create_app(
-    settings: Settings, *, wrap: Callable[[ObjectReader], ObjectReader] = lambda store: store
+    settings: Settings, *, wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store
 ) -> Gateway:
     """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
     limits = settings.limits
-    stores = Stores(limits, wrap=wrap)
+    metrics = Metrics()
+    stores = Stores(limits, wrap=wrap, on_write=metrics.on_write)
     fetch = ReadCache(stores, Memory(settings.cache.index_bytes), ttl_s=settings.cache.ttl_s)
     chunks = ChunkReader(
         stores,
@@ -51,6 +59,12 @@ def create_app(
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
+    objects = ObjectWriter(
+        stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
+    )
+    room = ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s)
+    rewrites = Rewrites(stores, fetch, room, metrics.on_rewrite)
+    writer = Writer(stores, fetch, resolver, objects, rewrites)
     datasets = {
         name: Dataset(
             name=name,
@@ -60,18 +74,22 @@ def create_app(
             ),
             format=dataset.format,
             cache_control=dataset.cache_control.encode(),
+            is_writable=dataset.writable,
         )
         for name, dataset in settings.datasets.items()
     }
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        async with stores:
+        async with stores, aclosing(rewrites):
             yield
 
     cors = Cors(settings.server.cors_origins)
-    control = build_control(datasets, resolver, lifespan)
-    return Gateway(control, DataPlane(datasets, resolver, cors), cors)
+    control = build_control(datasets, resolver, metrics, lifespan)
+    bounds = Limits(limits.max_chunk_bytes, limits.max_batch_bytes, limits.timeout_s)
+    uploads = Uploads(stores, writer, max_nbytes=limits.max_chunk_bytes)
+    writing = WritingPlane(datasets, resolver, writer, uploads, budget=budget, limits=bounds)
+    return Gateway(control, DataPlane(datasets, resolver, writing, cors), cors)
 
 
 def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> ObjectRef:
@@ -105,8 +123,8 @@ def formats(
     if dataset.view == "raw":
         return []
     zarr = (
-        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes),
-        Zarr3(limits.whole_index_bytes),
+        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
+        Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
     )
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
     known: tuple[Format, ...] = (

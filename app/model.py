@@ -93,6 +93,10 @@ EVERYTHING: Final = ByteRange(0, 2**63 - 1)
 """All bytes of a sequence of any length."""
 
 
+type Piece = bytes | ByteRange
+"""A part of an object that is to be written: new bytes, or a range of what it replaces."""
+
+
 @dataclass(frozen=True, slots=True)
 class SuffixRange:
     """The last *length* bytes of a sequence, or all of a shorter one."""

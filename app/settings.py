@@ -39,6 +39,9 @@ RESERVED: Final = frozenset(
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
 """Where a dataset may lie."""
 
+WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
+"""Where clients may write."""
+
 _DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -144,11 +147,15 @@ class LimitSettings(_Section):
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
     """A larger body is passed on in pieces and not cached."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """Bytes read from stores and not yet taken by clients, at most."""
+    """Bytes read from stores and not yet taken by clients, or from clients, at most."""
+    max_chunk_bytes: ByteSize = ByteSize(64 * 1024**2)
+    """A larger body of one key is refused before it is read."""
+    max_batch_bytes: ByteSize = ByteSize(256 * 1024**2)
+    """A larger batch of writes is refused before it is read."""
     connections: PositiveInt = 64
     """Reads under way from one server, at most; as many again that are passed on in pieces."""
     timeout_s: PositiveFloat = 10.0
-    """Longest silence of a store."""
+    """Longest silence of a store, or of a client that sends a body."""
     deadline_s: PositiveFloat = 30.0
     """Longest time for one read of a store, retries included."""
 
@@ -198,6 +205,8 @@ class DatasetSettings(_Section):
     """Container format; `auto` looks for markers at the root and below."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as they are, with Range."""
+    writable: bool = False
+    """Whether clients may write, in `file://`, `s3://` and `memory://`."""
     cache_control: Annotated[str, AfterValidator(_header_value)] = "public, max-age=60"
     """For answers that can change."""
     virtual_chunk_prefixes: Annotated[
@@ -205,6 +214,13 @@ class DatasetSettings(_Section):
         BeforeValidator(_list_from_text),
     ] = ()
     """Icechunk: below which URLs virtual references may be followed; a table names a store too."""
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        if self.writable and self.url.partition("://")[0] not in WRITABLE_SCHEMES:
+            names = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
+            raise ValueError(f"writable goes with one of {names} only")
+        return self
 
 
 class Settings(_Section):

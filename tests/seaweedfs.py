@@ -12,6 +12,8 @@ from typing import Any, Final, cast
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from obstore.store import S3Store
+from zarr.storage import ObjectStore
 
 _START_S: Final = 60.0
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
@@ -72,6 +74,22 @@ class SeaweedFS:
             if file.is_file():
                 name = file.relative_to(path).as_posix()
                 self.put(f"{prefix.strip('/')}/{name}".lstrip("/"), file.read_bytes())
+
+    def zarr_store(self, prefix: str) -> ObjectStore[S3Store]:
+        """Give what zarr-python reads what is below *prefix* with."""
+        return ObjectStore(self.store(prefix), read_only=True)
+
+    def store(self, prefix: str) -> S3Store:
+        """Give obstore's client of what is below *prefix*."""
+        return S3Store(
+            self.bucket,
+            prefix=prefix or None,
+            endpoint=self.endpoint_url,
+            region=self.region,
+            access_key_id=self.access_key_id,
+            secret_access_key=self.secret_access_key,
+            client_options={"allow_http": True},
+        )
 
     def close(self) -> None:
         """Give the connections back."""

@@ -12,7 +12,7 @@ import uvicorn
 from app.main import create_app
 from app.server import configure
 from app.settings import Settings
-from app.storage.contract import ObjectReader
+from app.storage.contract import ObjectStore
 
 _START_S: Final = 20.0
 _STOP_S: Final = 10
@@ -20,7 +20,7 @@ _STOP_S: Final = 10
 
 @contextmanager
 def serving(
-    settings: Settings, *, wrap: Callable[[ObjectReader], ObjectReader] | None = None
+    settings: Settings, *, wrap: Callable[[ObjectStore], ObjectStore] | None = None
 ) -> Generator[str]:
     """Run the service with *settings* and give its URL, which ends without a slash."""
     app = create_app(settings) if wrap is None else create_app(settings, wrap=wrap)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tensorstore
@@ -105,6 +106,8 @@ def test_help_names_the_commands() -> None:
         (["serve", "--prot", "1", "a=/tmp"], "No such option: --prot"),
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
         (["serve", "--strict", "a=/no/where"], "datasets.a.url: file:///no/where"),
+        (["serve", "--writable", "a.toml"], "--writable goes with roots; a file says it of each"),
+        (["serve", "--writable", "a=gs://b"], "datasets.a: writable goes with one of file://, s3"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
         (["serv"], "No such command 'serv'"),
@@ -158,6 +161,17 @@ def test_serves_until_it_is_told_to_stop(examples: Path, workers: int, number: i
     ]
     assert len(bodies) == 1
     assert (code, said) == (0, "")
+
+
+@pytest.mark.parametrize(("option", "status"), [((), 405), (("--writable",), 200)])
+def test_roots_are_writable_if_that_is_said(
+    tmp_path: Path, option: tuple[str, ...], status: int
+) -> None:
+    """And not otherwise."""
+    with running("serve", "--port", "0", *option, str(tmp_path)) as (_, lines):
+        assert httpx.put(f"{lines[0].split()[0]}a/b", content=b"abc").status_code == status
+
+    assert (tmp_path / "a/b").exists() is (status == 200)
 
 
 def test_a_taken_port_is_one_line(examples: Path) -> None:
@@ -311,7 +325,7 @@ def test_inspect_tells_whatever_is_sharded(tmp_path: Path) -> None:
     bad = (tmp_path / "draft/meta/root/bad.array.json").as_uri()
     assert rows[0].startswith(f"draft damaged: {bad}: no JSON: ")
     assert rows[1:] == [
-        "draft/foo/bar zarr array 5 7 u1 2x2 4x4 2x2 end",
+        "draft/foo/bar zarr array 5 7 u1 2x2 4x4 2x2 end gzip/1.0",
         f"meshes precomputed meshes {spread}",
         f"spots/by_id precomputed annotations {spread}",
         f"spots/by_segment precomputed annotations {spread}",

@@ -127,6 +127,12 @@ def test_the_environment_reaches_tables_in_the_spelling_of_the_file(config: Path
             "datasets.em.format: Input should be 'auto'",
         ),
         ("[datasets.em]\nurl='s3://b'\ncache_control=\"a\\nb\"", "datasets.em.cache_control: "),
+        (
+            "[datasets.em]\nurl='https://h/a'\nwritable=true",
+            "datasets.em: writable goes with one of file://, s3://, memory:// only",
+        ),
+        ("[datasets.em]\nurl='gs://b'\nwritable=true", "datasets.em: writable goes with one of"),
+        ("[datasets.em]\nurl='az://b'\nwritable=true", "datasets.em: writable goes with one of"),
         ("[server]\nport = 65536", "server.port: Input should be less than or equal to 65535"),
         ("[cache]\nindex_bytes = 'lots'", "cache.index_bytes: is not a size such as 256MiB"),
         ("[cache]\nttl_s = inf", "cache.ttl_s: Input should be a finite number"),

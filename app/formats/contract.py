@@ -6,13 +6,14 @@ the `Layout` it gives then turns virtual keys into locations. Keys are listed as
 what ``inspect`` and ``verify`` tell they ask of the `Collection`s of `surveying`.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from app.errors import DamagedError
-from app.formats.naming import Item, Name, Window
+from app.formats.naming import Name, Shelf
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shards
+from app.formats.writing import Target, Translator
 from app.model import Location, ObjectRef, VirtualKey
 
 
@@ -24,14 +25,6 @@ class Listing(Protocol):
 
         Raises: `StorageError`, where the store cannot list one that is ``lasting``.
         """
-        ...
-
-
-class Aside(Protocol):
-    """Call a function that computes for long where it holds nothing up."""
-
-    async def __call__[*Ts, T](self, call: Callable[[*Ts], T], /, *args: *Ts) -> T:
-        """Give what *call* returns."""
         ...
 
 
@@ -49,19 +42,22 @@ class Layout(Protocol):
         """
         ...
 
-    def shows(self, key: VirtualKey) -> bool:
-        """Tell whether the stored object *key* can be asked for under its own name."""
+    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
+        """Find where *key*, which may name nothing yet, is written.
+
+        Raises: `BadKeyError` where there can be no such chunk, `ReadOnlyError`, `DamagedError`.
+        """
+        ...
+
+    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
+        """Tell what of *directory*, empty or with a slash behind it, can be asked for.
+
+        Raises: `DamagedError`.
+        """
         ...
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name] | None:
-        """Name what is right below *prefix*; `None` where it is what is stored and `shows`."""
-        ...
-
-    def items(self, window: Window, fetch: Fetch, aside: Aside) -> AsyncIterator[Item] | None:
-        """Give the wanted keys in the order of their bytes; `None` where that is not known.
-
-        A folded key may turn out to be the beginning of none.
-        """
+        """Name what is right below *prefix*; `None` where it is what the `Shelf` has."""
         ...
 
     async def collections(
@@ -89,6 +85,10 @@ class Format(Protocol):
 
     def claim(self, key: VirtualKey) -> int | None:
         """Find where *key* goes on as only keys in containers of this format do."""
+        ...
+
+    def translator(self, directory: ObjectRef, name: str) -> Translator | None:
+        """Say how the document *name* in *directory* is written; `None` is as it is given."""
         ...
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from app.formats.contract import Layout
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
+from app.formats.writing import Translator
 from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 
 type Json = Any
@@ -15,6 +16,12 @@ _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 """White space, and the mark that some editors set before UTF-8."""
 _VIEW_REVISION: Final = "u1"
 """Changes when the same stored metadata begins to be served in another form."""
+
+
+def begins_like_json(data: bytes) -> bool:
+    """Tell whether *data* begins as a JSON object does, or is empty, as what is left of one."""
+    text = data.lstrip(_BEFORE_JSON)
+    return not text or text.startswith(b"{")
 
 
 class Dialect[S: Weighable](Protocol):
@@ -29,6 +36,10 @@ class Dialect[S: Weighable](Protocol):
 
     def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
         """Open the container at *directory* that *spec* describes."""
+        ...
+
+    def translator(self, directory: ObjectRef) -> Translator | None:
+        """Say how a marker in *directory* is written; `None` leaves it to other dialects."""
         ...
 
 
@@ -84,8 +95,7 @@ class MarkerDecoder:
 
         Raises: `DecodeError` for what is no JSON any more, or contradicts itself.
         """
-        text = data.lstrip(_BEFORE_JSON)
-        if text and not text.startswith(b"{"):
+        if not begins_like_json(data):
             return self._claim(None, data)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
 
@@ -109,6 +119,13 @@ class DocumentFormat:
     def claim(self, _: VirtualKey) -> int | None:
         """Know of no such spelling."""
         return None
+
+    def translator(self, directory: ObjectRef, name: str) -> Translator | None:
+        """Ask the dialects, where *name* is that of the marker."""
+        if name != self.marker:
+            return None
+        found = (dialect.translator(directory) for dialect in self.dialects)
+        return next(filter(None, found), None)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the container at *directory*."""

@@ -18,6 +18,16 @@ _MOST_GIVEN_NBYTES: Final = 32 * 1024
 """More inflates to pieces for which malloc asks the kernel each time."""
 
 
+_LEVEL: Final = 5
+"""100,000 ids of a minishard index take 19 ms and 399 kB; one level more 56 ms and 396 kB."""
+
+
+def deflate(data: bytes) -> bytes:
+    """Compress *data* to one member, which tells neither time nor name."""
+    member = zlib_ng.compressobj(_LEVEL, zlib_ng.DEFLATED, _GZIP_WBITS)
+    return member.compress(data) + member.flush()
+
+
 def inflated_nbytes(data: bytes) -> int:
     """Tell how much *data* says that it holds: in vain if it lies, or is several members."""
     return int.from_bytes(data[-4:], "little")

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
+from app.errors import ShardgateError
 from app.http.cors import Cors
-from app.http.problems import problem
+from app.http.problems import problem, status_of
+from app.http.s3_answers import code_of, error_document
+from app.http.s3_requests import speaks_s3
 
 type Scope = Mapping[str, Any]
 type Headers = list[tuple[bytes, bytes]]
@@ -45,10 +48,13 @@ type Later = Callable[[Write], Awaitable[None]]
 class Answer:
     """The response to one request with the headers *given*."""
 
-    __slots__ = ("_cors", "_write", "given", "has_started", "request_id")
+    __slots__ = ("_cors", "_query", "_write", "given", "has_started", "request_id")
 
-    def __init__(self, given: Mapping[bytes, bytes], write: Write, cors: Cors) -> None:
+    def __init__(
+        self, given: Mapping[bytes, bytes], write: Write, cors: Cors, query: bytes = b""
+    ) -> None:
         self.given = given
+        self._query = query
         self.request_id = request_id(given.get(b"x-request-id"))
         self.has_started = False
         self._write = write
@@ -61,18 +67,53 @@ class Answer:
         self.has_started = True
         await self._write(status, headers, body)
 
-    async def problem(self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes]) -> None:
-        """Send a problem document; errors are not cached unless *extra* says how."""
-        headers, body = problem(status, detail)
+    @property
+    def is_s3(self) -> bool:
+        """Whether the client speaks S3."""
+        return speaks_s3(self.given, self._query)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a page sent the request that may not read the answer, nor is from here.
+
+        Browsers ask for leave to send some requests, not all.
+        """
+        origin = self.given.get(b"origin")
+        if origin is None or self._cors.admits(origin):
+            return False
+        return origin.partition(b"://")[2] != self.given.get(b"host")
+
+    async def fail(self, error: ShardgateError) -> None:
+        """Tell of *error*."""
+        status = status_of(error)
+        extra = [(b"allow", ALLOW)] if status is HTTPStatus.METHOD_NOT_ALLOWED else []
+        await self.problem(status, str(error), *extra, code=code_of(status, error))
+
+    async def problem(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *extra: tuple[bytes, bytes],
+        code: str | None = None,
+    ) -> None:
+        """Send a problem document, or S3's *code* to who speaks that.
+
+        Errors are not cached unless *extra* says how.
+        """
+        if self.is_s3:
+            request_id = self.request_id.decode()
+            headers, body = error_document(status, code or code_of(status), detail, request_id)
+        else:
+            headers, body = problem(status, detail)
         headers += extra
         if not any(name == b"cache-control" for name, _ in extra):
             headers.append(NO_STORE)
         await self.send(status, headers, body)
 
-    async def preflight(self) -> None:
-        """Answer OPTIONS."""
-        headers = self._cors.preflight(ALLOW)
-        await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", ALLOW), NO_STORE])
+    async def preflight(self, allow: bytes = ALLOW) -> None:
+        """Answer OPTIONS where the methods *allow* are served."""
+        headers = self._cors.preflight(allow, self.given.get(b"access-control-request-headers"))
+        await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", allow), NO_STORE])
 
     def completed(self, headers: Headers) -> Headers:
         """Add to the *headers* of another application what every answer carries."""

@@ -4,7 +4,7 @@ import html
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request, Response
@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError, UnknownDatasetError
 from app.formats.surveying import Description
+from app.http.metrics import MEDIA_TYPE, Metrics
 from app.http.problems import problem, status_of
 from app.http.repositories import RepositoryPath, build_repositories
 from app.http.target import check_key
@@ -22,6 +23,15 @@ from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+_ABOUT: Final = """What is served. The bytes are elsewhere:
+
+- `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
+is `writable`.
+- `POST /{dataset}?batch` reads many keys, `PUT /{dataset}?batch` writes them, \
+`DELETE /{dataset}?prefix=a/` takes all below a prefix away.
+- `GET /{dataset}?list-type=2` lists keys; clients of S3 take a dataset for a bucket.
+"""
 
 
 class DatasetSummary(BaseModel, use_attribute_docstrings=True):
@@ -33,6 +43,7 @@ class DatasetSummary(BaseModel, use_attribute_docstrings=True):
     format: str
     """Container format, or `auto`."""
     writable: bool = False
+    """Whether clients may write below that path."""
 
 
 class DatasetList(BaseModel):
@@ -59,10 +70,10 @@ class Readiness(BaseModel):
 
 
 def build_control(
-    datasets: Mapping[str, Dataset], resolver: Resolver, lifespan: Lifespan
+    datasets: Mapping[str, Dataset], resolver: Resolver, metrics: Metrics, lifespan: Lifespan
 ) -> FastAPI:
     """Build the FastAPI application."""
-    app = FastAPI(title="Shardgate", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Shardgate", description=_ABOUT, lifespan=lifespan, redoc_url=None)
     for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error, _on_error)
 
@@ -114,6 +125,11 @@ def build_control(
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return Readiness(datasets=states)
 
+    @app.get("/metrics")
+    async def count() -> Response:
+        """Tell what this process has done, for Prometheus."""
+        return Response(metrics.exposition(), media_type=MEDIA_TYPE)
+
     app.include_router(build_repositories(datasets, resolver))
     return app
 
@@ -126,7 +142,9 @@ def _named(datasets: Mapping[str, Dataset], name: str) -> Dataset:
 
 def _summary(dataset: Dataset) -> DatasetSummary:
     path = f"/{quote(dataset.name)}/"
-    return DatasetSummary(name=dataset.name, path=path, format=dataset.format)
+    return DatasetSummary(
+        name=dataset.name, path=path, format=dataset.format, writable=dataset.is_writable
+    )
 
 
 async def _reach(resolver: Resolver, dataset: Dataset) -> str:
@@ -147,9 +165,11 @@ def _start_page(summaries: list[DatasetSummary]) -> str:
     )
 
 
-def _problem_response(status: HTTPStatus, detail: str) -> Response:
+def _problem_response(
+    status: HTTPStatus, detail: str, more: Mapping[str, str] | None = None
+) -> Response:
     headers, body = problem(status, detail)
-    return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+    return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(more or {}))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -157,7 +177,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
         case ShardgateError():
             return _problem_response(status_of(error), str(error))
         case HTTPException():
-            return _problem_response(HTTPStatus(error.status_code), str(error.detail))
+            return _problem_response(HTTPStatus(error.status_code), error.detail, error.headers)
         case RequestValidationError():
             first: dict[str, Any] = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

@@ -1,5 +1,6 @@
 """CORS on every answer: without it Neuroglancer takes an error for a missing chunk."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,11 +11,12 @@ _EXPOSED: Final = (
     b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
 )
 _FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
+_ALLOWED: Final = (
+    b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, If-Match,"
+    b" If-None-Match, If-Range, Range, X-Request-ID"
+)
+_OF_S3: Final = re.compile(rb"(?i:x-amz-|amz-sdk-)[A-Za-z0-9-]+")
 _PREFLIGHT: Final[Headers] = [
-    (
-        b"access-control-allow-headers",
-        b"Authorization, Cache-Control, Content-Type, If-Match, If-None-Match, If-Range, Range",
-    ),
     (b"access-control-max-age", b"86400"),
     (b"access-control-allow-private-network", b"true"),
 ]
@@ -27,14 +29,29 @@ class Cors:
         self._any = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
+    def admits(self, origin: bytes) -> bool:
+        """Tell whether pages of *origin* may read answers."""
+        return self._any or origin in self._origins
+
     def headers(self, origin: bytes | None) -> Headers:
         """Give the headers of any answer to a page of *origin*."""
         if self._any:
             return _FOR_ALL
-        if origin is None or origin not in self._origins:
+        if origin is None or not self.admits(origin):
             return [(b"vary", b"Origin")]
         return [(b"access-control-allow-origin", origin), _EXPOSED, (b"vary", b"Origin")]
 
-    def preflight(self, allow: bytes) -> Headers:
-        """Give what an answer to OPTIONS says besides, where the methods *allow* are served."""
-        return [(b"access-control-allow-methods", allow), *_PREFLIGHT]
+    def preflight(self, allow: bytes, asked: bytes | None = None) -> Headers:
+        """Give what an answer to OPTIONS says besides, where the methods *allow* are served.
+
+        Of the headers *asked* for those of S3 are allowed, which have too many names to list.
+        """
+        of_s3 = [
+            name for each in (asked or b"").split(b",") if _OF_S3.fullmatch(name := each.strip())
+        ]
+        headers = b", ".join([_ALLOWED, *of_s3])
+        return [
+            (b"access-control-allow-methods", allow),
+            (b"access-control-allow-headers", headers),
+            *_PREFLIGHT,
+        ]

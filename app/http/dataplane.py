@@ -2,12 +2,19 @@
 
 import logging
 from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from app.errors import RequestError, ShardgateError, UnknownDatasetError
+from app.errors import (
+    BadKeyError,
+    RequestError,
+    ShardgateError,
+    UnknownDatasetError,
+    UnsupportedError,
+)
+from app.formats.naming import Name
 from app.http.answer import (
     ALLOW,
     Answer,
@@ -21,14 +28,19 @@ from app.http.answer import (
     combined,
     request_id,
 )
+from app.http.asked import allowed
+from app.http.bodies import lingering_writer
+from app.http.buckets import list_buckets, tell_of_bucket
 from app.http.cors import Cors
+from app.http.dates import last_modified
 from app.http.disconnect import ClientGoneError, UntilDisconnect
-from app.http.pages import content_type, listing_page
-from app.http.problems import status_of
+from app.http.pages import MOST_LINKS, content_type, listing_page
 from app.http.ranges import content_range
 from app.http.s3 import MEDIA_TYPE, ListRequest
-from app.http.selection import Conditions, Selection
+from app.http.s3_requests import names_in, unserved
+from app.http.selection import Conditions, Selection, choose, etag_of_opened
 from app.http.target import spell, split_target
+from app.http.writing import WritingPlane
 from app.model import ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
@@ -36,6 +48,7 @@ from app.resolve.resolver import Dataset, Resolver
 _GZIP: Final = (b"content-encoding", b"gzip")
 _LASTING: Final = b"public, max-age=31536000, immutable"
 """For what a key will name for ever (RFC 8246)."""
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
 
@@ -43,9 +56,16 @@ _log = logging.getLogger(__name__)
 class DataPlane:
     """Answers requests for virtual keys."""
 
-    def __init__(self, datasets: Mapping[str, Dataset], resolver: Resolver, cors: Cors) -> None:
+    def __init__(
+        self,
+        datasets: Mapping[str, Dataset],
+        resolver: Resolver,
+        writing: WritingPlane,
+        cors: Cors,
+    ) -> None:
         self._datasets = datasets
         self._resolver = resolver
+        self._writing = writing
         self._cors = cors
 
     def begin(self, raw_path: bytes, headers: Headers) -> AtHand | Later | None:
@@ -85,10 +105,21 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""
-        answer = Answer(combined(scope["headers"]), asgi_writer(send), self._cors)
+        given, query = combined(scope["headers"]), scope["query_string"]
         with suppress(ClientGoneError):
-            async with UntilDisconnect(receive):
-                await self._guarded(answer, partial(self._respond, answer, scope))
+            if scope["method"] in _READS:
+                answer = Answer(given, asgi_writer(send), self._cors, query)
+                async with UntilDisconnect(receive):
+                    await self._guarded(answer, partial(self._respond, answer, scope))
+            else:
+                incoming = self._writing.incoming(receive, given)
+                answer = Answer(given, lingering_writer(send, incoming), self._cors, query)
+                respond = partial(self._writing.respond, answer, scope, incoming)
+                await self._guarded(answer, respond)
+
+    async def list_buckets(self, answer: Answer) -> None:
+        """Answer S3 clients that ask what is served."""
+        await list_buckets(answer, self._datasets)
 
     async def _guarded(self, answer: Answer, respond: Respond) -> None:
         """Let *respond* fail with a problem document; what broke off is raised again."""
@@ -98,7 +129,9 @@ class DataPlane:
             if answer.has_started:
                 _log.warning("request %s broke off: %s", answer.request_id.decode(), error)
                 raise
-            await answer.problem(status_of(error), str(error))
+            await answer.fail(error)
+        except ClientGoneError:
+            raise
         except Exception:
             if answer.has_started:
                 raise
@@ -106,26 +139,36 @@ class DataPlane:
             await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
 
     async def _respond(self, answer: Answer, scope: Scope) -> None:
-        method = scope["method"]
+        method, query = scope["method"], scope["query_string"]
         if method == "OPTIONS":
-            await answer.preflight()
-            return
-        if method not in {"GET", "HEAD"}:
-            detail = f"{method} is not served here"
-            await answer.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, (b"allow", ALLOW))
+            await answer.preflight(self._allowed(scope["raw_path"], names_in(query)))
             return
         name, key = split_target(scope["raw_path"])
         dataset = self._datasets.get(name)
         if dataset is None:
             raise UnknownDatasetError(f"there is no dataset {name}")
-        if not key and (request := ListRequest.parse(scope["query_string"])) is not None:
+        names = names_in(query) if query else frozenset[bytes]()
+        operation = unserved(method, names, {}, of_key=bool(key))
+        if operation is not None and answer.is_s3:
+            raise UnsupportedError(f"{operation} is not served")
+        if key and not key.endswith("/"):
+            await self._read(answer, dataset, key, Conditions.parse(method, answer.given))
+        elif not key and (request := ListRequest.parse(query)) is not None:
             await self._list_objects(answer, dataset, request)
+        elif not key and answer.is_s3:
+            await tell_of_bucket(answer, dataset, method, names)
         elif key is None:
             await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
-        elif not key or key.endswith("/"):
-            await self._list(answer, dataset, key)
         else:
-            await self._read(answer, dataset, key, Conditions.parse(method, answer.given))
+            await self._list(answer, dataset, key)
+
+    def _allowed(self, raw_path: bytes, names: frozenset[bytes]) -> bytes:
+        """List the methods that are served of what *raw_path* names, which may be nothing."""
+        try:
+            name, key = split_target(raw_path)
+        except BadKeyError:
+            return ALLOW
+        return allowed(self._datasets.get(name), key, names)
 
     def _at_hand(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions
@@ -134,7 +177,7 @@ class DataPlane:
         entity = self._resolver.recall(dataset, key)
         if entity is None:
             return None
-        if (selection := _choose(conditions, entity)) is None:
+        if (selection := choose(conditions, entity)) is None:
             return None
         body = self._resolver.at_hand(entity, selection.reads)
         return None if body is None else Opened(entity, selection, body)
@@ -142,10 +185,10 @@ class DataPlane:
     async def _read(
         self, answer: Answer, dataset: Dataset, key: VirtualKey, conditions: Conditions
     ) -> None:
-        def choose(entity: Entity) -> Selection | None:
-            return _choose(conditions, entity)
+        def choose_part(entity: Entity) -> Selection | None:
+            return choose(conditions, entity)
 
-        async with self._resolver.open(dataset, key, choose, conditions.reading) as opened:
+        async with self._resolver.open(dataset, key, choose_part, conditions.reading) as opened:
             if opened is not None:
                 await _send_entity(answer, dataset, key, opened)
             elif conditions.is_plain_get and await self._resolver.is_group(dataset, key):
@@ -155,14 +198,16 @@ class DataPlane:
 
     async def _list_objects(self, answer: Answer, dataset: Dataset, request: ListRequest) -> None:
         page = await self._resolver.page(dataset, request.window, request.limit)
-        if page is None:
-            await _missing(answer, dataset, f"{dataset.name} cannot be listed there: only refs can")
-            return
         body = request.answer(dataset.name, page)
         await answer.send(HTTPStatus.OK, _listing_headers(dataset, MEDIA_TYPE, body), body)
 
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
-        listed = [entry async for entry in self._resolver.list(dataset, prefix)]
+        listed: list[Name] = []
+        async with aclosing(self._resolver.list(dataset, prefix)) as names:
+            async for name in names:
+                listed.append(name)
+                if len(listed) > MOST_LINKS:
+                    break
         if not listed:
             await _missing(answer, dataset, f"{dataset.name} has nothing below {prefix}")
             return
@@ -177,20 +222,6 @@ def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Header
         (b"content-length", b"%d" % len(body)),
         (b"cache-control", dataset.cache_control),
     ]
-
-
-def _choose(conditions: Conditions, entity: Entity) -> Selection | None:
-    """Select of *entity*; `None` if that takes the length of what its gzip holds.
-
-    Clients take the length that HEAD tells for that of what they will see, so HEAD never speaks
-    of gzip (notes of clients: Neuroglancer ignores a length beside Content-Encoding).
-    """
-    if entity.coding is not Coding.GZIP:
-        return conditions.choose(entity.etag, entity.length)
-    if conditions.takes_gzip:
-        return conditions.choose(entity.gzip_etag, entity.length)._replace(is_gzip=True)
-    status = conditions.precondition(entity.etag)
-    return None if status is None else Selection(status)
 
 
 async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
@@ -220,7 +251,7 @@ async def _send_entity(
         detail = f"{key} has {entity.length} bytes, none of them in the range"
         await answer.problem(status, detail, (b"content-range", spelled))
     else:
-        etag = _etag(opened)
+        etag = etag_of_opened(opened)
         detail = f"the current version of {key} is {etag}"
         await answer.problem(status, detail, (b"etag", etag.encode("latin-1")))
 
@@ -230,23 +261,20 @@ def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
     (status, part, _, is_gzip), entity = opened.choice, opened.entity
     cache_control = _LASTING if entity.is_lasting else dataset.cache_control
     if part is not None:
-        headers = [*_headers(_etag(opened), part.length, key, cache_control)]
+        headers = [*_headers(etag_of_opened(opened), part.length, key, cache_control)]
         if status is HTTPStatus.PARTIAL_CONTENT:
             headers.append((b"content-range", content_range(part, entity.length).encode()))
         if is_gzip:
             headers.append(_GZIP)
     elif status is HTTPStatus.NOT_MODIFIED:
-        etag = _etag(opened).encode("latin-1")
+        etag = etag_of_opened(opened).encode("latin-1")
         headers = [(b"etag", etag), (b"cache-control", cache_control)]
     else:
         return None
     if entity.coding is not Coding.PLAIN:
         headers.append(_VARY)
+    headers += last_modified(entity.modified_s)
     return headers
-
-
-def _etag(opened: Opened[Selection]) -> ETag:
-    return opened.entity.gzip_etag if opened.choice.is_gzip else opened.entity.etag
 
 
 @lru_cache(maxsize=4096)

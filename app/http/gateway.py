@@ -31,7 +31,8 @@ class Gateway:
             await self._data(scope, receive, send)
 
     async def _ours(self, scope: Scope, receive: Any, send: Any) -> None:
-        answer = Answer(combined(scope["headers"]), asgi_writer(send), self._cors)
+        query = scope["query_string"]
+        answer = Answer(combined(scope["headers"]), asgi_writer(send), self._cors, query)
 
         async def decorate(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -40,5 +41,7 @@ class Gateway:
 
         if scope["method"] == "OPTIONS":
             await answer.preflight()
+        elif scope["path"] == "/" and scope["method"] == "GET" and answer.is_s3:
+            await self._data.list_buckets(answer)
         else:
             await self._control(scope, receive, decorate)

@@ -1,12 +1,14 @@
 """Pages of links that people browse, and from which fsspec learns the members of a group."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from app.formats.naming import Name
 from app.http.target import spell
 
+MOST_LINKS: Final = 10_000
+"""More are not shown on one page."""
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
     "info": b"application/json",
@@ -29,9 +31,14 @@ def content_type(key: str) -> bytes:
     return _CONTENT_TYPES.get(ending, b"application/octet-stream")
 
 
-def listing_page(path: str, listed: Iterable[Name]) -> bytes:
-    """Write the page of *path*, which ends in a slash; every link is relative to it."""
-    rows = "\n".join(map(_row, listed))
+def listing_page(path: str, listed: Sequence[Name]) -> bytes:
+    """Write the page of *path*, which ends in a slash; every link is relative to it.
+
+    Arrays can have more chunks than a page has room for; what is left out is said.
+    """
+    rows = "\n".join(map(_row, listed[:MOST_LINKS]))
+    if len(listed) > MOST_LINKS:
+        rows += "\n<li>and more: <code>?list-type=2</code> gives all by the page</li>"
     title = html.escape(path)
     return (
         f"<!doctype html>\n<html><head><title>{title}</title></head>\n"

@@ -11,9 +11,24 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.BadKeyError: HTTPStatus.BAD_REQUEST,
     errors.BadHeaderError: HTTPStatus.BAD_REQUEST,
     errors.BadParameterError: HTTPStatus.BAD_REQUEST,
+    errors.BadBodyError: HTTPStatus.BAD_REQUEST,
+    errors.DigestError: HTTPStatus.BAD_REQUEST,
+    errors.LengthRequiredError: HTTPStatus.LENGTH_REQUIRED,
+    errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.SlowBodyError: HTTPStatus.REQUEST_TIMEOUT,
+    errors.UnknownCodingError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
+    errors.ForeignPageError: HTTPStatus.FORBIDDEN,
+    errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
+    errors.BadPartError: HTTPStatus.BAD_REQUEST,
+    errors.PartOrderError: HTTPStatus.BAD_REQUEST,
+    errors.UnknownUploadError: HTTPStatus.NOT_FOUND,
     errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
     errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,
     errors.UnknownRefError: HTTPStatus.NOT_FOUND,
+    errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.ReadOnlyError: HTTPStatus.METHOD_NOT_ALLOWED,
+    errors.UnwritableError: HTTPStatus.FORBIDDEN,
     errors.NotAllowedError: HTTPStatus.FORBIDDEN,
     errors.OfflineError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -49,6 +64,9 @@ def problem(status: HTTPStatus, detail: str) -> tuple[Headers, bytes]:
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),
     ]
-    if status in _RETRIED:
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
-    return headers, body
+    return headers + retry_headers(status), body
+
+
+def retry_headers(status: HTTPStatus) -> Headers:
+    """Say when to come back, where that is worth it."""
+    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in _RETRIED else []

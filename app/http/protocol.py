@@ -153,8 +153,10 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _begin(self) -> bool:
-        path = httptools.parse_url(self.url).path
-        begun: AtHand | Later | None = self.app.begin(path, self.headers)
+        url = httptools.parse_url(self.url)
+        if url.query:
+            return False
+        begun: AtHand | Later | None = self.app.begin(url.path, self.headers)
         if begun is None:
             return False
         if isinstance(begun, AtHand):

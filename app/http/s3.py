@@ -2,8 +2,10 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Self
 from urllib.parse import parse_qsl, quote
 from xml.etree import ElementTree as ET
@@ -15,10 +17,9 @@ from app.resolve.listing import Page
 
 MEDIA_TYPE: Final = b"application/xml"
 _MAX_KEYS: Final = 1000
+_COUNT: Final = re.compile("[0-9]{1,18}")
 _SPACE: Final = 32
-_NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
-_WITHOUT_A_TIME: Final = "1970-01-01T00:00:00.000Z"
-"""Keys of a snapshot have none of their own, and clients want one."""
+NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ListRequest:
         if (delimiter := given.get("delimiter", "")) not in ("", "/"):
             raise BadHeaderError("keys can be folded at '/' only")
         limit = given.get("max-keys", str(_MAX_KEYS))
-        if not (limit.isascii() and limit.isdigit()):
+        if not _COUNT.fullmatch(limit):
             raise BadHeaderError("max-keys is no number")
         token = given.get("continuation-token")
         after = given.get("start-after", "") if token is None else _read_token(token)
@@ -61,7 +62,7 @@ class ListRequest:
     def answer(self, bucket: str, page: Page) -> bytes:
         """Write the XML that tells of *page*."""
         spell = quote if self.given.get("encoding-type") == "url" else str
-        root = ET.Element("ListBucketResult", xmlns=_NAMESPACE)
+        root = ET.Element("ListBucketResult", xmlns=NAMESPACE)
         told = {
             "Name": bucket,
             "Prefix": spell(self.window.prefix),
@@ -75,27 +76,34 @@ class ListRequest:
         }
         if page.after is not None:
             told["NextContinuationToken"] = _write_token(page.after)
-        _add(root, told)
-        for key, nbytes, etag in page.entries:
+        add(root, told)
+        for key, nbytes, etag, modified_s in page.entries:
             if nbytes is None:
-                _add(ET.SubElement(root, "CommonPrefixes"), {"Prefix": spell(key)})
+                add(ET.SubElement(root, "CommonPrefixes"), {"Prefix": spell(key)})
                 continue
             contents = {
                 "Key": spell(key),
-                "LastModified": _WITHOUT_A_TIME,
+                "LastModified": write_time(modified_s or 0),
                 "ETag": etag,
                 "Size": str(nbytes),
                 "StorageClass": "STANDARD",
             }
-            _add(ET.SubElement(root, "Contents"), contents)
+            add(ET.SubElement(root, "Contents"), contents)
         text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
         return text
 
 
-def _add(parent: ET.Element, texts: Mapping[str, str | None]) -> None:
+def add(parent: ET.Element, texts: Mapping[str, str | None]) -> None:
+    """Put elements that hold *texts* into *parent*; `None` is none."""
     for name, text in texts.items():
         if text is not None:
             ET.SubElement(parent, name).text = text
+
+
+def write_time(epoch_s: float) -> str:
+    """Write a time of clients of S3, which want one for chunks too, that have none of their own."""
+    text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def _write_token(key: str) -> str:

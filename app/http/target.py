@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote
 
 from app.errors import BadKeyError
 from app.model import NAMED_REFS, VirtualKey, escape_ref
+from app.storage.contract import TEMPORARY
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
@@ -18,7 +19,8 @@ def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
     """Split ``/{dataset}/{virtual key}``; the key is `None` without a slash behind the dataset.
 
     Raises: `BadKeyError` for what is not UTF-8 once decoded, has control characters, ``.``,
-    ``..`` or empty segments, or is too long. A key may end in a slash, as a prefix.
+    ``..`` or empty segments, is too long, or names what is ours. A key may end in a slash, as a
+    prefix.
     """
     try:
         path = raw_path.decode("ascii")
@@ -36,9 +38,11 @@ def check_key(key: str) -> VirtualKey:
     Raises: `BadKeyError`.
     """
     if len(key) > MAX_KEY_BYTES or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES):
-        raise BadKeyError(f"the key is longer than {MAX_KEY_BYTES} bytes")
+        raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
+    if TEMPORARY in key:
+        raise BadKeyError(f"{key!r} is no key: unfinished objects have {TEMPORARY} in their names")
     if _FORBIDDEN.search(key):
-        raise BadKeyError("the key has a control character or an empty, '.' or '..' segment")
+        raise BadKeyError(f"{key!r} has a control character or an empty, '.' or '..' segment")
     return VirtualKey(key)
 
 

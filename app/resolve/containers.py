@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError
-from app.formats.contract import Aside, Format, Layout, Listing
-from app.formats.naming import Name, Window
+from app.formats.contract import Format, Layout, Listing
+from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shards
+from app.formats.writing import Document, Target
 from app.model import Location, ObjectRef, VirtualKey, Whole
 
 
@@ -17,6 +18,8 @@ class PassThrough:
     """What lies in no container: objects, as they are."""
 
     root: ObjectRef
+    is_everything: bool = False
+    """Whether there can be no container below."""
 
     def encloses(self, _: VirtualKey) -> bool:
         """Anything can be below."""
@@ -26,16 +29,17 @@ class PassThrough:
         """Take *key* for the name of an object."""
         return Whole(self.root.join(key))
 
-    def shows(self, _: VirtualKey) -> bool:
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        """Take *key* for the name of an object."""
+        return Whole(self.root.join(key))
+
+    async def shelf(self, _: VirtualKey, __: Fetch) -> Shelf:
         """Hide nothing."""
-        return True
+        return PLAIN if self.is_everything else Shelf()
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
         """Know of nothing but what is stored."""
         return None
-
-    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
-        """Know of nothing but what is stored."""
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         """Know of nothing."""
@@ -50,7 +54,7 @@ class PassThrough:
         return None
 
 
-_MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 32
 """Below so many directories no container is looked for: each costs a read of every marker."""
 
 
@@ -68,16 +72,14 @@ class Containers:
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
         """Find the container of *key*, and the rest of *key* in it."""
-        if (claimed := await self._claimed(root, key, fetch)) is not None:
+        if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
-        found: Layout = PassThrough(root)
+        found = self.around(root)
         rest = key
         directory, start = root, 0
-        for _ in range(_MAX_DEPTH):
-            for fmt in self.formats:
-                if (layout := await fmt.open(directory, fetch)) is not None:
-                    found, rest = layout, VirtualKey(key[start:])
-                    break
+        for _ in range(MAX_DEPTH):
+            if (layout := await self.open(directory, fetch)) is not None:
+                found, rest = layout, VirtualKey(key[start:])
             slash = key.find("/", start)
             if found.encloses(rest) or slash < 0:
                 break
@@ -85,7 +87,32 @@ class Containers:
             directory = root.join(key[:slash])
         return found, rest
 
-    async def _claimed(
+    async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
+        """Find where *key* is written; see `Layout.target`."""
+        layout, rest = await self.find(root, key, fetch)
+        target = await layout.target(rest, fetch)
+        if isinstance(target, Whole):
+            path, _, name = key.rpartition("/")
+            for fmt in self.formats:
+                if (translator := fmt.translator(root.join(path), name)) is not None:
+                    return Document(target.ref, translator)
+        return target
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
+        """Open *directory* if it is a container.
+
+        Raises: `DamagedError`.
+        """
+        for fmt in self.formats:
+            if (layout := await fmt.open(directory, fetch)) is not None:
+                return layout
+        return None
+
+    def around(self, root: ObjectRef) -> Layout:
+        """Give what the keys are in that are in no container below *root*."""
+        return PassThrough(root, is_everything=not self.formats)
+
+    async def claimed(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey] | None:
         """Find the container that the spelling of *key* tells of, without a search."""

@@ -1,6 +1,6 @@
 """What a virtual key names, and what is made of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
@@ -8,6 +8,10 @@ from app.model import ByteRange, ETag, Inline, Stored, etag_of
 from app.storage.contract import Found
 
 type Body = bytes | AsyncIterator[bytes]
+
+type Demand = Callable[[Sequence[ETag]], bool]
+"""What a request demands: told all names of the version that a key has now, none where there is
+nothing, it tells whether the request may go on."""
 
 
 class Coding(Enum):
@@ -33,6 +37,8 @@ class Entity(NamedTuple):
     coding: Coding = Coding.PLAIN
     is_lasting: bool = False
     """Whether the key will name the same for ever."""
+    modified_s: int | None = None
+    """Of an object that is served as it is, when it was last modified, if the store tells."""
 
     @staticmethod
     def at(place: Stored | Inline) -> "Entity":
@@ -49,9 +55,19 @@ class Entity(NamedTuple):
         return self._replace(etag=etag, is_lasting=is_lasting)
 
     @property
+    def names(self) -> tuple[ETag, ...]:
+        """Give all names that clients may know this version by."""
+        return (self.etag, self.gzip_etag)
+
+    @property
     def gzip_etag(self) -> ETag:
         """Name the version in the form of gzip; *etag* is that of what it holds."""
-        return ETag(f'{self.etag[:-1]}-gzip"')
+        return gzip_name(self.etag)
+
+
+def gzip_name(etag: ETag) -> ETag:
+    """Name the form of gzip of what *etag* names."""
+    return ETag(f'{etag[:-1]}-gzip"')
 
 
 class Choice(Protocol):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable
-from math import inf
+from math import inf, nextafter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -77,6 +77,7 @@ class ReadCache:
         self._flights = SingleFlight[tuple[Hashable, float]]()
         self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
+        self._all_forgotten_at = -inf
         self.generation = 0
         """Grows when something that was known turns out to be otherwise."""
 
@@ -111,14 +112,28 @@ class ReadCache:
         """Remember what an answer told about *ref* besides its bytes."""
         return self._keep(ref, stat, asked_at)
 
+    def keep(self, read: Read[Any], known: Versioned[Any]) -> None:
+        """Remember what *read* would bring, for it has just been written.
+
+        All that was known before is forgotten; this is known since a moment later.
+        """
+        self._keep(read, known, nextafter(self.clock(), inf))
+
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Take nothing that is known of *ref* for current, unless that was done since *known_at*.
 
         Of many who learn at once that an object was replaced only the first brings news.
         """
-        if self._forgotten.get(ref, -inf) < known_at:
+        if self._forgotten_at(ref) < known_at:
+            if self._forgotten.currsize >= _FORGOTTEN_MAX:  # or the oldest were known again
+                self._forgotten.clear()
+                self._all_forgotten_at = self.clock()
             self._forgotten[ref] = self.clock()
             self.generation += 1
+
+    def _forgotten_at(self, ref: ObjectRef) -> float:
+        """Tell until when nothing that was asked of *ref* is taken for current."""
+        return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> Remembered | None:
         entry = cast("Remembered | None", self.memory.get(key))
@@ -134,9 +149,11 @@ class ReadCache:
         return entry
 
     def _is_forgotten(self, entry: Remembered, ref: ObjectRef) -> bool:
-        if not self._forgotten or entry.expires_at == inf:
+        if entry.expires_at == inf:
             return False
-        return entry.asked_at <= self._forgotten.get(ref, -inf)
+        if not self._forgotten:
+            return entry.asked_at <= self._all_forgotten_at
+        return entry.asked_at <= self._forgotten_at(ref)
 
     def _keep(
         self,
@@ -157,7 +174,7 @@ class ReadCache:
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
     ) -> Remembered:
         """Join a call of *key* that began after *ref* was last forgotten, or begin one."""
-        return await self._flights.run((key, self._forgotten.get(ref, -inf)), call)
+        return await self._flights.run((key, self._forgotten_at(ref)), call)
 
     async def _perform_stat(self, ref: ObjectRef) -> Remembered:
         asked_at = self.clock()

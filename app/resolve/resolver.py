@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.naming import Name, Window
+from app.formats.reading import Fetch
 from app.model import (
     ByteRange,
     ByteRequest,
@@ -34,6 +35,7 @@ from app.resolve.flight import SingleFlight
 from app.resolve.listing import Page, list_page
 from app.resolve.noting import TRUSTED_S, Noting
 from app.resolve.opening import Held, Opening
+from app.resolve.settling import settled
 from app.resolve.walk import Root
 from app.storage.contract import Found, ObjectReader, Stat
 
@@ -49,6 +51,11 @@ class Dataset:
     """As it is configured: ``zarr``, or ``auto``."""
     cache_control: bytes
     """The header of answers that can change."""
+    is_writable: bool = False
+
+
+_NAMES: Final = 1000
+"""So many names of a page of links are gathered at a time."""
 
 
 class _Found(NamedTuple):
@@ -216,17 +223,25 @@ class Resolver:
             for each in names:
                 yield each
             return
-        directory = dataset.root.join(prefix).prefix
-        async for listed in self._store.list(directory, delimiter="/"):
-            name = listed.ref.key.removeprefix(directory.key)
-            if layout.shows(VirtualKey(rest + name)):
-                yield Name(name, listed.size)
+        after: str | None = ""
+        while after is not None:
+            page = await self.page(dataset, Window(prefix, after, "/"), _NAMES)
+            for entry in page.entries:
+                yield Name(entry.key.removeprefix(prefix), entry.nbytes)
+            after = page.after
 
-    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page | None:
-        """List up to *limit* keys of *window*; `None` where the keys are not known."""
-        prefix = VirtualKey(window.prefix)
-        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
-        return await list_page(layout, window, prefix.removesuffix(rest), limit, self._fetch)
+    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
+        """List up to *limit* keys of *window*, as they can be asked for.
+
+        Raises: `StorageError`, where the store cannot be listed one that is ``lasting``;
+        `DamagedError`.
+        """
+
+        async def attempt(fetch: Fetch) -> Page:
+            root = Root(dataset.root, self._store, dataset.containers, fetch)
+            return await list_page(root, window, limit)
+
+        return await settled(self._fetch, attempt)
 
     def root(self, dataset: Dataset) -> Root:
         """Give what is needed to look around in *dataset*."""
@@ -244,7 +259,8 @@ class Resolver:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
         coding = Coding.GZIP if stat.is_gzip else Coding.PLAIN
-        return Entity(stat.etag, stat.size, place, first, coding)
+        entity = Entity(stat.etag, stat.size, place, first, coding)
+        return entity._replace(modified_s=stat.modified_s)
 
     async def _part(
         self, part: Part, reading: ByteRequest | None, noting: Noting, held: Held
@@ -305,7 +321,8 @@ class Resolver:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
             return self._fetch.learn(ref, None, asked_at), None
-        return self._fetch.learn(ref, Stat(found.size, found.etag, found.is_gzip), asked_at), found
+        stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s)
+        return self._fetch.learn(ref, stat, asked_at), found
 
 
 def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:

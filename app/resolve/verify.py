@@ -144,7 +144,7 @@ def _take(root: Root, path: str, finding: Finding, report: Report, *, chunks: bo
             store: ObjectReader = root.store
             if data is not None:
                 store = MemoryStore()
-                store.put(shard.ref, data)
+                store.place(shard.ref, data)
             return partial(_check, _Found(store, _join(path, below), shard), chunks=chunks)
     return None
 

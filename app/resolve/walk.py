@@ -59,7 +59,7 @@ async def find_containers(root: Root) -> AsyncGenerator[Opened]:
     while paths:
         path = paths.pop()
         try:
-            layout = await _open(root, root.ref.join(path))
+            layout = await root.containers.open(root.ref.join(path), root.fetch)
         except DamagedError as damage:
             yield Opened(path, damage)
             continue
@@ -103,13 +103,6 @@ async def list_names(store: ObjectReader, container: ObjectRef, prefix: str) -> 
     start = container.prefix
     async for listed in store.list(ObjectRef(start.bucket, start.key + prefix)):
         yield listed.ref.key.removeprefix(start.key)
-
-
-async def _open(root: Root, directory: ObjectRef) -> Layout | None:
-    for fmt in root.containers.formats:
-        if (layout := await fmt.open(directory, root.fetch)) is not None:
-            return layout
-    return None
 
 
 def _visit(container: str, found: Collection | DamagedError) -> Visited:

@@ -7,6 +7,7 @@ from typing import Final, Self
 from app.errors import StorageUnavailableError, TruncatedReadError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.conditions import demand, last_modified
+from app.storage.contract import Found
 from app.storage.http1.response import Response
 from app.storage.ranges import clamp, is_gzip, parse_content_range, version
 from app.storage.refusals import translated
@@ -26,6 +27,7 @@ class Answer:
     size: int
     etag: ETag
     is_gzip: bool
+    modified_s: int | None
     data: bytes | None
     """The body, where it had to be read to learn its length."""
 
@@ -44,14 +46,20 @@ class Answer:
             length = len(data)
         given, size = _given(ref, response, length)
         etag = version(response.headers, size)
-        demand(ref, if_match, etag, last_modified(response.headers))
+        modified_s = last_modified(response.headers)
+        demand(ref, if_match, etag, modified_s)
         wanted = clamp(ref, request, size, if_match)
         if given != wanted and given.length != size:
             raise StorageUnavailableError(ref, "the server sent another range than was asked for")
         if length is not None and length != given.length:
             raise TruncatedReadError(ref, f"{length} of {given.length} bytes announced")
         skip = wanted.start - given.start
-        return cls(ref, response, wanted, skip, size, etag, is_gzip(response.headers), data)
+        gzipped = is_gzip(response.headers)
+        return cls(ref, response, wanted, skip, size, etag, gzipped, modified_s, data)
+
+    def found(self, data: bytes) -> Found:
+        """Give the range, whose bytes are *data*."""
+        return Found(data, self.byte_range, self.size, self.etag, self.is_gzip, self.modified_s)
 
     async def body(self) -> bytes:
         """Read the range into memory."""

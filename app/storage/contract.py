@@ -1,11 +1,11 @@
 """What every store owes its callers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Stat:
     etag: ETag
     is_gzip: bool = False
     """Whether it was stored with ``Content-Encoding: gzip``."""
+    modified_s: int | None = field(default=None, compare=False)
+    """When it was last modified, where the store tells: whole seconds since 1970 began in UTC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Found:
     etag: ETag
     is_gzip: bool = False
     """Whether the object was stored with ``Content-Encoding: gzip``."""
+    modified_s: int | None = field(default=None, compare=False)
+    """When it was last modified; see `Stat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,83 @@ class Listed:
     ref: ObjectRef
     size: int | None
     """Bytes of the object; `None` for a prefix."""
+    etag: ETag | None = None
+    """The version, where the listing tells the one that a read tells."""
+    modified_s: float | None = None
+    """When it was last modified, in seconds since 1970 began in UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Stands for the version of an object that does not exist."""
+
+
+ABSENT: Final = Absent()
+
+type Expected = ETag | Absent | None
+"""The only version that may be replaced; `None` is whatever is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The object is in another version than was expected, and has not been touched."""
+
+
+CONFLICT: Final = Conflict()
+
+TEMPORARY: Final = ".shardgate-"
+"""Stands in the names of our own unfinished objects; nothing lists them."""
+UPLOADS: Final = f"{TEMPORARY}uploads/"
+"""The folder of what comes in parts: the only names with that mark which callers may write.
+
+It is listed by who names it.
+"""
+
+
+class ObjectWriter(Protocol):
+    """Replaces objects by compare-and-swap. Losing is a value; every failure a `StorageError`.
+
+    What is answered is durable. Of a write that fails nobody knows whether it was done; one whose
+    answer was lost is looked for before it is called lost or a conflict.
+    """
+
+    async def demand_safety(self, root: ObjectRef) -> None:
+        """Return if this store was seen to refuse a wrong precondition below *root*.
+
+        Raises: `UnwritableError`, `StorageError`.
+        """
+        ...
+
+    def keeps_gzip(self, ref: ObjectRef) -> bool:
+        """Tell whether an object can be stored with ``Content-Encoding: gzip``."""
+        ...
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Make *pieces*, one behind the other, the object; give its version.
+
+        Ranges are of the version *expected*, which then is an ETag. Others may have written on top
+        by the time that the answer is here: then nothing is in the version that is given, which
+        can be used as any other that was replaced.
+
+        Raises: `BadKeyError` for what can be the name of no object, `ConflictError` where a
+        file stands in the way of a folder or a folder in that of a file, `UnwritableError`,
+        `StorageError`.
+        """
+        ...
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Remove *ref*; tell whether it is gone, or the store cannot remove just that version.
+
+        What was gone before is either gone, or in another version than was expected.
+        """
+        ...
 
 
 class ObjectReader(Protocol):
@@ -85,10 +166,13 @@ class ObjectReader(Protocol):
         """Ask for size and version without reading."""
         ...
 
-    def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
-        """List what lies below *prefix* (empty, or ending in ``/``), by key.
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List what has a key that begins like *prefix*, and comes behind the key *after*, by key.
 
-        With the *delimiter* ``/`` deeper keys are rolled up into common prefixes.
+        With the *delimiter* ``/`` keys that have it behind the prefix are rolled up into common
+        prefixes, which come behind *after* by their own text.
         """
         ...
 
@@ -99,3 +183,7 @@ class ObjectReader(Protocol):
     async def aclose(self) -> None:
         """Give connections and descriptors back."""
         ...
+
+
+class ObjectStore(ObjectReader, ObjectWriter, Protocol):
+    """Reads and writes objects."""

@@ -8,6 +8,7 @@ from typing import Final
 from app.errors import StorageDeniedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+from app.storage.read_only import ReadOnly
 
 _SEPARATORS: Final = re.compile(r"[/\\]")
 
@@ -17,7 +18,7 @@ def is_plain(segment: str) -> bool:
     return {".", ".."}.isdisjoint(_SEPARATORS.split(segment)) and "/" not in segment
 
 
-class GuardedStore:
+class GuardedStore(ReadOnly):
     """Lets reads of plain keys through to *inner*; it cannot be listed.
 
     It knows no prefix: whoever makes keys joins them to the root that was opened, and a plain key
@@ -56,6 +57,7 @@ class GuardedStore:
         prefix: ObjectRef,
         *,
         delimiter: str = "",  # noqa: ARG002  the contract's argument
+        after: str = "",  # noqa: ARG002  likewise
     ) -> AsyncIterator[Listed]:
         """Refuse: references name objects."""
         raise StorageDeniedError(prefix, "only named objects may be read")

@@ -12,13 +12,14 @@ from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.http1.client import Client
 from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
+from app.storage.read_only import ReadOnly
 from app.storage.refusals import Method
 from app.storage.web_guard import WebGuard
 
 _SERVER_FAULT: Final = 500
 
 
-class HttpStore:
+class HttpStore(ReadOnly):
     """Reads ranges of what lies below ``https://host``; the path is the key."""
 
     def __init__(
@@ -58,6 +59,7 @@ class HttpStore:
         prefix: ObjectRef,
         *,
         delimiter: str = "",  # noqa: ARG002  the contract's argument
+        after: str = "",  # noqa: ARG002  likewise
     ) -> AsyncIterator[Listed]:
         """Raise when iterated: HTTP has no listing."""
         return _Unlisted(prefix)

@@ -1,32 +1,36 @@
 """Objects in a folder of this machine."""
 
 import asyncio
-import errno
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
-from app.errors import StorageDeniedError, StorageUnavailableError, VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.errors import VersionChangedError
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.conditions import demand
-from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.contract import (
+    NOT_MODIFIED,
+    TEMPORARY,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    Stat,
+)
+from app.storage.local_names import ABSENT, folder_of, name_of, reach, translated
+from app.storage.local_writing import LocalWriter, demand_locks
 from app.storage.ranges import clamp
 from app.storage.warm_files import WarmFiles, file_version, foreign_version
-
-TEMPORARY: Final = ".shardgate-"
-"""How the names of our own unfinished files begin; listings leave them out."""
+from app.storage.writes import demand_writable
 
 _PIECE_BYTES: Final = 1024**2
 _TRIES: Final = 3
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_ABSENT: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
-_DENIED: Final = {errno.EACCES, errno.EPERM}
 
 
 type OpenFile = Callable[[bytes, bytes], int]
@@ -38,16 +42,19 @@ def _open_file(folder: bytes, name: bytes) -> int:
 
 
 class LocalStore:
-    """Reads files in threads of its own, so that a slow disk never holds up the event loop.
+    """Reads and writes files in threads of its own: a slow disk never holds up the event loop.
 
-    Only what lies in the page cache for certain is read without a thread. *open_file* may refuse
-    to follow links.
+    Only what lies in the page cache for certain is read without a thread. Writes have threads apart
+    from those of reads. *open_file* may refuse to follow links.
     """
 
     def __init__(self, *, threads: int = 16, open_file: OpenFile = _open_file) -> None:
         self._open_file = open_file
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
+        self._writing = ThreadPoolExecutor(threads, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
+        self._writer = LocalWriter()
+        self._safe: set[ObjectRef] = set()
 
     async def get(
         self,
@@ -97,7 +104,9 @@ class LocalStore:
         """Ask the file system."""
         return await self._run(_stat, self._open_file, ref)
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Walk folder by folder, in the order of whole keys.
 
         Common prefixes are folders, empty ones too; a link to a folder that holds it is left out.
@@ -109,17 +118,52 @@ class LocalStore:
             if (entry := next(waiting[-1], None)) is None:
                 waiting.pop()
             elif entry.size is None and not delimiter:
-                waiting.append(iter(await self._run(_entries, entry.ref)))
-            else:
+                if entry.ref.key > after or after.startswith(entry.ref.key):
+                    waiting.append(iter(await self._run(_entries, entry.ref)))
+            elif entry.ref.key > after:
                 yield entry
 
     async def reach(self, root: ObjectRef) -> None:
         """Look for the folder."""
-        await self._run(_reach, root)
+        await self._run(reach, root)
+
+    async def demand_safety(self, root: ObjectRef) -> None:
+        """Look once whether the folder can be locked."""
+        if root not in self._safe:
+            await self._write(demand_locks, root)
+            self._safe.add(root)
+
+    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+        """Say no: a file has no headers."""
+        return False
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Write a file beside the old one, and let it take its name."""
+        if is_gzip:
+            raise ValueError(f"{ref}: a file has no headers")
+        demand_writable(ref, pieces, expected)
+        written = await self._write(self._writer.replace, ref, pieces, expected)
+        self._warm.forget(ref)
+        return written
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Remove the file; folders stay."""
+        demand_writable(ref, (), expected)
+        removed = await self._write(self._writer.remove, ref, expected)
+        self._warm.forget(ref)
+        return removed
 
     async def aclose(self) -> None:
         """Let the threads end, and close the files."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._writing.shutdown(wait=False, cancel_futures=True)
         self._warm.clear()
 
     def _read(
@@ -136,8 +180,9 @@ class LocalStore:
                         raise VersionChangedError(ref)
                     return None
                 etag = file_version(status)
+                modified_s = status.st_mtime_ns // 10**9
                 if if_match != foreign_version(status):
-                    demand(ref, if_match, etag, status.st_mtime_ns // 10**9)
+                    demand(ref, if_match, etag, modified_s)
                 if etag == if_none_match:
                     return NOT_MODIFIED
                 byte_range = clamp(ref, request, status.st_size, if_match)
@@ -145,13 +190,16 @@ class LocalStore:
                 if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
                     if isinstance(if_match, str):
                         self._warm.keep(ref, if_match, fd)
-                    return Found(data, byte_range, status.st_size, etag)
+                    return Found(data, byte_range, status.st_size, etag, modified_s=modified_s)
             if if_match is not None:
                 break
         raise VersionChangedError(ref)
 
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+    async def _write[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writing, call, *args)
 
 
 def _read_range(fd: int, byte_range: ByteRange) -> bytes:
@@ -168,26 +216,26 @@ def _stat(open_file: OpenFile, ref: ObjectRef) -> Stat | None:
     with _opened(ref, open_file) as fd:
         if fd is None or not stat.S_ISREG((status := os.fstat(fd)).st_mode):
             return None
-        return Stat(status.st_size, file_version(status))
-
-
-def _reach(root: ObjectRef) -> None:
-    with _translated(root):
-        os.close(os.open(_folder(root.bucket), _FLAGS | os.O_DIRECTORY))
+        modified_s = status.st_mtime_ns // 10**9
+        return Stat(status.st_size, file_version(status), modified_s=modified_s)
 
 
 def _entries(prefix: ObjectRef) -> list[Listed]:
-    """List one folder by key; a folder's name counts with its slash, as it does in keys."""
+    """List what of one folder begins like *prefix*, by key: a folder's name ends in a slash."""
+    path, _, start = prefix.key.rpartition("/")
+    folder = ObjectRef(prefix.bucket, path).prefix
+    begins = start.encode(errors="surrogatepass")
     listed: list[Listed] = []
-    with _translated(prefix):
+    with translated(prefix):
         try:
-            if (name := _name(prefix.key.removesuffix("/"))) is not None:
-                with os.scandir(_folder(prefix.bucket) + b"/" + name) as entries:
-                    listed += filter(None, (_listed(prefix, entry) for entry in entries))
+            if (name := name_of(path)) is not None:
+                with os.scandir(folder_of(prefix.bucket) + b"/" + name) as entries:
+                    wanted = (entry for entry in entries if entry.name.startswith(begins))
+                    listed += filter(None, (_listed(folder, entry) for entry in wanted))
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if error.errno not in ABSENT:
                 raise
-            _reach(prefix)
+            reach(prefix)
     return sorted(listed, key=lambda each: each.ref.key.encode())
 
 
@@ -198,11 +246,11 @@ def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
         status = entry.stat()
     except (OSError, UnicodeDecodeError):
         return None
-    if name.startswith(TEMPORARY):
+    if TEMPORARY in name:
         return None
     ref = ObjectRef(prefix.bucket, f"{prefix.key}{name}")
     if stat.S_ISREG(status.st_mode):
-        return Listed(ref, status.st_size)
+        return Listed(ref, status.st_size, file_version(status), status.st_mtime_ns / 10**9)
     if stat.S_ISDIR(status.st_mode) and not (entry.is_symlink() and _holds(status, entry.path)):
         return Listed(ObjectRef(ref.bucket, f"{ref.key}/"), None)
     return None
@@ -218,45 +266,18 @@ def _holds(folder: os.stat_result, path: bytes) -> bool:
 def _opened(ref: ObjectRef, open_file: OpenFile) -> Iterator[int | None]:
     """Open the file of *ref*, or give `None` if there is none; a pipe does not block us."""
     fd = None
-    with _translated(ref):
-        if (name := _name(ref.key)) is not None:
+    with translated(ref):
+        if (name := name_of(ref.key)) is not None:
             try:
-                fd = open_file(_folder(ref.bucket), name)
+                fd = open_file(folder_of(ref.bucket), name)
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in ABSENT:
                     raise
         if fd is None:
-            _reach(ref)  # an unmounted disk is not absence
+            reach(ref)  # an unmounted disk is not absence
             yield None
             return
         try:
             yield fd
         finally:
             os.close(fd)
-
-
-@contextmanager
-def _translated(ref: ObjectRef) -> Iterator[None]:
-    """Turn the system's errors into ours."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        if error.errno in _DENIED:
-            raise StorageDeniedError(ref, reason) from error
-        raise StorageUnavailableError(ref, reason, lasting=True) from error
-
-
-@lru_cache(maxsize=1024)
-def _folder(bucket: str) -> bytes:
-    return unquote_to_bytes(bucket.partition("://")[2])
-
-
-def _name(key: str) -> bytes | None:
-    """Name the file of *key* in its folder; what leads elsewhere names nothing."""
-    if "\0" in key or (key and any(part in ("", ".", "..") for part in key.split("/"))):
-        return None
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        return None

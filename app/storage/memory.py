@@ -2,14 +2,24 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from app.errors import VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.conditions import demand
-from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.contract import (
+    CONFLICT,
+    NOT_MODIFIED,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    Stat,
+)
 from app.storage.ranges import clamp
+from app.storage.writes import demand_inside, demand_writable, is_as_expected, is_ours
 
 
 class MemoryStore:
@@ -18,16 +28,51 @@ class MemoryStore:
     def __init__(self) -> None:
         self._objects: dict[ObjectRef, bytes] = {}
         self._modified_s: dict[ObjectRef, int] = {}
+        self._gzipped: set[ObjectRef] = set()
 
-    def put(self, ref: ObjectRef, data: bytes, *, modified_s: int | None = None) -> ETag:
+    def place(
+        self, ref: ObjectRef, data: bytes, *, modified_s: int | None = None, is_gzip: bool = False
+    ) -> ETag:
         """Store *data* in place of what *ref* held, as if at *modified_s* instead of now."""
         self._objects[ref] = data
         self._modified_s[ref] = int(time.time()) if modified_s is None else modified_s
+        (self._gzipped.add if is_gzip else self._gzipped.discard)(ref)
         return _etag(data)
 
-    def delete(self, ref: ObjectRef) -> None:
+    def remove(self, ref: ObjectRef) -> None:
         """Remove *ref*; it need not exist."""
         self._objects.pop(ref, None)
+
+    async def demand_safety(self, root: ObjectRef) -> None:
+        """Return: nothing comes between a look and a change here."""
+
+    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+        """Say yes."""
+        return True
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Look at the version, and replace the object."""
+        demand_writable(ref, pieces, expected)
+        old = self._objects.get(ref)
+        if not is_as_expected(None if old is None else _etag(old), expected):
+            return CONFLICT
+        return self.place(ref, b"".join(_given(ref, pieces, old or b"")), is_gzip=is_gzip)
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Look at the version, and remove the object."""
+        demand_writable(ref, (), expected)
+        old = self._objects.get(ref)
+        if not is_as_expected(None if old is None else _etag(old), expected):
+            return CONFLICT
+        self.remove(ref)
+        return True
 
     async def get(
         self,
@@ -48,7 +93,14 @@ class MemoryStore:
         if etag == if_none_match:
             return NOT_MODIFIED
         found = clamp(ref, request, len(whole), if_match)
-        return Found(whole[found.start : found.stop], found, len(whole), etag)
+        return Found(
+            whole[found.start : found.stop],
+            found,
+            len(whole),
+            etag,
+            ref in self._gzipped,
+            self._modified_s[ref],
+        )
 
     @asynccontextmanager
     async def stream(
@@ -63,26 +115,43 @@ class MemoryStore:
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Measure the object."""
         whole = self._objects.get(ref)
-        return None if whole is None else Stat(len(whole), _etag(whole))
+        if whole is None:
+            return None
+        return Stat(len(whole), _etag(whole), ref in self._gzipped, self._modified_s[ref])
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Walk the sorted keys."""
         last = None
         for ref in sorted(self._objects, key=lambda ref: ref.key.encode()):
             if ref.bucket != prefix.bucket or not ref.key.startswith(prefix.key):
                 continue
+            if is_ours(prefix, ref):
+                continue
             name, found, _ = ref.key[len(prefix.key) :].partition(delimiter or "\0")
-            if not found:
-                yield Listed(ref, len(self._objects[ref]))
-            elif name != last:
-                last = name
-                yield Listed(ObjectRef(ref.bucket, f"{prefix.key}{name}{delimiter}"), None)
+            key = f"{prefix.key}{name}{delimiter}" if found else ref.key
+            if key <= after or key == last:
+                continue
+            last = key
+            yield Listed(ObjectRef(ref.bucket, key), None) if found else self._listed(ref)
+
+    def _listed(self, ref: ObjectRef) -> Listed:
+        whole = self._objects[ref]
+        return Listed(ref, len(whole), _etag(whole), self._modified_s[ref])
 
     async def reach(self, root: ObjectRef) -> None:
         """Return: memory is always there."""
 
     async def aclose(self) -> None:
         """Forget nothing: a closed store can be asked again."""
+
+
+def _given(ref: ObjectRef, pieces: Sequence[Piece], old: bytes) -> Iterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, ByteRange):
+            demand_inside(ref, piece, len(old))
+        yield old[piece.start : piece.stop] if isinstance(piece, ByteRange) else piece
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:

@@ -36,6 +36,8 @@ from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
 from app.storage.obstore_clients import demand_settings, open_client
 from app.storage.obstore_errors import is_about_range, no_bucket, refusal_of, translated
 from app.storage.ranges import clamp, is_derived, is_gzip, version
+from app.storage.read_only import ReadOnly
+from app.storage.writes import is_ours
 
 if TYPE_CHECKING:  # of these names obstore has no more than the types
     from obstore import GetOptions, GetResult, ObjectMeta
@@ -57,9 +59,10 @@ class _Answer:
     size: int
     etag: ETag
     is_gzip: bool
+    modified_s: int
 
 
-class CloudStore:
+class CloudStore(ReadOnly):
     """Reads ranges of what lies in ``gs://bucket`` or ``az://container``.
 
     Azure has no suffix ranges, so that a suffix costs two requests there.
@@ -90,7 +93,14 @@ class CloudStore:
             data = b"" if body is None else bytes(await body.bytes_async())
         if len(data) != answer.byte_range.length:
             raise TruncatedReadError(ref, f"{len(data)} of {answer.byte_range.length} bytes came")
-        return Found(data, answer.byte_range, answer.size, answer.etag, answer.is_gzip)
+        return Found(
+            data,
+            answer.byte_range,
+            answer.size,
+            answer.etag,
+            answer.is_gzip,
+            answer.modified_s,
+        )
 
     @asynccontextmanager
     async def stream(
@@ -109,22 +119,34 @@ class CloudStore:
             found = await self._ask(ref, None, None, None, is_head=True)
         if not isinstance(found, _Answer):
             return None
-        return Stat(found.size, found.etag, found.is_gzip)
+        return Stat(found.size, found.etag, found.is_gzip, found.modified_s)
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
-        """Page through the listing; keys and prefixes of a page are merged by name."""
-        if prefix.key and not _is_name(prefix.key.removesuffix("/")):
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Page through the listing; keys and prefixes of a page are merged by name.
+
+        obstore lists whole folders: with a delimiter at once, and always from their beginnings.
+        """
+        folder = prefix.key[: prefix.key.rfind("/") + 1]
+        if folder and not _is_name(folder.removesuffix("/")):
             return
         with translated(prefix):
-            store = self._store(prefix)
-            if delimiter:
-                found = await obstore.list_with_delimiter_async(store, prefix.key)
-                for each in _listed(prefix, found["objects"], found["common_prefixes"]):
+            async for each in self._list(ObjectRef(prefix.bucket, folder), delimiter, after):
+                if each.ref.key > after and each.ref.key.startswith(prefix.key):
                     yield each
-            else:
-                async for page in obstore.list(store, prefix.key, chunk_size=_PAGE):
-                    for each in _listed(prefix, page, ()):
-                        yield each
+
+    async def _list(self, folder: ObjectRef, delimiter: str, after: str) -> AsyncIterator[Listed]:
+        store = self._store(folder)
+        if delimiter:
+            found = await obstore.list_with_delimiter_async(store, folder.key)
+            for each in _listed(folder, found["objects"], found["common_prefixes"]):
+                yield each
+            return
+        begin = after if after.startswith(folder.key) else None
+        async for page in obstore.list(store, folder.key, offset=begin, chunk_size=_PAGE):
+            for each in _listed(folder, page, ()):
+                yield each
 
     async def reach(self, root: ObjectRef) -> None:
         """List what nobody has."""
@@ -154,7 +176,9 @@ class CloudStore:
                 return whole
             wanted = clamp(ref, request, whole.size, if_match)
             if is_empty:
-                return _Answer(None, wanted, whole.size, whole.etag, whole.is_gzip)
+                return _Answer(
+                    None, wanted, whole.size, whole.etag, whole.is_gzip, whole.modified_s
+                )
             with suppress(VersionChangedError):
                 return await self._ask(ref, wanted, whole.etag, None)
         raise VersionChangedError(ref)
@@ -245,13 +269,14 @@ def _checked(
     modified = meta["last_modified"]
     headers[b"last-modified"] = str(modified).encode()
     etag = version(headers, meta["size"])
-    demand(ref, if_match, etag, timegm(modified.utctimetuple()))
+    modified_s = timegm(modified.utctimetuple())
+    demand(ref, if_match, etag, modified_s)
     given = ByteRange(*result.range)
     if given != clamp(ref, request, meta["size"], if_match):
         raise StorageUnavailableError(ref, "the server sent another range than was asked for")
     coding = str(result.attributes.get("Content-Encoding", ""))
     gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
-    return _Answer(result, given, meta["size"], etag, gzipped)
+    return _Answer(result, given, meta["size"], etag, gzipped, modified_s)
 
 
 async def _pieces(ref: ObjectRef, answer: _Answer) -> AsyncIterator[bytes]:
@@ -269,9 +294,17 @@ async def _pieces(ref: ObjectRef, answer: _Answer) -> AsyncIterator[bytes]:
 def _listed(
     prefix: ObjectRef, objects: Sequence["ObjectMeta"], prefixes: Sequence[str]
 ) -> list[Listed]:
-    listed = [Listed(ObjectRef(prefix.bucket, each["path"]), each["size"]) for each in objects]
+    listed = [
+        Listed(
+            ObjectRef(prefix.bucket, each["path"]),
+            each["size"],
+            modified_s=each["last_modified"].timestamp(),
+        )
+        for each in objects
+    ]
     listed += [Listed(ObjectRef(prefix.bucket, f"{each}/"), None) for each in prefixes]
-    return sorted(listed, key=lambda each: each.ref.key.encode())
+    found = (each for each in listed if not is_ours(prefix, each.ref))
+    return sorted(found, key=lambda each: each.ref.key.encode())
 
 
 def _is_name(key: str) -> bool:

@@ -82,7 +82,7 @@ class RangeReader:
                 answer.response.release()
         if answer.etag == if_none_match:
             return NOT_MODIFIED
-        return Found(data, answer.byte_range, answer.size, answer.etag, answer.is_gzip)
+        return answer.found(data)
 
     @asynccontextmanager
     async def stream(
@@ -107,8 +107,15 @@ class RangeReader:
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask for the headers alone."""
-        found = await self._look(ref)
-        return None if found is None else found[0]
+        with translated(ref):
+            answer = await self._ask("HEAD", ref)
+        if isinstance(answer, Refusal):
+            await self._refused(ref, answer, None)
+            return None
+        if (size := answer.length) is None:
+            raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
+        etag, gzipped = version(answer.headers, size), is_gzip(answer.headers)
+        return Stat(size, etag, gzipped, last_modified(answer.headers))
 
     async def probe(self, ref: ObjectRef) -> int:
         """Ask for the headers alone, and tell the status whatever it is."""
@@ -119,18 +126,6 @@ class RangeReader:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _look(self, ref: ObjectRef) -> tuple[Stat, int | None] | None:
-        """Ask for the headers alone, and tell the time of the last change beside the rest."""
-        with translated(ref):
-            answer = await self._ask("HEAD", ref)
-        if isinstance(answer, Refusal):
-            await self._refused(ref, answer, None)
-            return None
-        if (size := answer.length) is None:
-            raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
-        stat = Stat(size, version(answer.headers, size), is_gzip(answer.headers))
-        return stat, last_modified(answer.headers)
-
     async def _get_nothing(
         self,
         ref: ObjectRef,
@@ -139,13 +134,12 @@ class RangeReader:
         if_none_match: ETag | None,
     ) -> Found | NotModified | None:
         """Answer an empty range, which HTTP has no words for."""
-        looked = await self._look(ref)
-        if looked is None:
+        found = await self.stat(ref)
+        if found is None:
             if if_match is not None:
                 raise VersionChangedError(ref)
             return None
-        found, modified_s = looked
-        demand(ref, if_match, found.etag, modified_s)
+        demand(ref, if_match, found.etag, found.modified_s)
         if found.etag == if_none_match:
             return NOT_MODIFIED
         return Found(b"", clamp(ref, request, found.size, if_match), found.size, found.etag)

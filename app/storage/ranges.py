@@ -61,8 +61,17 @@ def version(headers: Mapping[bytes, bytes], size: int) -> ETag:
     etag = headers.get(b"etag", b"")
     if _STRONG.fullmatch(etag):
         return ETag(etag.decode("latin-1"))
-    facts = b"%b\n%b\n%d" % (etag, headers.get(b"last-modified", b""), size)
+    return derived(b"%b\n%b\n%d" % (etag, headers.get(b"last-modified", b""), size))
+
+
+def derived(facts: bytes) -> ETag:
+    """Make a version of *facts* which no server tells; no object is in one that is of no facts."""
     return ETag(f'{_DERIVED}{hashlib.sha256(facts).hexdigest()[:32]}"')
+
+
+def is_strong(etag: str) -> bool:
+    """Tell whether *etag* is one that `version` takes as it is."""
+    return _STRONG.fullmatch(etag.encode()) is not None
 
 
 def is_gzip(headers: Mapping[bytes, bytes]) -> bool:

@@ -1,6 +1,6 @@
-"""All stores behind one: each object is read from the store of its bucket."""
+"""All stores behind one: each object lies in the store of its bucket."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -8,35 +8,44 @@ from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
-from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.beneath import open_beneath
-from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
 from app.storage.guarded import GuardedStore, is_plain
 from app.storage.http import HttpStore
 from app.storage.http1.errors import BadUrlError
 from app.storage.http1.target import Target
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
+from app.storage.moved import OnWrite, unheard
 from app.storage.retrying import RetryingStore
-from app.storage.s3 import S3Store
+from app.storage.s3.store import S3Store
+from app.storage.s3.writing import Writing
 from app.storage.web_guard import WebGuard
 
-type Wrap = Callable[[ObjectReader], ObjectReader]
+type Wrap = Callable[[ObjectStore], ObjectStore]
 
 
 class Stores:
     """Opens a store for each kind of root, and routes by bucket.
 
     *wrap* comes between a store and its retries, so that faults can be injected and every
-    upstream call be counted.
+    upstream call be counted. *on_write* hears how objects of S3 were written.
     """
 
-    def __init__(self, limits: LimitSettings, *, wrap: Wrap = lambda store: store) -> None:
+    def __init__(
+        self,
+        limits: LimitSettings,
+        *,
+        wrap: Wrap = lambda store: store,
+        on_write: OnWrite = unheard,
+    ) -> None:
         self._limits = limits
         self._wrap = wrap
-        self._by_kind: dict[str, ObjectReader] = {}
-        self._by_bucket: dict[str, ObjectReader] = {}
+        self._on_write = on_write
+        self._by_kind: dict[str, ObjectStore] = {}
+        self._by_bucket: dict[str, ObjectStore] = {}
         self.memory = MemoryStore()
         """What ``memory://`` roots read; tests put objects here."""
 
@@ -100,13 +109,38 @@ class Stores:
         """Ask the store of the bucket."""
         return await self._of(ref).stat(ref)
 
-    def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """List from the store of the bucket."""
-        return self._of(prefix).list(prefix, delimiter=delimiter)
+        return self._of(prefix).list(prefix, delimiter=delimiter, after=after)
 
     async def reach(self, root: ObjectRef) -> None:
         """Ask the store of the bucket."""
         await self._of(root).reach(root)
+
+    async def demand_safety(self, root: ObjectRef) -> None:
+        """Ask the store of the bucket."""
+        await self._of(root).demand_safety(root)
+
+    def keeps_gzip(self, ref: ObjectRef) -> bool:
+        """Ask the store of the bucket."""
+        return self._of(ref).keeps_gzip(ref)
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Write to the store of the bucket."""
+        return await self._of(ref).put(ref, pieces, expected=expected, is_gzip=is_gzip)
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Remove from the store of the bucket."""
+        return await self._of(ref).delete(ref, expected=expected)
 
     async def aclose(self) -> None:
         """Close every store, whatever the others say."""
@@ -127,22 +161,22 @@ class Stores:
     ) -> None:
         await self.aclose()
 
-    def _of(self, ref: ObjectRef) -> ObjectReader:
+    def _of(self, ref: ObjectRef) -> ObjectStore:
         try:
             return self._by_bucket[ref.bucket]
         except KeyError:
             raise StorageUnavailableError(ref, "no store was opened", lasting=True) from None
 
-    def _kept(self, kind: str, open_store: Callable[[], ObjectReader]) -> ObjectReader:
+    def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:
         """Take the store of *kind*, which is opened once."""
         if kind not in self._by_kind:
             self._by_kind[kind] = open_store()
         return self._by_kind[kind]
 
-    def _guarded_files(self) -> ObjectReader:
+    def _guarded_files(self) -> ObjectStore:
         return self._wrap(LocalStore(open_file=open_beneath))
 
-    def _guarded_web(self, url: str) -> ObjectReader:
+    def _guarded_web(self, url: str) -> ObjectStore:
         limits = self._limits
         try:
             guard = WebGuard(Target(url))
@@ -151,23 +185,28 @@ class Stores:
         store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
         return RetryingStore(self._wrap(store), limits.deadline_s)
 
-    def _opened(self, scheme: str, settings: StoreSettings | None) -> ObjectReader:
+    def _opened(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         limits = self._limits
         if scheme == "file":
             return self._wrap(LocalStore())
         if scheme == "memory":
             return self._wrap(self.memory)
-        store: ObjectReader
+        store: ObjectStore
         if scheme in ("http", "https"):
             store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s)
         elif scheme.startswith(("gs", "az")):
             store = _cloud(scheme.partition("+")[0], settings or StoreSettings(), limits.timeout_s)
         else:
-            store = S3Store(settings, connections=limits.connections, timeout_s=limits.timeout_s)
+            store = S3Store(
+                settings,
+                connections=limits.connections,
+                timeout_s=limits.timeout_s,
+                writing=Writing(limits.deadline_s, on_write=self._on_write),
+            )
         return RetryingStore(self._wrap(store), limits.deadline_s)
 
 
-def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectReader:
+def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStore:
     try:
         from app.storage.objects import CloudStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:

@@ -64,6 +64,12 @@ class WarmFiles:
             return None
         return Found(bytes(data), byte_range, status.st_size, version)
 
+    def forget(self, ref: ObjectRef) -> None:
+        """Close the files of *ref*, which may live on under other names."""
+        with self._lock:
+            for known in [known for known in self._files if known[0] == ref]:
+                self._files.pop(known, None)
+
     def clear(self) -> None:
         """Close all files."""
         with self._lock:

@@ -7,7 +7,8 @@ from typing import Any, Final
 import httpx
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
-from app.storage.contract import Found, Listed, NotModified, ObjectReader, Stat
+from app.storage.contract import Found, Listed, NotModified, ObjectStore, Stat
+from app.storage.passing import WritesPass
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
 HOLES: Final = "/bucket/fill/zero_zarr"
@@ -23,10 +24,11 @@ KINDS: Final = {
 }
 
 
-class Watched:
+class Watched(WritesPass):
     """A store that tells of each read first; *on_read* may raise or wait."""
 
-    def __init__(self, inner: ObjectReader, on_read: Callable[[ObjectRef], Any]) -> None:
+    def __init__(self, inner: ObjectStore, on_read: Callable[[ObjectRef], Any]) -> None:
+        super().__init__(inner)
         self._inner = inner
         self._on_read = on_read
 
@@ -54,10 +56,12 @@ class Watched:
         self._on_read(ref)
         return await self._inner.stat(ref)
 
-    def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """List after telling."""
         self._on_read(prefix)
-        return self._inner.list(prefix, delimiter=delimiter)
+        return self._inner.list(prefix, delimiter=delimiter, after=after)
 
     async def reach(self, root: ObjectRef) -> None:
         """Reach the root."""

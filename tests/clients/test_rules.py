@@ -428,12 +428,17 @@ def test_a_bucket_lists_its_folders(client: httpx.Client) -> None:
     assert 'href="./groups/"' in answer.text or 'href="groups/"' in answer.text
 
 
-def test_an_array_lists_no_shards(client: httpx.Client) -> None:
-    """What lies under ``c/`` are shards, and none of them can be asked for."""
-    answer = ask(client, f"{ARRAY}/")
+def test_an_array_lists_its_inner_chunks(client: httpx.Client) -> None:
+    """Where shards lie under ``c/``, of which none can be asked for, each link leads to a chunk."""
+    page = f"{ARRAY}/"
+    while links := re.findall('href="./([^"]*/)"', ask(client, page).text):
+        page += links[0]
+    found = re.findall('href="./([^"]*)"', ask(client, page).text)
 
-    assert "zarr.json" in answer.text
-    assert 'href="./c/"' not in answer.text
+    assert page.removeprefix(f"{ARRAY}/").startswith("c/")
+    assert len(found) > 1
+    for name in found:
+        assert ask(client, page + name).status_code == httpx.codes.OK
 
 
 # Rule 10: what a client cannot read from the shards, it reads from the service.

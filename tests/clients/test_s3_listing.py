@@ -224,6 +224,7 @@ def test_obstore_lists_and_reads(url: str) -> None:
     [
         "list-type=2&delimiter=x",
         "list-type=2&max-keys=-1",
+        f"list-type=2&max-keys={'9' * 5000}",
         "list-type=2&continuation-token=%21",
         "list-type=2&prefix=%01",
         "list-type=2&prefix=%ff",
@@ -238,9 +239,9 @@ def test_what_cannot_be_listed_is_refused(url: str, query: str) -> None:
     assert httpx.get(f"{url}/repository?{query}").status_code == httpx.codes.BAD_REQUEST
 
 
-def test_what_is_in_no_repository_is_not_listed(url: str) -> None:
-    """Only a repository knows its keys."""
-    answer = httpx.get(f"{url}/bucket?list-type=2&prefix=lab/array/")
+def test_what_is_in_no_repository_is_listed_beside(s3: Any) -> None:
+    """Of a repository among other things the keys are those of its branch ``main``."""
+    expected = [f"lab/repository/{key}" for key in _list(s3)]
 
-    assert answer.status_code == httpx.codes.NOT_FOUND
-    assert "cannot be listed" in answer.json()["detail"]
+    assert _list(s3, bucket="bucket") == ["lab/array/zarr.json", *expected]
+    assert _list(s3, "lab/", bucket="bucket", Delimiter="/") == ["lab/array/", "lab/repository/"]

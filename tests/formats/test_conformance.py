@@ -47,7 +47,7 @@ every_checksummed_case_of_shards = pytest.mark.parametrize(
 def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     return store
 
 

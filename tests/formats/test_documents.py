@@ -32,6 +32,9 @@ class _Dialect:
             raise DecodeError(f"{self.member} is 0")
         return Opaque(data)
 
+    def translator(self, directory: ObjectRef) -> None:
+        """Leave documents alone."""
+
     def layout(self, directory: ObjectRef, spec: Versioned[Opaque]) -> Layout:
         return PassThrough(directory.join(f"{self.member}-{spec.size}"))
 
@@ -111,7 +114,7 @@ class _Case:
     def __init__(self, marker: bytes | None) -> None:
         self.store = WatchedStore()
         if marker is not None:
-            self.store.put(ROOT.join("marker"), marker)
+            self.store.place(ROOT.join("marker"), marker)
         self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
 
     async def open(self) -> Layout | None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.naming import Name
-from app.http.pages import content_type, listing_page
+from app.http.pages import MOST_LINKS, content_type, listing_page
 from app.http.target import split_target
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
@@ -55,3 +55,12 @@ def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
 def test_content_type(key: str, expected: bytes) -> None:
     """Metadata is JSON, and nothing is offered for a browser to run."""
     assert content_type(key) == expected
+
+
+def test_a_page_has_an_end() -> None:
+    """Who wants more names than it has room for is told where they are."""
+    page = listing_page("/em/c/", [Name(str(n)) for n in range(MOST_LINKS + 1)])
+
+    assert page.count(b"<a href") == MOST_LINKS
+    assert b"list-type=2" in page
+    assert b"list-type=2" not in listing_page("/em/c/", [Name("0")])

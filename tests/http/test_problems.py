@@ -23,6 +23,7 @@ def test_no_failure_of_a_store_is_absence() -> None:
         errors.UnknownDatasetError,
         errors.UnknownRepositoryError,
         errors.UnknownRefError,
+        errors.UnknownUploadError,
     }
 
 

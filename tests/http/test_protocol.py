@@ -118,6 +118,24 @@ def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
     assert short[2] == long[2]
 
 
+def test_a_query_changes_nothing_but_the_way(port: int) -> None:
+    """What means nothing here is ignored; what S3 clients mean by it is not."""
+    plain = _ask(port, _get("c/0/0"))
+    signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
+
+    assert _ask(port, _get("c/0/0?v=1", signed))[::2] == plain[::2]
+    assert _ask(port, _get("c/0/0?acl"))[::2] == plain[::2]
+    assert _ask(port, _get("c/0/0?acl", signed))[0].split()[1] == b"501"
+
+
+def test_who_signs_gets_errors_of_s3(port: int) -> None:
+    """On the short way too."""
+    _, headers, body = _ask(port, _get("nothing", b"Authorization: AWS4-HMAC-SHA256 x\r\n"))
+
+    assert headers[b"content-type"] == b"application/xml"
+    assert b"<Code>NoSuchKey</Code>" in body
+
+
 @pytest.mark.parametrize("path", [b"*", b"/"])
 def test_options_of_the_server(port: int, path: bytes) -> None:
     """A server-wide OPTIONS is a preflight like any other."""
@@ -236,8 +254,8 @@ class _Gated(MemoryStore):
         self.is_open = self.streams_on = False
         self.surplus = b""
         for key, data in build(CHUNKS | {"c/1/0": HUGE}).items():
-            self.put(ObjectRef("memory://bucket", key), data)
-        self.put(ObjectRef("memory://bucket", "notes"), b"notes")
+            self.place(ObjectRef("memory://bucket", key), data)
+        self.place(ObjectRef("memory://bucket", "notes"), b"notes")
 
     async def get(
         self,

@@ -18,27 +18,29 @@ def choose(method: str = "GET", **headers: str) -> Selection:
     return Conditions.parse(method, given).choose(ETAG, 10)
 
 
-@pytest.mark.parametrize("header", ['"v1"', 'W/"v1"', "*", '"v0", "v1"', '"v0",W/"v1"', ' "v1" '])
+@pytest.mark.parametrize(
+    "header", ['"v1"', 'W/"v1"', "*", '"v0", "v1"', '"v0",W/"v1"', ' "v1" ', "v1"]
+)
 def test_not_modified(header: str) -> None:
     """If-None-Match compares weakly, in lists, and a star matches everything."""
     assert choose(if_none_match=header) == Selection(HTTPStatus.NOT_MODIFIED)
 
 
-@pytest.mark.parametrize("header", ['"v2"', "v1", '"v1', "", '"V1"'])
+@pytest.mark.parametrize("header", ['"v2"', "v2", '"v1', "", '"V1"'])
 def test_modified(header: str) -> None:
     """Another tag, or what is none, does not match."""
     assert choose(if_none_match=header) == Selection(HTTPStatus.OK, WHOLE, WHOLE)
 
 
-@pytest.mark.parametrize("header", ['"v2"', 'W/"v1"', "v1"])
+@pytest.mark.parametrize("header", ['"v2"', 'W/"v1"', "v2"])
 def test_precondition_fails(header: str) -> None:
     """If-Match compares strongly."""
     assert choose(if_match=header) == Selection(HTTPStatus.PRECONDITION_FAILED)
 
 
-@pytest.mark.parametrize("header", ['"v1"', "*", '"v0", "v1"'])
+@pytest.mark.parametrize("header", ['"v1"', "*", '"v0", "v1"', "v1"])
 def test_precondition_holds(header: str) -> None:
-    """If-Match lets the current version through."""
+    """If-Match lets the current version through, also without quotes, as icechunk writes it."""
     assert choose(if_match=header).status is HTTPStatus.OK
 
 

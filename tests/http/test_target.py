@@ -67,6 +67,8 @@ def test_splits(path: bytes, dataset: str, key: str | None) -> None:
         b"/em/@branch." + b"%2F" * 400,
         b"/em/\xff",
         b"/em/%C3%A9" * 200,
+        b"/em/.shardgate-uploads/0",
+        b"/em/a/c/0%2eshardgate-1",
         b"/em/" + b"a" * 1025,
         b"/em/" + b"a" * 100_000,
     ],

@@ -7,10 +7,11 @@ many, and for each its id, where it begins and where it ends in the box, a digit
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
-from app.errors import DamagedError
-from app.formats.contract import Aside, Listing
-from app.formats.naming import Name, Window
+from app.errors import DamagedError, ReadOnlyError
+from app.formats.contract import Listing
+from app.formats.naming import Name, Shelf
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Collection, Description, Entry, Fault, Shard, Shards, Table
 from app.model import MISSING, ByteRange, Location, ObjectRef, Stored, VirtualKey
@@ -21,6 +22,9 @@ class Boxes:
     """The format."""
 
     name: str = "boxes"
+
+    def translator(self, directory: ObjectRef, name: str) -> None:
+        """Know of no documents."""
 
     def claim(self, key: VirtualKey) -> int | None:
         """Know of no such spelling."""
@@ -47,9 +51,13 @@ class BoxLayout:
         """Nobody asks for pebbles here."""
         return MISSING
 
-    def shows(self, key: VirtualKey) -> bool:
+    async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
+        """Refuse."""
+        raise ReadOnlyError(key)
+
+    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
         """Hide nothing."""
-        return True
+        return Shelf()
 
     async def collections(
         self, fetch: Fetch, listing: Listing
@@ -70,9 +78,6 @@ class BoxLayout:
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name] | None:
         """Boxes are listed as they are stored."""
         return None
-
-    def items(self, window: Window, fetch: Fetch, aside: Aside) -> None:
-        """Boxes are listed as they are stored."""
 
     def names_below(self) -> Sequence[str] | None:
         """Tell the names after ``>``."""

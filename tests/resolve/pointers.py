@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
-from app.errors import DamagedError
-from app.formats.contract import Aside, Listing
-from app.formats.naming import Name, Window
+from app.errors import DamagedError, ReadOnlyError
+from app.formats.contract import Listing
+from app.formats.naming import NOTHING, Name, Shelf
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shards
 from app.model import MISSING, Location, ObjectRef, VirtualKey
@@ -22,6 +23,13 @@ class Pointers:
         """Know of no such spelling."""
         return None
 
+    def translator(self, directory: ObjectRef, name: str) -> None:
+        """Know of no documents."""
+
+    async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
+        """Refuse."""
+        raise ReadOnlyError(key)
+
     async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
         """Open any directory."""
         return self
@@ -34,12 +42,9 @@ class Pointers:
         """Look *key* up."""
         return self.locations.get(key, MISSING)
 
-    def shows(self, key: VirtualKey) -> bool:
+    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
         """Hide everything."""
-        return False
-
-    def items(self, window: Window, fetch: Fetch, aside: Aside) -> None:
-        """Tell no keys."""
+        return NOTHING
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
         """Name the keys."""

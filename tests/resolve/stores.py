@@ -98,7 +98,9 @@ class WatchedStore(MemoryStore):
 class Unlisted(MemoryStore):
     """A store that cannot list, as HTTP cannot."""
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Raise when iterated."""
         nothing: list[Listed] = []
         for listed in nothing:

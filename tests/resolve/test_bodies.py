@@ -29,7 +29,7 @@ def _with(stored: bytes) -> dict[str, bytes]:
 
 def _put(store: WatchedStore, objects: dict[str, bytes]) -> WatchedStore:
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     return store
 
 
@@ -74,7 +74,7 @@ async def test_damage_of_a_removed_object_is_absence(name: str) -> None:
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
-    store.delete(_SHARD)
+    store.remove(_SHARD)
 
     assert await data.read(_KEY) is None
 

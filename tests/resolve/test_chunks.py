@@ -24,7 +24,7 @@ class _Case:
 
     def __init__(self, store: WatchedStore | None = None, max_bytes: int = 2**20) -> None:
         self.store = store or WatchedStore()
-        self.etag = self.store.put(REF, _DATA)
+        self.etag = self.store.place(REF, _DATA)
         self.reader = ChunkReader(
             self.store, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
         )
@@ -214,7 +214,7 @@ async def test_objects_are_not_merged() -> None:
     """Ranges of two objects are two reads."""
     case = _Case()
     other = ObjectRef("memory://bucket", "data/other")
-    etag = case.store.put(other, b"0123456789")
+    etag = case.store.place(other, b"0123456789")
     here, there = await asyncio.gather(
         case.reader.read(case.chunk(0, 4)),
         case.reader.read(Stored(other, ByteRange(4, 8), etag)),
@@ -254,7 +254,7 @@ async def test_a_short_read_is_no_short_chunk() -> None:
 async def test_a_replaced_object_is_noticed() -> None:
     """The bytes of another version are not given."""
     case = _Case()
-    case.store.put(REF, b"another")
+    case.store.place(REF, b"another")
     with pytest.raises(VersionChangedError):
         await case.read((10, 20))
 
@@ -262,7 +262,7 @@ async def test_a_replaced_object_is_noticed() -> None:
 async def test_a_removed_object_is_noticed() -> None:
     """An object that is gone has changed: only a look-up can tell that it is absent."""
     case = _Case()
-    case.store.delete(REF)
+    case.store.remove(REF)
     with pytest.raises(VersionChangedError):
         await case.read((10, 20))
 
@@ -413,7 +413,7 @@ def _fixed(case: _Case, start: int, stop: int) -> Stored:
 async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -> None:
     """Nobody has seen how long an object is that never changes; where it ends so does the read."""
     case = _Case()
-    case.store.put(REF, _DATA[:size])
+    case.store.place(REF, _DATA[:size])
     chunks = [_fixed(case, at, at + 10) for at in range(0, 50, 10)]
     found = await asyncio.gather(*map(case.reader.read, chunks), return_exceptions=True)
 

@@ -47,7 +47,7 @@ class _Case:
         self.decoder = _Decoder()
         self.read = Read("metadata", REF, None, self.decoder)
         if data is not None:
-            self.store.put(REF, data)
+            self.store.place(REF, data)
 
     async def data(self) -> bytes | None:
         """Fetch the object."""
@@ -59,7 +59,7 @@ async def test_an_answer_is_good_for_its_ttl() -> None:
     """Until the time is over the store is asked once and a change is not seen."""
     case = _Case()
     assert await case.data() == b"old"
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += _TTL_S - 0.001
 
     assert await case.data() == b"old"
@@ -70,7 +70,7 @@ async def test_after_its_ttl_an_answer_is_asked_for_anew() -> None:
     """When the time is over a change is seen."""
     case = _Case()
     await case.data()
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += _TTL_S
 
     assert await case.data() == b"new"
@@ -82,13 +82,13 @@ async def test_the_answer_carries_version_and_size_of_the_object() -> None:
     found = await case.fetch(case.read._replace(request=ByteRange(0, 2)))
 
     assert found is not None
-    assert (found.value.data, found.etag, found.size) == (b"ol", case.store.put(REF, b"old"), 3)
+    assert (found.value.data, found.etag, found.size) == (b"ol", case.store.place(REF, b"old"), 3)
 
 
 async def test_revalidation_sends_the_known_version() -> None:
     """The second read names the ETag of the first in If-None-Match."""
     case = _Case()
-    etag = case.store.put(REF, b"old")
+    etag = case.store.place(REF, b"old")
     await case.data()
     case.clock.now += _TTL_S
     await case.data()
@@ -137,7 +137,7 @@ async def test_absence_is_remembered() -> None:
     """What was absent stays absent for as long as what was there."""
     case = _Case(None)
     assert await case.data() is None
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += _TTL_S - 0.001
     assert await case.data() is None
     case.clock.now += 0.001
@@ -179,7 +179,7 @@ async def test_damage_is_not_remembered() -> None:
     case = _Case(b"bad")
     with pytest.raises(DamagedError):
         await case.data()
-    case.store.put(REF, b"mended")
+    case.store.place(REF, b"mended")
 
     assert await case.data() == b"mended"
 
@@ -204,7 +204,7 @@ async def test_what_was_forgotten_is_read_anew() -> None:
     """After `forget` the answer comes from the store, without a condition."""
     case = _Case()
     await case.data()
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.fetch.forget(REF)
     case.clock.now += 0.001
 
@@ -221,6 +221,19 @@ async def test_forgetting_concerns_one_object() -> None:
     await case.data()
 
     assert len(case.store.calls) == 1
+
+
+async def test_what_was_forgotten_is_not_known_again() -> None:
+    """However many other objects are forgotten after it."""
+    case = _Case()
+    await case.data()
+    case.store.place(REF, b"new")
+    case.fetch.forget(REF)
+
+    for number in range(2**16 + 1):
+        case.fetch.forget(ObjectRef("memory://bucket", str(number)))
+
+    assert await case.data() == b"new"
 
 
 async def test_a_read_under_way_is_not_joined_after_forgetting() -> None:
@@ -259,7 +272,7 @@ async def test_a_read_that_began_before_forgetting_is_not_believed() -> None:
 async def test_a_read_of_a_version_never_goes_stale() -> None:
     """Neither time nor `forget` makes a pinned answer wrong."""
     case = _Case()
-    pinned = case.read._replace(version=case.store.put(REF, b"old"))
+    pinned = case.read._replace(version=case.store.place(REF, b"old"))
     await case.fetch(pinned)
     case.clock.now += 1000 * _TTL_S
     case.fetch.forget(REF)
@@ -288,7 +301,7 @@ async def test_a_read_of_what_never_changes_never_goes_stale() -> None:
     case = _Case()
     fixed = case.read._replace(version=_FIXED)
     first = await case.fetch(fixed)
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
     case.fetch.forget(REF)
 
@@ -302,7 +315,7 @@ async def test_the_absence_of_what_never_changes_ends() -> None:
     case = _Case(None)
     fixed = case.read._replace(version=_FIXED)
     assert await case.fetch(fixed) is None
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     assert await case.fetch(fixed) is None
     case.clock.now += _TTL_S
     found = await case.fetch(fixed)
@@ -329,7 +342,7 @@ async def test_what_was_there_once_can_be_enough() -> None:
     """Asked for so, what is known is never asked for again, however old."""
     case = _Case()
     first = await case.fetch(case.read, ever=True)
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
 
     assert await case.fetch(case.read, ever=True) is first
@@ -340,7 +353,7 @@ async def test_what_was_there_once_may_be_asked_for_anew_by_others() -> None:
     """Who wants to know how it is now asks, and who took it as it was learns of that."""
     case = _Case()
     await case.fetch(case.read, ever=True)
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.clock.now += _TTL_S
     assert await case.data() == b"new"
     found = await case.fetch(case.read, ever=True)
@@ -354,7 +367,7 @@ async def test_what_was_there_once_can_be_forgotten() -> None:
     """Who finds that it cannot be right makes everyone ask."""
     case = _Case()
     await case.fetch(case.read, ever=True)
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     case.fetch.forget(REF)
     found = await case.fetch(case.read, ever=True)
 
@@ -366,7 +379,7 @@ async def test_what_was_not_there_once_is_asked_for_again() -> None:
     """Absence is good for its ttl, whoever asks."""
     case = _Case(None)
     assert await case.fetch(case.read, ever=True) is None
-    case.store.put(REF, b"new")
+    case.store.place(REF, b"new")
     assert await case.fetch(case.read, ever=True) is None
     case.clock.now += _TTL_S
 
@@ -390,7 +403,7 @@ async def test_a_stat_is_remembered() -> None:
     second = await case.fetch.stat(REF)
 
     assert first == second
-    assert first.known == Stat(3, case.store.put(REF, b"old"))
+    assert first.known == Stat(3, case.store.place(REF, b"old"))
     assert case.store.methods == ["stat"]
 
 
@@ -439,9 +452,9 @@ async def test_the_generation_grows_when_something_known_changed(
     """A new version, disappearance and appearance count; confirmation does not."""
     case = _Case(old)
     await case.data()
-    case.store.delete(REF)
+    case.store.remove(REF)
     if new is not None:
-        case.store.put(REF, new)
+        case.store.place(REF, new)
     case.clock.now += _TTL_S
     await case.data()
 

@@ -1,52 +1,70 @@
 """Pages of keys, whatever layout tells them."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 import pytest
 
-from app.formats.contract import Aside, Layout
-from app.formats.naming import Item, Window
+from app.formats.contract import Format
+from app.formats.naming import Item, Means, Shelf, Wanted, Window
 from app.formats.reading import Fetch
 from app.model import (
     MISSING,
     ByteRange,
     ETag,
     Fixed,
+    Gzipped,
     Inline,
     Location,
     ObjectRef,
     Part,
     Referenced,
     Stored,
+    VirtualKey,
 )
+from app.resolve.containers import Containers
 from app.resolve.entity import Entity
+from app.resolve.fetch import Memory, ReadCache
 from app.resolve.listing import Page, list_page
+from app.resolve.walk import Root
+from app.storage.memory import MemoryStore
 
 REF = ObjectRef("memory://bucket", "data/chunk")
-FETCH = cast("Fetch", None)
+ROOT = ObjectRef("memory://bucket", "root")
+PLACE = Inline(b"1", ETag('"1"'))
 EVERYTHING = Window("")
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A layout that knows nothing but its keys."""
+class Known:
+    """A layout, and the format of it, that knows nothing but its keys."""
 
     locations: dict[str, Location | None]
+    at: ObjectRef
+    name: str = "known"
 
-    async def items(self, window: Window, _: Fetch, __: Aside) -> AsyncIterator[Item]:
-        """Give those that are wanted."""
-        for key in sorted(self.locations):
-            if window.admits(key):
-                yield Item(key, self.locations[key])
+    def claim(self, _: VirtualKey) -> None:
+        """Claim nothing."""
 
+    async def open(self, directory: ObjectRef, _: Fetch) -> "Known | None":
+        """Be in one directory."""
+        return self if directory == self.at else None
 
-class Unlisted:
-    """A layout that does not know its keys."""
+    def encloses(self, _: VirtualKey) -> bool:
+        """Have nothing else below."""
+        return True
 
-    def items(self, *_: object) -> None:
-        """Say so."""
+    async def shelf(self, _: VirtualKey, __: Fetch) -> Shelf:
+        """Give the keys that are wanted."""
+
+        async def walk(wanted: Wanted, _: Means) -> AsyncGenerator[Item]:
+            window = wanted.window
+            for key in sorted(self.locations):
+                if window is not None and window.admits(key):
+                    yield Item(key, self.locations[key])
+
+        return Shelf(None, (walk,))
 
 
 async def _page(
@@ -55,11 +73,13 @@ async def _page(
     limit: int = 1000,
     container: str = "",
 ) -> Page:
-    given = locations if isinstance(locations, dict) else dict.fromkeys(locations)
-    layout = cast("Layout", Listed(given))
-    page = await list_page(layout, window, container, limit, FETCH)
-    assert page is not None
-    return page
+    given: dict[str, Location | None] = dict.fromkeys(locations, PLACE)
+    given |= locations if isinstance(locations, dict) else {}
+    known = cast("Format", Known(given, ROOT.join(container.rstrip("/"))))
+    store = MemoryStore()
+    store.place(ROOT.join(f"{container}object"), b"")
+    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    return await list_page(Root(ROOT, store, Containers([known]), fetch), window, limit)
 
 
 def _keys(page: Page) -> list[str]:
@@ -88,12 +108,12 @@ async def test_a_page_of_no_keys_is_the_last() -> None:
 async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
     """A page ends where too much was looked for, and tells where to go on."""
     gaps: dict[str, Location | None] = {f"{n:06}": MISSING for n in range(25_000)}
-    first = await _page({**gaps, "x": None}, limit=5)
-    second = await _page({**gaps, "x": None}, Window("", first.after or ""), limit=5)
+    first = await _page({**gaps, "x": PLACE}, limit=5)
+    second = await _page({**gaps, "x": PLACE}, Window("", first.after or ""), limit=5)
 
     assert (first.entries, first.after) == ([], f"{10_004:06}")
     assert second.entries == []
-    assert _keys(await _page({**gaps, "x": None}, Window("", "024000"))) == ["x"]
+    assert _keys(await _page({**gaps, "x": PLACE}, Window("", "024000"))) == ["x"]
 
 
 async def test_keys_begin_with_the_path_of_the_container() -> None:
@@ -116,13 +136,11 @@ async def test_a_listing_may_begin_outside_of_the_container(
     assert _keys(page) == expected
 
 
-async def test_a_layout_may_not_know_its_keys() -> None:
-    """That is not an empty page."""
-    assert await list_page(cast("Layout", Unlisted()), Window(""), "", 9, FETCH) is None
-
-
 async def test_entries_are_told_like_entities() -> None:
-    """Length and version are those that a GET tells; of a part only the length is known."""
+    """Length and version are those that a GET tells; of a part only the length is known.
+
+    Of what is stored as gzip it is the length of that.
+    """
     stored = Stored(REF, ByteRange(3, 9), Fixed(ETag('"id"')))
     inline = Inline(b"four", ETag('"four"'))
     page = await _page(
@@ -131,7 +149,8 @@ async def test_entries_are_told_like_entities() -> None:
             "b": Referenced(stored, "by", is_lasting=True),
             "c": Referenced(inline, "", is_lasting=False),
             "d": Referenced(Part(REF, ByteRange(0, 8)), "by", is_lasting=False),
-            "e/": None,
+            "e": Gzipped(stored),
+            "f/": None,
         }
     )
     entity = Entity.at(stored)
@@ -141,5 +160,6 @@ async def test_entries_are_told_like_entities() -> None:
         (6, entity.referenced("by", is_lasting=True).etag),
         (4, '"four"'),
         (8, None),
+        (6, entity.etag),
         (None, None),
     ]

@@ -27,7 +27,7 @@ async def test_nothing_is_remembered() -> None:
 
     assert await fetch(read) is None
     for data in (b"abcd", b"efgh"):
-        etag = store.put(REF, data)
+        etag = store.place(REF, data)
         found = await fetch(read)
         assert found is not None
         assert (found.value.data, found.etag, found.size) == (data[1:3], etag, 4)
@@ -38,7 +38,7 @@ async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
     """The object is named, whether it is small or decoded in a thread."""
     store = WatchedStore()
     for size in (1, 2**20):
-        store.put(REF, bytes(size))
+        store.place(REF, bytes(size))
         with pytest.raises(DamagedError, match="not that"):
             await perform(store, Read("all", REF, None, refuse))
 
@@ -65,7 +65,7 @@ class _Thread:
 async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_apart: bool) -> None:
     """The event loop goes on meanwhile: 60 KiB of gzip can hold an index of 60 MiB."""
     store = WatchedStore()
-    store.put(REF, data)
+    store.place(REF, data)
     read = Read(kind, REF, None, lambda _: _Thread(threading.get_ident()))
     found = await DirectFetch(store)(read)
 
@@ -76,7 +76,7 @@ async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_ap
 async def test_an_object_without_the_range_is_damage() -> None:
     """It is too short for what is read of it."""
     store = WatchedStore()
-    store.put(REF, b"")
+    store.place(REF, b"")
 
     with pytest.raises(DamagedError, match="0 bytes are too few for its shard-index"):
         await perform(store, Read("shard-index", REF, ByteRange(0, 4), Opaque))
@@ -89,7 +89,7 @@ async def test_a_version_that_is_gone_has_changed() -> None:
 
     with pytest.raises(VersionChangedError):
         await perform(store, read)
-    store.put(REF, b"abcd")
+    store.place(REF, b"abcd")
     with pytest.raises(VersionChangedError):
         await perform(store, read)
 
@@ -97,7 +97,7 @@ async def test_a_version_that_is_gone_has_changed() -> None:
 async def test_what_is_known_is_not_read_again() -> None:
     """The version tells."""
     store = WatchedStore()
-    etag = store.put(REF, b"abcd")
+    etag = store.place(REF, b"abcd")
 
     assert isinstance(await perform(store, Read("all", REF, None, refuse), etag), NotModified)
 
@@ -109,7 +109,7 @@ _LARGE = bytes(2**25) + b"the rest"
 async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
     """The second is what the first left over, and of the same version."""
     store = WatchedStore()
-    etag = store.put(REF, _LARGE)
+    etag = store.place(REF, _LARGE)
     found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
 
     assert found is not None
@@ -126,11 +126,11 @@ async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -
     class Replacing(WatchedStore):
         async def get(self, *args: Any, **conditions: Any) -> Found | NotModified | None:
             found = await super().get(*args, **conditions)
-            self.put(REF, _LARGE + b"!")
+            self.place(REF, _LARGE + b"!")
             return found
 
     store = Replacing()
-    store.put(REF, _LARGE)
+    store.place(REF, _LARGE)
     with pytest.raises(VersionChangedError):
         await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
 
@@ -138,7 +138,7 @@ async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -
 async def test_what_takes_much_memory_waits_for_room() -> None:
     """The rest of a large object is read, and it is decoded, only once there is room."""
     store = WatchedStore()
-    store.put(REF, _LARGE)
+    store.place(REF, _LARGE)
     room = asyncio.Semaphore(1)
     await room.acquire()
     read = Read("all", REF, ByteRange(0, 2**40), Opaque)

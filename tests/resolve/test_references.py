@@ -43,7 +43,7 @@ class _Case:
         self.store = WatchedStore()
         self.clock = Clock()
         if data is not None:
-            self.store.put(REF, data, modified_s=1000)
+            self.store.place(REF, data, modified_s=1000)
         formats: tuple[Format, ...] = (Pointers({"key": location}),)
         self.data: Reading = reading(
             self.store, formats=formats, stream_bytes=STREAM_BYTES, clock=self.clock, ttl_s=TTL_S
@@ -71,7 +71,7 @@ class _Case:
     @property
     def etags(self) -> set[ETag]:
         """Of what the object was."""
-        return {MemoryStore().put(REF, data) for data in (DATA, DATA[::-1])}
+        return {MemoryStore().place(REF, data) for data in (DATA, DATA[::-1])}
 
     @property
     def requests(self) -> list[tuple[str, ByteRequest | None]]:
@@ -139,7 +139,7 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
     """Its version is that of the object, its place, and which object it is."""
     case = _Case(_part(100, 200))
     entity = await case.look()
-    etag = case.store.put(OTHER, DATA)
+    etag = case.store.place(OTHER, DATA)
 
     assert (entity.etag, entity.length) == (ETag(f'{etag[:-1]}-64-64-by"'), 100)
     assert not entity.is_lasting
@@ -150,7 +150,7 @@ async def test_a_part_of_a_replaced_object_is_read_anew() -> None:
     """The first read notes it, and the version is another one."""
     case = _Case(_part(100, 200))
     before = await case.look()
-    case.store.put(REF, DATA[::-1])
+    case.store.place(REF, DATA[::-1])
 
     assert await case.read() == DATA[::-1][100:200]
     assert (await case.look()).etag != before.etag
@@ -160,7 +160,7 @@ async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> Non
     """The object may be another one by then."""
     case = _Case(_part(100, 200))
     await case.read()
-    case.store.put(REF, DATA[::-1])
+    case.store.place(REF, DATA[::-1])
     assert await case.read() == DATA[100:200]
     case.clock.now += TTL_S
 
@@ -186,7 +186,7 @@ async def test_a_part_appears_once_its_object_is_there() -> None:
         with pytest.raises(DamagedError):
             await case.read()
         case.clock.now += TTL_S * modified
-        case.store.put(REF, data or DATA)
+        case.store.place(REF, data or DATA)
 
     assert await case.read() == DATA[100:200]
 
@@ -200,7 +200,7 @@ async def test_objects_of_one_age_are_told_apart() -> None:
     """An object may be replaced by one that is as old: its ETag tells, and no range is mixed."""
     case = _Case(_aged(100, 200))
     first, data = await case.look(), await case.read()
-    case.store.put(REF, DATA[::-1], modified_s=1000)
+    case.store.place(REF, DATA[::-1], modified_s=1000)
     case.clock.now += TTL_S
     second = await case.look()
 
@@ -226,7 +226,7 @@ async def test_looking_at_an_object_of_an_age_reads_a_byte() -> None:
 async def test_a_younger_object_is_another_one(asked: ByteRequest | None) -> None:
     """That is damage, which is not asked for four times."""
     case = _Case(_aged(100, 200))
-    case.store.put(REF, DATA, modified_s=1001)
+    case.store.place(REF, DATA, modified_s=1001)
     with pytest.raises(DamagedError, match="not as it was"):
         await case.read(asked=asked)
     assert len(case.requests) == 1
@@ -328,7 +328,7 @@ async def test_a_large_fixed_chunk_that_is_not_there_is_damage(data: bytes | Non
 
 async def test_a_large_fixed_chunk_streams() -> None:
     """Under the condition that was told, if one was."""
-    etag = WatchedStore().put(REF, DATA)
+    etag = WatchedStore().place(REF, DATA)
     for version in (NAME, Fixed(etag, etag), Fixed(etag, UnmodifiedSince(1000))):
         case = _Case(_fixed(100, 8192, version))
 
@@ -351,7 +351,7 @@ async def test_a_checksum_that_does_not_hold_is_damage(
 
 async def test_a_checksum_that_holds_is_sent() -> None:
     """The store is asked for that version only."""
-    etag = WatchedStore().put(REF, DATA)
+    etag = WatchedStore().place(REF, DATA)
     for condition in (etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
         case = _Case(_fixed(100, 200, Fixed(etag, condition)))
 
@@ -382,7 +382,7 @@ async def test_what_is_inline_needs_no_store() -> None:
 
 def _neighbours(stops: Mapping[str, int]) -> Reading:
     store = WatchedStore()
-    store.put(REF, DATA[:150])
+    store.place(REF, DATA[:150])
     start, locations = 100, {}
     for key, stop in stops.items():
         locations[key] = _fixed(start, stop)

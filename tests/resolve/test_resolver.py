@@ -70,7 +70,7 @@ class _Case:
     def write(self, objects: Mapping[str, bytes]) -> None:
         """Store objects below the root."""
         for key, data in objects.items():
-            self.store.put(ROOT.join(key), data)
+            self.store.place(ROOT.join(key), data)
 
     async def read(
         self,
@@ -347,7 +347,7 @@ async def test_a_deleted_shard_is_absent() -> None:
     """When the shard is gone, so are its chunks."""
     case = _array(chunk_bytes=0)
     await case.warm("c/0/0")
-    case.store.delete(_SHARD)
+    case.store.remove(_SHARD)
 
     assert await case.read("c/0/0") is None
 
@@ -366,7 +366,7 @@ class _RestlessStore(WatchedStore):
         """Change, then read."""
         if ref == _SHARD:
             number = len(self.calls)
-            self.put(_SHARD, build({"c/0/0": b"%d" % number})["c/0/0"])
+            self.place(_SHARD, build({"c/0/0": b"%d" % number})["c/0/0"])
         return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
 
 
@@ -550,20 +550,20 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     assert (first, await case.read("c/0/0")) == (_CHUNKS["c/0/0"], b"other")
 
 
-async def test_shards_are_not_listed() -> None:
-    """A listing shows the objects that are served under their own names."""
+async def test_chunks_are_listed_and_shards_are_not() -> None:
+    """A listing shows what is served, stored or not."""
     case = _Case({**build(_CHUNKS), "notes.txt": b"notes", "thumbs/0.png": b"png"})
     root = ObjectRef(ROOT.bucket, "")
     dataset = Dataset("data", root, case.dataset.containers, "auto", b"")
     listed = [entry.name async for entry in case.resolver.list(dataset, VirtualKey("data/"))]
 
-    assert listed == ["notes.txt", "thumbs/", "zarr.json"]
+    assert listed == ["c/", "notes.txt", "thumbs/", "zarr.json"]
 
 
 async def test_the_root_is_listed_and_not_its_neighbours() -> None:
     """The listing of a root tells what is below it, and nothing of what is beside it."""
     case = _Case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
-    case.store.put(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
+    case.store.place(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
     listed = [entry.name async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
 
     assert listed == ["notes.txt", "zarr.json"]

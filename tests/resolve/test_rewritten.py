@@ -25,9 +25,9 @@ _LONG_S = 30.0
 def _rewrite(case: Watched, objects: Mapping[str, bytes]) -> None:
     """Put *objects* in the place of all there are."""
     for key in case.etags:
-        case.store.delete(ROOT.join(key))
+        case.store.remove(ROOT.join(key))
     for key, data in objects.items():
-        case.store.put(ROOT.join(key), data)
+        case.store.place(ROOT.join(key), data)
 
 
 @pytest.mark.parametrize("known", [[], [next(iter(_OLD))], list(_OLD)])

@@ -99,8 +99,8 @@ class _World:
             data = _content(version, number)
             entries.append(EMPTY if data is None else (len(body), len(data)))
             body += data or b""
-        self.store.put(ROOT.join("c/0"), body + encode_index(entries))
-        self.store.put(ROOT.join("whole"), _content(version, _CHUNKS) or b"")
+        self.store.place(ROOT.join("c/0"), body + encode_index(entries))
+        self.store.place(ROOT.join("whole"), _content(version, _CHUNKS) or b"")
         self.written.append(time.monotonic())
 
     def check(self, number: int, got: bytes | None, began_at: float) -> None:
@@ -150,7 +150,7 @@ async def test_only_current_bytes_and_nothing_left(seed: int) -> None:
     choices = random.Random(seed)
     store = _MoodyStore(random.Random(seed))
     metadata = array_metadata([_CHUNKS], [_CHUNKS], [sharding([1])])
-    store.put(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
     world = _World(store)
     world.write()
     read = reading(

@@ -34,12 +34,12 @@ def sharding(chunk: int, codecs: list[Any]) -> dict[str, Any]:
 
 
 def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
-    """Write the metadata of an array of one dimension."""
+    """Write the metadata of an array of one dimension, whose chunks may be of any length."""
     document = {
         "zarr_format": 3,
         "node_type": "array",
         "shape": [shape],
-        "data_type": "uint8",
+        "data_type": "string",
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
         "chunk_key_encoding": {"name": "default"},
         "fill_value": 0,
@@ -69,7 +69,9 @@ def shard(*entries: tuple[int, int], body: bytes = b"", pack: str = "<QQ") -> by
 class Unlisted(MemoryStore):
     """A store that cannot list, as HTTP cannot."""
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Raise when iterated."""
         nothing: list[Listed] = []
         for listed in nothing:
@@ -81,7 +83,7 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     """Put *objects* into a store, and open its root."""
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ObjectRef(BUCKET, key), data)
+        store.place(ObjectRef(BUCKET, key), data)
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
     containers = Containers(known_formats())
     return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
@@ -302,6 +304,6 @@ async def test_shards_are_read_anew() -> None:
     root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
     await inspect_shard(root, VirtualKey("c/0"))
     assert isinstance(root.store, MemoryStore)
-    root.store.put(ObjectRef(BUCKET, "c/0"), SOUND[:-1] + b"?")
+    root.store.place(ObjectRef(BUCKET, "c/0"), SOUND[:-1] + b"?")
 
     assert len((await verify(root, chunks=False)).damages) == 1

@@ -22,7 +22,9 @@ ROOT = ObjectRef("memory://t", "data")
 class Unlisted(MemoryStore):
     """A store that cannot list, as HTTP cannot."""
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Raise when iterated."""
         nothing: list[Listed] = []
         for listed in nothing:
@@ -34,7 +36,7 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     """Put *objects* into a store, and open its root."""
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
     return Root(ROOT, store, Containers([Boxes()]), fetch)
 

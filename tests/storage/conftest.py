@@ -1,7 +1,7 @@
 """The stores that the conformance suite asks."""
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -10,23 +10,24 @@ import pytest
 
 from app.model import ObjectRef
 from app.settings import StoreSettings
-from app.storage.contract import ObjectReader
+from app.storage.contract import ObjectStore
 from app.storage.http import HttpStore
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from app.storage.objects import CloudStore
 from app.storage.retrying import RetryingStore
-from app.storage.s3 import S3Store
+from app.storage.s3.store import S3Store
 from tests.clouds import Azurite, FakeGcs
 from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
+from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 
 
 @dataclass
 class Backend:
     """A store to read, a prefix of its own there, and a way to change what it holds."""
 
-    store: ObjectReader
+    store: ObjectStore
     root: ObjectRef
     put_key: Callable[[str, bytes], object]
     delete_key: Callable[[str], object]
@@ -53,8 +54,8 @@ def memory(_: pytest.FixtureRequest) -> Backend:
     return Backend(
         store,
         root,
-        lambda key, data: store.put(ObjectRef(root.bucket, key), data),
-        lambda key: store.delete(ObjectRef(root.bucket, key)),
+        lambda key, data: store.place(ObjectRef(root.bucket, key), data),
+        lambda key: store.remove(ObjectRef(root.bucket, key)),
         None,
     )
 
@@ -95,6 +96,18 @@ def s3(request: pytest.FixtureRequest) -> Backend:
         server.put,
         server.delete,
         ObjectRef("s3+lab://no-such-bucket", "key"),
+    )
+
+
+def mini(request: pytest.FixtureRequest) -> Backend:
+    """Make a store of the bucket of MiniStack."""
+    server: MiniStack = request.getfixturevalue("ministack")
+    return Backend(
+        S3Store(s3_settings(server), timeout_s=10),
+        ObjectRef(f"s3+mini://{server.bucket}", f"conformance/{uuid4().hex}"),
+        server.put,
+        server.delete,
+        None,
     )
 
 
@@ -156,6 +169,31 @@ async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
+
+
+@pytest.fixture(params=[memory, local, s3, mini], ids=lambda make: make.__name__)
+async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
+    """Open each store that can be written."""
+    made: Backend = request.param(request)
+    yield made
+    await made.store.aclose()
+
+
+@pytest.fixture(scope="session")
+def ministack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[MiniStack]:
+    """Run a MiniStack with an empty bucket for the whole session."""
+    cache = request.config.cache
+    folder = tmp_path_factory.mktemp("made") if cache is None else cache.mkdir("ministack")
+    try:
+        python = installed(folder)
+    except NotInstalledError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    with running(python, tmp_path_factory.mktemp("ministack")) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -244,7 +244,7 @@ async def test_a_file_without_condition_is_read_anew(
 async def test_an_object_in_memory_has_a_time() -> None:
     """Tests say when an object was put, else it was now."""
     store, ref = MemoryStore(), ObjectRef("memory://bucket", "key")
-    store.put(ref, DATA, modified_s=SIXTH_OF_JULY)
+    store.place(ref, DATA, modified_s=SIXTH_OF_JULY)
 
     assert await store.get(ref, if_match=UnmodifiedSince(SIXTH_OF_JULY))
     with pytest.raises(VersionChangedError):

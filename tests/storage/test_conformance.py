@@ -1,5 +1,6 @@
 """What every store owes its callers, asked of each."""
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -15,6 +16,7 @@ from app.storage.contract import NOT_MODIFIED, Found, ObjectReader, Stat
 from tests.storage.conftest import Backend
 
 DATA = bytes(range(256)) * 4
+ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
 NAMES = [
     "a b",
     "a+b",
@@ -326,6 +328,53 @@ async def test_a_prefix_may_have_any_name(backend: Backend, name: str) -> None:
 
     assert await listed(backend, f"{name}/") == [(f"{name}/c/0", 2)]
     assert await listed(backend, f"{name}/", delimiter="/") == [(f"{name}/c/", None)]
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+@pytest.mark.parametrize("after", ["", *ORDER, "a", "b/", "b/1", "b/c/", "b/\U0010ffff", "z"])
+async def test_a_listing_begins_behind_a_key(backend: Backend, after: str, delimiter: str) -> None:
+    """What comes first is left out, common prefixes by their own text; the key need not exist."""
+    for name in ORDER:
+        backend.put(name, b"1")
+
+    for prefix in ("", "b", "b/"):
+        every = [name for name, _ in await listed(backend, prefix, delimiter=delimiter)]
+        behind = await listed(
+            backend, prefix, delimiter=delimiter, after=f"{backend.root.key}/{after}"
+        )
+        assert [name for name, _ in behind] == [name for name in every if name > after]
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+@pytest.mark.parametrize("prefix", ["b", "b-", "b/1", "x", "c ", "c d/e"])
+async def test_a_prefix_may_end_in_the_middle_of_a_name(
+    backend: Backend, prefix: str, delimiter: str
+) -> None:
+    """Keys begin like it, folders too."""
+    for name in ORDER:
+        backend.put(name, b"1")
+    found = [name for name, _ in await listed(backend, prefix, delimiter=delimiter)]
+    keys = [name for name in sorted(ORDER, key=str.encode) if name.startswith(prefix)]
+    if delimiter:
+        cuts = [name.find("/", len(prefix)) for name in keys]
+        keys = [name if cut < 0 else name[: cut + 1] for name, cut in zip(keys, cuts, strict=True)]
+
+    assert found == list(dict.fromkeys(keys))
+
+
+async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -> None:
+    """So it does of the time of a change."""
+    ref = backend.put("object", DATA)
+    if backend.root.bucket.startswith("http"):
+        pytest.skip("HTTP cannot be listed")
+    (found,) = [each async for each in backend.store.list(ref)]
+    stat = await backend.store.stat(ref)
+
+    assert stat is not None
+    assert found.etag in (None, stat.etag)
+    assert (found.etag is None) is backend.root.bucket.startswith(("gs", "az"))
+    assert found.modified_s is not None
+    assert abs(found.modified_s - time.time()) < 3600
 
 
 @pytest.mark.parametrize("prefix", ["absent/", "object/", "a/../"])

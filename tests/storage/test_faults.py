@@ -19,7 +19,7 @@ from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
 from app.settings import StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http import HttpStore
-from app.storage.s3 import S3Store
+from app.storage.s3.store import S3Store
 from tests.storage.faulty import Fault, FaultyServer, etag
 
 DATA = bytes(range(256)) * 1024

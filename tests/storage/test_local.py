@@ -11,8 +11,8 @@ import pytest
 
 from app.errors import RangeNotSatisfiedError, StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ObjectRef
-from app.storage.contract import Found
-from app.storage.local import TEMPORARY, LocalStore
+from app.storage.contract import TEMPORARY, Found
+from app.storage.local import LocalStore
 
 
 @pytest.fixture

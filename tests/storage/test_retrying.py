@@ -42,7 +42,7 @@ class FailingStore(MemoryStore):
     def __init__(self, errors: list[StorageError]) -> None:
         super().__init__()
         self.errors = errors
-        self.etag = self.put(REF, b"data")
+        self.etag = self.place(REF, b"data")
         self.calls = 0
 
     def fail(self) -> None:
@@ -65,10 +65,12 @@ class FailingStore(MemoryStore):
         """Fail first."""
         self.fail()
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Fail first."""
         self.fail()
-        async for each in super().list(prefix, delimiter=delimiter):
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
             yield each
 
 
@@ -181,3 +183,23 @@ async def test_a_timeout_of_the_caller_is_not_ours() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await store.stat(REF)
+
+
+async def test_writes_are_not_repeated() -> None:
+    """Only the store can find out what became of a write that failed."""
+
+    class Lost(FailingStore):
+        async def put(self, *args: Any, **options: Any) -> Any:
+            self.fail()
+
+        async def delete(self, *args: Any, **options: Any) -> Any:
+            self.fail()
+
+    inner = Lost(list(PASSING))
+    for call in (
+        patient(inner).put(REF, [b"1"], expected=None),
+        patient(inner).delete(REF, expected=None),
+    ):
+        with pytest.raises(StorageError):
+            await call
+    assert inner.calls == 2

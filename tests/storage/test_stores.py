@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigurationError, StorageUnavailableError
+from app.errors import ConfigurationError, StorageUnavailableError, UnwritableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import Found, ObjectReader
+from app.storage.contract import ABSENT, Found, ObjectStore
 from app.storage.stores import Stores, parse_root
 from app.storage.traced import TracedStore
 from tests.storage.faulty import Fault, FaultyServer
@@ -67,7 +67,7 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
             stores.open_root("s3://bucket/p", settings, "lab"): b"remote",
             stores.open_root("memory://bucket/p"): b"memory",
         }
-        stores.memory.put(ObjectRef("memory://bucket", "p/key"), b"memory")
+        stores.memory.place(ObjectRef("memory://bucket", "p/key"), b"memory")
         for root, data in roots.items():
             await stores.reach(root)
             found = await stores.get(root.join("key"))
@@ -97,7 +97,7 @@ async def test_the_wrapper_hears_every_attempt(faulty: FaultyServer) -> None:
     """*wrap* lies under the retries: what fails and is repeated is heard twice."""
     heard = []
 
-    def wrap(store: ObjectReader) -> ObjectReader:
+    def wrap(store: ObjectStore) -> ObjectStore:
         return TracedStore(store, lambda *told: heard.append(told[0]))
 
     faulty.put("bucket", "key", b"data")
@@ -107,3 +107,36 @@ async def test_the_wrapper_hears_every_attempt(faulty: FaultyServer) -> None:
         assert await stores.get(root.join("key")) is not None
 
     assert heard == ["get", "get"]
+
+
+async def test_each_root_is_written_to_its_store(tmp_path: Path) -> None:
+    """Writes are routed as reads are, and make objects that are read."""
+    async with Stores(LIMITS) as stores:
+        for url in ("memory://bucket/a", tmp_path.as_uri()):
+            ref = stores.open_root(url).join("key")
+            await stores.demand_safety(ref)
+            etag = await stores.put(ref, [b"data"], expected=ABSENT)
+            assert isinstance(etag, str)
+            assert stores.keeps_gzip(ref) is url.startswith("memory")
+            assert isinstance(await stores.get(ref), Found)
+            assert await stores.delete(ref, expected=etag) is True
+            assert await stores.get(ref) is None
+
+
+async def test_what_can_only_be_read_says_so(tmp_path: Path) -> None:
+    """Web servers and clouds are not written, nor is anything for a reference."""
+    cloud = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
+    async with Stores(LIMITS) as stores:
+        for root in (
+            stores.open_root("http://127.0.0.1:1/p"),
+            stores.open_root("gs://bucket/p", cloud),
+            stores.open_prefix(tmp_path.as_uri()),
+        ):
+            for call in (
+                stores.demand_safety(root),
+                stores.put(root.join("key"), [b"1"], expected=None),
+                stores.delete(root.join("key"), expected=None),
+            ):
+                with pytest.raises(UnwritableError, match="only be read"):
+                    await call
+            assert not stores.keeps_gzip(root)

@@ -1,4 +1,4 @@
-"""A store that tells of its reads."""
+"""A store that tells of what it is asked."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 
 from app.errors import VersionChangedError
 from app.model import ByteRange, ETag, ObjectRef
+from app.storage.contract import ABSENT, CONFLICT
 from app.storage.memory import MemoryStore
 from app.storage.traced import TracedStore
 
@@ -25,7 +26,7 @@ class Heard(list[tuple[Any, ...]]):
 async def test_each_call_is_told() -> None:
     """Method, object, request and bytes of each call are told at its end."""
     inner, heard = MemoryStore(), Heard()
-    etag = inner.put(REF, b"data")
+    etag = inner.place(REF, b"data")
     store = TracedStore(inner, heard)
 
     await store.get(REF, ByteRange(1, 3))
@@ -41,6 +42,28 @@ async def test_each_call_is_told() -> None:
         ("reach", REF, None, 0),
         ("stream", REF, ByteRange(0, 4), 4),
         ("list", ObjectRef(REF.bucket, ""), None, 0),
+    ]
+
+
+async def test_each_write_is_told() -> None:
+    """Of a put the new bytes are counted, also of one that was lost."""
+    store, heard = MemoryStore(), Heard()
+    traced = TracedStore(store, heard)
+
+    await traced.demand_safety(REF)
+    etag = await traced.put(REF, [b"data", b"more"], expected=ABSENT)
+    assert isinstance(etag, str)
+    assert await traced.put(REF, [b"late"], expected=ABSENT) is CONFLICT
+    await traced.put(REF, [b"new", ByteRange(0, 4)], expected=etag)
+    await traced.delete(REF, expected=None)
+
+    assert traced.keeps_gzip(REF)
+    assert heard == [
+        ("safety", REF, None, 0),
+        ("put", REF, None, 8),
+        ("put", REF, None, 4),
+        ("put", REF, None, 3),
+        ("delete", REF, None, 0),
     ]
 
 

@@ -7,13 +7,12 @@ from operator import floordiv, lt
 from typing import Final
 
 from app.errors import DamagedError, NotAllowedError
-from app.formats.contract import Aside
 from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.listing import make_grid
 from app.formats.icechunk.metadata import Chunks, Node
 from app.formats.icechunk.references import Reference, Virtual
 from app.formats.icechunk.repository import Repository
-from app.formats.naming import Item, Window
+from app.formats.naming import Aside, Item, Window
 from app.formats.reading import DecodeError, Fetch
 from app.formats.zarr_sharding_indexed.layout import Shard, ShardReader
 from app.model import MISSING, Inline, Missing, ObjectRef, Part, Referenced, Stored

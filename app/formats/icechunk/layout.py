@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NoReturn
 
-from app.errors import DamagedError, StorageUnavailableError
+from app.errors import DamagedError, ReadOnlyError, StorageUnavailableError
 from app.formats.auditing import Auditor, Finding, State, Trace
-from app.formats.contract import Aside, Layout, Listing
+from app.formats.contract import Layout, Listing
 from app.formats.icechunk.array import ArrayReader
 from app.formats.icechunk.audit import Audit
 from app.formats.icechunk.ids import encode_id
@@ -19,7 +19,16 @@ from app.formats.icechunk.refs import FileRefs, RepoRefs
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.shards import OnlyShard, enclose
 from app.formats.icechunk.virtual import Allowed
-from app.formats.naming import LAST, Item, Name, Window
+from app.formats.naming import (
+    LAST,
+    Aside,
+    Item,
+    Means,
+    Name,
+    Shelf,
+    Wanted,
+    Window,
+)
 from app.formats.reading import DecodeError, Fetch
 from app.formats.surveying import Collection, Shards
 from app.formats.zarr_sharding_indexed.describe import describe
@@ -53,6 +62,9 @@ class Icechunk:
         """Find the segment that names a ref."""
         return find_ref(key)
 
+    def translator(self, _: ObjectRef, __: str) -> None:
+        """Know of no such documents."""
+
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; one that was there once is taken to be there."""
         refs = RepoRefs(directory, self.limit_nbytes)
@@ -82,9 +94,21 @@ class RepositoryLayout:
         """Know that nothing in a repository is another container."""
         return True
 
-    def shows(self, _: VirtualKey) -> bool:
-        """Hide the files that a repository consists of."""
-        return False
+    async def target(self, _: VirtualKey, __: Fetch) -> NoReturn:
+        """Refuse: refs change by commits only."""
+        raise ReadOnlyError(
+            "a repository changes by commits only; its files are written where the view is raw"
+        )
+
+    async def shelf(self, _: VirtualKey, fetch: Fetch) -> Shelf:
+        """Hide the files that a repository consists of; what it holds is in the refs."""
+
+        async def walk(wanted: Wanted, means: Means) -> AsyncGenerator[Item]:
+            if (window := wanted.window) is not None:
+                async for item in self.items(window, fetch, means.aside):
+                    yield item
+
+        return Shelf(None, (walk,))
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
         """Name the nodes right below a group, beside those of ``main`` also the refs."""

@@ -6,14 +6,12 @@ from operator import attrgetter, floordiv
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.metadata import Chunks, Node, Snapshot
 from app.formats.naming import Window
 from app.formats.reading import DecodeError
-
-type Rows = NDArray[np.uint32]
+from app.formats.steps import Rows, Steps
 
 DOCUMENT: Final = "zarr.json"
 
@@ -91,42 +89,3 @@ class Grid:
             place = np.array([at // size, at // size + 1], np.uint64)
             low, high = np.searchsorted(column, place)
             yield from self._walk(window, (*coords, at), stored[low:high])
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Numbers below *stop*, those of whole runs of *size*; *runs* counts the runs, rising."""
-
-    runs: Rows
-    size: int
-    stop: int
-
-    def walk(self, after: str) -> Iterator[int]:
-        """Give the numbers in the order of their texts, from where those may begin with *after*."""
-        for digit in range(10):
-            yield from self._below(str(digit), digit, after)
-
-    def _below(self, text: str, number: int, after: str) -> Iterator[int]:
-        """Give *number*, which *text* spells, and those whose texts begin with that."""
-        if text < after and not after.startswith(text):
-            return
-        if self._any(number, number + 1):
-            yield number
-        if number and self._any_longer(number):
-            for digit in range(10):
-                yield from self._below(f"{text}{digit}", number * 10 + digit, after)
-
-    def _any_longer(self, number: int) -> bool:
-        low, high = number * 10, number * 10 + 10
-        while low < self.stop:
-            if self._any(low, high):
-                return True
-            low, high = low * 10, high * 10
-        return False
-
-    def _any(self, low: int, high: int) -> bool:
-        """Tell whether there is a number from *low* up to but not *high*."""
-        at = int(np.searchsorted(self.runs, np.uint64(low // self.size)))
-        return at < len(self.runs) and (
-            max(low, int(self.runs[at]) * self.size) < min(high, self.stop)
-        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.errors import DamagedError
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Entry, Shard, Table
-from app.formats.zarr_sharding_indexed.survey import has_intact_checksum
+from app.formats.zarr_sharding_indexed.chunk import has_intact_checksum
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
 
 

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-import mmh3
 import numpy as np
 
 from app.formats.gzipped import inflate_to_array
+from app.formats.neuroglancer_precomputed.keys import Ids
+from app.formats.neuroglancer_precomputed.murmur import (
+    murmurhash3_x86_128,
+    murmurhash3_x86_128_each,
+)
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag
 
@@ -46,14 +50,17 @@ class Sharding:
         minishard = hashed & ((1 << self.minishard_bits) - 1)
         return hashed >> self.minishard_bits & ((1 << self.shard_bits) - 1), minishard
 
+    def addresses(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Give the numbers of the shards and of the minishards in them, as `address` does."""
+        hashed = ids >> np.uint64(self.preshift_bits)
+        if self.is_hashed:
+            hashed = murmurhash3_x86_128_each(hashed)
+        shards = hashed >> np.uint64(self.minishard_bits) & np.uint64((1 << self.shard_bits) - 1)
+        return shards, hashed & np.uint64((1 << self.minishard_bits) - 1)
+
     def shard_name(self, shard: int) -> str:
         """Spell the name of a shard file without its ending ("Shard data files")."""
         return f"{shard:x}".zfill(-(-self.shard_bits // 4))
-
-
-def murmurhash3_x86_128(number: int) -> int:
-    """Hash the 8 bytes of *number*; the low 8 bytes of the result, seed 0."""
-    return mmh3.hash64(number.to_bytes(8, "little"), 0, x64arch=False, signed=False)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +157,7 @@ class MinishardIndexDecoder:
         there, and nothing that is absent is proven to be.
         """
         decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
-        if len(decoded) % _ROW_NBYTES:
-            raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
+        check_rows(decoded)
         rows = np.frombuffer(decoded, "<u8").reshape(3, -1)
         np.cumsum(rows[0], out=rows[0])
         rows[1] += rows[2]
@@ -164,3 +170,12 @@ class MinishardIndexDecoder:
             order = np.argsort(ids, kind="stable")
             ids, starts, stops = ids[order], starts[order], stops[order]
         return MinishardIndex(ids.data, starts.data, stops.data)
+
+
+def check_rows(decoded: bytes | bytearray) -> None:
+    """Return if an inflated minishard index can be cut into rows.
+
+    Raises: `DecodeError`.
+    """
+    if len(decoded) % _ROW_NBYTES:
+        raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")

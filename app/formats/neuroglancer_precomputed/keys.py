@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import dataclass, field
-from operator import add
+from math import prod
+from operator import add, sub
 from typing import Final, Protocol
 
 import numpy as np
@@ -36,6 +37,11 @@ class Names(Protocol):
 
     def covers(self, ids: Ids) -> Mask:
         """Tell which of *ids* are of chunks that could be."""
+        ...
+
+    @property
+    def rule(self) -> str:
+        """How names are spelled, told to who spelled one in another way."""
         ...
 
 
@@ -80,6 +86,11 @@ class MortonGrid:
             cell[axis] |= (code >> shift & 1) << bit
         return tuple(cell)
 
+    def box(self, bit_count: int) -> tuple[int, ...]:
+        """Tell how many neighbours there are, along each axis, that agree in all but low bits."""
+        axes = [axis for axis, _ in self._bits[:bit_count]]
+        return tuple(1 << axes.count(axis) for axis in range(len(self.shape)))
+
     def covers(self, codes: Ids) -> Mask:
         """Tell which of *codes* are of cells on the grid."""
         on_grid = codes <= np.uint64((1 << self.bit_count) - 1)
@@ -123,6 +134,15 @@ class IdNames:
         """Know that any id can be."""
         return np.ones(ids.shape, np.bool_)
 
+    @property
+    def rule(self) -> str:
+        """Tell what an id is."""
+        return f"ids are decimal numbers below 2^64 without zeros before them{self._and_suffix}"
+
+    @property
+    def _and_suffix(self) -> str:
+        return f", and {self.suffix} behind them" if self.suffix else ""
+
 
 @dataclass(frozen=True, slots=True)
 class CellNames:
@@ -148,6 +168,11 @@ class CellNames:
     def covers(self, ids: Ids) -> Mask:
         """Ask the grid."""
         return self.grid.covers(ids)
+
+    @property
+    def rule(self) -> str:
+        """Tell what a cell is."""
+        return f"cells are numbers with _ between them, below {list(self.grid.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +212,34 @@ class VoxelBounds:
         """Spell the bounds."""
         return self._spell(self.grid.decode(chunk_id))
 
+    def beginning(self, cell: tuple[int, ...]) -> str:
+        """Spell how the names begin of all chunks whose first coordinates are *cell*."""
+        return self._spell(cell) + ("_" if 0 < len(cell) < len(self.size) else "")
+
     def covers(self, ids: Ids) -> Mask:
         """Ask the grid."""
         return self.grid.covers(ids)
 
-    def _spell(self, cell: tuple[int, ...]) -> str:
-        begins = [at * chunk for at, chunk in zip(cell, self.chunk_size, strict=True)]
+    @property
+    def rule(self) -> str:
+        """Tell what bounds a chunk has."""
+        return (
+            f"chunks have {list(self.chunk_size)} voxels, from {list(self.voxel_offset)} on, and"
+            f" end where the {list(self.size)} voxels of the volume do"
+        )
+
+    def count_voxels(self, chunk_id: int) -> int:
+        """Tell how many voxels the chunk *chunk_id* has."""
+        return prod(map(sub, *reversed(self._bounds(self.grid.decode(chunk_id)))))
+
+    def _bounds(self, cell: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        begins = [at * chunk for at, chunk in zip(cell, self.chunk_size, strict=False)]
         ends = [
             min(begin + chunk, n)
-            for begin, chunk, n in zip(begins, self.chunk_size, self.size, strict=True)
+            for begin, chunk, n in zip(begins, self.chunk_size, self.size, strict=False)
         ]
-        begins = list(map(add, begins, self.voxel_offset))
-        ends = list(map(add, ends, self.voxel_offset))
+        return list(map(add, begins, self.voxel_offset)), list(map(add, ends, self.voxel_offset))
+
+    def _spell(self, cell: tuple[int, ...]) -> str:
+        begins, ends = self._bounds(cell)
         return "_".join(f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True))

@@ -1,19 +1,32 @@
 """From the name of a chunk to the place of its bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import DamagedError
-from app.formats.contract import Aside, Listing
+from app.errors import BadKeyError, DamagedError, ReadOnlyError
+from app.formats.contract import Listing
 from app.formats.documents import Json, show
-from app.formats.naming import Name, Window
+from app.formats.naming import PLAIN, Name, Shelf, Walk
 from app.formats.neuroglancer_precomputed.describe import Described, describe
-from app.formats.neuroglancer_precomputed.metadata import Info, Kind, Part, parse_info
+from app.formats.neuroglancer_precomputed.id_keys import IdWalk
+from app.formats.neuroglancer_precomputed.keys import VoxelBounds
+from app.formats.neuroglancer_precomputed.mesh_rewriting import FRAGMENTS, MANIFEST, MeshRewriter
+from app.formats.neuroglancer_precomputed.metadata import (
+    Info,
+    Kind,
+    Part,
+    parse_info,
+    voxel_nbytes,
+)
+from app.formats.neuroglancer_precomputed.rewriting import ChunkRewriter
 from app.formats.neuroglancer_precomputed.shards import ShardReader
-from app.formats.neuroglancer_precomputed.survey import PrecomputedShards
+from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
+from app.formats.neuroglancer_precomputed.translating import InfoTranslator
+from app.formats.neuroglancer_precomputed.volume_keys import VolumeWalk
 from app.formats.reading import DecodeError, Fetch, Versioned
 from app.formats.surveying import Collection
+from app.formats.writing import Slot, Target, Translator
 from app.model import (
     MISSING,
     Gzipped,
@@ -46,6 +59,10 @@ class Precomputed:
         """Open the container at *directory*."""
         return PrecomputedLayout(directory, spec, self)
 
+    def translator(self, _: ObjectRef) -> Translator:
+        """Keep the sharding that what is stored tells of."""
+        return InfoTranslator()
+
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedLayout:
@@ -60,16 +77,43 @@ class PrecomputedLayout:
         paths = self.info.value.paths
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
-    def shows(self, _: VirtualKey) -> bool:
-        """Hide nothing: names of shards and of chunks are different."""
-        return True
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        """Find where a chunk is written, be it there or not; all else is stored as it is."""
+        path, _slash, name = key.rpartition("/")
+        parts = self.info.value.parts_at.get(path, ())
+        for part in parts:
+            if (chunk_id := part.names.parse(name)) is not None:
+                return self._slot(part, chunk_id)
+        for part in parts:
+            if part.names.owns(name):
+                raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
+        return Whole(self.directory.join(key))
+
+    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
+        """Show all but shards, whose chunks are shown, and what is named like chunks."""
+        parts_at = self.info.value.parts_at
+        parts = parts_at.get(directory.removesuffix("/"), ())
+        if not parts:
+            is_deepest = not any(path.startswith(directory) for path in parts_at)
+            return PLAIN if is_deepest and self.encloses(directory) else Shelf()
+        shards = [self._shards((part,)) for part in parts]
+
+        def shows(name: str) -> bool:
+            is_owned = any(part.names.owns(name) for part in parts)
+            return not is_owned and not any(each.hides(name) for each in shards)
+
+        return Shelf(shows, tuple(self._walks(parts, fetch)))
+
+    def _walks(self, parts: Sequence[Part], fetch: Fetch) -> Iterator[Walk]:
+        for part in parts:
+            if isinstance(part.names, VoxelBounds):
+                yield VolumeWalk(part.names, self._shards((part,)))
+            elif part.kind is not Kind.FRAGMENTS:
+                yield IdWalk(part, parts, self._shards((part,)), fetch)
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
         """Keys are those of objects, or not worth listing."""
         return None
-
-    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
-        """Only indexes know the keys."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by the name it has unsharded; what is no chunk is served as it is."""
@@ -111,6 +155,29 @@ class PrecomputedLayout:
 
     def _shards(self, parts: tuple[Part, ...]) -> PrecomputedShards:
         return PrecomputedShards(self.directory, parts, self.options.decoded_nbytes)
+
+    def _slot(self, part: Part, chunk_id: int) -> Slot:
+        """Find the shard of a chunk, and its entry there.
+
+        Raises: `ReadOnlyError` where no shard can be written.
+        """
+        info, sharding, most_nbytes = self.info.value, part.sharding, self.options.decoded_nbytes
+        here = info.parts_at[part.path]
+        if len(here) > 1 and [each.kind for each in here] != [Kind.MANIFESTS, Kind.FRAGMENTS]:
+            raise ReadOnlyError(f"the shards in {part.path or '.'} are those of several things")
+        if sharding.index_nbytes > most_nbytes:
+            raise ReadOnlyError(
+                f"a shard index of {sharding.index_nbytes} bytes, over {most_nbytes}"
+            )
+        number, _ = sharding.address(chunk_id)
+        shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
+        if part.kind is Kind.VOLUME:
+            return Slot(ChunkRewriter(shard, voxel_nbytes(info.document, part.member)), (chunk_id,))
+        if part.kind is Kind.MANIFESTS:
+            return Slot(MeshRewriter(shard), (chunk_id, MANIFEST))
+        if part.kind is Kind.FRAGMENTS:
+            return Slot(MeshRewriter(shard), (chunk_id, FRAGMENTS))
+        return Slot(ChunkRewriter(shard), (chunk_id,))
 
     async def _locate_chunk(self, part: Part, chunk_id: int, fetch: Fetch) -> Location:
         directory = self.directory.join(part.path)

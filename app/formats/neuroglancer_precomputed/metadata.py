@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from posixpath import normpath
@@ -31,6 +31,10 @@ _ANNOTATIONS: Final = "neuroglancer_annotations_v1"
 _HASHES: Final = ("identity", "murmurhash3_x86_128")
 _ENCODINGS: Final = ("raw", "gzip")
 _DIRECTORIES: Final = ("mesh", "skeletons", "segment_properties")
+_DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 2, 4, 8)} | {
+    "float32": 4
+}
+"""The bytes of a number."""
 _MAX_AXES: Final = 64
 _MAX_PARTS: Final = 64
 """In one directory: names of chunks there are held against those of each part."""
@@ -57,7 +61,7 @@ class Part:
     """Relative to the ``info``; empty for the same directory."""
     names: Names
     sharding: Sharding
-    member: Json
+    member: Json = field(repr=False, compare=False)
     """What the document says about it."""
 
 
@@ -102,8 +106,8 @@ def parse_info(document: Json, data: bytes) -> Info | None:
         return None
     named = list(_members(kind, document))
     members = [member for _, member in named]
-    parts = (part for name, member in named if _is_sharded(member) for part in _parts(name, member))
-    losing = [member for member in members if _is_sharded(member) or _is_null(member)]
+    parts = (part for name, member in named if is_sharded(member) for part in _parts(name, member))
+    losing = [member for member in members if is_sharded(member) or _is_null(member)]
     served = _without_sharding(document, losing) if losing else document
     return Info(
         served=json.dumps(served).encode() if losing else data,
@@ -171,7 +175,7 @@ def _normal(key: str) -> str | None:
     return "" if path == "." else path
 
 
-def _is_sharded(member: Json) -> bool:
+def is_sharded(member: Json) -> bool:
     """Tell whether *member* is sharded, here and in a way that is known.
 
     Another way is left as it is, and so are shards outside of the container: requests for their
@@ -202,7 +206,7 @@ def _without_sharding(document: Json, losing: list[Json]) -> Json:
 
 def _parts(name: str, member: Json) -> Iterator[Part]:
     """Describe a sharded *member*, which `_members` gave as *name*."""
-    path, sharding = path_of(member) or "", _sharding(member["sharding"])
+    path, sharding = path_of(member) or "", parse_sharding(member["sharding"])
     if name == "scales":
         for names in voxel_bounds(member):
             _check_bits(names.grid)
@@ -234,6 +238,15 @@ def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
         yield VoxelBounds(voxel_offset, size, _integers(chunk_size, "chunk_sizes", 3, least=1))
 
 
+def voxel_nbytes(document: Json, scale: Json) -> int | None:
+    """Tell how many bytes a voxel of *scale* has in a chunk; `None` if they are encoded."""
+    nbytes = _DATA_TYPES.get(str(document.get("data_type")).lower())
+    channels = integer(document.get("num_channels"))
+    if scale.get("encoding") != "raw" or nbytes is None or channels is None:
+        return None
+    return nbytes * channels
+
+
 def _integers(
     value: Json, name: str, count: int | None = None, least: int = -(2**63)
 ) -> tuple[int, ...]:
@@ -261,7 +274,7 @@ def _check_bits(grid: MortonGrid) -> None:
         raise DecodeError(f"a grid of {list(grid.shape)} takes ids of {bits} bits, more than 64")
 
 
-def _sharding(document: Json) -> Sharding:
+def parse_sharding(document: Json) -> Sharding:
     """Read the sharding parameters (``PrecomputedSharding``)."""
     preshift, minishard, shard = (
         _bits(document, name) for name in ("preshift_bits", "minishard_bits", "shard_bits")

@@ -18,7 +18,7 @@ from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
-_WHOLE_INDEX_NBYTES: Final = 64 * 1024
+MAX_WHOLE_INDEX_NBYTES: Final = 64 * 1024
 """A larger shard index is read one entry at a time in any case.
 
 Measured over the S3 path, store on the same machine: 64 KiB take as long as 16 bytes (0.18 ms),
@@ -28,6 +28,26 @@ and spares each further minishard a read.
 
 type ReadIndex = Callable[[ObjectRef, ETag | None], Awaitable[Versioned[ShardIndex] | None]]
 """Reads the shard index at the start of an object, anew for each version beside it."""
+
+
+def read_index(ref: ObjectRef, nbytes: int, beside: ETag | None = None) -> Read[ShardIndex]:
+    """Describe the read of a whole shard index."""
+    return Read("shard-index", ref, ByteRange(0, nbytes), ShardIndexDecoder(nbytes, beside=beside))
+
+
+def read_entry(ref: ObjectRef, minishard: int, beside: ETag | None = None) -> Read[ShardIndex]:
+    """Describe the read of a single entry of a shard index."""
+    start = minishard * ENTRY_NBYTES
+    decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, beside)
+    return Read("index-entry", ref, ByteRange(start, start + ENTRY_NBYTES), decode)
+
+
+def read_minishard(
+    ref: ObjectRef, place: ByteRange, sharding: Sharding, most_nbytes: int
+) -> Read[MinishardIndex]:
+    """Describe the read of a minishard index at *place* in the object, of any version."""
+    decode = MinishardIndexDecoder(sharding.is_minishard_index_gzip, most_nbytes)
+    return Read("minishard-index", ref, place, decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +168,9 @@ class ShardReader:
     ) -> Versioned[ShardIndex] | None:
         """Read the shard index, or a single entry of a large one."""
         nbytes = self.sharding.index_nbytes
-        if nbytes <= min(self.whole_index_nbytes, _WHOLE_INDEX_NBYTES):
-            decode = ShardIndexDecoder(nbytes, beside=beside)
-            return await self.fetch(Read("shard-index", ref, ByteRange(0, nbytes), decode))
-        start = minishard * ENTRY_NBYTES
-        place = ByteRange(start, start + ENTRY_NBYTES)
-        decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, beside)
-        return await self.fetch(Read("index-entry", ref, place, decode))
+        if nbytes <= min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES):
+            return await self.fetch(read_index(ref, nbytes, beside))
+        return await self.fetch(read_entry(ref, minishard, beside))
 
     async def _open(self, shard: OpenShard, minishard: int) -> Minishard | None:
         """Read the index of *minishard*."""
@@ -175,9 +191,10 @@ class ShardReader:
             raise DamagedError(
                 index_ref, f"minishard index {minishard} at {place} has over {most_nbytes} bytes"
             )
-        decode = MinishardIndexDecoder(self.sharding.is_minishard_index_gzip, most_nbytes)
-        ref, request = region.ref, region.byte_range.narrow(place)
-        found = await self.fetch(Read("minishard-index", ref, request, decode, region.version))
+        read = read_minishard(
+            region.ref, region.byte_range.narrow(place), self.sharding, most_nbytes
+        )
+        found = await self.fetch(read._replace(version=region.version))
         if found is None:
             raise VersionChangedError(region.ref)
         return Minishard(place, found.value, region)

@@ -2,24 +2,26 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 
 from app.errors import DamagedError, VersionChangedError
 from app.formats.gzipped import inflate
+from app.formats.naming import Look
+from app.formats.neuroglancer_precomputed.coalescing import Numbered, coalesce
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
     ShardIndex,
-    ShardIndexDecoder,
 )
+from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.neuroglancer_precomputed.metadata import Kind, Part
-from app.formats.neuroglancer_precomputed.shards import OpenShard, open_shard
-from app.formats.neuroglancer_precomputed.table import Minishard, TableReader
+from app.formats.neuroglancer_precomputed.shards import OpenShard, open_shard, read_index
+from app.formats.neuroglancer_precomputed.table import Entries, Minishard, Rows, TableReader
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Entry, Fault, Shard, Table
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
@@ -29,9 +31,6 @@ _EVERY_BITS: Final = 12
 """Shards of more bits are too many to ask for each."""
 _INDEXES: Final = 4
 """All minishard indexes of a shard may hold so many times what one may."""
-_GAP_NBYTES: Final = 64 * 1024
-_SPAN_NBYTES: Final = 8 * 1024**2
-"""Minishard indexes are read together across such gaps, up to such a length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class PrecomputedShards:
         sharding, number = self.parts[0].sharding, int(found[1], 16)
         if number >> sharding.shard_bits or sharding.shard_name(number) != found[1]:
             return None
-        return self._shard(number)
+        return self.numbered(number)
 
     def holding(self, key: VirtualKey) -> "PrecomputedShard | None":
         """Find the shard of the chunk *key*."""
@@ -67,15 +66,27 @@ class PrecomputedShards:
             return None
         for part in self.parts:
             if (chunk_id := part.names.parse(name)) is not None:
-                return self._shard(part.sharding.address(chunk_id)[0])
+                return self.numbered(part.sharding.address(chunk_id)[0])
         return None
 
     def every(self) -> Iterator["PrecomputedShard"] | None:
         """Give all, unless they are many."""
         bits = self.parts[0].sharding.shard_bits
-        return None if bits > _EVERY_BITS else map(self._shard, range(1 << bits))
+        return None if bits > _EVERY_BITS else map(self.numbered, range(1 << bits))
 
-    def _shard(self, number: int) -> "PrecomputedShard":
+    async def stored(self, look: Look) -> frozenset[int]:
+        """Find the numbers of the shards that are stored."""
+        named = [self.named(key) async for key in look(self.prefix)]
+        return frozenset(shard.number for shard in named if shard is not None)
+
+    def hides(self, name: str) -> bool:
+        """Tell whether *name*, right below, is of an object that shards are in."""
+        stem, dot, ending = name.rpartition(".")
+        key = f"{self.prefix}{stem}.data" if ending == "index" else self.prefix + name
+        return bool(dot) and self.named(key) is not None
+
+    def numbered(self, number: int) -> "PrecomputedShard":
+        """Give the shard *number*."""
         return PrecomputedShard(self.directory, self.parts[0], number, self.most_nbytes)
 
 
@@ -104,14 +115,19 @@ class PrecomputedShard:
         Of a shard in two objects the version is that which the data had before their index was
         read, and still have at the end.
         """
-        read_index = partial(self._index, fetch)
-        index_nbytes = self.part.sharding.index_nbytes
-        shard = await open_shard(self._name, index_nbytes, read_index, fetch)
-        if shard is None:
+        if (shard := await self.open(fetch)) is None:
             return None
-        survey = await self._read(fetch, shard)
+        survey = await self.read(fetch, shard)
         await shard.confirm(fetch)
         return survey
+
+    async def open(self, fetch: Fetch) -> OpenShard | None:
+        """Read the shard index; `None` means that there is no such shard.
+
+        Raises: `DamagedError`.
+        """
+        read_index = partial(self._index, fetch)
+        return await open_shard(self._name, self.part.sharding.index_nbytes, read_index, fetch)
 
     @property
     def _name(self) -> ObjectRef:
@@ -124,14 +140,16 @@ class PrecomputedShard:
         """Read the shard index in *ref*; of one that is too large, just whether it is there."""
         nbytes = self.part.sharding.index_nbytes
         if nbytes <= self.most_nbytes:
-            decode = ShardIndexDecoder(nbytes, beside=beside)
-            return await fetch(Read("shard-index", ref, ByteRange(0, nbytes), decode))
+            return await fetch(read_index(ref, nbytes, beside))
         if await fetch(Read("shard-index", ref, ByteRange(0, ENTRY_NBYTES), Opaque)) is not None:
             raise DamagedError(ref, f"a shard index of {nbytes} bytes, over {self.most_nbytes}")
         return None
 
-    async def _read(self, fetch: Fetch, shard: OpenShard) -> "PrecomputedSurvey":
-        """Read the minishard indexes."""
+    async def read(self, fetch: Fetch, shard: OpenShard) -> "PrecomputedSurvey":
+        """Read the minishard indexes.
+
+        Raises: `DamagedError`, `VersionChangedError`.
+        """
         ref, region, etag = shard.region
         whole = Stored(ref, ByteRange(0, region.stop), etag)
         placed = _plan(shard.index, region.length, self.most_nbytes)
@@ -140,7 +158,7 @@ class PrecomputedShard:
                 ref, f"minishard indexes of {nbytes} bytes, over {self._total_nbytes}"
             )
         minishards: list[Minishard] = []
-        for run in _runs(placed.places):
+        for run in coalesce(placed.places):
             span = ByteRange(run[0][1].start, run[-1][1].stop)
             read = Read("minishard-index", ref, region.narrow(span), Opaque, etag)
             if (found := await fetch(read)) is None:
@@ -154,6 +172,14 @@ class PrecomputedShard:
     @property
     def _total_nbytes(self) -> int:
         return _INDEXES * self.most_nbytes
+
+
+class Listed(NamedTuple):
+    """What a `Table` is made of."""
+
+    entries: Entries
+    empty: int
+    faults: list[Fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +222,27 @@ class PrecomputedSurvey:
 
     def table(self) -> Table:
         """Decode the minishard indexes, and check all that they name."""
+        return Table(*self.entries())
+
+    def entries(self) -> Listed:
+        """Decode and check in the same way, and give columns."""
+        reader = self._reader
+        entries = reader.read(self.minishards)
         faults = [Fault(self.shard.key, reason) for reason in self.faults]
-        table = self._reader.read(self.minishards)
-        return table if not faults else Table(table.entries, 0, [*faults, *table.faults])
+        return Listed(entries, 0, [*faults, *reader.faults])
+
+    def columns(self) -> tuple[Ids, Rows]:
+        """Give the ids of all chunks, and where each begins and ends in the object.
+
+        Raises: `DamagedError` where not all can be told.
+        """
+        table = self.table()
+        if table.faults:
+            fault = table.faults[0]
+            raise DamagedError(self.whole.ref, f"{fault.key}: {fault.reason}")
+        entries = cast("Entries", table.entries)
+        places = np.stack([entries.starts, entries.stops], axis=1)
+        return np.asarray(entries.ids), places
 
     def key(self, entry: Entry) -> VirtualKey:
         """Spell the name that the chunk has unsharded."""
@@ -246,48 +290,36 @@ class PrecomputedSurvey:
         )
 
 
-type _Place = tuple[int, ByteRange]
-"""The number of a minishard, and where its index lies."""
-
-
 class _Plan(NamedTuple):
-    places: list[_Place]
+    places: list[Numbered]
+    """Of minishards, where their indexes lie."""
     faults: list[str]
 
 
 def _plan(index: ShardIndex, length: int, most_nbytes: int) -> _Plan:
     """Find the minishard indexes in *length* bytes, by their places, none over another."""
     plan = _Plan([], [])
-    starts, stops = np.frombuffer(index.entries, "<u8").reshape(-1, 2).T
-    filled = np.flatnonzero(starts != stops)
+    entries = np.frombuffer(index.entries, "<u8").reshape(-1, 2)
+    filled = np.flatnonzero(entries[:, 0] != entries[:, 1])
+    numbers = filled[np.argsort(entries[filled, 0], kind="stable")]
     end = 0
-    for number in filled[np.argsort(starts[filled], kind="stable")].tolist():
-        start, stop = int(starts[number]), int(stops[number])
-        named = f"minishard index {number} at [{start}, {stop})"
-        if start > stop:
-            plan.faults.append(f"minishard index {number} ends at {stop}, before {start}")
-        elif stop > length:
-            plan.faults.append(f"{named} ends past {length} bytes")
-        elif stop - start > most_nbytes:
-            plan.faults.append(f"{named} has over {most_nbytes} bytes")
-        elif start < end:
-            plan.faults.append(f"{named} overlaps another")
-        else:
+    for number, (start, stop) in zip(numbers.tolist(), entries[numbers].tolist(), strict=True):
+        if end <= start <= stop <= length and stop - start <= most_nbytes:
             plan.places.append((number, ByteRange(start, stop)))
             end = stop
+        else:
+            fault = _fault(start, stop, length, most_nbytes)
+            plan.faults.append(f"minishard index {number} {fault}")
     return plan
 
 
-def _runs(places: Iterable[_Place]) -> Iterator[list[_Place]]:
-    """Put neighbours together that are read at once."""
-    run: list[_Place] = []
-    for number, place in places:
-        if run and (
-            place.start - run[-1][1].stop > _GAP_NBYTES
-            or place.stop - run[0][1].start > _SPAN_NBYTES
-        ):
-            yield run
-            run = []
-        run.append((number, place))
-    if run:
-        yield run
+def _fault(start: int, stop: int, length: int, most_nbytes: int) -> str:
+    """Tell why no minishard index can be there."""
+    if start > stop:
+        return f"ends at {stop}, before {start}"
+    named = f"at [{start}, {stop})"
+    if stop > length:
+        return f"{named} ends past {length} bytes"
+    if stop - start > most_nbytes:
+        return f"{named} has over {most_nbytes} bytes"
+    return f"{named} overlaps another"

@@ -7,11 +7,13 @@ from typing import Final, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
+from app.formats.gzipped import inflate_to_array
+from app.formats.neuroglancer_precomputed.index import check_rows
 from app.formats.neuroglancer_precomputed.keys import Ids, Mask
 from app.formats.neuroglancer_precomputed.metadata import Part
+from app.formats.neuroglancer_precomputed.minishards import decode_minishards
 from app.formats.reading import DecodeError
-from app.formats.surveying import Entry, Fault, Table
+from app.formats.surveying import Entry, Fault
 from app.model import ByteRange, VirtualKey
 
 _TOLD: Final = 100
@@ -69,8 +71,11 @@ class TableReader:
     """All together may hold no more."""
     faults: list[Fault] = field(default_factory=list)
 
-    def read(self, minishards: Sequence[Minishard]) -> Table:
-        """Decode *minishards*, and leave out the chunks that no reader finds, or finds whole."""
+    def read(self, minishards: Sequence[Minishard]) -> Entries:
+        """Decode *minishards*, and leave out the chunks that no reader finds, or finds whole.
+
+        The rest comes by place, counted from the beginning of the object.
+        """
         rows = self._decode(minishards)
         ids, _, stops, owners = rows.T
         sound = np.ones(len(rows), np.bool_)
@@ -86,7 +91,7 @@ class TableReader:
         rows = rows[np.lexsort((rows[:, 2], rows[:, 1]))]
         places = rows[:, 1:3] + np.uint64(self.region.start)
         columns = (column.copy().data for column in (rows[:, 0], *places.T))
-        return Table(Entries(*columns), 0, self.faults)
+        return Entries(*columns)
 
     def chunk_key(self, chunk_id: int) -> VirtualKey:
         """Spell the virtual key of a chunk."""
@@ -94,30 +99,39 @@ class TableReader:
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
 
     def _decode(self, minishards: Sequence[Minishard]) -> Rows:
-        pieces: list[Rows] = [np.empty((0, 4), np.uint64)]
-        decode = MinishardIndexDecoder(self.part.sharding.is_minishard_index_gzip, self.most_nbytes)
+        decoded = list(self._inflate(minishards))
+        numbers = [number for number, _ in decoded]
+        chunks = decode_minishards(numbers, [data for _, data in decoded])
+        wrong = chunks.starts > chunks.stops
+        if wrong.any():
+            owners, first = np.unique(chunks.owners[wrong], return_index=True)
+            for owner, chunk_id in zip(owners, chunks.ids[wrong][first], strict=True):
+                reason = f"minishard index {owner}: chunk {chunk_id} ends past 2^64"
+                self.faults.append(Fault(self.key, reason))
+            wrong = np.isin(chunks.owners, owners)
+        return np.column_stack(chunks)[~wrong]
+
+    def _inflate(self, minishards: Sequence[Minishard]) -> Iterator[tuple[int, bytes | bytearray]]:
+        """Give the number and the rows of each, but of those that are damaged."""
         room = self.total_nbytes
+        is_gzip = self.part.sharding.is_minishard_index_gzip
         for number, _, encoded in minishards:
             try:
-                index = decode(encoded)
+                data = inflate_to_array(encoded, self.most_nbytes) if is_gzip else encoded
+                check_rows(data)
             except DecodeError as error:
                 self.faults.append(Fault(self.key, f"minishard index {number}: {error}"))
                 continue
-            if (room := room - index.nbytes) < 0:
+            if (room := room - len(data)) < 0:
                 reason = f"its minishard indexes hold over {self.total_nbytes} bytes in all"
                 self.faults.append(Fault(self.key, reason))
-                break
-            owner = np.full(len(index), number, np.uint64)
-            pieces.append(np.column_stack([index.ids, index.starts, index.stops, owner]))
-        return np.concatenate(pieces)
+                return
+            yield number, data
 
     def _misplaced(self, ids: Ids, owners: Ids) -> Mask:
-        address = self.part.sharding.address
-        found = (
-            address(chunk_id) != (self.number, minishard)
-            for chunk_id, minishard in zip(map(int, ids), map(int, owners), strict=True)
-        )
-        return np.fromiter(found, np.bool_, len(ids))
+        shards, minishards = self.part.sharding.addresses(ids)
+        wrong: Mask = (shards != np.uint64(self.number)) | (minishards != owners)
+        return wrong
 
     def _tell(self, rows: Rows, reason: Callable[[int, int, int, int], Fault | str]) -> None:
         """Tell what *reason* says of each chunk in *rows*, of one that stands there twice once."""

@@ -109,6 +109,13 @@ class IndexCodec:
             raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
         return found
 
+    def encode(self, index: ShardIndex) -> bytes:
+        """Encode *index*, which has as many entries as are encoded so."""
+        if not self.has_checksum:
+            return index.entries
+        checksum: int = crc32c.crc32c(index.entries)
+        return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
+
     def __call__(self, data: bytes) -> ShardIndex:
         """Decode what `request` asks for, or what lies at `place`.
 

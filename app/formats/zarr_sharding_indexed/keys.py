@@ -18,6 +18,10 @@ class Keys(Protocol):
         """Spell the key of the chunk at *coords*."""
         ...
 
+    def beginning(self, coords: tuple[int, ...] = ()) -> str:
+        """Spell how the keys of all chunks begin whose first coordinates are *coords*."""
+        ...
+
     def owns(self, key: str) -> bool:
         """Tell whether *key*, or a prefix of keys, is spelled like those of chunks."""
         ...

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import DamagedError
-from app.formats.contract import Aside, Listing
+from app.errors import BadKeyError, DamagedError
+from app.formats.contract import Listing
 from app.formats.documents import Json, show
-from app.formats.naming import Name, Window
+from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection
+from app.formats.writing import Document, Slot, Target, Translator
 from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.index import (
     ENTRY_NBYTES,
@@ -17,8 +18,11 @@ from app.formats.zarr_sharding_indexed.index import (
     IndexCodec,
     ShardIndex,
 )
+from app.formats.zarr_sharding_indexed.listing import ChunkWalk
 from app.formats.zarr_sharding_indexed.metadata import ArraySpec, Node, parse_node
+from app.formats.zarr_sharding_indexed.rewriting import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr_sharding_indexed.survey import ZarrShards
+from app.formats.zarr_sharding_indexed.translating import NodeTranslator
 from app.model import (
     MISSING,
     ByteRange,
@@ -49,6 +53,10 @@ class Zarr3:
 
     whole_index_nbytes: int
     """A larger shard index is read one entry at a time."""
+    limit_bytes: int
+    """Larger metadata of an array are refused."""
+    written_nbytes: int = WRITTEN_NBYTES
+    """Shards with a larger index are not written."""
 
     def parse(self, document: Json, data: bytes) -> Node:
         """Understand a ``zarr.json``, which must be of this format.
@@ -59,7 +67,11 @@ class Zarr3:
 
     def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
         """Open the node at *directory*."""
-        return ZarrLayout(directory, spec, self.whole_index_nbytes)
+        return ZarrLayout(directory, spec, self)
+
+    def translator(self, directory: ObjectRef) -> Translator:
+        """Keep the shards that are described in what is stored."""
+        return NodeTranslator(directory, self.limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +80,39 @@ class ZarrLayout:
 
     directory: ObjectRef
     node: Versioned[Node]
-    whole_index_nbytes: int
+    limits: Zarr3
 
     def encloses(self, _: VirtualKey) -> bool:
         """Know that an array has no nodes below it."""
         return self.node.value.kind == "array"
 
-    def shows(self, key: VirtualKey) -> bool:
-        """Shards are not served under their own names."""
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        """Find where a chunk is written, be it there or not; all else is stored as it is."""
+        if key == MARKER:
+            return Document(self.directory.join(key), self.limits.translator(self.directory))
         array = self.node.value.array
-        return array is None or not array.keys.owns(key)
+        if array is None or not array.keys.owns(key):
+            return Whole(self.directory.join(key))
+        coords = array.keys.parse(key)
+        if coords is None or (origin := array.origin(coords)) is None:
+            raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")
+        ref, indexes = self.directory.join(array.shard_key(origin)), array.unsharded.indexes
+        demand_small(ref, indexes, self.limits.written_nbytes)
+        rewriter = ZarrRewriter(ref, indexes, array.chunk)
+        return Slot(rewriter, array.unsharded.entry(origin))
+
+    async def shelf(self, directory: VirtualKey, _: Fetch) -> Shelf:
+        """Show all but the shards, which are not served under their own names."""
+        array = self.node.value.array
+        if self.node.value.kind != "array":
+            return Shelf()
+        if array is None or directory:
+            return PLAIN
+        return Shelf(lambda name: not array.keys.owns(name), (ChunkWalk(array),))
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
         """Keys are those of objects, or not worth listing."""
         return None
-
-    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
-        """Only indexes know the keys."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by its key in the unsharded array; what is no chunk is served as it is."""
@@ -124,7 +152,7 @@ class ZarrLayout:
     ) -> Location:
         location: Chunk = Whole(self.directory.join(array.shard_key(origin)))
         for level in array.unsharded.levels:
-            shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
+            shard = ShardReader(level.index, fetch, self.limits.whole_index_nbytes)
             location = await shard.locate(location, level.entry(origin))
         return location
 

@@ -6,6 +6,7 @@ from operator import floordiv, lt, mul
 from typing import Any, Final
 
 from app.formats.reading import DecodeError
+from app.formats.zarr_sharding_indexed.chunk import ChunkForm, chunk_form
 from app.formats.zarr_sharding_indexed.keys import ChunkKeys, Keys
 from app.formats.zarr_sharding_indexed.unshard import (
     UnshardableError,
@@ -30,6 +31,8 @@ class ArraySpec:
     shard_shape: tuple[int, ...]
     keys: Keys
     unsharded: Unsharded
+    chunk: ChunkForm
+    """What inner chunks are like."""
 
     @property
     def inner_chunk_shape(self) -> tuple[int, ...]:
@@ -107,11 +110,13 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
     if document.get("storage_transformers"):
         raise UnshardableError("storage transformers change the keys or the bytes of shards")
     shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
+    unsharded = unshard(document["codecs"], shard_shape)
     return ArraySpec(
         shape,
         shard_shape,
         chunk_keys(document.get("chunk_key_encoding"), len(shape)),
-        unshard(document["codecs"], shard_shape),
+        unsharded,
+        chunk_form(unsharded.codecs, unsharded.inner_chunk_shape, document.get("data_type")),
     )
 
 

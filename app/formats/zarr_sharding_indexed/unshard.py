@@ -56,6 +56,15 @@ class Unsharded:
         """Shape of the innermost chunks in array elements."""
         return self.levels[-1].inner_chunk_shape
 
+    @property
+    def indexes(self) -> tuple[IndexCodec, ...]:
+        """How the index of each level is encoded."""
+        return tuple(level.index for level in self.levels)
+
+    def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
+        """Give the number, at each level, of what holds the element *origin*."""
+        return tuple(level.entry(origin) for level in self.levels)
+
 
 def codec_name(codec: Json) -> str:
     """Name of a codec, which may stand for itself without a configuration."""

@@ -49,6 +49,18 @@ class DataKey(NamedTuple):
         return VirtualKey("/".join(filter(None, (_DATA, *self))))
 
 
+def array_path(directory: str) -> str | None:
+    """Read the path of the array whose chunks would be in *directory*, which ends in a slash."""
+    if not directory.startswith(f"{_DATA}/"):
+        return None
+    return directory[len(_DATA) + 1 : -1]
+
+
+def is_chunk_name(name: str) -> bool:
+    """Tell whether *name*, of an object or a folder, is spelled as identifiers begin."""
+    return _IDENTIFIER.fullmatch(name.removesuffix("/")) is not None and name != "c/"
+
+
 def split_data_key(key: str) -> DataKey | None:
     """Tell array from chunk in *key*; `None` if it is not like a key of chunk data.
 
@@ -80,3 +92,7 @@ class ChunkIdentifiers:
     def format(self, coords: tuple[int, ...]) -> str:
         """Spell the identifier of the chunk at *coords*."""
         return "c" + self.separator.join(map(str, coords))
+
+    def beginning(self, coords: tuple[int, ...] = ()) -> str:
+        """Spell how the identifiers begin of chunks whose first coordinates are *coords*."""
+        return self.format(coords) + (self.separator if 0 < len(coords) < self.ndim else "")

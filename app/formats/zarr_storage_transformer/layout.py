@@ -3,19 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Aside, Listing
+from app.errors import BadKeyError, DamagedError, StorageUnavailableError
+from app.formats.contract import Listing
 from app.formats.documents import DocumentDecoder, Json, show
-from app.formats.naming import Name, Window
+from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import DecodeError, Fetch, Read, Versioned
 from app.formats.surveying import Collection, Description, Shards
+from app.formats.writing import Document as Translated
+from app.formats.writing import Slot, Target
 from app.formats.zarr_sharding_indexed.layout import ShardReader
+from app.formats.zarr_sharding_indexed.listing import ChunkWalk
+from app.formats.zarr_sharding_indexed.rewriting import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr_storage_transformer.describe import array_paths, describe
 from app.formats.zarr_storage_transformer.keys import (
     CONSOLIDATED,
     METADATA,
     DataKey,
     MetadataKeys,
+    array_path,
+    is_chunk_name,
     split_data_key,
 )
 from app.formats.zarr_storage_transformer.metadata import (
@@ -26,7 +32,11 @@ from app.formats.zarr_storage_transformer.metadata import (
     parse_consolidated,
     parse_hierarchy,
 )
-from app.formats.zarr_storage_transformer.survey import shards_of
+from app.formats.zarr_storage_transformer.survey import sharded, shards_of
+from app.formats.zarr_storage_transformer.translating import (
+    ArrayTranslator,
+    ConsolidatedTranslator,
+)
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 
@@ -38,6 +48,8 @@ class Zarr2022:
     """A larger shard index is read one entry at a time."""
     limit_bytes: int
     """Larger metadata of an array are refused."""
+    written_nbytes: int = WRITTEN_NBYTES
+    """Shards with a larger index are not written."""
 
     def parse(self, document: Json, _: bytes) -> Hierarchy | None:
         """Understand an entry point.
@@ -49,6 +61,9 @@ class Zarr2022:
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":
         """Open the hierarchy at *directory*."""
         return HierarchyLayout(directory, spec.value, self)
+
+    def translator(self, _: ObjectRef) -> None:
+        """Leave markers to who knows nodes; an entry point tells of no shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +78,35 @@ class HierarchyLayout:
         """Know that a hierarchy has the store to itself."""
         return True
 
-    def shows(self, key: VirtualKey) -> bool:
-        """Hide chunk data of every array: which of them is sharded, only its metadata tell."""
-        return bool(self.hierarchy.why_sharded) or split_data_key(key.rstrip("/")) is None
+    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
+        """Find where a chunk is written, be it there or not; all else is stored as it is."""
+        ref = self.directory.join(key)
+        if self.hierarchy.why_sharded:
+            return Whole(ref)
+        if key == CONSOLIDATED:
+            keys, limit = self._metadata_keys, self.limits.limit_bytes
+            return Translated(ref, ConsolidatedTranslator(self.directory, keys, limit))
+        if self._metadata_keys.owns(key):
+            return Translated(ref, ArrayTranslator())
+        if (data_key := split_data_key(key)) is None:
+            return Whole(ref)
+        return await self._chunk_target(data_key, fetch)
+
+    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
+        """Show all but the shards; which arrays are sharded, only their metadata tell."""
+        if self.hierarchy.why_sharded:
+            return PLAIN
+        if (path := array_path(directory)) is None:
+            return Shelf()
+        if (found := await self._array(path, fetch)) is None:
+            return Shelf()
+        if (array := found.value.array) is None:
+            return PLAIN
+        return Shelf(lambda name: not is_chunk_name(name), (ChunkWalk(sharded(path, array)),))
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
         """Keys are those of objects, or not worth listing."""
         return None
-
-    def items(self, _: Window, __: Fetch, ___: Aside) -> None:
-        """Only indexes know the keys."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Find a chunk by its key, or metadata without the transformer; the rest is as it is."""
@@ -126,10 +160,28 @@ class HierarchyLayout:
             return Whole(self.directory.join(key.format()))
         if not array.grid.holds(coords):
             return MISSING
-        identifier = array.identifiers.format(array.grid.shard(coords))
-        shard = Whole(self.directory.join(DataKey(key.path, identifier).format()))
+        shard = Whole(self._shard(array, key.path, coords))
         reader = ShardReader(array.grid.index, fetch, self.limits.whole_index_nbytes)
         return await reader.locate(shard, array.grid.entry(coords))
+
+    def _shard(self, array: ArraySpec, path: str, coords: tuple[int, ...]) -> ObjectRef:
+        """Name the shard of the chunk at *coords*."""
+        identifier = array.identifiers.format(array.grid.shard(coords))
+        return self.directory.join(DataKey(path, identifier).format())
+
+    async def _chunk_target(self, key: DataKey, fetch: Fetch) -> Slot | Whole:
+        found = await self._array(key.path, fetch)
+        array = None if found is None else found.value.array
+        if array is None:
+            return Whole(self.directory.join(key.format()))
+        coords = array.identifiers.parse(key.identifier)
+        if coords is None or not array.grid.holds(coords):
+            counts = list(array.grid.chunk_grid_shape)
+            raise BadKeyError(f"{key.format()} is no chunk of an array of {counts} chunks")
+        ref = self._shard(array, key.path, coords)
+        demand_small(ref, (array.grid.index,), self.limits.written_nbytes)
+        rewriter = ZarrRewriter(ref, (array.grid.index,), array.chunk)
+        return Slot(rewriter, (array.grid.entry(coords),))
 
     async def _array_paths(self, fetch: Fetch, listing: Listing) -> Sequence[str]:
         """Name the arrays by listing; where that is impossible, by what zarr-python 2 gathered.

@@ -2,10 +2,13 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 from app.formats.reading import DecodeError
+from app.formats.zarr_sharding_indexed.chunk import ChunkForm
 from app.formats.zarr_sharding_indexed.unshard import UnshardableError, shape_of
 from app.formats.zarr_storage_transformer.index import ShardGrid
 from app.formats.zarr_storage_transformer.keys import ChunkIdentifiers
@@ -18,6 +21,8 @@ _SHARDING: Final = re.compile(
     r"https?://purl\.org/zarr/spec/storage[_-]transformers/sharding/1(?:\.[0-9]+)?/?"
 )
 """The draft's example and its heading do not agree on the underscore."""
+_DATA_TYPE: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)|r([1-9][0-9]{0,5})")
+"""Core data types, but for ``bool``: by their bytes, or ``r*`` by its bits."""
 _OVERHEAD: Final = 4096
 
 
@@ -41,6 +46,8 @@ class ArraySpec:
 
     grid: ShardGrid
     identifiers: ChunkIdentifiers
+    chunk: ChunkForm
+    """What chunks are like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,8 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
     counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
     shards = _shard_grid(counts, configuration.get("chunks_per_shard"))
-    return ArraySpec(shards, ChunkIdentifiers(separator, len(shards.chunk_grid_shape)))
+    identifiers = ChunkIdentifiers(separator, len(shards.chunk_grid_shape))
+    return ArraySpec(shards, identifiers, _chunk_form(document, chunk_shape))
 
 
 def without_transformer(document: dict[str, Json]) -> dict[str, Json]:
@@ -139,6 +147,22 @@ def without_transformer(document: dict[str, Json]) -> dict[str, Json]:
     Without the member, not with an empty one: readers of drafts before this do not know its name.
     """
     return {name: value for name, value in document.items() if name != "storage_transformers"}
+
+
+def _chunk_form(document: dict[str, Json], chunk_shape: Sequence[int]) -> ChunkForm:
+    """Tell what chunks are like; zarr-python 2 kept filters among the attributes."""
+    attributes = document.get("attributes")
+    filters = isinstance(attributes, dict) and attributes.get("filters")
+    data_type = document.get("data_type")
+    if document.get("compressor") or filters or not isinstance(data_type, str):
+        return ChunkForm()
+    if data_type == "bool":
+        return ChunkForm(prod(chunk_shape))
+    if (found := _DATA_TYPE.fullmatch(data_type)) is None:
+        return ChunkForm()
+    nbytes, bits = (int(number or 0) for number in found.groups())
+    item_nbytes, rest = (nbytes, 0) if nbytes else divmod(bits, 8)
+    return ChunkForm(None if rest else prod(chunk_shape) * item_nbytes)
 
 
 def _configuration(transformers: Json) -> dict[str, Json]:

@@ -31,6 +31,10 @@ class DataKeys:
         """Spell the key of the chunk at *coords*."""
         return DataKey(self.path, self.identifiers.format(coords)).format()
 
+    def beginning(self, coords: tuple[int, ...] = ()) -> str:
+        """Spell how the keys of all chunks begin whose first coordinates are *coords*."""
+        return DataKey(self.path, self.identifiers.beginning(coords)).format()
+
     def owns(self, key: str) -> bool:
         """Tell whether *key* is spelled like those of chunks."""
         return (found := split_data_key(key)) is not None and self._has(found)
@@ -41,14 +45,19 @@ class DataKeys:
 
 def shards_of(directory: ObjectRef, path: str, array: ArraySpec) -> ZarrShards:
     """Describe the shards of the *array* at *path* in the hierarchy at *directory*."""
+    return ZarrShards(directory, sharded(path, array), f"{DataKey(path, '').format()}/")
+
+
+def sharded(path: str, array: ArraySpec) -> ShardedArray:
+    """Describe the *array* at *path* as that codec would see it."""
     grid = array.grid
-    sharded = ShardedArray(
+    return ShardedArray(
         shape=grid.chunk_grid_shape,
         shard_shape=grid.chunks_per_shard,
         keys=DataKeys(path, array.identifiers),
         unsharded=Unsharded((_level(grid),), ("bytes",)),
+        chunk=array.chunk,
     )
-    return ZarrShards(directory, sharded, f"{DataKey(path, '').format()}/")
 
 
 def _level(grid: ShardGrid) -> ShardingLevel:

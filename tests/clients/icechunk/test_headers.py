@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from app.storage.contract import ObjectReader
+from app.storage.contract import ObjectStore
 from tests.clients.asking import Watched, ask, connect
 from tests.clients.icechunk.repositories import VERSIONS, commit, create, migrate
 from tests.clients.writing import counted
@@ -77,7 +77,7 @@ def served(
         {"cache": {"chunk_bytes": 0, "ttl_s": 1e-6}, "datasets": {"em": dataset}}
     )
 
-    def watch(store: ObjectReader) -> ObjectReader:
+    def watch(store: ObjectStore) -> ObjectStore:
         return Watched(store, lambda ref: reads.append(ref.key))
 
     with serving(settings, wrap=watch) as url, connect(url) as client:

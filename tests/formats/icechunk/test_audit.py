@@ -56,9 +56,9 @@ async def check(
     """Verify a repository; virtual references are followed where there is *elsewhere*."""
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ObjectRef(BUCKET, key), data)
+        store.place(ObjectRef(BUCKET, key), data)
     for key, data in (elsewhere or {}).items():
-        store.put(OTHER.join(key), data, modified_s=1000)
+        store.place(OTHER.join(key), data, modified_s=1000)
     allowed = () if elsewhere is None else (allow(ELSEWHERE, OTHER),)
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
     formats = known_formats()
@@ -464,7 +464,7 @@ async def test_inspect_tells_what_is_damaged() -> None:
     """The snapshot that main is at, where that cannot be read; the refs are told all the same."""
     store = MemoryStore()
     for key, data in Small(more={SNAPSHOT_FILE: b"?"}).objects().items():
-        store.put(ObjectRef(BUCKET, key), data)
+        store.place(ObjectRef(BUCKET, key), data)
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
     root = Root(ObjectRef(BUCKET, ""), store, Containers([Icechunk(2**20, 2**20)]), fetch)
 

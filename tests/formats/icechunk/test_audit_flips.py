@@ -45,7 +45,7 @@ KEYS = [
 def _store(objects: dict[str, bytes]) -> MemoryStore:
     store = MemoryStore()
     for key, data in objects.items():
-        store.put(ObjectRef(BUCKET, key), data)
+        store.place(ObjectRef(BUCKET, key), data)
     return store
 
 

@@ -311,7 +311,7 @@ def _in_memory[T: MemoryStore](written: Written, store: T) -> T:
     for path in written.folder.rglob("*"):
         if path.is_file():
             name = str(path.relative_to(written.folder))
-            store.put(ObjectRef("memory://t", name), path.read_bytes())
+            store.place(ObjectRef("memory://t", name), path.read_bytes())
     return store
 
 
@@ -352,9 +352,9 @@ async def test_faults_of_version_1_are_told(
     store = _in_memory(made_v1, MemoryStore())
     gone = ObjectRef("memory://t", lost.format(**ids))
     if lost.startswith(("refs", "config")):
-        store.put(gone, b"{")
+        store.place(gone, b"{")
     else:
-        store.delete(gone)
+        store.remove(gone)
 
     report = await verify(_root(store), chunks=True)
 

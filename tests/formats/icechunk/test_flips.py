@@ -70,11 +70,11 @@ KEYS = (
 def _store(objects: Mapping[str, bytes]) -> WatchedStore:
     store = WatchedStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
-    store.put(ARCHIVE.join("a.nc"), b"0123456789", modified_s=1000)
+        store.place(ROOT.join(key), data)
+    store.place(ARCHIVE.join("a.nc"), b"0123456789", modified_s=1000)
     for key in ("secret", "a.nc"):
-        store.put(ObjectRef("memory://archive", key), SECRET)
-        store.put(ObjectRef("memory://bucket", key), SECRET)
+        store.place(ObjectRef("memory://archive", key), SECRET)
+        store.place(ObjectRef("memory://bucket", key), SECRET)
     return store
 
 

@@ -47,10 +47,10 @@ LINE = array_metadata([8], [2], [LITTLE])
 def _open(objects: Mapping[str, bytes], *, limit_nbytes: int = 2**20) -> Reading:
     store = MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
-    store.put(ARCHIVE.join("a.nc"), b"0123456789")
-    store.put(ObjectRef("memory://archive", "secret"), b"secret")
-    store.put(ObjectRef("memory://bucket", "secret"), b"secret")
+        store.place(ROOT.join(key), data)
+    store.place(ARCHIVE.join("a.nc"), b"0123456789")
+    store.place(ObjectRef("memory://archive", "secret"), b"secret")
+    store.place(ObjectRef("memory://bucket", "secret"), b"secret")
     return reading(store, formats=(Icechunk(limit_nbytes, 2**20, ALLOWED),))
 
 
@@ -589,7 +589,7 @@ async def test_a_virtual_shard_is_looked_into() -> None:
     data = _open(builder.build())
     store = data.fetch._store
     assert isinstance(store, MemoryStore)
-    store.put(ARCHIVE.join("shard"), b"12345" + shard + b"more")
+    store.place(ARCHIVE.join("shard"), b"12345" + shard + b"more")
 
     assert await data.read("a/c/1/0") == b"three"
     assert await data.read("a/c/1/1") is None

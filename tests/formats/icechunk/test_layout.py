@@ -48,7 +48,7 @@ def _builder(data: bytes = b"native", version: int = 2) -> Builder:
 
 def _put(store: MemoryStore, objects: Mapping[str, bytes]) -> MemoryStore:
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     return store
 
 
@@ -253,7 +253,7 @@ async def test_a_commit_is_seen_at_once_where_the_old_chunk_was_deleted() -> Non
     await case.data.read("g/a/c/0")
     chunks = [key for key in case.builder.build() if key.startswith("chunks/")]
     for key in chunks:
-        case.store.delete(ROOT.join(key))
+        case.store.remove(ROOT.join(key))
     _put(case.store, _builder(b"newer").build())
     case.clock.now += 2
     gone = [key for key in chunks if key not in _builder(b"newer").build()]
@@ -268,7 +268,7 @@ async def test_a_chunk_that_is_gone_for_good_is_damage() -> None:
     await case.data.read("g/a/c/0")
     for key in case.builder.build():
         if key.startswith("chunks/"):
-            case.store.delete(ROOT.join(key))
+            case.store.remove(ROOT.join(key))
     case.clock.now += 2
     for _ in range(2):
         with pytest.raises(DamagedError):
@@ -279,7 +279,7 @@ async def test_a_repository_that_appears_is_found() -> None:
     """After the time of its absence."""
     case = _Case()
     for key in case.builder.build():
-        case.store.delete(ROOT.join(key))
+        case.store.remove(ROOT.join(key))
     assert await case.data.read("g/a/c/0") is None
     _put(case.store, case.builder.build())
     case.clock.now += TTL_S
@@ -292,8 +292,8 @@ async def test_a_repository_that_is_upgraded_is_read_on() -> None:
     builder = _builder(version=1)
     case = _Case(builder)
     assert await case.data.read("g/a/c/0") == b"native"
-    case.store.put(ROOT.join("repo"), repo(digest(builder.nodes)))
-    case.store.delete(ROOT.join("refs/branch.main/ref.json"))
+    case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
+    case.store.remove(ROOT.join("refs/branch.main/ref.json"))
     case.clock.now += TTL_S
 
     assert await case.data.read("g/a/c/0") == b"native"
@@ -306,9 +306,9 @@ async def test_a_ref_that_an_upgrade_deleted_is_not_absent() -> None:
     case = _Case(builder)
     assert await case.data.read("g/a/c/0") == b"native"
     case.clock.now += 2
-    case.store.put(ROOT.join("repo"), repo(digest(builder.nodes)))
+    case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
     for ref in ("branch.main", "tag.v1"):
-        case.store.delete(ROOT.join(f"refs/{ref}/ref.json"))
+        case.store.remove(ROOT.join(f"refs/{ref}/ref.json"))
 
     assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
 
@@ -317,7 +317,7 @@ async def test_a_repository_takes_the_place_of_a_file_of_its_name() -> None:
     """What was called ``repo`` by chance is looked at again after its time."""
     case = _Case()
     objects = case.builder.build()
-    case.store.put(ROOT.join("repo"), b"# A notebook")
+    case.store.place(ROOT.join("repo"), b"# A notebook")
     assert await case.data.read("g/a/c/0") is None
     _put(case.store, objects)
     case.clock.now += TTL_S
@@ -404,7 +404,7 @@ async def test_a_repository_may_lie_anywhere_below_the_root() -> None:
     """What is beside it passes through."""
     case = _Case()
     data = reading(case.store, root=ObjectRef(ROOT.bucket, ""))
-    case.store.put(ObjectRef(ROOT.bucket, "notes.txt"), b"notes")
+    case.store.place(ObjectRef(ROOT.bucket, "notes.txt"), b"notes")
 
     assert await data.read("data/@tag.v1/g/a/c/0") == b"native"
     assert await data.read("data/repo") is None

@@ -1,14 +1,14 @@
 """`app.formats.icechunk.listing`: keys in the order of their bytes."""
 
 import json
-from itertools import islice, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.listing import Grid, Steps, blocks
+from app.formats.icechunk.listing import Grid, blocks
 from app.formats.icechunk.metadata import SnapshotDecoder
 from app.formats.naming import Window
 from app.formats.zarr_sharding_indexed.keys import ChunkKeys
@@ -98,29 +98,3 @@ def test_nodes_in_no_group_are_not_listed() -> None:
 
     found = [block.start for block in blocks(decoded, Window("", ""))]
     assert found == ["a/b/zarr.json", "a/zarr.json", "zarr.json"]
-
-
-@given(
-    st.lists(st.integers(0, 60), unique=True).map(sorted),
-    st.integers(1, 9),
-    st.integers(1, 400),
-    st.text("0123456789/.x", max_size=3),
-)
-def test_numbers_come_as_their_texts_are_ordered(
-    runs: list[int], size: int, stop: int, after: str
-) -> None:
-    """All of the runs below the end, and of those before *after* at most its beginnings."""
-    numbers = [run * size + i for run in runs for i in range(size)]
-    texts = sorted(str(number) for number in numbers if number < stop)
-    found = list(map(str, Steps(np.array(runs, np.uint32), size, stop).walk(after)))
-
-    assert [text for text in found if text >= after] == [text for text in texts if text >= after]
-    assert set(found) <= set(texts)
-    assert all(after.startswith(text) for text in found if text < after)
-
-
-def test_runs_may_be_longer_than_memory() -> None:
-    """Only the numbers that are asked for are made."""
-    walk = Steps(np.array([0, 3], np.uint32), 2**40, 2**42).walk("1099511627775")
-
-    assert list(islice(walk, 13))[-1:] == [1099511627775]

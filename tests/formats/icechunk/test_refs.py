@@ -39,7 +39,7 @@ OFFLINE = {0: U8(2), 1: U64(NOON), 2: "moved to a new bucket"}
 def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     return store
 
 

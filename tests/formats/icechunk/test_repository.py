@@ -57,11 +57,11 @@ class _Case:
         if config is not None and version != 1:
             repo["more"] = {9: config}
         for key, data in builder.build(**repo).items():
-            self.store.put(ROOT.join(key), data)
+            self.store.place(ROOT.join(key), data)
         if config is not None and version == 1:
-            self.store.put(ROOT.join("config.yaml"), config)
-        self.etag = self.store.put(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
-        self.store.put(ObjectRef("memory://inner", "b.nc"), DATA[::-1])
+            self.store.place(ROOT.join("config.yaml"), config)
+        self.etag = self.store.place(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
+        self.store.place(ObjectRef("memory://inner", "b.nc"), DATA[::-1])
         self.clock = Clock()
         formats = (Icechunk(2**20, 2**20, ALLOWED),)
         self.data: Reading = reading(
@@ -122,7 +122,7 @@ async def test_with_a_time_the_object_is_looked_at() -> None:
 
 async def test_a_checksum_that_holds_is_read_through() -> None:
     """By the ETag of the store, or its time; the rest of the array does not wait for it."""
-    etag = WatchedStore().put(ROOT, DATA)
+    etag = WatchedStore().place(ROOT, DATA)
     refs = [
         _virtual(0, checksum_etag=etag),
         _virtual(1, checksum_etag=etag.strip('"')),
@@ -241,8 +241,8 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     builder.array("/s", SHARDED, [2, 2], [ref])
     case = _Case()
     for key, data in builder.build().items():
-        case.store.put(ROOT.join(key), data)
-    case.store.put(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
+        case.store.place(ROOT.join(key), data)
+    case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
     if fields.get("checksum_last_modified") == 999:
         with pytest.raises(DamagedError, match="era5/shard: "):
             await case.data.read("s/c/0/2")
@@ -253,7 +253,7 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     assert {call.if_match for call in case.store.calls if call.ref == ARCHIVE.join("shard")} <= {
         UnmodifiedSince(1000),
         None,
-        case.store.put(ARCHIVE.join("shard"), b"more" + shard + b"more"),
+        case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more"),
     }
 
 
@@ -261,7 +261,7 @@ async def test_an_object_that_is_replaced_is_read_anew() -> None:
     """Without a checksum nobody promised that it stays."""
     case = _Case(_virtual())
     assert await case.read() == b"234"
-    case.store.put(ARCHIVE.join("a.nc"), b"abcdefgh")
+    case.store.place(ARCHIVE.join("a.nc"), b"abcdefgh")
 
     assert await case.read() == b"cde"
 

@@ -14,7 +14,7 @@ class Watched:
 
     def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
         self.store = WatchedStore()
-        self.etags = {key: self.store.put(ROOT.join(key), data) for key, data in objects.items()}
+        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
         self.data = reading(self.store, **options)
 
     async def read(self, key: str) -> bytes | None:

@@ -305,6 +305,6 @@ async def test_damage_is_not_kept() -> None:
     case = Watched({**objects, "0.shard": objects["0.shard"][:-1]})
     with pytest.raises(DamagedError):
         await case.read("7")
-    case.store.put(ROOT.join("0.shard"), objects["0.shard"])
+    case.store.place(ROOT.join("0.shard"), objects["0.shard"])
 
     assert await case.read("7") == b"fragments"

@@ -14,8 +14,8 @@ from app.formats.neuroglancer_precomputed.index import (
     ShardIndex,
     ShardIndexDecoder,
     Sharding,
-    murmurhash3_x86_128,
 )
+from app.formats.neuroglancer_precomputed.murmur import murmurhash3_x86_128
 from app.formats.reading import DecodeError
 from app.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
@@ -237,3 +237,14 @@ def test_an_entry_weighs_24_bytes(step: int) -> None:
             array = array.base
         owners[id(array)] = array.nbytes
     assert sum(owners.values()) == 2_400_000
+
+
+@given(_shardings(), st.lists(_ids, max_size=20))
+def test_many_ids_have_the_addresses_of_each(document: shards.Sharding, ids: list[int]) -> None:
+    """Whichever way they are hashed, and however many bits they take."""
+    sharding = _sharding(document)
+    found = sharding.addresses(np.array(ids, np.uint64))
+
+    assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == list(
+        map(sharding.address, ids)
+    )

@@ -355,8 +355,8 @@ async def test_an_index_that_vanishes_has_changed() -> None:
     layout, rest = await case.data.dataset.containers.find(ROOT, VirtualKey(FIRST), case.data.fetch)
     await case.data.fetch.stat(ROOT.join("s0/0.index"))
     await layout.locate(rest, case.data.fetch)
-    case.store.put(ROOT.join("s0/0.data"), b"another")
-    case.store.delete(ROOT.join("s0/0.index"))
+    case.store.place(ROOT.join("s0/0.data"), b"another")
+    case.store.remove(ROOT.join("s0/0.index"))
     case.data.fetch.forget(ROOT.join("s0/0.data"))
     with pytest.raises(VersionChangedError):
         await layout.locate(rest, case.data.fetch)

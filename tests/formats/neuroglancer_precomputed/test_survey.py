@@ -57,7 +57,7 @@ def _skeletons(**members: Any) -> PrecomputedShards:
 def _fetch(objects: dict[str, bytes]) -> DirectFetch:
     store = MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     return DirectFetch(store)
 
 
@@ -207,15 +207,15 @@ class _Replacing(MemoryStore):
         """Swap the data when their index is read for the second time."""
         found = await super().get(ref, request, **options)
         if ref.key.endswith(".data"):
-            self.put(ROOT.join("s0/0.data"), b"other")
+            self.place(ROOT.join("s0/0.data"), b"other")
         return found
 
 
 async def test_data_that_are_replaced_are_told() -> None:
     """Even where no minishard index was read from either version."""
     store = _Replacing()
-    store.put(ROOT.join("s0/0.index"), struct.pack("<4Q", 900, 990, 0, 0))
-    store.put(ROOT.join("s0/0.data"), b"first")
+    store.place(ROOT.join("s0/0.index"), struct.pack("<4Q", 900, 990, 0, 0))
+    store.place(ROOT.join("s0/0.data"), b"first")
     shard = _of(volume_info(RAW_SHARDING)).named("s0/0.data")
 
     assert shard is not None

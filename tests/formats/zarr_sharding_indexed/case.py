@@ -15,6 +15,8 @@ EMPTY = (2**64 - 1, 2**64 - 1)
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 CRC = {"name": "crc32c"}
+ANY_LENGTH = {"data_type": "string"}
+"""What makes chunks of all lengths valid."""
 
 
 def checksum(data: bytes) -> bytes:
@@ -91,7 +93,7 @@ def build(
         index_codecs=[BIG if endian == ">" else LITTLE, *([CRC] if crc else [])],
         index_location=location,
     )
-    metadata = array_metadata([5, 7], [4, 4], [codec, *([CRC] if trailer else [])])
+    metadata = array_metadata([5, 7], [4, 4], [codec, *([CRC] if trailer else [])], **ANY_LENGTH)
     objects = {"zarr.json": json.dumps(metadata).encode()}
     for shard in itertools.product(range(2), range(2)):
         inner = [
@@ -107,7 +109,7 @@ def build(
 def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
     """Write a 1-d array of 8 inner chunks in shards of 2 shards of 2, the inner index first."""
     inner_codec = sharding([1], index_location="start", index_codecs=[BIG])
-    metadata = array_metadata([8], [4], [sharding([2], [inner_codec])])
+    metadata = array_metadata([8], [4], [sharding([2], [inner_codec])], **ANY_LENGTH)
     objects = {"zarr.json": json.dumps(metadata).encode()}
     for shard in range(2):
         halves: list[bytes | None] = []

@@ -73,6 +73,11 @@ class Nesting:
         for coords in itertools.product(*map(range, grid)):
             yield coords, numbers[_box(coords, self.shard_shape)]
 
+    def shard_paths(self) -> Iterator[tuple[tuple[int, ...], dict[tuple[int, ...], int]]]:
+        """Give the coordinates of every shard, and the number of each chunk by its entries."""
+        for coords, numbers in self.shards():
+            yield coords, {path: number for number, path in paths(numbers, self.codecs)}
+
     def build(self, chunks: Mapping[int, bytes]) -> dict[str, bytes]:
         """Write the array with these inner chunks, and no others."""
         objects = {"zarr.json": json.dumps(self.document).encode()}

@@ -50,7 +50,7 @@ def _decode(document: Any) -> Node:
 
 
 def _read(data: bytes, limit_bytes: int = _LIMIT) -> Node:
-    node = MarkerDecoder((Zarr3(0),), limit_bytes)(data).spec
+    node = MarkerDecoder((Zarr3(0, limit_bytes),), limit_bytes)(data).spec
     assert isinstance(node, Node)
     return node
 

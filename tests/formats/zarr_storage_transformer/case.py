@@ -23,6 +23,8 @@ from tests.formats.case import Case
 EMPTY = (2**64 - 1, 2**64 - 1)
 CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 SHARDING = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
+ANY_LENGTH: dict[str, Any] = {"compressor": {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0"}}
+"""What makes chunks of all lengths valid."""
 ENTRY_POINT: dict[str, Any] = {
     "zarr_format": CORE,
     "metadata_encoding": CORE,
@@ -119,7 +121,12 @@ def build(
 ) -> dict[str, bytes]:
     """Write an array of chunks of 2 along each dimension; *chunks* are named by their keys."""
     metadata = array_metadata(
-        list(shape), [2] * len(shape), [sharding(list(per_shard))], separator=separator, **members
+        list(shape),
+        [2] * len(shape),
+        [sharding(list(per_shard))],
+        separator=separator,
+        **ANY_LENGTH,
+        **members,
     )
     objects = {
         "zarr.json": encode(entry_point),
@@ -150,10 +157,11 @@ def build_padded(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
 def build_scalar(chunks: Mapping[str, bytes], *, per_shard: list[int]) -> dict[str, bytes]:
     """Write an array without dimensions; with a number in *per_shard*, as zarr-python did."""
     key = "data/root/scalar/c0" if per_shard else "data/root/scalar/c"
+    metadata = array_metadata([], [], [sharding(per_shard)], **ANY_LENGTH)
     empty = [None] * (prod(per_shard) - 1)
     return {
         "zarr.json": encode(ENTRY_POINT),
-        "meta/root/scalar.array.json": encode(array_metadata([], [], [sharding(per_shard)])),
+        "meta/root/scalar.array.json": encode(metadata),
         **({key: encode_shard([chunks[key], *empty])} if key in chunks else {}),
     }
 

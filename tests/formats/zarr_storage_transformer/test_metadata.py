@@ -51,7 +51,7 @@ _members = st.recursive(
 
 def _open(document: Any) -> Any:
     """Understand a ``zarr.json`` as the service does, draft or not."""
-    dialects = (Zarr2022(0, _LIMIT), Zarr3(0))
+    dialects = (Zarr2022(0, _LIMIT), Zarr3(0, _LIMIT))
     return MarkerDecoder(dialects, _LIMIT)(encode(document)).spec
 
 

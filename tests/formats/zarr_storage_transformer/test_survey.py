@@ -34,7 +34,9 @@ class _Unlisted(MemoryStore):
 
     lasting = True
 
-    async def list(self, prefix: ObjectRef, *, delimiter: str = "") -> AsyncIterator[Listed]:
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
         """Raise when iterated."""
         nothing: list[Listed] = []
         for listed in nothing:
@@ -49,7 +51,7 @@ async def _collections(
 ) -> Sequence[Collection | DamagedError]:
     store = store or MemoryStore()
     for key, data in objects.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     hierarchy = parse_hierarchy(entry_point)
     assert hierarchy is not None
     layout = HierarchyLayout(ROOT, hierarchy, Zarr2022(2**20, 2**20))
@@ -114,7 +116,7 @@ async def test_entries_are_named_by_their_chunks() -> None:
     shard = bytearray(data["data/root/foo/c0/0"])
     shard[-16:] = (99).to_bytes(8, "little") * 2
     store = MemoryStore()
-    store.put(ROOT.join("data/root/foo/c0/0"), bytes(shard))
+    store.place(ROOT.join("data/root/foo/c0/0"), bytes(shard))
     found = _FOO.named("data/root/foo/c0/0")
 
     assert found is not None
@@ -124,7 +126,11 @@ async def test_entries_are_named_by_their_chunks() -> None:
     (entry,) = table.entries
 
     assert (entry, survey.key(entry)) == (Entry(1, ByteRange(0, 5)), "data/root/foo/c0/1")
-    assert (survey.index_location, survey.inner, survey.check(entry, b"any")) == ("end", None, None)
+    assert (survey.index_location, survey.inner, survey.check(entry, b"four")) == (
+        "end",
+        None,
+        None,
+    )
     assert (table.empty, list(table.faults)) == (
         4,
         [

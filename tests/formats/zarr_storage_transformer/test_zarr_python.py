@@ -105,7 +105,7 @@ async def test_every_chunk_of_the_codec_is_read(array: _Array, tmp_path: Path) -
     """With its index at the end and bare, the codec's shard is the transformer's."""
     store = MemoryStore()
     for key, data in array.build(tmp_path).items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     hierarchy = reading(store)
 
     for key, expected in array.chunks():
@@ -156,11 +156,11 @@ async def test_what_zarr_python_2_wrote_is_read() -> None:
     one = {**draft.array_metadata([10], [2], [draft.sharding([3])]), "data_type": "<i4"}
     zero = {**draft.array_metadata([], [], [draft.sharding([1])]), "data_type": "<i4"}
     store = MemoryStore()
-    store.put(ROOT.join("zarr.json"), draft.encode(draft.ENTRY_POINT))
-    store.put(ROOT.join("meta/root/one.array.json"), draft.encode(one))
-    store.put(ROOT.join("meta/root/zero.array.json"), draft.encode(zero))
+    store.place(ROOT.join("zarr.json"), draft.encode(draft.ENTRY_POINT))
+    store.place(ROOT.join("meta/root/one.array.json"), draft.encode(one))
+    store.place(ROOT.join("meta/root/zero.array.json"), draft.encode(zero))
     for key, data in _WRITTEN_2_18.items():
-        store.put(ROOT.join(key), data)
+        store.place(ROOT.join(key), data)
     hierarchy = reading(store)
 
     for at in range(5):

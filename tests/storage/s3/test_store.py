@@ -16,7 +16,7 @@ from app.settings import StoreSettings
 from app.storage.contract import Found
 from app.storage.http1.target import Target
 from app.storage.refusals import Method
-from app.storage.s3 import S3Store
+from app.storage.s3.store import S3Store
 from tests.seaweedfs import SeaweedFS
 from tests.storage.conftest import s3_settings
 from tests.storage.faulty import Fault, FaultyServer

@@ -1,4 +1,4 @@
-"""`app.storage.presigning`: the URLs that botocore would give."""
+"""`app.storage.s3.presigning`: the URLs that botocore would give."""
 
 import re
 from typing import Any
@@ -9,8 +9,8 @@ from aiobotocore.session import get_session
 from botocore import UNSIGNED
 from botocore.credentials import Credentials
 
-from app.storage.presigning import Presigner, presign
 from app.storage.refusals import Method
+from app.storage.s3.presigning import Presigner, presign
 
 KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]
 ENDPOINTS: list[dict[str, Any]] = [

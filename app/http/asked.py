@@ -1,0 +1,128 @@
+"""A request that is not GET, HEAD or OPTIONS, and how what came of it is told."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs
+
+from app.errors import BadParameterError, UnknownCodingError
+from app.http.answer import ALLOW, NO_STORE, Answer, Headers
+from app.http.bodies import Incoming
+from app.http.payload import Coding
+from app.http.preconditions import parse_demand
+from app.http.s3_requests import uploading
+from app.model import ETag, VirtualKey
+from app.resolve.budget import ByteBudget
+from app.resolve.entity import Demand
+from app.resolve.opening import Held
+from app.resolve.resolver import Dataset
+
+_OF_DATASETS: Final = (b"batch", b"prefix")
+
+
+class Limits(NamedTuple):
+    """Bounds on bodies."""
+
+    max_chunk_nbytes: int
+    max_batch_nbytes: int
+    timeout_s: float
+    """Longest silence of a client that sends one."""
+
+
+class Asked(NamedTuple):
+    """One request, of whose body nothing has been read yet."""
+
+    answer: Answer
+    incoming: Incoming
+    dataset: Dataset
+    key: VirtualKey
+    """Empty where the dataset itself is meant."""
+    query: bytes
+    names: frozenset[bytes]
+    """Of the parameters in *query*."""
+    budget: ByteBudget
+
+    @property
+    def given(self) -> Mapping[bytes, bytes]:
+        """The headers."""
+        return self.answer.given
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[Held]:
+        """Hold bytes while the block lasts."""
+        held = Held(self.budget)
+        try:
+            yield held
+        finally:
+            await held.release()
+
+    def demand(self) -> Demand | None:
+        """Read the preconditions.
+
+        Raises: `BadHeaderError`.
+        """
+        return parse_demand(self._text(b"if-match"), self._text(b"if-none-match"))
+
+    def parameter(self, name: str) -> str:
+        """Read the parameter *name*, which is given once.
+
+        Raises: `BadParameterError`.
+        """
+        try:
+            text = self.query.decode("ascii")
+            given = parse_qs(text, keep_blank_values=True, errors="strict").get(name, ())
+        except ValueError:
+            raise BadParameterError("the query is not percent-encoded UTF-8") from None
+        if len(given) != 1:
+            raise BadParameterError(f"{name} is given once")
+        return given[0]
+
+    def refuse_parameters(self) -> None:
+        """Raise where what means all of a dataset is asked of one key."""
+        for name in _OF_DATASETS:
+            if name in self.names:
+                raise BadParameterError(f"{name.decode()} goes with a dataset, not with a key")
+
+    def refuse_coding(self) -> None:
+        """Raise where the body is not sent as it is."""
+        if any(Coding.parse(self.given)):
+            raise UnknownCodingError("a batch comes without Content-Encoding")
+
+    async def tell_written(self, etag: ETag | None) -> None:
+        """Answer as S3 does where an object is written."""
+        headers: Headers = [(b"content-length", b"0"), NO_STORE]
+        if etag is not None:
+            headers.append((b"etag", etag.encode("latin-1")))
+        await self.answer.send(HTTPStatus.OK, headers)
+
+    async def tell(self, media_type: bytes, body: bytes) -> None:
+        """Answer with a document that nobody should keep."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.answer.send(
+            HTTPStatus.OK, [(b"content-type", media_type), length, NO_STORE], body
+        )
+
+    async def tell_json(self, document: Any) -> None:
+        """Answer with JSON."""
+        await self.tell(b"application/json", json.dumps(document).encode())
+
+    def _text(self, name: bytes) -> str | None:
+        value = self.given.get(name)
+        return None if value is None else value.decode("latin-1")
+
+
+def allowed(
+    dataset: Dataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
+) -> bytes:
+    """List the methods that are served of *key*, or of the *dataset*, with the parameters *names*.
+
+    Of keys that is POST only where they come in parts.
+    """
+    if dataset is None:
+        return ALLOW
+    writes = ["PUT", "DELETE"] if dataset.is_writable else []
+    is_posted = bool(writes) and uploading("POST", names) is not None if key else True
+    posts = ["POST"] if is_posted else []
+    return ", ".join(["GET", "HEAD", *writes, *posts, "OPTIONS"]).encode()

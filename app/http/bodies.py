@@ -1,0 +1,122 @@
+"""The body of a request: announced, bounded, in time, and never left where an answer should be."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+from app.errors import BadBodyError, LengthRequiredError, SlowBodyError, TooLargeError
+from app.http.answer import Body, Headers, Write
+from app.http.disconnect import ClientGoneError
+from app.resolve.opening import Held
+
+SLOWEST_NBYTES_PER_S: Final = 16 * 1024
+"""Who sends less, over all but the first while, holds memory for nothing."""
+
+_AHEAD_NBYTES: Final = 1024**2
+"""So much more is held than has arrived."""
+_LINGER_S: Final = 2.0
+"""Closed at once, a connection on which bytes still arrive takes the answer away with it."""
+_LINGER_NBYTES: Final = 64 * 1024**2
+LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_CLOSE: Final = (b"connection", b"close")
+
+
+class Incoming:
+    """The body of the request with the headers *given*, which *receive* brings."""
+
+    def __init__(self, receive: Any, given: Mapping[bytes, bytes], *, timeout_s: float) -> None:
+        self.receive = receive
+        self._timeout_s = timeout_s
+        self._length = given.get(b"content-length")
+        self._is_chunked = b"transfer-encoding" in given
+        self._is_expecting = b"expect" in given
+        self.is_unread = self._is_chunked or (self._length or b"0").strip(b"0") != b""
+        """Whether some of it may still arrive."""
+
+    def length(self, most_nbytes: int) -> int:
+        """Tell how many bytes are announced, of which nothing has been asked for yet.
+
+        Raises: `LengthRequiredError`, `TooLargeError`.
+        """
+        if self._is_chunked or self._length is None or not LENGTH.fullmatch(self._length):
+            raise LengthRequiredError("the request does not tell its Content-Length")
+        if (length := int(self._length)) > most_nbytes:
+            raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
+        return length
+
+    async def pieces(self, length: int, held: Held) -> AsyncIterator[bytes]:
+        """Give the *length* bytes as they arrive; what has arrived is *held*.
+
+        Raises: `BusyError`, `SlowBodyError`, `BadBodyError` for another length,
+        `ClientGoneError`.
+        """
+        arrived = reserved = 0
+        waited_s = 0.0
+        is_more = self.is_unread
+        while is_more:
+            if arrived >= reserved:
+                reserved = min(length, arrived + _AHEAD_NBYTES)
+                await held.reserve(reserved)
+            left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
+            began_at = asyncio.get_running_loop().time()
+            message = await self._next(min(left_s, self._timeout_s))
+            waited_s += asyncio.get_running_loop().time() - began_at
+            arrived += len(message["body"])
+            is_more = message["more_body"]
+            if arrived > length:
+                break
+            yield message["body"]
+        self.is_unread = is_more
+        if arrived != length:
+            raise BadBodyError(f"the body has not the {length} bytes that were announced")
+
+    async def read(self, length: int, held: Held) -> bytes:
+        """Read all *length* bytes as `pieces` does."""
+        return b"".join([piece async for piece in self.pieces(length, held)])
+
+    async def drain(self) -> None:
+        """Let the rest arrive, a while and up to a bound, and drop it."""
+        if self._is_expecting:
+            return
+        dropped = 0
+        with suppress(TimeoutError, ClientGoneError):
+            async with asyncio.timeout(_LINGER_S):
+                while self.is_unread and dropped < _LINGER_NBYTES:
+                    message = await self._next(_LINGER_S)
+                    dropped += len(message["body"])
+                    self.is_unread = message["more_body"]
+
+    async def _next(self, longest_s: float) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(longest_s):
+                message = await self.receive()
+        except TimeoutError:
+            raise SlowBodyError("the body did not arrive in time") from None
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        return {"body": message.get("body", b""), "more_body": message.get("more_body", False)}
+
+
+def lingering_writer(send: Any, incoming: Incoming) -> Write:
+    """Write to an ASGI server; a connection on which *incoming* is unread is closed then."""
+
+    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
+        is_last = incoming.is_unread
+        if is_last:
+            headers.append(_CLOSE)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body, "more_body": is_last})
+        else:
+            async for piece in body:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            is_last = True
+        if incoming.is_unread:
+            await incoming.drain()
+        if is_last:
+            await send({"type": "http.response.body", "body": b""})
+
+    return write

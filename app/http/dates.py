@@ -1,0 +1,17 @@
+"""Times as HTTP writes them (RFC 9110 §5.6.7)."""
+
+from email.utils import formatdate
+from functools import lru_cache
+from typing import Final
+
+from app.http.answer import Headers
+
+_YEAR_10000_S: Final = 253_402_300_800
+
+
+@lru_cache(maxsize=4096)
+def last_modified(epoch_s: int | None) -> Headers:
+    """Tell when something was last modified, if that is known and can be written."""
+    if epoch_s is None or not 0 <= epoch_s < _YEAR_10000_S:
+        return []
+    return [(b"last-modified", formatdate(epoch_s, usegmt=True).encode())]

@@ -1,0 +1,94 @@
+"""From what came over the wire to the bytes that are to be stored."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from app.errors import BadBodyError, LengthRequiredError, TooLargeError, UnknownCodingError
+from app.http import aws_chunked
+from app.http.bodies import LENGTH, Incoming
+from app.http.checksums import check
+from app.resolve.opening import Held
+
+_IN_THREAD_NBYTES: Final = 128 * 1024
+"""Checksums of more are computed off the event loop."""
+_FRAMES_NBYTES: Final = 16 * 1024
+_DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
+_NO_CODING: Final = frozenset({b"", b"identity"})
+_GZIP: Final = frozenset({b"gzip", b"x-gzip"})
+
+
+class Payload(NamedTuple):
+    """The bytes that were sent, without what is of the transfer only."""
+
+    body: bytes
+    is_gzip: bool
+
+
+class Coding(NamedTuple):
+    """What a body is wrapped in."""
+
+    is_gzip: bool
+    is_framed: bool
+    """Whether it is ``aws-chunked``."""
+
+    @classmethod
+    def parse(cls, given: Mapping[bytes, bytes]) -> "Coding":
+        """Read Content-Encoding; old clients tell of frames by x-amz-content-sha256 only.
+
+        Raises: `UnknownCodingError`.
+        """
+        is_framed = given.get(b"x-amz-content-sha256", b"").startswith(b"STREAMING-")
+        listed = given.get(b"content-encoding", b"").lower().split(b",")
+        codings = [each.strip() for each in listed if each.strip() not in _NO_CODING]
+        if b"aws-chunked" in codings:
+            codings.remove(b"aws-chunked")
+            is_framed = True
+        if codings and (len(codings) > 1 or codings[0] not in _GZIP):
+            raise UnknownCodingError("a body may come with Content-Encoding: gzip, or none")
+        return cls(bool(codings), is_framed)
+
+
+async def read_payload(
+    incoming: Incoming, given: Mapping[bytes, bytes], held: Held, *, most_nbytes: int
+) -> Payload:
+    """Read and check a body of up to *most_nbytes*.
+
+    Raises: `UnknownCodingError`, `DigestError`, and what `Incoming` raises.
+    """
+    coding = Coding.parse(given)
+    if not coding.is_framed:
+        body = await incoming.read(incoming.length(most_nbytes), held)
+        await _aside(len(body), check, body, body, given)
+        return Payload(body, coding.is_gzip)
+    length = _decoded_length(given, most_nbytes)
+    received = await incoming.read(incoming.length(_framed_nbytes(length)), held)
+    body = await _aside(len(received), _unframe, received, length, given)
+    return Payload(body, coding.is_gzip)
+
+
+def _decoded_length(given: Mapping[bytes, bytes], most_nbytes: int) -> int:
+    told = given.get(_DECODED_LENGTH, b"")
+    if not LENGTH.fullmatch(told):
+        raise LengthRequiredError("the request does not tell x-amz-decoded-content-length")
+    if (length := int(told)) > most_nbytes:
+        raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
+    return length
+
+
+def _framed_nbytes(length: int) -> int:
+    """Bound what *length* bytes take with their frames."""
+    return length + length // 8 + _FRAMES_NBYTES
+
+
+def _unframe(received: bytes, length: int, given: Mapping[bytes, bytes]) -> bytes:
+    body, trailers = aws_chunked.decode(received, length)
+    announced = {name.strip() for name in given.get(b"x-amz-trailer", b"").lower().split(b",")}
+    if not announced - {b""} <= trailers.keys():
+        raise BadBodyError("a trailer is missing that x-amz-trailer announces")
+    check(received, body, {**trailers, **given})
+    return body
+
+
+async def _aside[*Ts, T](nbytes: int, call: Callable[[*Ts], T], *args: *Ts) -> T:
+    return await asyncio.to_thread(call, *args) if nbytes > _IN_THREAD_NBYTES else call(*args)

@@ -1,0 +1,160 @@
+"""PUT, DELETE and POST of the data plane: which request is answered by what, and single keys."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from app.errors import (
+    BadBodyError,
+    BadHeaderError,
+    BadKeyError,
+    BadParameterError,
+    ForeignPageError,
+    UnknownDatasetError,
+    UnsupportedError,
+)
+from app.http.answer import NO_STORE, Answer, Scope
+from app.http.asked import Asked, Limits, allowed
+from app.http.bodies import Incoming
+from app.http.bulk import Bulk
+from app.http.copying import SOURCE, Copier
+from app.http.payload import read_payload
+from app.http.s3_requests import names_in, unserved, uploading
+from app.http.target import split_target
+from app.http.uploading import Uploading
+from app.model import ETag, VirtualKey
+from app.resolve.budget import ByteBudget
+from app.resolve.resolver import Dataset, Resolver
+from app.resolve.uploads import Uploads
+from app.resolve.writing import Given, Writer
+
+_OF_NOTHING: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
+"""How S3 names an object of no bytes."""
+_OF_BUCKETS: Final = {
+    "PUT": ("CreateBucket", "?batch"),
+    "DELETE": ("DeleteBucket", "?prefix=, of a folder in it"),
+    "POST": ("PostObject", "?batch or ?delete"),
+}
+"""What a request of a whole dataset is to clients of S3, and what it needs here."""
+
+type _Respond = Callable[[Asked], Awaitable[None]]
+
+
+class WritingPlane:
+    """Answers requests with bodies, and those that take keys away."""
+
+    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
+        self,
+        datasets: Mapping[str, Dataset],
+        resolver: Resolver,
+        writer: Writer,
+        uploads: Uploads,
+        *,
+        budget: ByteBudget,
+        limits: Limits,
+    ) -> None:
+        self._datasets = datasets
+        self._writer = writer
+        self._budget = budget
+        self._limits = limits
+        self._bulk = Bulk(resolver, writer, limits)
+        self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, limits).steps
+        self._copier = Copier(datasets, resolver, writer, limits)
+        self._of_keys: Mapping[str, _Respond] = {"PUT": self._put, "DELETE": self._delete}
+        self._of_datasets: Mapping[str, Mapping[bytes, _Respond]] = {
+            "PUT": {b"batch": self._bulk.put},
+            "POST": {b"batch": self._bulk.read, b"delete": self._bulk.delete},
+            "DELETE": {b"prefix": self._bulk.erase},
+        }
+
+    def incoming(self, receive: Any, given: Mapping[bytes, bytes]) -> Incoming:
+        """Take charge of the body that *receive* brings."""
+        return Incoming(receive, given, timeout_s=self._limits.timeout_s)
+
+    async def respond(self, answer: Answer, scope: Scope, incoming: Incoming) -> None:
+        """Answer one request."""
+        method, query = scope["method"], scope["query_string"]
+        name, key = split_target(scope["raw_path"])
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            raise UnknownDatasetError(f"there is no dataset {name}")
+        names = names_in(query)
+        respond = self._find(method, key, names)
+        is_read = respond == self._bulk.read
+        if respond is None or not (dataset.is_writable or is_read):
+            await _refuse(answer, method, dataset, allowed(dataset, key, names))
+            return
+        if answer.is_foreign and not is_read:
+            raise ForeignPageError("server.cors_origins does not name the page that would write")
+        operation = unserved(method, names, answer.given, of_key=bool(key))
+        if operation is not None:
+            raise UnsupportedError(f"{operation} is not served")
+        asked = Asked(answer, incoming, dataset, key or VirtualKey(""), query, names, self._budget)
+        await respond(asked)
+
+    def _find(
+        self, method: str, key: VirtualKey | None, names: frozenset[bytes]
+    ) -> _Respond | None:
+        """Choose what answers; `None` for a method that is not served there."""
+        if key:
+            step = uploading(method, names)
+            found = self._of_keys.get(method) if step is None else self._of_uploads[step]
+        else:
+            known = self._of_datasets.get(method, {})
+            found = next((known[name] for name in known if name in names), None)
+        if found is not None:
+            return found
+        operation = unserved(method, names, {}, of_key=bool(key))
+        if operation is not None:
+            return partial(_refuse_operation, operation)
+        return partial(_refuse_whole, method) if not key and method in _OF_BUCKETS else None
+
+    async def _put(self, asked: Asked) -> None:
+        asked.refuse_parameters()
+        if SOURCE in asked.given:
+            await self._copier.copy(asked)
+            return
+        if b"content-range" in asked.given:
+            raise BadHeaderError("a part of a body, of which Content-Range tells, is not taken")
+        demand = asked.demand()
+        async with asked.held() as held:
+            payload = await read_payload(
+                asked.incoming, asked.given, held, most_nbytes=self._limits.max_chunk_nbytes
+            )
+            if asked.key.endswith("/"):
+                if payload.body:
+                    raise BadBodyError("a key that ends in a slash names a folder: it has no bytes")
+                etag: ETag | None = _OF_NOTHING
+            else:
+                given = Given(asked.key, payload.body, payload.is_gzip, demand)
+                etag = await self._writer.put(asked.dataset, given)
+        await asked.tell_written(etag)
+
+    async def _delete(self, asked: Asked) -> None:
+        """Take a key away; folders are none, though clients of S3 delete those as well."""
+        asked.refuse_parameters()
+        demand = asked.demand()
+        if not asked.key.endswith("/"):
+            with suppress(BadKeyError):  # where no such chunk can be, none is
+                await self._writer.put(asked.dataset, Given(asked.key, None, demand=demand))
+        await asked.answer.send(HTTPStatus.NO_CONTENT, [NO_STORE])
+
+
+async def _refuse_operation(operation: str, _: Asked) -> None:
+    raise UnsupportedError(f"{operation} is not served")
+
+
+async def _refuse_whole(method: str, asked: Asked) -> None:
+    operation, need = _OF_BUCKETS[method]
+    if asked.answer.is_s3:
+        await _refuse_operation(operation, asked)
+    raise BadParameterError(f"{method} of a whole dataset goes with {need}; keys follow a slash")
+
+
+async def _refuse(answer: Answer, method: str, dataset: Dataset, allow: bytes) -> None:
+    detail = f"{method} is not served here"
+    if not dataset.is_writable:
+        detail = f"{detail}: {dataset.name} is not writable"
+    await answer.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, (b"allow", allow))

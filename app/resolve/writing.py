@@ -1,0 +1,257 @@
+"""From a dataset, a virtual key and a body to what is durable in the store."""
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain, starmap
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from app.errors import BadKeyError, ReadOnlyError, ShardgateError
+from app.formats.naming import Window
+from app.formats.writing import Document, ShardRewriter, Slot, Target
+from app.model import ETag, ObjectRef, VirtualKey, Whole
+from app.resolve.abreast import abreast
+from app.resolve.breathing import breathe
+from app.resolve.containers import PassThrough
+from app.resolve.entity import Demand
+from app.resolve.fetch import ReadCache
+from app.resolve.noting import Noting
+from app.resolve.objects import ObjectWriter
+from app.resolve.resolver import Dataset, Resolver
+from app.resolve.rewriting import Change, Rewrites
+from app.storage.contract import ObjectStore
+
+_AT_ONCE: Final = 16
+"""Objects and shards of one request that are written at a time."""
+_IN_THREAD_NBYTES: Final = 32 * 1024
+"""Larger bodies are encoded off the event loop."""
+_PRESENT_S: Final = 5.0
+"""Metadata that have been known for longer are asked for again before a shard is written."""
+_ABSENT_S: Final = 1.0
+"""So is, sooner, what was not there."""
+_LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:-?[0-9][^/]*|c(?:[.0-9][^/]*)?)$", re.ASCII)
+"""How keys end that may be of chunks: ``c/0/1``, ``c0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
+_ERASED_AT_ONCE: Final = 50_000
+"""Keys whose shards are rewritten once for all of them."""
+_PAGE: Final = 1000
+
+type Outcome = ETag | ShardgateError | None
+"""The version that a key has now, `None` if it is no more, or why it was not written."""
+
+
+class Given(NamedTuple):
+    """A body for a key; no body takes the key away."""
+
+    key: VirtualKey
+    body: bytes | None
+    is_gzip: bool = False
+    """Whether it came with ``Content-Encoding: gzip``."""
+    demand: Demand | None = None
+
+
+class Writer:
+    """Writes virtual keys; what it returns is durable, and seen by readers of this process."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        fetch: ReadCache,
+        resolver: Resolver,
+        objects: ObjectWriter,
+        rewrites: Rewrites,
+    ) -> None:
+        self._store = store
+        self._fetch = fetch
+        self._resolver = resolver
+        self._objects = objects
+        self._rewrites = rewrites
+
+    async def put(self, dataset: Dataset, given: Given) -> ETag | None:
+        """Write one key; give the version that it has now, `None` if it is no more.
+
+        Raises: `PreconditionFailedError`, `BadKeyError`, `BadBodyError`, `UnknownCodingError`,
+        `ConflictError`, `ReadOnlyError`, `UnwritableError`, `DamagedError`, `StorageError`,
+        `BusyError`.
+        """
+        await self._store.demand_safety(dataset.root)
+        target = await self._target(dataset, given.key, self._fetch.clock())
+        if not isinstance(target, Slot):
+            return await self._write(target, given)
+        change = await _change(target, given)
+        await self._rewrites.make(target.shard, (change,))
+        return change.done.result()
+
+    async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
+        """Raise what `put` would of *key*, whatever the body."""
+        await self._store.demand_safety(dataset.root)
+        await self._target(dataset, key, self._fetch.clock())
+
+    async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
+        """Write many keys, those of a shard in one rewrite; tell of each what came of it.
+
+        Of a key that is given twice the last one counts.
+        """
+        await self._store.demand_safety(dataset.root)
+        bulk, began_at = _Bulk(), self._fetch.clock()
+        for number, each in enumerate({each.key: each for each in given}.values()):
+            await breathe(number)
+            try:
+                target = await self._target(dataset, each.key, began_at)
+                await bulk.add(target, each)
+            except ShardgateError as error:
+                bulk.outcomes[each.key] = error
+
+        async def rewrite(shard: ShardRewriter[Any], changes: Mapping[VirtualKey, Change]) -> None:
+            await self._rewrites.make(shard, tuple(changes.values()))
+            for number, (key, change) in enumerate(changes.items()):
+                bulk.outcomes[key] = await _outcome(change.done)
+                await breathe(number)
+
+        async def write(target: Document | Whole, each: Given) -> None:
+            bulk.outcomes[each.key] = await _outcome(self._write(target, each))
+
+        waiting = chain(starmap(rewrite, bulk.shards.items()), starmap(write, bulk.objects))
+
+        async def work() -> None:
+            for number, job in enumerate(waiting):
+                await job
+                await breathe(number)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_AT_ONCE, len(bulk.shards) + len(bulk.objects))):
+                group.create_task(work())
+        return [bulk.outcomes[each.key] for each in given]
+
+    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        """Take all keys away that begin with *prefix*, which ends in a slash; tell how many.
+
+        Of whole containers, and where there is none, objects are counted.
+
+        Raises: `ReadOnlyError` where a repository is, or is in the way; the first error that a
+        key met.
+        """
+        await self._store.demand_safety(dataset.root)
+        with suppress(BadKeyError):  # that is the name of no chunk, but others may be
+            await self._target(dataset, VirtualKey(f"{prefix}0"), self._fetch.clock())
+        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
+        count = 0
+        if not rest or isinstance(layout, PassThrough):
+            await self._demand_erasable(dataset, prefix)
+            listed = self._store.list(dataset.root.join(prefix).prefix)
+            async for batch in _batched(each.ref async for each in listed):
+                async with asyncio.TaskGroup() as group:
+                    for ref in batch:
+                        group.create_task(self._objects.delete(ref, demand=None))
+                count += len(batch)
+            return count
+        after: str | None = ""
+        while after is not None:
+            keys, after = await self._keys(dataset, prefix, after)
+            outcomes = await self.put_each(dataset, [Given(key, None) for key in keys])
+            for outcome in outcomes:
+                if isinstance(outcome, ShardgateError):
+                    raise outcome
+            count += len(keys)
+        return count
+
+    async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
+        """Look for what is below *prefix* and may not be written, before anything is gone.
+
+        Raises: `ReadOnlyError`, `DamagedError`.
+        """
+        began_at, seen = self._fetch.clock(), None
+        async for each in self._store.list(dataset.root.join(prefix).prefix):
+            path = each.ref.key.removeprefix(dataset.root.prefix.key).rpartition("/")[0]
+            if path != seen:
+                seen = path
+                with suppress(BadKeyError):
+                    await self._target(dataset, VirtualKey(f"{path}/_"), began_at)
+
+    async def _keys(
+        self, dataset: Dataset, prefix: VirtualKey, start: str
+    ) -> tuple[list[VirtualKey], str | None]:
+        """List keys below *prefix* behind *start*, and tell behind which to go on."""
+        keys: list[VirtualKey] = []
+        after: str | None = start
+        while after is not None and len(keys) < _ERASED_AT_ONCE:
+            page = await self._resolver.page(dataset, Window(prefix, after), _PAGE)
+            if page is None:
+                raise ReadOnlyError(f"{prefix}: cannot be listed, and so not be taken away")
+            keys += [VirtualKey(entry.key) for entry in page.entries]
+            after = page.after
+        return keys, after
+
+    async def _target(self, dataset: Dataset, key: VirtualKey, began_at: float) -> Target:
+        """Find where *key* is written, by metadata that were not old when the request *began_at*.
+
+        A chunk of an array that is new must not be taken for an object: its key is one only if
+        there is no array as yet.
+        """
+        noting = Noting(self._fetch)
+        target = await dataset.containers.target(dataset.root, key, noting)
+        absent_s = inf
+        if isinstance(target, Whole):
+            is_doubtful = noting.ends_in_absence and _LIKE_A_CHUNK.search(key)
+            absent_s = 0 if is_doubtful else _ABSENT_S
+        old = noting.known_before(began_at, _PRESENT_S, absent_s)
+        if any(await abreast(self._fetch.has_changed, old)):
+            target = await dataset.containers.target(dataset.root, key, self._fetch)
+        return target
+
+    async def _write(self, target: Document | Whole, given: Given) -> ETag | None:
+        _, body, is_gzip, demand = given
+        if body is None:
+            is_document = isinstance(target, Document)
+            await self._objects.delete(target.ref, demand=demand, is_document=is_document)
+            return None
+        if isinstance(target, Document):
+            return await self._objects.put_document(target, body, is_gzip=is_gzip, demand=demand)
+        return await self._objects.put(target.ref, body, is_gzip=is_gzip, demand=demand)
+
+
+class _Bulk:
+    """Keys that are written together, and what came of each."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[VirtualKey, Outcome] = {}
+        self.shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, Change]] = defaultdict(dict)
+        self.objects: list[tuple[Document | Whole, Given]] = []
+
+    async def add(self, target: Target, given: Given) -> None:
+        """Put *given* to others of the same shard."""
+        if isinstance(target, Slot):
+            self.shards[target.shard][given.key] = await _change(target, given)
+        else:
+            self.objects.append((target, given))
+
+
+async def _change(slot: Slot, given: Given) -> Change:
+    """Encode the body of an inner chunk."""
+    shard, entry = slot
+    body = given.body
+    if body is not None:
+        encode = partial(shard.encode, entry, body, is_gzip=given.is_gzip)
+        body = await asyncio.to_thread(encode) if len(body) > _IN_THREAD_NBYTES else encode()
+    return Change(entry, body, given.demand)
+
+
+async def _outcome(write: Awaitable[ETag | None]) -> Outcome:
+    try:
+        return await write
+    except ShardgateError as error:
+        return error
+
+
+async def _batched(refs: AsyncIterator[ObjectRef]) -> AsyncIterator[list[ObjectRef]]:
+    batch: list[ObjectRef] = []
+    async for ref in refs:
+        batch.append(ref)
+        if len(batch) == _AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,198 @@
+"""Replaces files by compare-and-swap, so that whatever happens there is the old one or the new.
+
+A new file is written and made durable beside the old one, and takes its name under a lock of the
+folder, if the old one still is in the version that was expected. Links are followed: what is
+replaced or removed is what they lead to.
+"""
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import BinaryIO, Final, NamedTuple
+
+from cachetools import TTLCache
+
+from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
+from app.model import ByteRange, ETag, ObjectRef, Piece
+from app.storage.contract import CONFLICT, Conflict, Expected
+from app.storage.directories import Directory, make_folders, try_lock
+from app.storage.local_names import folder_of, name_of, reach, translated_write
+from app.storage.temporary_files import TemporaryFile, sweep
+from app.storage.warm_files import file_version
+from app.storage.writes import is_as_expected
+
+_SWEPT: Final = 4096
+_SWEEP_S: Final = 60
+_BUFFER_BYTES: Final = 1024**2
+_NO_COPY: Final = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
+
+
+class LocalWriter:
+    """Writes files; its methods wait for the disk."""
+
+    def __init__(self) -> None:
+        self._swept: TTLCache[tuple[int, int], bool] = TTLCache(_SWEPT, _SWEEP_S)
+        self._lock = threading.Lock()
+
+    def replace(
+        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
+    ) -> ETag | Conflict:
+        """Do what `ObjectWriter.put` promises."""
+        with translated_write(ref), _place(ref, is_new=True) as place:
+            self._sweep(place.directory)
+            old = place.look()
+            if not _is_as_expected(old, expected):
+                return CONFLICT
+            with TemporaryFile.made(place.directory) as new:
+                if not _fill(ref, new.fd, pieces, place, expected):
+                    return CONFLICT
+                if old is not None:
+                    os.fchmod(new.fd, stat.S_IMODE(old.st_mode))
+                new.date(old)
+                os.fsync(new.fd)
+                return place.take(new, expected)
+
+    def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
+        """Do what `ObjectWriter.delete` promises."""
+        with translated_write(ref):
+            try:
+                with _place(ref, is_new=False) as place:
+                    return place.empty(expected)
+            except (FileNotFoundError, NotADirectoryError):
+                reach(ref)  # an unmounted disk is not absence
+                return True if expected is None else CONFLICT
+
+    def _sweep(self, directory: Directory) -> None:
+        """Clean up in *directory*, once in a while."""
+        status = os.fstat(directory.fd)
+        with self._lock:
+            if (status.st_dev, status.st_ino) in self._swept:
+                return
+            self._swept[status.st_dev, status.st_ino] = True
+        sweep(directory)
+
+
+def demand_locks(root: ObjectRef) -> None:
+    """Raise unless the folder of *root* can be locked and files be made there."""
+    reach(root)
+    path = os.path.realpath(folder_of(root.bucket) + b"/" + (name_of(root.key.rstrip("/")) or b""))
+    while not os.path.isdir(path):  # noqa: PTH112  paths are bytes
+        path = os.path.dirname(path)  # noqa: PTH120
+    with translated_write(root), Directory.opened(path) as directory:
+        _demand_lock(root, path, directory)
+        with TemporaryFile.made(directory):
+            pass
+
+
+def _demand_lock(root: ObjectRef, path: bytes, directory: Directory) -> None:
+    try:
+        with directory.locked(), Directory.opened(path) as other:
+            keeps_out = not try_lock(other.fd)
+    except (PermissionError, TimeoutError):
+        raise
+    except OSError as error:
+        reason = f"the file system cannot lock folders: {error.strerror}"
+        raise UnwritableError(f"{root}: {reason}") from error
+    if not keeps_out:
+        raise UnwritableError(f"{root}: the locks of the file system keep nobody out")
+
+
+class _Place(NamedTuple):
+    """The name of a file in its folder, where links have led."""
+
+    directory: Directory
+    name: bytes
+
+    def look(self) -> os.stat_result | None:
+        return self.directory.look(self.name)
+
+    def take(self, new: TemporaryFile, expected: Expected) -> ETag | Conflict:
+        """Give the name to *new*."""
+        with self.directory.locked():
+            old = self.look()
+            if not _is_as_expected(old, expected):
+                return CONFLICT
+            if old is not None and old.st_mtime_ns >= new.status().st_mtime_ns:
+                new.date(old)
+                os.fsync(new.fd)
+            new.rename(self.name)
+        self.directory.sync()
+        return file_version(new.status())
+
+    def empty(self, expected: ETag | None) -> bool | Conflict:
+        """Take the name away."""
+        with self.directory.locked():
+            old = self.look()
+            if not _is_as_expected(old, expected):
+                return CONFLICT
+            if old is not None:
+                os.unlink(self.name, dir_fd=self.directory.fd)
+        self.directory.sync()
+        return True
+
+
+@contextmanager
+def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_Place]:
+    """Open the folder in which the file of *ref* is, or is to be."""
+    if not (name := name_of(ref.key)):
+        raise BadKeyError(f"{ref.key!r} can be the name of no file")
+    folder = folder_of(ref.bucket)
+    path = folder + b"/" + name
+    if is_new and not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+        make_folders(folder, name.split(b"/")[:-1])
+    above, _, last = os.path.realpath(path).rpartition(b"/")
+    with Directory.opened(above or b"/") as directory:
+        yield _Place(directory, last)
+
+
+def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:
+    return is_as_expected(None if old is None else file_version(old), expected)
+
+
+def _fill(
+    ref: ObjectRef, fd: int, pieces: Sequence[Piece], place: _Place, expected: Expected
+) -> bool:
+    """Write *pieces*; tell whether what ranges are of is still in place."""
+    with ExitStack() as stack:
+        target = stack.enter_context(open(fd, "wb", _BUFFER_BYTES, closefd=False))
+        source = None
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                target.write(piece)
+                continue
+            if source is None:
+                try:
+                    source = stack.enter_context(place.directory.reading(place.name))
+                except FileNotFoundError:
+                    return False
+                if file_version(os.fstat(source)) != expected:
+                    return False
+            _copy(ref, source, target, piece)
+    return True
+
+
+def _copy(ref: ObjectRef, source: int, target: BinaryIO, piece: ByteRange) -> None:
+    """Let the file system copy *piece*, which may share its blocks instead."""
+    target.flush()
+    at = piece.start
+    while at < piece.stop:
+        copied = _copied(source, target, at, piece.stop - at)
+        if not copied:
+            raise RangeNotSatisfiedError(ref, os.fstat(source).st_size)
+        at += copied
+
+
+def _copied(source: int, target: BinaryIO, at: int, nbytes: int) -> int:
+    try:
+        if copied := os.copy_file_range(source, target.fileno(), nbytes, offset_src=at):
+            return copied
+    except OSError as error:
+        if error.errno not in _NO_COPY:
+            raise
+    data = os.pread(source, min(nbytes, _BUFFER_BYTES), at)
+    target.write(data)
+    target.flush()
+    return len(data)

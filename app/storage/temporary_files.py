@@ -1,0 +1,85 @@
+"""Files that are not finished. Each is locked by who writes it, as long as that lives."""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from app.storage.contract import TEMPORARY
+from app.storage.directories import Directory, try_lock
+
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_PREFIX: Final = TEMPORARY.encode()
+_COARSE_NS: Final = 2 * 10**9
+"""File systems that count whole seconds, some of them every other, see this as later."""
+
+
+class TemporaryFile:
+    """A new file, open for writing."""
+
+    def __init__(self, directory: Directory, name: bytes, fd: int) -> None:
+        self._directory = directory
+        self.name = name
+        self.fd = fd
+
+    @classmethod
+    @contextmanager
+    def made(cls, directory: Directory) -> Iterator["TemporaryFile"]:
+        """Make a file in *directory*, which is gone in the end unless it was renamed."""
+        new = cls._make(directory)
+        try:
+            yield new
+        finally:
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(new.name, dir_fd=directory.fd)
+            finally:
+                os.close(new.fd)
+
+    @classmethod
+    def _make(cls, directory: Directory) -> "TemporaryFile":
+        """Make and lock; whoever cleans up may have been faster, so that there is no name left."""
+        while True:
+            name = _PREFIX + secrets.token_hex(8).encode()
+            fd = os.open(name, _NEW, 0o666, dir_fd=directory.fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:
+                    return cls(directory, name, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def date(self, old: os.stat_result | None) -> None:
+        """Give it a time of its own, after that of *old*.
+
+        Numbers of files are used again; no two that have been under one name get the same version.
+        """
+        before_ns = 0 if old is None else old.st_mtime_ns
+        now_ns = max(time.time_ns(), before_ns + 1)
+        os.utime(self.fd, ns=(now_ns, now_ns))
+        if self.status().st_mtime_ns <= before_ns:
+            later_ns = before_ns + _COARSE_NS
+            os.utime(self.fd, ns=(later_ns, later_ns))
+
+    def status(self) -> os.stat_result:
+        """Look at the file."""
+        return os.fstat(self.fd)
+
+    def rename(self, name: bytes) -> None:
+        """Put it in the place of *name*."""
+        os.rename(self.name, name, src_dir_fd=self._directory.fd, dst_dir_fd=self._directory.fd)
+
+
+def sweep(directory: Directory) -> None:
+    """Remove the files of writers that live no more."""
+    with os.scandir(directory.fd) as entries:
+        names = [name for entry in entries if (name := os.fsencode(entry.name)).startswith(_PREFIX)]
+    for name in names:
+        with suppress(OSError), directory.reading(name) as fd:
+            if try_lock(fd):
+                os.unlink(name, dir_fd=directory.fd)

@@ -1,0 +1,55 @@
+"""How zarr-python writes through the service, in processes that import nothing else."""
+
+from multiprocessing.synchronize import Barrier
+from typing import Any, Final
+
+import numpy as np
+import zarr
+from obstore.store import S3Store
+from zarr.storage import FsspecStore, ObjectStore
+
+KEYS: Final = "any"
+"""What clients of S3 sign with, as they must."""
+
+
+def over_obstore(url: str, path: str) -> Any:
+    """Open what is called *path* of the dataset ``data``."""
+    store = S3Store(
+        "data",
+        prefix=path,
+        endpoint=url,
+        region="us-east-1",
+        access_key_id=KEYS,
+        secret_access_key=KEYS,
+        client_options={"allow_http": True},
+    )
+    return ObjectStore(store)
+
+
+def over_s3fs(url: str, path: str) -> Any:
+    """Open the same with s3fs."""
+    options = {"key": KEYS, "secret": KEYS, "endpoint_url": url}
+    return FsspecStore.from_url(f"s3://data/{path}", storage_options=options)
+
+
+CLIENTS: Final = {"obstore": over_obstore, "s3fs": over_s3fs}
+
+
+def values(shape: tuple[int, ...]) -> Any:
+    """Make elements of which no two are alike, and none is zero."""
+    return np.arange(1, np.prod(shape) + 1, dtype="u4").reshape(shape)
+
+
+def fill(client: str, url: str, path: str, start: Barrier, part: slice) -> None:
+    """Once all have begun, write *part* of the inner chunks, one at a time."""
+    array: Any = zarr.open_array(CLIENTS[client](url, path), mode="r+")
+    source = values(array.shape)
+    rows, columns = array.chunks
+    places = [
+        (slice(y, y + rows), slice(x, x + columns))
+        for y in range(0, array.shape[0], rows)
+        for x in range(0, array.shape[1], columns)
+    ]
+    start.wait()
+    for place in places[part]:
+        array[place] = source[place]

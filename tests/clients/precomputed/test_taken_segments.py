@@ -1,0 +1,140 @@
+"""Meshes, skeletons and annotations are put over HTTP; others read the shards themselves."""
+
+import json
+import shutil
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from cloudvolume.exceptions import EmptyFileException
+from neuroglancer.read_precomputed_annotations import AnnotationReader
+
+from tests.clients.precomputed.annotations import COLLECTIONS
+from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.segments import IDS, LARGE_IDS, mesh_parts, skeleton_bytes
+from tests.clients.precomputed.test_annotations import said
+from tests.clients.precomputed.test_segments import MESHES, SKELETONS, opened
+from tests.clients.taking import Taker, chunks_in, lay_out, taking_into_folder
+
+NEW_ID: Final = 2**63 + 5
+
+
+@pytest.fixture(scope="module")
+def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Take data sets into a folder."""
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
+        yield taker
+
+
+def put_batch(taker: Taker, name: str, bodies: Mapping[str, bytes | None]) -> None:
+    """Write many keys of *name* in one request, and take those away that have no bytes."""
+    frames = b""
+    for key, body in bodies.items():
+        line = {"delete": True} if body is None else {"length": len(body)}
+        frames += json.dumps({"key": f"{name}/{key}", **line}).encode() + b"\n" + (body or b"")
+    results = taker.client.put("/data?batch", content=frames).json()["results"]
+    assert {each["status"] for each in results} <= {200, 204}, results
+
+
+def same_mesh(found: Any, expected: Any) -> None:
+    """Compare what cloud-volume read, whichever segment it is of."""
+    np.testing.assert_array_equal(found.vertices, expected.vertices)
+    np.testing.assert_array_equal(found.faces, expected.faces)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_meshes(written: Written, taker: Taker, name: str) -> None:
+    """A batch exchanges two meshes, adds one and takes one away; each level reads as it was put."""
+    source = written.bucket / "segments" / name
+    taker.place(source, name)
+    ball, plate, bar = IDS
+    old = {segment: mesh_parts(source, segment) for segment in IDS}
+    placed = {plate: old[bar], bar: old[plate], NEW_ID: old[ball]}
+    bodies: dict[str, bytes | None] = {f"mesh/{ball}": None, f"mesh/{ball}.index": None}
+    for segment, (manifest, fragments) in placed.items():
+        bodies |= {f"mesh/{segment}.index": manifest, f"mesh/{segment}": fragments}
+    put_batch(taker, name, bodies)
+
+    before, after = (opened(f"file://{path / name}").mesh for path in (source.parent, taker.folder))
+    assert {segment: mesh_parts(taker.folder / name, segment) for segment in placed} == placed
+    for segment, former in ((plate, bar), (bar, plate), (NEW_ID, ball)):
+        for lod in range(before.get_manifest(former).num_lods):
+            found, expected = after.get(segment, lod=lod), before.get(former, lod=lod)
+            same_mesh(found[segment], expected[former])
+    assert after.get_manifest(ball) is None
+
+
+@pytest.mark.parametrize("name", ["sharded", "identity_64", "murmur_64", "one_shard"])
+def test_skeletons(written: Written, taker: Taker, name: str) -> None:
+    """Two skeletons are exchanged, one is added and one taken away, with single requests."""
+    source, target = written.bucket / "segments" / name, f"skeletons/{name}"
+    taker.place(source, target)
+    first, second, third = IDS if name == "sharded" else LARGE_IDS[-3:]
+    old = {segment: skeleton_bytes(source, segment) for segment in (first, second, third)}
+    before = {f"{SKELETONS}/{segment}": body for segment, body in old.items()}
+    placed = {first: old[second], second: old[first], NEW_ID: old[third]}
+    after = {f"{SKELETONS}/{segment}": body for segment, body in placed.items()}
+    taker.push(target, before, after)
+
+    path = taker.folder / target
+    found, expected = (opened(f"file://{each}").skeleton for each in (path, source))
+    assert {segment: skeleton_bytes(path, segment) for segment in placed} == placed
+    for segment, former in ((first, second), (second, first), (NEW_ID, third)):
+        np.testing.assert_array_equal(found.get(segment).vertices, expected.get(former).vertices)
+        np.testing.assert_array_equal(found.get(segment).edges, expected.get(former).edges)
+    with pytest.raises(EmptyFileException):
+        found.get(third)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations(written: Written, taker: Taker, tmp_path: Path, name: str) -> None:
+    """Files of each index are exchanged, added and taken away; `neuroglancer` reads them so."""
+    path = f"annotations/{name}"
+    taker.place(written.bucket / path, path)
+    twin = tmp_path / "twin"
+    shutil.copytree(written.twins / path, twin)
+    before = chunks_in(twin)
+    after = exchanged(before)
+    lay_out(twin, before, after)
+    taker.push(path, before, after)
+
+    assert len(before) > len(after) > 10
+    found = read(taker.folder / path, before)
+    assert {key for key, value in found.items() if value is not None} == set(after)
+    assert found == read(twin, before)
+    taker.push(path, after, {})
+    assert taker.stored(path) == set()
+
+
+def read(path: Path, keys: Iterable[str]) -> Mapping[str, Sequence[str] | None]:
+    """Read what the files *keys* hold of the annotations at *path*, `None` for what is absent."""
+    reader = AnnotationReader(f"file://{path}/")
+    found: dict[str, Sequence[str] | None] = {}
+    for key in keys:
+        folder, name = key.split("/")
+        try:
+            if folder == "by_id":
+                found[key] = [said(reader.by_id[int(name)])]
+            elif folder.startswith("spatial"):
+                level = reader.spatial[int(folder.removeprefix("spatial"))]
+                found[key] = [said(each) for each in level[tuple(map(int, name.split("_")))]]
+            else:
+                related = reader.relationships[folder.removeprefix("rel_")]
+                found[key] = [said(each) for each in related[int(name)]]
+        except KeyError:
+            found[key] = None
+    return found
+
+
+def exchanged(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Exchange the first two of every four files of a folder, and take the third away."""
+    found: dict[str, bytes] = {}
+    for folder in {key.rpartition("/")[0] for key in files}:
+        keys = sorted(key for key in files if key.rpartition("/")[0] == folder)
+        for at in range(0, len(keys), 4):
+            some = keys[at : at + 4]
+            sources = [*some[1::-1], None, *some[3:]]
+            found |= {k: files[s] for k, s in zip(some, sources, strict=False) if s is not None}
+    return found

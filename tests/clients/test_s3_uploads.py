@@ -1,0 +1,269 @@
+"""Clients of S3 upload in parts through two gateways that take turns; readers go to the store."""
+
+import io
+import itertools
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import numpy as np
+import obstore
+import pytest
+import zarr
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from obstore.store import S3Store
+from zarr.storage import ObjectStore
+
+from tests.gateways import Gateway, gateway, of_dataset
+from tests.seaweedfs import SeaweedFS
+
+MIB: Final = 1024**2
+PART: Final = 5 * MIB
+DATA: Final = random.Random(1).randbytes(PART + 70_000)
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Lab:
+    """A store, and two gateways before it."""
+
+    folder: Path
+    seaweedfs: SeaweedFS | None
+    gateways: Sequence[Gateway]
+
+    def boto3(self, number: int) -> Any:
+        """Open boto3's client of one gateway."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.gateways[number].url,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+
+    def obstore(self, number: int) -> S3Store:
+        """Open obstore's client of one gateway."""
+        return S3Store(
+            "data",
+            endpoint=self.gateways[number].url,
+            region="us-east-1",
+            access_key_id="any",
+            secret_access_key="any",
+            client_options={"allow_http": True},
+        )
+
+    def stored(self, name: str) -> Any:
+        """Give what zarr-python reads the array *name* with, directly."""
+        if self.seaweedfs is None:
+            return self.folder / name
+        return self.seaweedfs.zarr_store(f"uploads/{name}")
+
+    def objects(self) -> list[str]:
+        """Name all that is in the store, unfinished or not."""
+        if self.seaweedfs is None:
+            files = (path for path in self.folder.rglob("*") if path.is_file())
+            return [path.relative_to(self.folder).as_posix() for path in files]
+        pages = self.seaweedfs.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.seaweedfs.bucket, Prefix="uploads/"
+        )
+        return [
+            each["Key"].removeprefix("uploads/")
+            for page in pages
+            for each in page.get("Contents", ())
+        ]
+
+    def parts(self) -> list[str]:
+        """Name what waits for an upload to be completed."""
+        return [name for name in self._hidden() if not name.endswith(".done")]
+
+    def completed(self) -> int:
+        """Count the uploads that were completed."""
+        return len(self._hidden()) - len(self.parts())
+
+    def _hidden(self) -> list[str]:
+        return [name for name in self.objects() if name.startswith(".shardgate-uploads/")]
+
+    def new_array(self) -> str:
+        """Make an array of two shards of two chunks, each over 5 MiB, and name it."""
+        name = f"a{next(_numbers)}"
+        length = 6 * MIB // 8
+        zarr.create_array(
+            self.folder / name,
+            shape=(4 * length,),
+            chunks=(length,),
+            shards=(2 * length,),
+            dtype="uint64",
+            compressors=None,
+        )
+        if self.seaweedfs is not None:
+            self.seaweedfs.upload_folder(self.folder / name, f"uploads/{name}")
+        return name
+
+
+@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
+    """Start the gateways."""
+    folder, seaweedfs = tmp_path_factory.mktemp("lab"), None
+    url = str(folder)
+    if request.param == "seaweedfs":
+        seaweedfs = request.getfixturevalue("seaweedfs")
+        url = f"s3://{seaweedfs.bucket}/uploads"
+    environ = of_dataset(url, seaweedfs, ttl_s=0.001)
+    with ExitStack() as stack:
+        yield Lab(folder, seaweedfs, [stack.enter_context(gateway(environ)) for _ in range(2)])
+
+
+def turns(lab: Lab) -> Iterator[Any]:
+    """Give the clients of both gateways in turns, for ever."""
+    return itertools.cycle([lab.boto3(0), lab.boto3(1)])
+
+
+def read(s3: Any, key: str) -> bytes | None:
+    """Read what is there now."""
+    try:
+        body: bytes = s3.get_object(Bucket="data", Key=key)["Body"].read()
+    except s3.exceptions.NoSuchKey:
+        return None
+    return body
+
+
+def test_boto3_uploads_what_is_large(lab: Lab) -> None:
+    """In parts, several at a time, with its checksums; nothing of them is left."""
+    before = lab.completed()
+    config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
+    one = lab.boto3(0)
+
+    one.upload_fileobj(io.BytesIO(DATA), "data", "large/boto3", Config=config)
+
+    assert read(lab.boto3(1), "large/boto3") == DATA
+    assert (lab.completed() - before, lab.parts()) == (1, [])
+
+
+def test_parts_go_to_both(lab: Lab) -> None:
+    """Out of order, one of them twice, to whichever gateway."""
+    clients = turns(lab)
+    upload = {"Bucket": "data", "Key": "by hand/a+b"}
+    upload["UploadId"] = next(clients).create_multipart_upload(**upload)["UploadId"]
+    pieces = {7: b"tail", 2: DATA[:PART], 3: DATA[PART:]}
+    etags = {}
+    for number, body in [(2, b"wrong"), *pieces.items()]:
+        told = next(clients).upload_part(**upload, PartNumber=number, Body=body)
+        etags[number] = told["ETag"]
+    listed = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
+    told = next(clients).complete_multipart_upload(
+        **upload, MultipartUpload={"Parts": listed}, IfNoneMatch="*"
+    )
+
+    assert read(next(clients), "by hand/a+b") == DATA + b"tail"
+    assert next(clients).head_object(Bucket="data", Key="by hand/a+b")["ETag"] == told["ETag"]
+    assert lab.parts() == []
+
+
+def test_an_upload_is_aborted_by_the_other(lab: Lab) -> None:
+    """Its parts are gone."""
+    clients = turns(lab)
+    upload = {"Bucket": "data", "Key": "aborted"}
+    upload["UploadId"] = next(clients).create_multipart_upload(**upload)["UploadId"]
+    next(clients).upload_part(**upload, PartNumber=1, Body=b"1")
+    assert len(lab.parts()) == 2
+
+    next(clients).abort_multipart_upload(**upload)
+
+    assert lab.parts() == []
+    with pytest.raises(ClientError) as caught:
+        next(clients).upload_part(**upload, PartNumber=1, Body=b"1")
+    assert caught.value.response["Error"]["Code"] == "NoSuchUpload"
+
+
+def part_of(s3: Any, upload: dict[str, str], etag: str) -> None:
+    """Complete with one part."""
+    parts = [{"PartNumber": 1, "ETag": etag}]
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda s3, upload, etag: part_of(s3, upload | {"UploadId": "0" * 32}, etag),
+         "NoSuchUpload"),
+        (lambda s3, upload, etag: part_of(s3, upload | {"Key": "other"}, etag), "NoSuchUpload"),
+        (lambda s3, upload, _: part_of(s3, upload, '"0"'), "InvalidPart"),
+        (lambda s3, upload, _: part_of(s3, upload, f'"{"0" * 32}"'), "InvalidPart"),
+        (lambda s3, upload, _: s3.upload_part(**upload, PartNumber=1, Body=bytes(65 * MIB)),
+         "EntityTooLarge"),
+        (lambda s3, upload, _: s3.upload_part_copy(**upload, PartNumber=1, CopySource="data/a"),
+         "NotImplemented"),
+        (lambda s3, upload, _: s3.list_parts(**upload), "NotImplemented"),
+    ],
+)  # fmt: skip
+def test_boto3_is_told_what_went_wrong(
+    lab: Lab, call: Callable[[Any, dict[str, str], str], None], code: str
+) -> None:
+    """In codes that it knows; nothing is written."""
+    s3 = lab.boto3(0)
+    upload = {"Bucket": "data", "Key": "wrong"}
+    upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
+    etag = s3.upload_part(**upload, PartNumber=1, Body=b"1")["ETag"]
+    with pytest.raises(ClientError) as caught:
+        call(s3, upload, etag)
+
+    assert caught.value.response["Error"]["Code"] == code
+    assert read(s3, "wrong") is None
+    s3.abort_multipart_upload(**upload)
+
+
+def test_obstore_puts_what_is_large(lab: Lab) -> None:
+    """In parts, as it does without being told; the other gateway has it under the same ETag."""
+    stores, before = [lab.obstore(0), lab.obstore(1)], lab.completed()
+
+    told = obstore.put(stores[0], "large/obstore", DATA)
+
+    assert bytes(obstore.get(stores[1], "large/obstore").bytes()) == DATA
+    assert obstore.head(stores[1], "large/obstore")["e_tag"] == told["e_tag"]
+    assert (lab.completed() - before, lab.parts()) == (1, [])
+
+
+def test_zarr_python_writes_large_chunks(lab: Lab) -> None:
+    """Each in parts, into shards, in which who reads directly finds what was written."""
+    name, before = lab.new_array(), lab.completed()
+    arrays = [
+        zarr.open_array(ObjectStore(lab.obstore(number)), path=name, mode="r+")
+        for number in range(2)
+    ]
+    values = np.random.default_rng(2).integers(1, 2**60, arrays[0].shape, dtype="uint64")
+    length = len(values) // 4
+    for at in range(4):
+        chunk = slice(at * length, (at + 1) * length)
+        arrays[at % 2][chunk] = values[chunk]
+
+    assert arrays[0].chunks == (length,)
+    stored = zarr.open_array(lab.stored(name), mode="r")
+    assert stored.shards == (2 * length,)
+    assert np.array_equal(np.asarray(stored[:]), values)
+    assert np.array_equal(np.asarray(arrays[0][:]), values)
+    assert (lab.completed() - before, lab.parts()) == (4, [])
+
+
+def test_an_upload_goes_on_after_a_power_cut(lab: Lab) -> None:
+    """The other gateway has all that the first one had."""
+    url = f"s3://{lab.seaweedfs.bucket}/uploads" if lab.seaweedfs else str(lab.folder)
+    upload = {"Bucket": "data", "Key": "cut"}
+    with gateway(of_dataset(url, lab.seaweedfs)) as third:
+        s3 = Lab(lab.folder, lab.seaweedfs, [third]).boto3(0)
+        upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
+        etag = s3.upload_part(**upload, PartNumber=1, Body=b"kept")["ETag"]
+        third.kill()
+        with suppress(Exception):
+            part_of(s3, upload, etag)
+
+    part_of(lab.boto3(0), upload, etag)
+
+    assert read(lab.boto3(1), "cut") == b"kept"
+    assert lab.parts() == []

@@ -1,0 +1,129 @@
+"""Many clients who write the chunks of one array and read them, and what each of them did."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import httpx
+from hypothesis import strategies as st
+
+from tests.histories import Write, ever, possible
+from tests.labs import SMALL, value
+
+READERS: Final = 4
+DEADLINE_S: Final = 120.0
+"""Nothing hangs: all are done by then."""
+_PAUSE_S: Final = 0.05
+_GATEWAYS: Final = 2
+
+type Mischief = Callable[[], Awaitable[None]]
+
+
+class Step(NamedTuple):
+    """One write of one client."""
+
+    chunk: int
+    is_delete: bool
+    gateway: int
+
+
+type Plans = list[list[Step]]
+
+
+def plans(writers: int, *, deletes: bool = True) -> st.SearchStrategy[Plans]:
+    """Choose what each of so many clients does."""
+    steps = st.builds(
+        Step,
+        st.integers(0, SMALL.chunks - 1),
+        st.sampled_from([False] * 4 + [deletes]),
+        st.integers(0, _GATEWAYS - 1),
+    )
+    each = st.lists(steps, min_size=1, max_size=4)
+    return st.lists(each, min_size=writers, max_size=writers)
+
+
+async def nothing() -> None:
+    """Let all go well."""
+
+
+async def play(
+    urls: list[str], name: str, plans: Plans, mischief: Mischief = nothing
+) -> list[Write]:
+    """Let all write, and readers look on, through gateways at *urls*, which may be replaced.
+
+    What is not acknowledged is tried again until it is.
+    """
+    crowd = _Crowd(urls, name, len(plans))
+    async with asyncio.timeout(DEADLINE_S), crowd.client, asyncio.TaskGroup() as group:
+        readers = [group.create_task(crowd.look_on(each)) for each in range(READERS)]
+        async with asyncio.TaskGroup() as writers:
+            writers.create_task(_awaited(mischief))
+            for number, plan in enumerate(plans, 1):
+                writers.create_task(crowd.write(number, plan))
+        for reader in readers:
+            reader.cancel()
+    return crowd.writes
+
+
+class _Crowd:
+    def __init__(self, urls: list[str], name: str, writers: int) -> None:
+        limits = httpx.Limits(max_connections=writers + READERS)
+        self.client = httpx.AsyncClient(timeout=60, limits=limits)
+        self.writes: list[Write] = []
+        self._urls = urls
+        self._name = name
+
+    async def write(self, writer: int, plan: list[Step]) -> None:
+        """Do one write after the other; no two values are alike."""
+        for number, step in enumerate(plan):
+            data = None if step.is_delete else value(SMALL, writer, number)
+            write = Write(self._key(step.chunk), data, time.monotonic())
+            self.writes.append(write)
+            await self._repeat(step.gateway, write)
+            write.end = time.monotonic()
+
+    async def _repeat(self, gateway: int, write: Write) -> None:
+        while True:
+            if await self._is_done(gateway, write):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _is_done(self, gateway: int, write: Write) -> bool:
+        url = f"{self._urls[gateway]}/data/{write.key}"
+        try:
+            if write.value is None:
+                answer = await self.client.delete(url)
+            else:
+                answer = await self.client.put(url, content=write.value)
+        except httpx.TransportError:
+            return False
+        assert answer.is_success or answer.is_server_error, answer.text
+        return answer.is_success
+
+    async def look_on(self, reader: int) -> None:
+        """Read chunks at random: none is torn, or another's."""
+        choice = random.Random(reader)
+        while True:
+            key = self._key(choice.randrange(SMALL.chunks))
+            try:
+                answer = await self.client.get(f"{choice.choice(self._urls)}/data/{key}")
+            except httpx.TransportError:  # the gateway is gone
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            assert answer.status_code in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}, answer.text
+            assert (answer.content if answer.is_success else None) in ever(self.writes, key)
+
+    def _key(self, chunk: int) -> str:
+        return f"{self._name}/c/{chunk}"
+
+
+async def _awaited(mischief: Mischief) -> None:
+    await mischief()
+
+
+def impossible(writes: list[Write], found: dict[str, bytes | None]) -> list[str]:
+    """Name the keys under which there is what cannot be there."""
+    return [key for key, data in found.items() if data not in possible(writes, key)]

@@ -1,0 +1,138 @@
+"""A gateway is held up in the middle of a rewrite of a file, between its writing and its renaming.
+
+It waits for the lock of the folder then, which the tests hold.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.gateways import Gateway, Start, of_dataset
+from tests.labs import SMALL, Lab, value
+
+OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
+OURS: Final = value(SMALL, 2, 0)
+THEIRS: Final = value(SMALL, 3, 0)
+DEADLINE_S: Final = 30
+GRACE_S: Final = 25
+FILLED_S: Final = 0.3
+"""A new file that is there has its bytes by then, and waits for the lock."""
+
+
+class Folder:
+    """A folder with an array of one shard in it."""
+
+    def __init__(self, path: Path, start: Start, pool: ThreadPoolExecutor) -> None:
+        self.lab = Lab(path)
+        self._pool = pool
+        self.name = self.lab.new_array(SMALL, OLD)
+        self._start = start
+
+    @contextmanager
+    def gateway(self, **environ: str) -> Generator[Gateway]:
+        """Start a gateway before it."""
+        with closing(self._start(of_dataset(self.lab.url) | environ)) as started:
+            yield started
+
+    def put(self, gateway: Gateway, chunk: int, data: bytes) -> httpx.Response:
+        """Put a chunk."""
+        url = f"{gateway.url}/data/{self.name}/c/{chunk}"
+        return httpx.put(url, content=data, timeout=DEADLINE_S)
+
+    def demand(self, *chunks: bytes | None) -> None:
+        """Be sure that these chunks are there, and no others."""
+        found = [data for data in self.lab.read(self.name).values() if data]
+        assert found == list(chunks)
+
+    @contextmanager
+    def held_up(self, gateway: Gateway) -> Generator[Future[httpx.Response]]:
+        """Put a chunk, which waits in front of its renaming until the end of the context."""
+        fd = os.open(self.lab.folder / self.name / "c", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            answer = self._pool.submit(self.put, gateway, 1, OURS)
+            self._wait_for_file()
+            time.sleep(FILLED_S)
+            yield answer
+        finally:
+            os.close(fd)
+
+    def _wait_for_file(self) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not self.lab.left(self.name):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, start: Start) -> Generator[Folder]:
+    """Make a folder."""
+    with ThreadPoolExecutor(1) as pool:
+        yield Folder(tmp_path, start, pool)
+
+
+def test_who_is_stopped_loses_a_race_and_no_data(folder: Folder) -> None:
+    """Others write on; who is continued then begins anew, and has what they have written."""
+    with folder.gateway() as stopped, folder.gateway() as other:
+        with folder.held_up(stopped) as answer:
+            stopped.stop()
+        try:
+            assert folder.put(other, 0, THEIRS).is_success
+            assert folder.put(other, 2, THEIRS).is_success
+        finally:
+            stopped.go_on()
+
+        assert answer.result(DEADLINE_S).is_success
+        folder.demand(THEIRS, OURS, THEIRS)
+        assert folder.lab.left(folder.name) == []
+
+
+def test_who_is_killed_before_the_renaming_has_written_nothing(folder: Folder) -> None:
+    """The shard is the old one; the next who writes there cleans up."""
+    with folder.gateway() as killed, folder.gateway() as other:
+        with folder.held_up(killed) as answer:
+            killed.kill()
+        with pytest.raises(httpx.TransportError):
+            answer.result(DEADLINE_S)
+        folder.demand(*OLD.values())
+        assert len(folder.lab.left(folder.name)) == 1
+
+        assert folder.put(other, 2, THEIRS).is_success
+        folder.demand(*OLD.values(), THEIRS)
+        assert folder.lab.left(folder.name) == []
+
+
+def test_who_is_asked_to_end_answers_first(folder: Folder) -> None:
+    """A rewrite that has begun is finished, and told, before the process ends."""
+    with folder.gateway() as ending:
+        with folder.held_up(ending) as answer:
+            ending.terminate()
+            assert not ending.wait(0.5)
+
+        assert answer.result(DEADLINE_S).is_success
+        assert ending.wait(GRACE_S)
+        folder.demand(OLD[0], OURS)
+
+
+def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
+    """Who sends no more of a body is not waited for longer than is allowed, and writes nothing."""
+    with folder.gateway(SHARDGATE_LIMITS__TIMEOUT_S="1") as ending:
+        where = urlsplit(ending.url)
+        with socket.create_connection((where.hostname, where.port or 0), DEADLINE_S) as client:
+            head = f"PUT /data/{folder.name}/c/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 32\r\n\r\n"
+            client.sendall(head.encode() + OURS[:16])
+            time.sleep(0.2)
+            ending.terminate()
+
+            assert ending.wait(GRACE_S)
+        folder.demand(*OLD.values())

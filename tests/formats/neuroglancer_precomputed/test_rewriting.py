@@ -1,0 +1,301 @@
+"""Shards of chunks that are values of their own, made anew."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import ConflictError, DamagedError
+from app.formats.neuroglancer_precomputed.opened import OpenedShard
+from app.formats.neuroglancer_precomputed.rewriting import ChunkRewriter
+from app.formats.writing import Entry
+from app.model import ByteRange
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import skeleton_info, volume_info
+from tests.formats.neuroglancer_precomputed.rewritten import (
+    chunks_of,
+    decoded,
+    rewritten,
+    slot,
+)
+from tests.formats.neuroglancer_precomputed.shards import (
+    RAW_SHARDING,
+    Sharding,
+    address,
+    build_shards,
+    encode_minishard,
+)
+
+_ENCODINGS = ("raw", "gzip")
+_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+_SPREAD = {**_SINGLE, "minishard_bits": 2}
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    """Give all ways to shard, with few minishards."""
+    return {
+        **RAW_SHARDING,
+        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
+        "preshift_bits": draw(st.integers(0, 3)),
+        "minishard_bits": draw(st.integers(0, 6)),
+        "shard_bits": draw(st.sampled_from([0, 0, 1, 5])),
+        "minishard_index_encoding": draw(st.sampled_from(_ENCODINGS)),
+        "data_encoding": draw(st.sampled_from(_ENCODINGS)),
+    }
+
+
+_ids = st.integers(0, 40) | st.integers(0, 2**64 - 1)
+_changes = st.dictionaries(_ids, st.none() | st.binary(min_size=1, max_size=9), max_size=8)
+
+
+async def _at(sharding: Sharding, chunk_id: int) -> tuple[ChunkRewriter, Entry]:
+    shard, entry = await slot(skeleton_info(sharding), str(chunk_id))
+    assert isinstance(shard, ChunkRewriter)
+    return shard, entry
+
+
+async def _opened(sharding: Sharding, stored: bytes) -> OpenedShard:
+    shard, entry = await _at(sharding, 4)
+    store = MemoryStore()
+    store.place(shard.ref, stored)
+    opened = await shard.open([entry], DirectFetch(store))
+    assert opened is not None
+    return opened
+
+
+async def _changed(
+    sharding: Sharding,
+    objects: Mapping[str, bytes],
+    changes: Mapping[int, bytes | None],
+    *,
+    is_large: bool = False,
+) -> dict[str, bytes]:
+    """Make *changes* of the shards *objects*, all of one shard in one rewrite.
+
+    They are as small as they are, or taken for large ones.
+    """
+    found = dict(objects)
+    by_shard: dict[Any, dict[tuple[int, ...], bytes | None]] = {}
+    for chunk_id, data in changes.items():
+        shard, entry = await _at(sharding, chunk_id)
+        by_shard.setdefault(shard, {})[entry] = data
+    for found_shard, entries in by_shard.items():
+        name = found_shard.ref.key.rpartition("/")[2]
+        shard = replace(found_shard, large_nbytes=0) if is_large else found_shard
+        new, planned = await rewritten(shard, found.pop(name, None), entries)
+        if new is not None and planned is not None:
+            found[name] = new
+            stored = {entry: data for entry, data in entries.items() if data is not None}
+            assert {entry: new[slice(*at)] for entry, at in planned.places.items()} == stored
+    return found
+
+
+def _all_of(objects: Mapping[str, bytes], sharding: Sharding) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for name, shard in objects.items():
+        for number, minishard in enumerate(decoded(shard, sharding)):
+            for chunk_id in minishard:
+                assert address(chunk_id, sharding) == (name.removesuffix(".shard"), number)
+        found |= chunks_of(shard, sharding)
+    return found
+
+
+@settings(deadline=None)
+@given(sharding=shardings(), history=st.lists(_changes, max_size=5), is_large=st.booleans())
+async def test_any_history_leaves_what_was_put(
+    sharding: Sharding, history: list[dict[int, bytes | None]], *, is_large: bool
+) -> None:
+    """After each rewrite each shard holds what a dictionary would, and nothing else."""
+    model: dict[int, bytes] = {}
+    objects: dict[str, bytes] = {}
+    for changes in history:
+        objects = await _changed(sharding, objects, changes, is_large=is_large)
+        for chunk_id, data in changes.items():
+            model.pop(chunk_id, None)
+            if data is not None:
+                model[chunk_id] = data
+        assert _all_of(objects, sharding) == model
+        for shard in objects.values():
+            _check_no_holes(shard, sharding)
+
+
+def _check_no_holes(shard: bytes, sharding: Sharding) -> None:
+    base = 16 * 2 ** sharding["minishard_bits"]
+    chunks = [place for each in decoded(shard, sharding) for place in each.values()]
+    entries = struct.iter_unpack("<2Q", shard[:base])
+    indexes = [(base + start, base + stop) for start, stop in entries if start < stop]
+    places = sorted([place for place in [*chunks, *indexes] if place[0] < place[1]])
+
+    assert places[0][0] == base
+    assert places[-1][1] == len(shard)
+    assert all(before[1] == after[0] for before, after in pairwise(places))
+    assert max(stop for _, stop in chunks) <= min(start for start, _ in indexes)
+
+
+@settings(deadline=None)
+@given(shardings(), st.lists(_changes, min_size=1, max_size=5))
+async def test_equal_content_has_equal_bytes(
+    sharding: Sharding, history: list[dict[int, bytes | None]]
+) -> None:
+    """Whatever was there before, small shards depend on nothing but what is in them."""
+    objects: dict[str, bytes] = {}
+    for changes in history:
+        objects = await _changed(sharding, objects, changes)
+    content = _all_of(objects, sharding)
+
+    assert await _changed(sharding, {}, content) == objects
+    first = dict(list(content.items())[:1])
+    written = build_shards(content, {**sharding, "data_encoding": "raw"})
+    assert await _changed(sharding, written, first) == {
+        **written,
+        **_only(objects, first, sharding),
+    }
+
+
+def _only(
+    objects: Mapping[str, bytes], ids: Mapping[int, bytes], sharding: Sharding
+) -> dict[str, bytes]:
+    names = {f"{address(chunk_id, sharding)[0]}.shard" for chunk_id in ids}
+    return {name: objects[name] for name in names}
+
+
+def _single(*rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes = b"") -> bytes:
+    """Write a shard of four minishards, of which the first has *rows*: id, offset and size."""
+    index = encode_minishard(list(rows))
+    first = entry or struct.pack("<2Q", len(body), len(body) + len(index))
+    return first + bytes(48) + body + index
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (b"", "0 bytes are too few"),
+        (bytes(63), "63 bytes of shard index instead of 64"),
+        (_single((4, 0, 6))[:-1], "ends past"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 9, 8)), "ends at 8, before 9"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 6, 2**63)), "ends past"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 6, 29)), "no multiple of 24"),
+        (_single((4, 0, 99)), "ends past 30 bytes"),
+        (_single((4, 2**64 - 1, 6)), "ends past 2"),
+        (_single((4, 0, 7)), "overlaps a minishard index"),
+        (_single((4, 0, 2), (4, 2, 4)), "is twice in its minishard index"),
+        (_single((5, 0, 6)), "in minishard 0 and not in minishard 1"),
+        (struct.pack("<4Q", 6, 30, 6, 30) + bytes(32) + _single((4, 0, 6))[64:], "overlaps"),
+    ],
+)
+async def test_nothing_is_written_into_a_damaged_shard(stored: bytes, reason: str) -> None:
+    """Not all that is there could be kept."""
+    shard, entry = await _at(_SPREAD, 8)
+
+    with pytest.raises(DamagedError, match=reason):
+        await rewritten(shard, stored, {entry: b"new"})
+
+
+async def test_a_cell_off_the_grid_is_damage() -> None:
+    """No reader asks for such a chunk."""
+    info = volume_info({**_SPREAD, "minishard_bits": 0})
+    shard, entry = await slot(info, "s0/-1-2_5-8_0-1")
+    index = encode_minishard([(0, 0, 3), (7, 3, 3)])
+    stored = struct.pack("<2Q", 6, 6 + len(index)) + b"chunks" + index
+
+    with pytest.raises(DamagedError, match="id 7 is of no chunk"):
+        await rewritten(shard, stored, {entry: bytes(9)})
+
+
+async def test_a_damaged_minishard_index_is_noticed_by_lookup() -> None:
+    """It proves nothing to be absent."""
+    how = {**_SPREAD, "minishard_index_encoding": "gzip"}
+    opened = await _opened(how, _single((4, 0, 6)))
+
+    with pytest.raises(DamagedError, match="minishard index 0: no gzip"):
+        opened.lookup((4,))
+    assert opened.lookup((5,)) is None
+
+
+async def test_lookup_finds_chunks_of_the_old_shard() -> None:
+    """And what is not there, nowhere."""
+    opened = await _opened(_SPREAD, _single((4, 1, 2)))
+
+    assert opened.lookup((4,)) == ByteRange(65, 67)
+    assert opened.lookup((8,)) is None
+    assert opened.size == len(_single((4, 1, 2)))
+
+
+async def test_a_shard_in_two_objects_is_not_written() -> None:
+    """As was usual once."""
+    shard, entry = await _at(_SPREAD, 4)
+    store = MemoryStore()
+    stored = _single((4, 0, 6))
+    for ending, data in ((".index", stored[:64]), (".data", stored[64:])):
+        key = shard.ref.key.removesuffix(".shard")
+        store.place(shard.ref._replace(key=f"{key}{ending}"), data)
+
+    with pytest.raises(ConflictError, match="in two objects"):
+        await shard.open([entry], DirectFetch(store))
+
+
+async def test_an_empty_shard_can_be_written_on() -> None:
+    """For stores that cannot remove just one version."""
+    shard, entry = await _at(_SPREAD, 4)
+    empty = b"".join(piece for piece in shard.plan_empty().pieces if isinstance(piece, bytes))
+    filled, _ = await rewritten(shard, empty, {entry: b"chunk"})
+
+    assert empty == bytes(64)
+    assert await rewritten(shard, empty, {entry: None}) == (None, None)
+    assert filled is not None
+    assert chunks_of(filled, _SPREAD) == {4: b"chunk"}
+    assert (await rewritten(shard, None, {entry: b"chunk"}))[0] == filled
+
+
+@pytest.mark.parametrize("large_nbytes", [0, 2**20])
+async def test_chunks_that_share_bytes_go_on_to_share_them(large_nbytes: int) -> None:
+    """A shard does not grow by what was stored once."""
+    found, entry = await _at(_SPREAD, 8)
+    stored = _single((4, 0, 6), (12, 0, 6), (16, 2, 3), (20, 6, 0))
+    shard = replace(found, large_nbytes=large_nbytes)
+    new, planned = await rewritten(shard, stored, {entry: b"new"})
+
+    assert new is not None
+    assert planned is not None
+    expected = {4: b"chunks", 12: b"chunks", 16: b"unk", 20: b"", 8: b"new"}
+    assert chunks_of(new, _SPREAD) == expected
+    assert len(new) == 64 + 9 + 5 * 24
+
+
+async def test_a_large_shard_keeps_few_ranges() -> None:
+    """What is kept stays in its order, whatever order the ids have."""
+    body = bytes(range(100))
+    rows = [(4 * (9 - at), 10 * at, 10) for at in range(10)]
+    found, entry = await _at(_SPREAD, 16)
+    shard = replace(found, large_nbytes=0)
+    new, planned = await rewritten(shard, _single(*rows, body=body), {entry: b"new"})
+
+    assert planned is not None
+    ranges = [piece for piece in planned.pieces if isinstance(piece, ByteRange)]
+    assert ranges == [ByteRange(64, 114), ByteRange(124, 164)]
+    assert new is not None
+    assert new[64:157] == body[:50] + body[60:] + b"new"
+
+
+async def test_many_chunks_and_minishards() -> None:
+    """Ten thousand chunks in the minishards of 16 bits, in gzip."""
+    how = {**_SINGLE, "minishard_bits": 16, "minishard_index_encoding": "gzip"}
+    found, _ = await _at(how, 1)
+    ids = np.random.default_rng(1).integers(0, 2**63, 10_000).tolist()
+    shard = replace(found, shard=replace(found.shard, most_nbytes=2**26))
+    full, _ = await rewritten(shard, None, {(each,): b"%d" % each for each in ids})
+    assert full is not None
+    new, planned = await rewritten(shard, full, {(ids[0],): None, (ids[1],): b"other"})
+
+    assert new is not None
+    assert planned is not None
+    expected = {each: b"%d" % each for each in ids[1:]} | {ids[1]: b"other"}
+    assert chunks_of(new, how) == expected

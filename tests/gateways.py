@@ -1,0 +1,148 @@
+"""The service in processes of its own, which tests may kill."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urljoin
+
+from tests.seaweedfs import SeaweedFS
+
+_ROOT: Final = Path(__file__).parent.parent
+_COMMAND: Final = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
+_FORKING: Final = """
+import json, os, signal, socket, sys
+from app.cli import main
+
+orders = socket.socket(fileno=int(sys.argv[1]))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    environ, (output,), _, _ = socket.recv_fds(orders, 65536, 1)
+    pid = os.fork()
+    if not pid:
+        break
+    os.close(output)
+    orders.sendall(b"%d" % pid)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+orders.close()
+os.setsid()
+os.dup2(output, 1)
+os.close(output)
+os.environ.clear()
+os.environ.update(json.loads(environ))
+sys.argv = ["shardgate", "serve"]
+main()
+"""
+
+type Environ = Mapping[str, str]
+type Start = Callable[[Environ], "Gateway"]
+
+
+class Gateway:
+    """A running service, which is the first process of a group."""
+
+    def __init__(self, pid: int, url: str) -> None:
+        self._pid = pid
+        self._descriptor = os.pidfd_open(pid)
+        self.url = url
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._signal(signal.SIGKILL)
+        self.wait(30)
+
+    def stop(self) -> None:
+        """Let it do nothing from now on."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it do what it was about to do."""
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def wait(self, longest_s: float) -> bool:
+        """Tell whether it ended in time."""
+        return bool(select.select([self._descriptor], [], [], longest_s)[0])
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        self.kill()
+        os.close(self._descriptor)
+
+    def _signal(self, number: int) -> None:
+        if not self.wait(0):
+            os.killpg(self._pid, number)
+
+
+def of_dataset(
+    url: str,
+    seaweedfs: SeaweedFS | None = None,
+    *,
+    ttl_s: float = 60,
+    endpoint_url: str | None = None,
+) -> dict[str, str]:
+    """Configure the writable dataset ``data`` at *url*."""
+    environ = {
+        "SHARDGATE_DATASETS__DATA__URL": url,
+        "SHARDGATE_DATASETS__DATA__WRITABLE": "true",
+        "SHARDGATE_CACHE__TTL_S": str(ttl_s),
+        "SHARDGATE_SERVER__PORT": "0",
+    }
+    endpoint = {} if endpoint_url is None else {"AWS_ENDPOINT_URL": endpoint_url}
+    return environ | (seaweedfs.environ if seaweedfs else {}) | endpoint
+
+
+@contextmanager
+def gateway(environ: Environ) -> Generator[Gateway]:
+    """Run the service by its command, configured by *environ* alone."""
+    with subprocess.Popen(
+        _COMMAND, env=_complete(environ), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        with closing(Gateway(process.pid, _url(process.stdout.readline()))) as running:
+            yield running
+
+
+@contextmanager
+def forking() -> Generator[Start]:
+    """Start services that are forked from a process which has imported all: that takes no time."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", _FORKING, str(theirs.fileno())]
+    with ours, subprocess.Popen(command, env=_complete({}), pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        try:
+            yield lambda environ: _forked(ours, environ)
+        finally:
+            process.kill()
+
+
+def _forked(orders: socket.socket, environ: Environ) -> Gateway:
+    read, write = os.pipe()
+    with os.fdopen(read) as output:
+        socket.send_fds(orders, [json.dumps(_complete(environ)).encode()], [write])
+        os.close(write)
+        pid = int(orders.recv(32))
+        return Gateway(pid, _url(output.readline()))
+
+
+def _complete(environ: Environ) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
+    return kept | {"PYTHONPATH": str(_ROOT)} | dict(environ)
+
+
+def _url(line: str) -> str:
+    """Find the URL in what the service announces, which is that of a dataset."""
+    found = next((word for word in line.split() if word.startswith("http://")), None)
+    if found is None:
+        raise RuntimeError(f"the service does not start: {line}")
+    return urljoin(found, "/").rstrip("/")

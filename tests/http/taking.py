@@ -1,0 +1,81 @@
+"""A service that may be written, and connections on which anything can be said to it."""
+
+import socket
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from pydantic import ByteSize
+
+from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.formats.zarr_sharding_indexed.case import build, chunk_bytes
+from tests.serving import serving
+
+MAX = 100_000
+CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}
+NEW = chunk_bytes(9)
+LIMITS = LimitSettings(
+    max_chunk_bytes=ByteSize(MAX), max_batch_bytes=ByteSize(2 * MAX), timeout_s=1
+)
+
+
+@contextmanager
+def taking(folder: Path) -> Generator[httpx.Client]:
+    """Serve a sharded array and a place for anything that may be written, and one that may not."""
+    for key, data in build(CHUNKS).items():
+        (folder / "em" / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "em" / key).write_bytes(data)
+        (folder / "torn" / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "torn" / key).write_bytes(data if key == "zarr.json" else data[:-1] + b"?")
+    datasets = {
+        "em": DatasetSettings(url=(folder / "em").as_uri(), writable=True),
+        "any": DatasetSettings(url="memory://any", writable=True),
+        "fixed": DatasetSettings(url=(folder / "em").as_uri()),
+        "torn": DatasetSettings(url=(folder / "torn").as_uri()),
+    }
+    settings = Settings(limits=LIMITS, datasets=datasets)
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as opened:
+        yield opened
+
+
+class Wire:
+    """One connection, on which anything can be said."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._stream = connection.makefile("rb")
+
+    def say(self, head: str, body: bytes = b"") -> None:
+        """Send a request, or its beginning."""
+        lines = [line.strip() for line in head.strip().splitlines()]
+        self.connection.sendall("\r\n".join([*lines, "Host: test", "", ""]).encode() + body)
+
+    def hear(self) -> tuple[int, Mapping[str, str], bytes]:
+        """Read a whole answer."""
+        status = int(self._stream.readline().split()[1])
+        headers = dict(self._headers())
+        return status, headers, self._stream.read(int(headers.get("content-length", "0")))
+
+    def hears_the_end(self) -> bool:
+        """Tell whether the other side has closed the connection."""
+        return self._stream.read(1) == b""
+
+    def _headers(self) -> Iterator[tuple[str, str]]:
+        while (line := self._stream.readline().strip()) != b"":
+            name, _, value = line.decode().partition(": ")
+            yield name, value
+
+
+@contextmanager
+def wire(client: httpx.Client) -> Generator[Wire]:
+    """Connect to the service."""
+    address = (client.base_url.host, client.base_url.port or 0)
+    with socket.create_connection(address, timeout=10) as connection:
+        yield Wire(connection)
+
+
+def get(client: httpx.Client, path: str) -> bytes | None:
+    """Read what is there now."""
+    answer = client.get(path)
+    return None if answer.status_code == httpx.codes.NOT_FOUND else answer.content

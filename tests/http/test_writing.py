@@ -1,0 +1,353 @@
+"""`app.http.writing`: bodies that are large, slow, broken off or not what they say, on sockets."""
+
+import base64
+import hashlib
+import json
+import socket
+import time
+import zlib
+from collections.abc import Generator
+
+import httpx
+import pytest
+
+from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from tests.zipped import zipped
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve an array and more, which may be written."""
+    with taking(tmp_path_factory.mktemp("writing")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a/b"])
+def test_put_and_delete(client: httpx.Client, path: str) -> None:
+    """A body is there as soon as it is taken, under the ETag of the answer; and gone again."""
+    put = client.put(path, content=NEW)
+    got = client.get(path)
+
+    assert (put.status_code, put.content, put.headers["content-length"]) == (200, b"", "0")
+    assert (put.headers["etag"], put.headers["cache-control"]) == (got.headers["etag"], "no-store")
+    assert got.content == NEW
+    for _ in range(2):
+        gone = client.delete(path)
+        assert (gone.status_code, gone.content) == (204, b"")
+        assert get(client, path) is None
+
+
+@pytest.mark.parametrize("path", ["/em/c/1/1", "/any/conditions"])
+def test_preconditions(client: httpx.Client, path: str) -> None:
+    """A write that demands another state than there is changes nothing."""
+    etag = client.put(path, content=NEW).headers["etag"]
+    for method in ("PUT", "DELETE"):
+        for headers in (
+            {"if-match": '"x"'},
+            {"if-none-match": "*"},
+            {"if-none-match": f'"x", {etag}'},
+        ):
+            answer = client.request(method, path, headers=headers, content=NEW[::-1])
+            assert (answer.status_code, get(client, path)) == (412, NEW)
+    assert client.put(path, headers={"if-match": '"x'}, content=b"").status_code == 400
+
+    assert client.put(path, headers={"if-match": etag}, content=NEW[::-1]).status_code == 200
+    assert client.delete(path, headers={"if-match": etag}).status_code == 412
+    assert client.delete(path, headers={"if-match": "*"}).status_code == 204
+    assert client.put(path, headers={"if-match": "*"}, content=NEW).status_code == 412
+    assert client.put(path, headers={"if-none-match": "*"}, content=NEW).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/fixed/c/0/0"),
+        ("DELETE", "/fixed/c/0/0"),
+        ("PUT", "/fixed?batch"),
+        ("POST", "/fixed?delete"),
+        ("DELETE", "/fixed?prefix=c/"),
+        ("POST", "/fixed/c/0/0?uploads"),
+        ("POST", "/em/c/0/0"),
+        ("PATCH", "/em/c/0/0"),
+    ],
+)
+def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path: str) -> None:
+    """405 names the methods that there are, which OPTIONS names too."""
+    answer = client.request(method, path, content=b"x")
+    preflight = client.options(path)
+
+    assert answer.status_code == 405
+    assert method not in answer.headers["allow"].split(", ") or "?delete" in path
+    assert answer.headers["allow"] == preflight.headers["allow"]
+    assert preflight.headers["access-control-allow-methods"] == preflight.headers["allow"]
+    assert get(client, "/fixed/c/0/0") == CHUNKS["c/0/0"]
+
+
+def test_pages_may_write(client: httpx.Client) -> None:
+    """Browsers are told which methods and headers may be sent."""
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "PUT",
+        "access-control-request-headers": "content-type, x-amz-content-sha256,x-bad header",
+    }
+    told = client.options("/em/c/0/0", headers=asked).headers
+
+    assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, OPTIONS"
+    allowed = told["access-control-allow-headers"].split(", ")
+    assert {"If-Match", "If-None-Match", "Content-Encoding", "x-amz-content-sha256"} < set(allowed)
+    assert not any("bad" in name for name in allowed)
+
+
+def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None:
+    """Who waits for leave to send it does not get it."""
+    with wire(client) as line:
+        line.say(f"PUT /any/large HTTP/1.1\nContent-Length: {MAX + 1}\nExpect: 100-continue")
+        status, headers, body = line.hear()
+
+        assert (status, headers["connection"]) == (413, "close")
+        assert "larger" in json.loads(body)["detail"]
+        assert line.hears_the_end()
+
+
+def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
+    """Who waits for it gets it, and may say more afterwards."""
+    with wire(client) as line:
+        for _ in range(2):
+            line.say("PUT /any/a HTTP/1.1\nContent-Length: 3\nExpect: 100-continue")
+            assert line.hear()[0] == 100
+            line.connection.sendall(b"abc")
+            assert line.hear()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("PUT /any/a HTTP/1.1\nContent-Length: 60000000", 413),
+        ("PUT /fixed/a HTTP/1.1\nContent-Length: 60000000", 405),
+        ("PUT /nothing/a HTTP/1.1\nContent-Length: 60000000", 404),
+    ],
+)
+def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, status: int) -> None:
+    """The connection is closed only when the answer has had its chance."""
+    with wire(client) as line:
+        line.say(head, bytes(10_000_000))
+        line.connection.sendall(bytes(50_000_000))
+        answer = line.hear()
+
+        assert (answer[0], answer[1]["connection"]) == (status, "close")
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["PUT /any/long HTTP/1.1", "PUT /any/long HTTP/1.1\nTransfer-Encoding: chunked"],
+)
+def test_a_length_is_demanded(client: httpx.Client, head: str) -> None:
+    """Also of who would send the body in chunks."""
+    with wire(client) as line:
+        line.say(head, b"0\r\n\r\n" if "chunked" in head else b"")
+
+        assert line.hear()[0] == 411
+        assert get(client, "/any/long") is None
+
+
+def test_who_stops_sending_is_told(client: httpx.Client) -> None:
+    """After a silence; nothing is written."""
+    with wire(client) as line:
+        line.say("PUT /any/silent HTTP/1.1\nContent-Length: 10", b"12345")
+        began_at = time.monotonic()
+        status, headers, _ = line.hear()
+
+        assert (status, headers["connection"]) == (408, "close")
+        assert 0.8 < time.monotonic() - began_at < 4
+        assert line.hears_the_end()
+    assert get(client, "/any/silent") is None
+
+
+def test_who_sends_slowly_is_told(client: httpx.Client) -> None:
+    """Though there is never a long silence."""
+    with wire(client) as line:
+        line.say("PUT /any/slow HTTP/1.1\nContent-Length: 50000")
+        line.connection.settimeout(0)
+        for _ in range(40):
+            line.connection.send(b"x")
+            time.sleep(0.1)
+            try:
+                if line.connection.recv(1, socket.MSG_PEEK):
+                    break
+            except BlockingIOError:
+                continue
+        line.connection.settimeout(5)
+
+        assert line.hear()[0] == 408
+    assert get(client, "/any/slow") is None
+
+
+def test_who_leaves_writes_nothing(client: httpx.Client) -> None:
+    """Half a body is none."""
+    with wire(client) as line:
+        line.say("PUT /any/left HTTP/1.1\nContent-Length: 10", b"12345")
+    time.sleep(0.2)
+
+    assert get(client, "/any/left") is None
+
+
+def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
+    """Requests follow one another, also those whose body was read and refused."""
+    with wire(client) as line:
+        for head, body, status in (
+            ("PUT /any/k HTTP/1.1\nContent-Length: 2", b"ab", 200),
+            ("PUT /any/k HTTP/1.1\nContent-Length: 2\nContent-MD5: x", b"ab", 400),
+            ("PUT /any/k HTTP/1.1\nContent-Length: 0", b"", 200),
+            ("DELETE /any/k HTTP/1.1", b"", 204),
+            ("DELETE /fixed/k HTTP/1.1", b"", 405),
+            ("GET /any/k HTTP/1.1", b"", 404),
+        ):
+            line.say(head, body)
+            found, headers, _ = line.hear()
+
+            assert found == status
+            assert "connection" not in headers
+
+
+def test_writes_may_be_sent_one_behind_the_other(client: httpx.Client) -> None:
+    """Without waiting for answers, which come in order."""
+    with wire(client) as line:
+        for number in range(3):
+            line.say("PUT /any/p HTTP/1.1\nContent-Length: 1", b"%d" % number)
+        line.say("GET /any/p HTTP/1.1")
+
+        assert [line.hear()[0] for _ in range(3)] == [200] * 3
+        assert line.hear()[2] == b"2"
+
+
+def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
+    """What a client sent as gzip another may have without."""
+    headers = {"content-encoding": "gzip"}
+
+    assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
+    assert get(client, "/any/z") == NEW
+    headers = {"content-encoding": "br"}
+    assert client.put("/any/z", content=NEW, headers=headers).status_code == 415
+    assert get(client, "/any/z") == NEW
+
+
+def framed(body: bytes, trailer: bytes) -> bytes:
+    """Frame *body* as clients of S3 do that compute its checksum while they send it."""
+    first, rest = body[:2], body[2:]
+    return b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n%b\r\n" % (len(first), first, len(rest), rest, trailer)
+
+
+def crc_trailer(body: bytes) -> bytes:
+    """Write the trailer that sums *body* up."""
+    value = base64.b64encode(zlib.crc32(body).to_bytes(4, "big"))
+    return b"x-amz-checksum-crc32:%b\r\n" % value
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (framed(NEW, crc_trailer(NEW)), 200),
+        (framed(NEW, crc_trailer(NEW[::-1])), 400),
+        (framed(NEW, b""), 400),
+        (framed(NEW[:-1], crc_trailer(NEW[:-1])), 400),
+        (framed(NEW, crc_trailer(NEW))[:-4], 400),
+        (NEW, 400),
+    ],
+)
+def test_frames_of_s3_are_taken_off(client: httpx.Client, body: bytes, status: int) -> None:
+    """And what they say of the body is checked."""
+    client.delete("/any/framed")
+    headers = {
+        "content-encoding": "aws-chunked",
+        "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        "x-amz-decoded-content-length": str(len(NEW)),
+        "x-amz-trailer": "x-amz-checksum-crc32",
+    }
+
+    assert client.put("/any/framed", content=body, headers=headers).status_code == status
+    assert get(client, "/any/framed") == (NEW if status == 200 else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({}, 411),
+        ({"x-amz-decoded-content-length": str(MAX + 1)}, 413),
+        ({"x-amz-decoded-content-length": "9" * 5000}, 411),
+    ],
+)
+def test_frames_need_the_length_of_what_is_in_them(
+    client: httpx.Client, told: dict[str, str], status: int
+) -> None:
+    """It is that which is bounded."""
+    headers = {"content-encoding": "aws-chunked", **told}
+
+    assert client.put("/any/framed", content=b"", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-md5": base64.b64encode(hashlib.md5(b"x").digest()).decode()},  # noqa: S324
+        {"x-amz-content-sha256": hashlib.sha256(b"x").hexdigest()},
+        {"x-amz-checksum-crc32": "AAAAAA=="},
+        {"content-range": "bytes 0-1/2"},
+    ],
+)
+def test_a_body_that_is_not_what_is_told_is_refused(
+    client: httpx.Client, headers: dict[str, str]
+) -> None:
+    """Nothing is written."""
+    assert client.put("/any/wrong", content=NEW, headers=headers).status_code == 400
+    assert get(client, "/any/wrong") is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("PUT", "/em/c/0/0?acl", {}),
+        ("PUT", "/em/c/0/0?partNumber=1", {}),
+        ("PUT", "/em/c/0/0?partNumber=1&uploadId=u", {"x-amz-copy-source": "/em/c/1/1"}),
+        ("POST", "/em/c/0/0?uploads", {"x-amz-object-lock-mode": "COMPLIANCE"}),
+        ("POST", "/em?uploads", {}),
+        ("DELETE", "/em/c/0/0?versionId=v", {}),
+        ("DELETE", "/em/c/0/0", {"if-unmodified-since": "Thu, 01 Jan 1970 00:00:00 GMT"}),
+        ("PUT", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        ("DELETE", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        ("DELETE", "/em/", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        ("POST", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+    ],
+)
+def test_what_only_s3_has_is_refused_by_name(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    """It is never taken for a write of the key."""
+    before = get(client, "/em/c/0/0")
+    answer = client.request(method, path, headers=headers, content=b"")
+
+    assert answer.status_code == 501
+    assert get(client, "/em/c/0/0") == before
+
+
+def test_folders_of_s3_clients_are_nothing(client: httpx.Client) -> None:
+    """A key with a slash at its end holds nothing, and taking it away takes nothing away."""
+    client.put("/any/folder/a", content=NEW)
+
+    assert client.put("/any/folder/", content=b"").status_code == 200
+    assert client.put("/any/folder/", content=b"x").status_code == 400
+    assert client.delete("/any/folder/").status_code == 204
+    assert get(client, "/any/folder/a") == NEW
+
+
+def test_answers_to_writes_carry_what_all_answers_do(client: httpx.Client) -> None:
+    """The request's id, and leave for pages to read them."""
+    headers = {"x-request-id": "mine"}
+    for answer in (
+        client.put("/any/a", content=b"a", headers=headers),
+        client.put("/fixed/a", content=b"a", headers=headers),
+        client.post("/any?batch", json={"keys": []}, headers=headers),
+        client.delete("/any/a", headers=headers),
+    ):
+        assert answer.headers["x-request-id"] == "mine"
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["cache-control"] == "no-store"

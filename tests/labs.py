@@ -1,0 +1,102 @@
+"""Arrays in stores, which are read without the service: what is there is seen by zarr-python."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import zarr
+
+from tests.seaweedfs import SeaweedFS
+
+_numbers = itertools.count(1)
+
+
+class Shape(NamedTuple):
+    """How an array is divided."""
+
+    chunks: int
+    chunk_length: int
+    """Numbers of 8 bytes in an inner chunk."""
+    shards: int
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of an inner chunk, which no codec makes fewer."""
+        return 8 * self.chunk_length
+
+
+SMALL: Final = Shape(16, 4, 2)
+LARGE: Final = Shape(24, 128 * 1024, 1)
+"""One shard of 24 MiB, more than is sent when a part of it changes."""
+
+
+@dataclass
+class Lab:
+    """A folder, or a bucket of SeaweedFS, with arrays in it."""
+
+    folder: Path
+    seaweedfs: SeaweedFS | None = None
+
+    @property
+    def url(self) -> str:
+        """Name the place where the arrays are."""
+        if self.seaweedfs is None:
+            return str(self.folder)
+        return f"s3://{self.seaweedfs.bucket}/{self.folder.name}"
+
+    def new_array(self, shape: Shape = SMALL, chunks: Mapping[int, bytes] | None = None) -> str:
+        """Make an array that holds *chunks* and no others, and name it."""
+        name = f"a{next(_numbers)}"
+        length = shape.chunk_length
+        array = zarr.create_array(
+            self.folder / name,
+            shape=(shape.chunks * length,),
+            chunks=(length,),
+            shards=(shape.chunks * length // shape.shards,),
+            dtype="uint64",
+            compressors=None,
+            fill_value=0,
+        )
+        if chunks:
+            values = np.zeros((shape.chunks, length), "<u8")
+            for at, data in chunks.items():
+                values[at] = np.frombuffer(data, "<u8")
+            array[:] = values.reshape(-1)
+        if self.seaweedfs is not None:
+            self.seaweedfs.upload_folder(self.folder / name, f"{self.folder.name}/{name}")
+        return name
+
+    def read(self, name: str) -> dict[str, bytes | None]:
+        """Read the array's shards directly, as zarr-python does."""
+        array = self.open(name)
+        length = array.chunks[0]
+        values = np.asarray(array[:]).reshape(-1, length)
+        return {
+            f"{name}/c/{at}": row.tobytes() if row.any() else None for at, row in enumerate(values)
+        }
+
+    def open(self, name: str) -> Any:
+        """Open the array with zarr-python."""
+        if self.seaweedfs is None:
+            return zarr.open_array(self.folder / name, mode="r")
+        return zarr.open_array(self.seaweedfs.zarr_store(f"{self.folder.name}/{name}"), mode="r")
+
+    def left(self, name: str) -> list[str]:
+        """Name what no reader asks for: unfinished objects and uploads, or files."""
+        if self.seaweedfs is None:
+            files = [path.name for path in (self.folder / name).rglob(".*")]
+            return sorted(files)
+        where = {"Bucket": self.seaweedfs.bucket, "Prefix": f"{self.folder.name}/{name}/"}
+        objects = self.seaweedfs.client.list_objects_v2(**where).get("Contents", [])
+        uploads = self.seaweedfs.client.list_multipart_uploads(**where).get("Uploads", [])
+        asides = [each["Key"] for each in objects if ".shardgate-" in each["Key"]]
+        return sorted(asides + [each["UploadId"] for each in uploads])
+
+
+def value(shape: Shape, writer: int, number: int) -> bytes:
+    """Make the bytes of a chunk, unlike those of any other write."""
+    random = np.random.default_rng((writer, number))
+    return random.integers(1, 2**63, shape.chunk_length, "<u8").tobytes()

@@ -1,0 +1,319 @@
+"""Inner chunks written: one rewrite for many, none lost to others, all preconditions held."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Sequence
+
+import pytest
+
+from app.errors import BusyError, PreconditionFailedError, StorageUnavailableError
+from app.model import ETag, ObjectRef, VirtualKey
+from app.resolve.entity import Demand
+from app.resolve.writing import Given
+from app.storage.contract import Conflict
+from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import encode_manifest, mesh_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.resolve.writers import Between, Replica, chunks_of, replica, zarr_json
+from tests.resolving import ROOT
+
+SHARD = ROOT.join("a/c/0")
+
+
+def absent(names: Sequence[ETag]) -> bool:
+    """Demand that there is nothing."""
+    return not names
+
+
+def the_same(etag: ETag | None) -> Demand:
+    """Demand that the version still is *etag*."""
+    return lambda names: etag in names
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Put a sharded array without any chunk into a store."""
+    store = MemoryStore()
+    store.place(ROOT.join("a/zarr.json"), zarr_json())
+    return store
+
+
+async def stored(memory: MemoryStore, ref: ObjectRef = SHARD) -> dict[int, bytes]:
+    """Take the shard that is stored apart."""
+    found = await memory.get(ref)
+    assert found is not None
+    return chunks_of(found.data)  # type: ignore[union-attr]  # no condition was given
+
+
+async def put_all(one: Replica, chunks: range) -> None:
+    """Put many inner chunks at once."""
+    async with asyncio.TaskGroup() as group:
+        for number in chunks:
+            group.create_task(one.put(f"a/c/{number}", b"%04d" % number))
+
+
+async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> None:
+    """While a shard is rewritten the others gather for the next time."""
+    one = replica(memory)
+
+    await put_all(one, range(8))
+
+    assert await stored(memory) == {number: b"%04d" % number for number in range(8)}
+    assert sum(changes for changes, _ in one.rewrites) == 8
+    assert len(one.rewrites) <= 2
+
+
+async def test_shards_are_rewritten_by_themselves(memory: MemoryStore) -> None:
+    """A change goes into the shard that it belongs to, and none waits for another's."""
+    one = replica(memory)
+
+    await put_all(one, range(32))
+
+    for shard in range(4):
+        chunks = await stored(memory, ROOT.join(f"a/c/{shard}"))
+        assert chunks == {n: b"%04d" % (8 * shard + n) for n in range(8)}
+
+
+async def test_the_new_shard_is_seen_at_once(memory: MemoryStore) -> None:
+    """Who reads from this process sees the old chunk, or nothing, only until a put returns."""
+    one = replica(memory)
+    assert await one.read("a/c/3") is None
+
+    await one.put("a/c/3", b"new!")
+    first = await one.read("a/c/3")
+    await one.put("a/c/3", b"newer"[:4])
+
+    assert (first, await one.read("a/c/3")) == (b"new!", b"newe")
+
+
+async def test_the_index_that_was_written_is_not_read_back(memory: MemoryStore) -> None:
+    """A further rewrite needs no reading but of what it keeps."""
+    store = Between(memory)
+    one = replica(store)
+    await one.put("a/c/3", b"new!")
+    store.calls.clear()
+
+    await one.put("a/c/3", b"more")
+
+    assert [call for call in store.calls if call[1] == "a/c/0"] == [("put", "a/c/0")]
+
+
+async def test_the_version_that_a_put_names_is_that_of_a_get(memory: MemoryStore) -> None:
+    """So that a client may go on with a condition."""
+    one = replica(memory)
+
+    etag = await one.put("a/c/3", b"new!")
+
+    again = await one.put("a/c/3", b"more", the_same(etag))
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"lost", the_same(etag))
+    assert again != etag
+    assert await one.read("a/c/3") == b"more"
+
+
+async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore) -> None:
+    """Who loses the swap reads the shard anew, and both chunks are there."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    await one.put("a/c/0", b"0000")
+    left = [b"1111", b"2222"]
+
+    async def be_faster() -> None:
+        if left:
+            body = left.pop()
+            await other.put(f"a/c/{1 + len(left)}", body)
+
+    store.between = lambda call, _: be_faster() if call == "put" else None
+    await one.put("a/c/3", b"3333")
+
+    assert await stored(memory) == {0: b"0000", 1: b"1111", 2: b"2222", 3: b"3333"}
+    assert one.rewrites[-1] == (1, 2)
+
+
+async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore) -> None:
+    """A shard that others replace all the time is no reason to wait for ever."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+
+    async def be_faster() -> None:
+        await other.put("a/c/1", b"%04d" % len(store.calls))
+
+    store.between = lambda call, _: be_faster() if call == "put" else None
+
+    with pytest.raises(BusyError, match="a/c/0"):
+        await one.put("a/c/3", b"3333")
+
+
+async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) -> None:
+    """Not against what this process remembers of the shard."""
+    one, other = replica(memory), replica(memory)
+    assert await one.read("a/c/3") is None
+
+    await other.put("a/c/3", b"them")
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"us!!", absent)
+    assert await other.put("a/c/3", None) is None
+    await one.put("a/c/3", b"us!!", absent)
+    assert await stored(memory) == {3: b"us!!"}
+
+
+async def test_what_was_known_of_a_shard_is_no_conflict(memory: MemoryStore) -> None:
+    """A mesh that another has written since may get other fragments."""
+    info = mesh_info({**RAW_SHARDING, "shard_bits": 0})
+    memory.place(ROOT.join("m/info"), json.dumps(info).encode())
+    one, other = replica(memory), replica(memory)
+    assert await one.read("m/7.index") is None
+    mesh = {"m/7": b"abcd", "m/7.index": encode_manifest([[2], [2]])}
+    given = [Given(VirtualKey(key), body) for key, body in mesh.items()]
+    await other.writer.put_each(other.reading.dataset, given)
+
+    await one.put("m/7", b"efgh")
+
+    assert [await other.read(key) for key in mesh] == [b"efgh", mesh["m/7.index"]]
+
+
+async def test_nobody_waits_for_what_is_broken_off(memory: MemoryStore) -> None:
+    """Changes that are tried one by one, for they do not go together, are all given up."""
+    info = mesh_info({**RAW_SHARDING, "shard_bits": 0})
+    memory.place(ROOT.join("m/info"), json.dumps(info).encode())
+    store = Between(memory)
+    one = replica(store)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await go_on.wait()
+        go_on.clear()
+
+    store.between = lambda call, _: wait() if call == "put" else None
+    manifest = encode_manifest([[0], [0]])
+    tasks = []
+    for key, body in (("m/1.index", manifest), ("m/2.index", manifest), ("m/3", b"abcd")):
+        tasks.append(asyncio.create_task(one.put(key, body)))
+        await begun.wait()
+        await asyncio.sleep(0)
+    begun.clear()
+    go_on.set()
+    await begun.wait()
+    await one.rewriter.aclose()
+
+    ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert isinstance(ended[0], str)
+    assert [type(each) for each in ended[1:]] == [asyncio.CancelledError] * 2
+
+
+async def test_of_many_who_demand_that_there_is_nothing_one_succeeds(memory: MemoryStore) -> None:
+    """Also where all of them go into the same rewrite."""
+    one = replica(memory)
+    puts = [one.put("a/c/3", b"%04d" % number, absent) for number in range(8)]
+
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+
+    refused = [each for each in outcomes if isinstance(each, PreconditionFailedError)]
+    assert len(refused) == 7
+    at = next(n for n, each in enumerate(outcomes) if isinstance(each, str))
+    assert await stored(memory) == {3: b"%04d" % at}
+
+
+async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: MemoryStore) -> None:
+    """Of two puts of one rewrite only the last one's name fits what is there."""
+    one = replica(memory)
+    first, last = await asyncio.gather(one.put("a/c/3", b"1111"), one.put("a/c/3", b"2222"))
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"3333", the_same(first))
+    await one.put("a/c/3", b"4444", the_same(last))
+    assert await stored(memory) == {3: b"4444"}
+
+
+async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
+    """A shard without chunks is no shard."""
+    one = replica(memory)
+    await put_all(one, range(2))
+
+    await one.put("a/c/0", None)
+    left = await stored(memory)
+    await one.put("a/c/1", None)
+
+    assert left == {1: b"0001"}
+    assert await memory.stat(SHARD) is None
+    assert await one.read("a/c/1") is None
+
+
+async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
+    memory: MemoryStore,
+) -> None:
+    """To remove whatever is there could remove what another replica has just written."""
+
+    class Undeletable(Between):
+        async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+            assert expected is not None
+            return False
+
+    one = replica(Undeletable(memory))
+    await one.put("a/c/0", b"0000")
+
+    await one.put("a/c/0", None)
+
+    assert await stored(memory) == {}
+    assert await one.read("a/c/0") is None
+
+
+async def test_nothing_is_written_to_delete_what_is_not_there(memory: MemoryStore) -> None:
+    """But that it is not there has to be seen now."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    await one.put("a/c/1", None)
+    assert {call for call, _ in store.calls} == {"safety", "get"}
+
+    await other.put("a/c/1", b"them")
+    await one.put("a/c/1", None)
+
+    assert await memory.stat(SHARD) is None
+
+
+async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: MemoryStore) -> None:
+    """Nobody waits for ever, and nothing is remembered."""
+    store = Between(memory)
+    one = replica(store)
+
+    def fail(call: str, ref: ObjectRef) -> None:
+        if call == "put":
+            raise StorageUnavailableError(ref, "is away")
+
+    store.between = fail
+    puts = [one.put(f"a/c/{number}", b"lost") for number in range(8)]
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    store.between = lambda *_: None
+    await one.put("a/c/5", b"5555")
+
+    assert all(isinstance(each, StorageUnavailableError) for each in outcomes)
+    assert await stored(memory) == {5: b"5555"}
+
+
+async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
+    """A change that waits for a rewrite goes with its client; one that is written does not."""
+    store = Between(memory)
+    one = replica(store)
+    has_begun, going_on = asyncio.Event(), asyncio.Event()
+
+    def hold(call: str, _: ObjectRef) -> Awaitable[object] | None:
+        if call != "put":
+            return None
+        has_begun.set()
+        return going_on.wait()
+
+    store.between = hold
+    written = asyncio.create_task(one.put("a/c/0", b"0000"))
+    await has_begun.wait()
+    waiting = asyncio.create_task(one.put("a/c/1", b"1111"))
+    other = asyncio.create_task(one.put("a/c/2", b"2222"))
+    await asyncio.sleep(0.01)
+
+    written.cancel()
+    waiting.cancel()
+    going_on.set()
+    await other
+
+    assert await stored(memory) == {0: b"0000", 2: b"2222"}

@@ -1,0 +1,448 @@
+"""Keys written: objects, documents, many at once, and whole prefixes taken away."""
+
+import asyncio
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.errors import (
+    BadKeyError,
+    BusyError,
+    ConflictError,
+    PreconditionFailedError,
+    ReadOnlyError,
+    ShardgateError,
+    StorageUnavailableError,
+    TooLargeError,
+    UnwritableError,
+)
+from app.formats.reading import Fetch
+from app.formats.writing import Target
+from app.model import ObjectRef, VirtualKey
+from app.resolve.containers import Containers
+from app.resolve.writing import Given
+from app.storage.contract import Found
+from app.storage.memory import MemoryStore
+from tests.repositories import create
+from tests.resolve.writers import Between, Replica, chunks_of, replica, zarr_json
+from tests.resolving import ROOT
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Put a sharded array without any chunk into a store, and an object beside it."""
+    store = MemoryStore()
+    store.place(ROOT.join("a/zarr.json"), zarr_json())
+    store.place(ROOT.join("notes/one"), b"one")
+    return store
+
+
+async def stored(memory: MemoryStore, key: str) -> bytes | None:
+    """Read an object of the store."""
+    found = await memory.get(ROOT.join(key))
+    return found.data if isinstance(found, Found) else None
+
+
+async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]:
+    """Write many keys."""
+    several = [Given(VirtualKey(key), body) for key, body in given.items()]
+    return list(await one.writer.put_each(one.reading.dataset, several))
+
+
+async def test_an_object_is_stored_as_it_is(memory: MemoryStore) -> None:
+    """What lies in no shard, passes; a reader that knew the old one sees the new."""
+    one = replica(memory)
+    assert await one.read("notes/one") == b"one"
+
+    await one.put("notes/one", b"two")
+    await one.put("notes/new", b"new")
+
+    assert [await one.read(f"notes/{name}") for name in ("one", "new")] == [b"two", b"new"]
+
+
+async def test_an_object_is_removed(memory: MemoryStore) -> None:
+    """To remove what is not there is no error."""
+    one = replica(memory)
+    assert await one.read("notes/one") == b"one"
+
+    await one.put("notes/one", None)
+    await one.put("notes/one", None)
+
+    assert await one.read("notes/one") is None
+
+
+async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:
+    """What was looked at is what is replaced, or it is looked at again."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    left = [b"by another"]
+
+    async def be_faster() -> None:
+        if left:
+            await other.put("notes/new", left.pop())
+
+    store.between = lambda call, _: be_faster() if call == "put" else None
+
+    with pytest.raises(PreconditionFailedError, match="notes/new"):
+        await one.put("notes/new", b"ours", lambda names: not names)
+    assert await stored(memory, "notes/new") == b"by another"
+
+
+async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore) -> None:
+    """An object that others replace all the time is no reason to wait for ever."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+
+    async def be_faster() -> None:
+        await other.put("notes/one", b"%d" % len(store.calls))
+
+    store.between = lambda call, _: be_faster() if call == "put" else None
+
+    with pytest.raises(BusyError, match="notes/one"):
+        await one.put("notes/one", b"ours", bool)
+
+
+async def test_an_object_that_came_as_gzip_is_told_so_later(memory: MemoryStore) -> None:
+    """Where the store keeps that; a reader gets what it holds."""
+    one = replica(memory)
+
+    await one.put("notes/new", gzip.compress(b"text"), is_gzip=True)
+
+    assert await stored(memory, "notes/new") != b"text"
+    assert await one.read("notes/new") == b"text"
+
+
+async def test_a_store_without_codings_gets_what_the_gzip_holds(memory: MemoryStore) -> None:
+    """Nobody could tell later that it is gzip."""
+
+    class Plain(Between):
+        def keeps_gzip(self, _: object) -> bool:
+            return False
+
+    one = replica(Plain(memory))
+
+    await one.put("notes/new", gzip.compress(b"text"), is_gzip=True)
+
+    assert await stored(memory, "notes/new") == b"text"
+
+
+async def test_attributes_are_written_back_through_the_unsharded_view(memory: MemoryStore) -> None:
+    """The array keeps its shards, and this process sees the new document at once."""
+    one = replica(memory)
+    await one.put("a/c/3", b"chnk")
+    document = json.loads(await one.read("a/zarr.json") or b"")
+
+    await one.put("a/zarr.json", json.dumps({**document, "attributes": {"k": 1}}).encode())
+
+    kept = json.loads(await stored(memory, "a/zarr.json") or b"")
+    assert (kept["attributes"], kept["codecs"]) == (
+        {"k": 1},
+        json.loads(zarr_json())["codecs"],
+    )
+    assert json.loads(await one.read("a/zarr.json") or b"")["attributes"] == {"k": 1}
+    assert await one.read("a/c/3") == b"chnk"
+
+
+async def test_another_chunk_grid_is_a_conflict(memory: MemoryStore) -> None:
+    """The shards that are there would be misread."""
+    one = replica(memory)
+    document = json.loads(await one.read("a/zarr.json") or b"")
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [8]
+
+    with pytest.raises(ConflictError, match="chunk"):
+        await one.put("a/zarr.json", json.dumps(document).encode())
+    assert await stored(memory, "a/zarr.json") == zarr_json()
+
+
+async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) -> None:
+    """A condition on the version of the document as it is served holds, or does not."""
+    one = replica(memory)
+    names: list[str] = []
+
+    def demand(told: object) -> bool:
+        names.extend(map(str, told if isinstance(told, (list, tuple)) else ()))
+        return False
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/zarr.json", zarr_json(), demand)
+    async with one.reading.resolver.open(
+        one.reading.dataset, VirtualKey("a/zarr.json"), lambda entity: _Nothing(entity.etag)
+    ) as opened:
+        assert opened is not None
+        assert opened.entity.etag in names
+
+
+async def test_a_document_is_removed_in_the_version_that_readers_know(
+    memory: MemoryStore,
+) -> None:
+    """Its name as it is served fulfils the demand of who deletes it, and another does not."""
+    one = replica(memory)
+    document = json.loads(await one.read("a/zarr.json") or b"")
+    etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/zarr.json", None, lambda names: '"x"' in names)
+    await one.put("a/zarr.json", None, lambda names: etag in names)
+
+    assert await stored(memory, "a/zarr.json") is None
+
+
+async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
+    """After an error nobody knows what is stored, so that it is asked for."""
+    store = Between(memory)
+    one = replica(store)
+    assert await one.read("notes/one") == b"one"
+
+    async def fail_after(_: str, ref: ObjectRef) -> None:
+        memory.place(ref, b"two")
+        raise StorageUnavailableError(ref, "the answer was lost")
+
+    store.between = lambda call, ref: fail_after(call, ref) if call == "put" else None
+    with pytest.raises(StorageUnavailableError):
+        await one.put("notes/one", b"two")
+
+    assert await one.read("notes/one") == b"two"
+
+
+async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemoryStore) -> None:
+    """What was known of the array before is not written into the metadata of its group."""
+    one = replica(memory)
+    seen = json.loads(await one.read("a/zarr.json") or b"")
+
+    def group(array: object) -> bytes:
+        gathered = {"kind": "inline", "must_understand": False, "metadata": {"a": array}}
+        group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": gathered}
+        return json.dumps(group).encode()
+
+    await one.put("zarr.json", group(seen))
+    other_grid = {"name": "regular", "configuration": {"chunk_shape": [16]}}
+    memory.place(ROOT.join("a/zarr.json"), zarr_json(chunk_grid=other_grid))
+    await one.put("zarr.json", group(seen))
+
+    kept = json.loads(await stored(memory, "zarr.json") or b"")
+    assert kept["consolidated_metadata"]["metadata"]["a"]["chunk_grid"] == other_grid
+
+
+class _Nothing:
+    """The choice of nothing."""
+
+    reads = None
+
+    def __init__(self, _: str) -> None:
+        pass
+
+
+async def test_a_document_that_nobody_would_read_is_refused(memory: MemoryStore) -> None:
+    """Larger metadata than are read would make the array unreadable."""
+    one = replica(memory)
+
+    with pytest.raises(TooLargeError, match="metadata"):
+        await one.put("a/zarr.json", zarr_json(attributes={"k": "x" * 2**16}))
+
+
+async def test_off_the_grid_no_chunk_is_written(memory: MemoryStore) -> None:
+    """And none deleted: the key names nothing."""
+    one = replica(memory)
+
+    with pytest.raises(BadKeyError, match="c/99"):
+        await one.put("a/c/99", b"0000")
+    assert await stored(memory, "a/c/99") is None
+
+
+@pytest.mark.parametrize("later_s", [0, 10**9])
+async def test_an_array_made_elsewhere_is_not_taken_for_objects(
+    memory: MemoryStore, later_s: int
+) -> None:
+    """That there was no array is not believed by who writes what may be a chunk of it."""
+    one = replica(memory)
+    assert await one.read("b/c/3") is None
+    memory.place(ROOT.join("b/zarr.json"), zarr_json())
+    clock = one.reading.fetch.clock
+    one.reading.fetch.clock = lambda: clock() + later_s
+
+    await one.put("b/c/3", b"chnk")
+
+    assert chunks_of(await stored(memory, "b/c/0") or b"") == {3: b"chnk"}
+
+
+async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: MemoryStore) -> None:
+    """And it is told of each what came of it."""
+    one = replica(memory)
+    given: dict[str, bytes | None] = {f"a/c/{n}": b"%04d" % n for n in range(16)}
+    given |= {"a/c/99": b"0000", "notes/new": b"new", "notes/one": None, "a/c/3": b"short"}
+
+    outcomes = dict(zip(given, await put_each(one, given), strict=True))
+
+    assert sorted(changes for changes, _ in one.rewrites) == [7, 8]
+    assert {key for key, each in outcomes.items() if isinstance(each, ShardgateError)} == {
+        "a/c/99",
+        "a/c/3",
+    }
+    assert outcomes["notes/one"] is None
+    assert chunks_of(await stored(memory, "a/c/1") or b"") == {
+        n: b"%04d" % (8 + n) for n in range(8)
+    }
+
+
+async def test_of_a_key_that_is_given_twice_the_last_counts(memory: MemoryStore) -> None:
+    """As if they had come one after the other."""
+    one = replica(memory)
+    several = [Given(VirtualKey("a/c/3"), body) for body in (b"1111", b"2222")]
+
+    outcomes = await one.writer.put_each(one.reading.dataset, several)
+
+    assert outcomes[0] == outcomes[1]
+    assert chunks_of(await stored(memory, "a/c/0") or b"") == {3: b"2222"}
+
+
+def huge_2022() -> dict[str, bytes]:
+    """Describe an array of the draft of 2022 whose only shard has room for 2^40 chunks."""
+    core, sharding = "https://purl.org/zarr/spec/core/3.0", "storage_transformers/sharding/1.0"
+    entry = {"zarr_format": core, "metadata_encoding": core, "metadata_key_suffix": ".json"}
+    transformer = {
+        "extension": f"https://purl.org/zarr/spec/{sharding}",
+        "type": "indexed",
+        "configuration": {"chunks_per_shard": [2**40]},
+    }
+    array = {
+        "shape": [2**40],
+        "data_type": "|u1",
+        "chunk_grid": {"type": "regular", "chunk_shape": [1], "separator": "/"},
+        "fill_value": 0,
+        "storage_transformers": [transformer],
+    }
+    documents = {"h/zarr.json": entry, "h/meta/root/x.array.json": array}
+    return {key: json.dumps(document).encode() for key, document in documents.items()}
+
+
+@pytest.mark.parametrize("key", ["h/c/3", "h/data/root/x/c3"])
+async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key: str) -> None:
+    """Their index would take all memory, as soon as one chunk of them is written."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": [2**40]}}
+    documents = {"h/zarr.json": zarr_json(shape=[2**40], chunk_grid=grid)}
+    for name, document in (documents if "root" not in key else huge_2022()).items():
+        memory.place(ROOT.join(name), document)
+    one = replica(memory)
+    assert await one.read(key) is None
+
+    with pytest.raises(ReadOnlyError, match="a shard index of"):
+        await one.put(key, b"0" if "root" in key else b"0000")
+
+
+async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
+    """What the store was not seen to refuse, it could lose."""
+
+    class Unsafe(Between):
+        async def demand_safety(self, root: object) -> None:
+            raise UnwritableError(f"{root}: ignores conditions")
+
+    one = replica(Unsafe(memory))
+
+    with pytest.raises(UnwritableError):
+        await one.put("notes/new", b"new")
+    with pytest.raises(UnwritableError):
+        await put_each(one, {"notes/new": b"new"})
+    assert await stored(memory, "notes/new") is None
+
+
+async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> None:
+    """Shards and metadata of a whole array, and nothing beside it."""
+    one = replica(memory)
+    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
+    memory.place(ROOT.join("ab"), b"beside")
+
+    count = await one.writer.erase(one.reading.dataset, VirtualKey("a/"))
+
+    assert count == 3
+    assert [listed.ref.key async for listed in memory.list(ROOT.prefix)] == [
+        ROOT.join("ab").key,
+        ROOT.join("notes/one").key,
+    ]
+    assert await one.read("a/c/3") is None
+
+
+def _files_of_repository(folder: Path) -> dict[str, bytes]:
+    create(folder)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+async def test_a_repository_is_not_taken_away_with_what_is_around_it(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    """It changes by commits only; what is beside it stays too."""
+    files = _files_of_repository(tmp_path)
+    for name, data in files.items():
+        memory.place(ROOT.join(f"x/lab/{name}"), data)
+    memory.place(ROOT.join("x/beside"), b"it")
+    one = replica(memory)
+
+    with pytest.raises(ReadOnlyError):
+        await one.writer.erase(one.reading.dataset, VirtualKey("x/"))
+
+    assert len([each async for each in memory.list(ROOT.join("x/"))]) == len(files) + 1 > 4
+
+
+async def test_chunks_are_taken_away_without_their_array(memory: MemoryStore) -> None:
+    """What is right below the array's own directory stays."""
+    one = replica(memory)
+    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
+
+    assert await one.writer.erase(one.reading.dataset, VirtualKey("a/c/")) == 16
+
+    assert await stored(memory, "a/c/0") is await stored(memory, "a/c/1") is None
+    assert await one.read("a/zarr.json") is not None
+
+
+async def test_shards_of_an_array_made_elsewhere_are_no_objects(memory: MemoryStore) -> None:
+    """Below the prefix lies a shard, and in that a chunk whose key begins otherwise."""
+    one, other = replica(memory), replica(memory)
+    assert await one.read("b/c/0/0") is None
+    grid = {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
+    codecs = json.loads(zarr_json())["codecs"]
+    codecs[0]["configuration"]["chunk_shape"] = [4, 4]
+    document = zarr_json(shape=[8, 4], chunk_grid=grid, codecs=codecs)
+    memory.place(ROOT.join("b/zarr.json"), document)
+    await put_each(other, {"b/c/0/0": bytes(16), "b/c/1/0": b"\1" * 16})
+
+    await one.writer.erase(one.reading.dataset, VirtualKey("b/c/0/"))
+
+    assert [await other.read(f"b/c/{n}/0") for n in range(2)] == [None, b"\1" * 16]
+
+
+@pytest.mark.parametrize("name", ["a/c/{}", "notes/{}"])
+async def test_others_have_their_turn_while_many_keys_are_written(
+    memory: MemoryStore, name: str
+) -> None:
+    """Thousands of keys in one request hold nothing up, though the store answers at once."""
+    count = 1000
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4 * count]}}
+    memory.place(ROOT.join("a/zarr.json"), zarr_json(shape=[4 * count], chunk_grid=grid))
+    one = replica(memory)
+    since = longest = 0
+
+    class Counted(Containers):
+        async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
+            nonlocal since, longest
+            since += 1
+            longest = max(longest, since)
+            return await Containers.target(self, root, key, fetch)
+
+    async def take_turns() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    dataset = one.reading.dataset
+    dataset = replace(dataset, containers=Counted(dataset.containers.formats))
+    other = asyncio.create_task(take_turns())
+    given = [Given(VirtualKey(name.format(number)), b"0000") for number in range(count)]
+    outcomes = await one.writer.put_each(dataset, given)
+    other.cancel()
+
+    assert not any(isinstance(outcome, ShardgateError) for outcome in outcomes)
+    assert 0 < longest <= 100

@@ -1,0 +1,173 @@
+"""Writers over a store in memory, each with what a process of the service has of its own."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from struct import iter_unpack
+from typing import Any, Final
+
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece, VirtualKey
+from app.resolve.budget import ByteBudget
+from app.resolve.entity import Demand
+from app.resolve.objects import ObjectWriter
+from app.resolve.rewriting import Rewrites
+from app.resolve.writing import Given, Writer
+from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
+from tests.resolving import ROOT, Reading, reading
+
+PER_SHARD: Final = 8
+CHUNK_NBYTES: Final = 4
+_EMPTY: Final = (2**64 - 1, 2**64 - 1)
+
+
+def zarr_json(**changes: Any) -> bytes:
+    """Describe an array of bytes: 32 chunks of 4, 8 of them in a shard, no checksums."""
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {
+        "chunk_shape": [CHUNK_NBYTES],
+        "codecs": [{"name": "bytes"}],
+        "index_codecs": [little],
+        "index_location": "end",
+    }
+    grid = {"chunk_shape": [CHUNK_NBYTES * PER_SHARD]}
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [CHUNK_NBYTES * PER_SHARD * 4],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": grid},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
+    }
+    return json.dumps(document | changes).encode()
+
+
+def chunks_of(shard: bytes) -> dict[int, bytes]:
+    """Take a shard apart."""
+    entries = iter_unpack("<QQ", shard[-16 * PER_SHARD :])
+    return {
+        number: shard[entry[0] : entry[0] + entry[1]]
+        for number, entry in enumerate(entries)
+        if entry != _EMPTY
+    }
+
+
+@dataclass
+class Replica:
+    """A process of the service: a writer, and a resolver with the same caches."""
+
+    writer: Writer
+    reading: Reading
+    rewriter: Rewrites
+    rewrites: list[tuple[int, int]] = field(default_factory=list)
+    """Of each the changes, and how often others were faster."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes | None,
+        demand: Demand | None = None,
+        *,
+        is_gzip: bool = False,
+    ) -> ETag | None:
+        """Write one key."""
+        given = Given(VirtualKey(key), body, is_gzip, demand)
+        return await self.writer.put(self.reading.dataset, given)
+
+    async def read(self, key: str) -> bytes | None:
+        """Read one key."""
+        return await self.reading.read(key)
+
+
+def replica(store: ObjectStore) -> Replica:
+    """Start a process over *store*."""
+    told: list[tuple[int, int]] = []
+    looked = reading(store, clock=time.monotonic)
+    objects = ObjectWriter(store, looked.fetch, document_bytes=2**16, decoded_bytes=2**16)
+    room = ByteBudget(2**20, wait_s=60)
+    rewrites = Rewrites(store, looked.fetch, room, lambda *counts: told.append(counts))
+    writer = Writer(store, looked.fetch, looked.resolver, objects, rewrites)
+    return Replica(writer, looked, rewrites, told)
+
+
+class Between:
+    """A store before each of whose calls *between* is told of it; that may write, or raise."""
+
+    def __init__(
+        self, inner: ObjectStore, between: Callable[[str, ObjectRef], Any] = lambda *_: None
+    ) -> None:
+        self.inner = inner
+        self.between = between
+        self.calls: list[tuple[str, str]] = []
+
+    async def _tell(self, call: str, ref: ObjectRef) -> None:
+        self.calls.append((call, ref.key.removeprefix(f"{ROOT.key}/")))
+        if (waiting := self.between(call, ref)) is not None:
+            await waiting
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read."""
+        await self._tell("get", ref)
+        return await self.inner.get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Read in pieces."""
+        return self.inner.stream(ref, byte_range, if_match=if_match)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Measure."""
+        await self._tell("stat", ref)
+        return await self.inner.stat(ref)
+
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List."""
+        return self.inner.list(prefix, delimiter=delimiter, after=after)
+
+    async def reach(self, root: ObjectRef) -> None:
+        """Reach."""
+        await self.inner.reach(root)
+
+    async def aclose(self) -> None:
+        """Close."""
+        await self.inner.aclose()
+
+    async def demand_safety(self, root: ObjectRef) -> None:
+        """Ask."""
+        await self._tell("safety", root)
+        await self.inner.demand_safety(root)
+
+    def keeps_gzip(self, ref: ObjectRef) -> bool:
+        """Ask."""
+        return self.inner.keeps_gzip(ref)
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Write."""
+        await self._tell("put", ref)
+        return await self.inner.put(ref, pieces, expected=expected, is_gzip=is_gzip)
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Remove."""
+        await self._tell("delete", ref)
+        return await self.inner.delete(ref, expected=expected)

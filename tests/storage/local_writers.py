@@ -1,0 +1,151 @@
+"""Processes that write local files, for tests that let them die or race.
+
+``python -m tests.storage.local_writers crash FOLDER`` dies before every call of the system that a
+write makes, in a process of its own each time, and prints how many there were of each kind of
+write. ``… count FOLDER TIMES`` counts an object up.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from app.model import ByteRange, ETag, ObjectRef, Piece
+from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
+from app.storage.local import LocalStore
+
+OLD: Final = b"0123456789" * 1000
+_WRITERS: Final = ("local_writing.py", "directories.py", "temporary_files.py")
+_SYSTEM: Final = ("posix", "fcntl")
+
+type Write = Callable[[LocalStore, ObjectRef, ETag], Coroutine[Any, Any, object]]
+
+
+async def replace(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
+    """Put ranges of the old object around new bytes."""
+    pieces: list[Piece] = [b"new", ByteRange(0, 5000), b"new", ByteRange(6000, 10000)]
+    return await store.put(ref, pieces, expected=etag)
+
+
+async def make(store: LocalStore, ref: ObjectRef, _: ETag) -> object:
+    """Put an object into folders that are not there."""
+    return await store.put(ref._replace(key="a/b/c"), [b"new"], expected=ABSENT)
+
+
+async def remove(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
+    """Remove the object."""
+    return await store.delete(ref, expected=etag)
+
+
+CASES: Final[dict[Write, tuple[str, set[bytes | None]]]] = {
+    replace: ("key", {OLD, b"new" + OLD[:5000] + b"new" + OLD[6000:]}),
+    make: ("a/b/c", {None, b"new"}),
+    remove: ("key", {OLD, None}),
+}
+"""Each write, the object that it changes, and what that may be whenever the writer dies."""
+
+
+def crash(folder: Path) -> None:
+    """Die at every step of each write, and look at what is there then."""
+    for write, (name, allowed) in CASES.items():
+        seen: set[bytes | None] = set()
+        for step in itertools.count():
+            place = folder / f"{write.__name__}-{step}"
+            has_died = _dies(write, place, step)
+            file = place / name
+            data = file.read_bytes() if file.exists() else None
+            assert data in allowed, (write, step, data)
+            seen.add(data)
+            _in_a_process(partial(_go_on, ObjectRef(place.as_uri(), name)))
+            assert not [each for each in place.rglob("*") if TEMPORARY in each.name], step
+            if not has_died:
+                break
+        assert seen == allowed
+        print(step)
+
+
+def _dies(write: Write, place: Path, step: int) -> bool:
+    """Run *write* in a process that is killed before its call *step* of the system."""
+    place.mkdir()
+    (place / "key").write_bytes(OLD)
+
+    def run() -> None:
+        _kill_before(step)
+        asyncio.run(_write(write, ObjectRef(place.as_uri(), "key")))
+
+    return _in_a_process(run)
+
+
+def _in_a_process(call: Callable[[], object]) -> bool:
+    """Run *call* in a process that has no other threads; tell whether it was killed."""
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            if status:
+                traceback.print_exc()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def _kill_before(step: int) -> None:
+    calls = itertools.count()
+
+    def watch(frame: FrameType, event: str, function: Any) -> None:
+        if event != "c_call" or not frame.f_code.co_filename.endswith(_WRITERS):
+            return
+        is_file = isinstance(getattr(function, "__self__", None), type(sys.stdout.buffer))
+        if (is_file or function.__module__ in _SYSTEM) and next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(watch)
+
+
+async def _write(write: Write, ref: ObjectRef) -> None:
+    store = LocalStore()
+    stat = await store.stat(ref)
+    assert stat is not None
+    await write(store, ref, stat.etag)
+
+
+def _go_on(ref: ObjectRef) -> None:
+    """Write what the dead one was to write."""
+    asyncio.run(_write_next(ref))
+
+
+async def _write_next(ref: ObjectRef) -> None:
+    store = LocalStore()
+    stat = await store.stat(ref)
+    expected: Expected = ABSENT if stat is None else stat.etag
+    assert isinstance(await store.put(ref, [b"next"], expected=expected), str)
+    await store.aclose()
+
+
+async def count(ref: ObjectRef, times: int) -> None:
+    """Count *ref* up, against whoever else does."""
+    store = LocalStore()
+    while times:
+        found = await store.get(ref)
+        assert isinstance(found, Found)
+        counted = b"%d" % (int(found.data) + 1)
+        times -= await store.put(ref, [counted], expected=found.etag) is not CONFLICT
+    await store.aclose()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "crash":
+        crash(Path(sys.argv[2]))
+    else:
+        asyncio.run(count(ObjectRef(Path(sys.argv[2]).as_uri(), "key"), int(sys.argv[3])))

@@ -1,0 +1,99 @@
+"""A small S3 server that behaves as AWS says of conditions, also when an upload is completed.
+
+It pins its own botocore, so that it lives in an environment of its own.
+"""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.seaweedfs import SeaweedFS
+
+_REQUIREMENT: Final = "ministack==1.5.33"
+_START_S: Final = 60.0
+
+
+class MiniStack(SeaweedFS):
+    """It is asked and filled as the other one; presigned URLs must be of a key that it knows."""
+
+    access_key_id = secret_access_key = "test"
+
+
+class NotInstalledError(Exception):
+    """The environment could not be made; the message says why."""
+
+
+def installed(folder: Path) -> Path:
+    """Give the Python of the environment in *folder*, which is made once for all processes."""
+    python = folder / _REQUIREMENT / "bin" / "python"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (python.parent / "complete").exists():
+            for command in (
+                [sys.executable, "-m", "venv", str(python.parent.parent)],
+                [str(python), "-m", "pip", "install", "--quiet", _REQUIREMENT],
+            ):
+                made = subprocess.run(command, capture_output=True, text=True, check=False)
+                if made.returncode:
+                    raise NotInstalledError(f"no {_REQUIREMENT}: {made.stderr[-500:]}")
+            (python.parent / "complete").touch()
+    return python
+
+
+@contextmanager
+def running(python: Path, folder: Path) -> Generator[MiniStack]:
+    """Run it until the context ends, with what it says in *folder*."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = MiniStack(port, "test")
+    command = [
+        str(python),
+        "-m",
+        "hypercorn",
+        "-b",
+        f"127.0.0.1:{port}",
+        "--keep-alive",
+        "75",
+        "-w",
+        "0",
+    ]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+    environ |= {"SERVICES": "s3", "GATEWAY_PORT": str(port)}
+    with (
+        (folder / "output.txt").open("wb") as output,
+        closing(server),
+        subprocess.Popen(
+            [*command, "ministack.app:app"], stdout=output, stderr=output, env=environ, cwd=folder
+        ) as process,
+    ):
+        try:
+            _wait_until_it_answers(server, process, folder / "output.txt")
+            yield server
+        finally:
+            process.kill()
+
+
+def _wait_until_it_answers(
+    server: MiniStack, process: subprocess.Popen[bytes], output: Path
+) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            server.client.create_bucket(Bucket=server.bucket)
+        except (BotoCoreError, ClientError) as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = output.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"MiniStack does not start: {tail}") from error
+            time.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,174 @@
+"""A real proxy in front of a server, which goes wrong at the request that it is told.
+
+It passes requests on as they are, so that signatures stay right.
+"""
+
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable, Container, Generator
+from contextlib import closing, contextmanager
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import urlsplit
+
+
+class Mishap(StrEnum):
+    """What can become of one request."""
+
+    ANSWER_LOST = "it is done, and the connection breaks"
+    REQUEST_LOST = "the connection breaks before it is done"
+    DONE_AND_500 = "it is done, and the proxy says 500"
+    ERROR = "500"
+    SLOW_DOWN = "503 SlowDown"
+    CONFLICT = "409 ConditionalRequestConflict, if it is a conditional write"
+
+
+_STATUS: Final = {
+    Mishap.DONE_AND_500: (500, "InternalError"),
+    Mishap.ERROR: (500, "InternalError"),
+    Mishap.SLOW_DOWN: (503, "SlowDown"),
+    Mishap.CONFLICT: (409, "ConditionalRequestConflict"),
+}
+_DONE: Final = {Mishap.ANSWER_LOST, Mishap.DONE_AND_500}
+_HOP: Final = {"transfer-encoding", "connection", "content-length"}
+
+
+class Proxy:
+    """Counts requests, and spoils some."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = urlsplit(upstream).netloc
+        self.seen: list[str] = []
+        self.between: Callable[[], object] = lambda: None
+        """Called once the spoilt request was passed on, or not."""
+        self.hides: Callable[[str, str], bool] = lambda _method, _header: False
+        """Tells of which headers the server shall know nothing."""
+        self.unknown = "no such header"
+        """Requests with this header are answered 501."""
+        self._order: tuple[Container[int], Mishap] | None = None
+        self._lock = threading.Lock()
+        self._server = _Listener(self)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def spoil(self, nth: Container[int], mishap: Mishap) -> None:
+        """Let *mishap* happen to each *nth* request from now; forget those before."""
+        with self._lock:
+            self.seen.clear()
+            self._order = nth, mishap
+
+    def note(self, request: str) -> Mishap | None:
+        """Count a request, and tell what is to become of it."""
+        with self._lock:
+            self.seen.append(request)
+            if self._order is not None and len(self.seen) - 1 in self._order[0]:
+                return self._order[1]
+            return None
+
+    @contextmanager
+    def running(self) -> Generator["Proxy"]:
+        """Pass requests on until the context ends."""
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, owner: Proxy) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Passes requests on; that of any method is handled alike."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    server: _Listener
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
+        """Keep the output of tests clean."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body at once."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        owner = self.server.owner
+        condition = " if" if self._is_conditional() else ""
+        mishap = owner.note(f"{self.command} {self.path}{condition}")
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if owner.unknown in self.headers:
+            self._refuse(501, "NotImplemented")
+            return
+        if mishap is None or (mishap is Mishap.CONFLICT and not condition):
+            self._send(*self._passed_on(body))
+            return
+        if mishap in _DONE:
+            self._passed_on(body)
+        owner.between()
+        if mishap in _STATUS:
+            self._refuse(*_STATUS[mishap])
+            return
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(status, [], f"<Error><Code>{code}</Code></Error>".encode())
+
+    def _is_conditional(self) -> bool:
+        is_write = self.command not in ("GET", "HEAD")
+        return is_write and bool({"if-match", "if-none-match"} & {k.lower() for k in self.headers})
+
+    def _passed_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
+        with closing(connection) as upstream:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                hidden = name.lower() in ("connection", "expect")
+                if not hidden and not self.server.owner.hides(self.command, name.lower()):
+                    upstream.putheader(name, value)
+            upstream.endheaders(body)
+            answer = upstream.getresponse()
+            data = answer.read()
+            return answer.status, answer.getheaders(), data
+
+    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        length = str(len(body))
+        for name, value in headers:
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+            elif name.lower() == "content-length" and self.command == "HEAD":
+                length = value
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

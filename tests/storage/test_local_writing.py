@@ -1,0 +1,244 @@
+"""Files that are written: crashes, races, and names that mean something to a file system."""
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from app.errors import (
+    BadKeyError,
+    ConflictError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ETag, ObjectRef
+from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Conflict, Found
+from app.storage.directories import Directory
+from app.storage.local import LocalStore
+
+SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def store() -> AsyncGenerator[LocalStore]:
+    """Open a store."""
+    opened = LocalStore()
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def ref_of(folder: Path, key: str = "key") -> ObjectRef:
+    """Name an object of *folder*."""
+    return ObjectRef(folder.as_uri(), key)
+
+
+async def put(store: LocalStore, ref: ObjectRef, data: bytes) -> ETag:
+    """Write whatever was there."""
+    etag = await store.put(ref, [data], expected=None)
+    assert not isinstance(etag, Conflict)
+    return etag
+
+
+def test_whoever_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """A writer that dies at any step tears nothing; the next one cleans up after it."""
+    done = subprocess.run(
+        [*SCRIPT, "crash", str(tmp_path)], cwd=HERE, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert min(map(int, done.stdout.split())) > 6
+
+
+def test_processes_lose_nothing(folder: Path) -> None:
+    """Two processes that count an object up count to the sum."""
+    (folder / "key").write_bytes(b"0")
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([*SCRIPT, "count", str(folder), "200"], cwd=HERE))
+            for _ in range(2)
+        ]
+
+    assert [each.returncode for each in both] == [0, 0]
+    assert (folder / "key").read_bytes() == b"400"
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208  the names are meant
+
+
+async def test_whoever_lives_keeps_its_file(store: LocalStore, folder: Path) -> None:
+    """Unfinished files are removed when nobody has them locked."""
+    names = [f"{TEMPORARY}{n}" for n in ("dead", "alive")]
+    for name in names:
+        (folder / name).write_bytes(b"half")
+    with (folder / names[1]).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        await put(store, ref_of(folder), b"1")
+
+        assert sorted(os.listdir(folder)) == [names[1], "key"]  # noqa: PTH208
+
+
+async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) -> None:
+    """Who has the lock is let finish; meanwhile everything is read."""
+    await put(store, ref_of(folder), b"old")
+    with Directory.opened(os.fsencode(folder)) as directory:
+        with directory.locked():
+            waiting = asyncio.create_task(put(store, ref_of(folder), b"new"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            found = await store.get(ref_of(folder))
+            assert isinstance(found, Found)
+            assert found.data == b"old"
+        await waiting
+
+
+async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
+    """Whatever number a file gets, and whatever the clock says, each version has its own name."""
+    seen = {await put(store, ref_of(folder), b"x") for _ in range(50)}
+    future_ns = 2**62
+    os.utime(folder / "key", ns=(future_ns, future_ns))
+    seen |= {await put(store, ref_of(folder), b"x") for _ in range(3)}
+
+    assert len(seen) == 53
+    assert (folder / "key").stat().st_mtime_ns == future_ns + 3
+
+
+async def test_the_mode_of_a_file_stays(store: LocalStore, folder: Path) -> None:
+    """Who may read the old file may read the new one, and nobody else."""
+    (folder / "key").write_bytes(b"1")
+    (folder / "key").chmod(0o640)
+
+    await put(store, ref_of(folder), b"2")
+
+    assert (folder / "key").stat().st_mode & 0o777 == 0o640
+
+
+async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
+    """What a link leads to is replaced, and removed; the link stays."""
+    (folder / "far").mkdir()
+    (folder / "far" / "target").write_bytes(b"old")
+    (folder / "link").symlink_to("far/target")
+    (folder / "folder").symlink_to("far")
+    stat = await store.stat(ref_of(folder, "link"))
+    assert stat is not None
+
+    etag = await store.put(ref_of(folder, "link"), [b"new"], expected=stat.etag)
+    assert (folder / "far" / "target").read_bytes() == b"new"
+    assert await store.put(ref_of(folder, "folder/target"), [b"2"], expected=stat.etag) is CONFLICT
+    assert not isinstance(etag, Conflict)
+    assert await store.delete(ref_of(folder, "link"), expected=etag) is True
+
+    assert (folder / "link").is_symlink()
+    assert await store.get(ref_of(folder, "link")) is None
+    assert isinstance(await store.put(ref_of(folder, "link"), [b"3"], expected=ABSENT), str)
+    assert (folder / "far" / "target").read_bytes() == b"3"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "a/", "../a", "a//b", "/a", ".", "a/..", "a\0", "\udc80", "n" * 256, "n" * 256 + "/a"],
+)
+async def test_a_key_that_names_no_file_is_refused(
+    store: LocalStore, folder: Path, key: str
+) -> None:
+    """The client hears that its key is none."""
+    with pytest.raises(BadKeyError):
+        await store.put(ref_of(folder, key), [b"1"], expected=None)
+    assert os.listdir(folder) == []  # noqa: PTH208
+
+
+async def test_what_is_in_the_way_is_told(store: LocalStore, folder: Path) -> None:
+    """A file is no folder, and neither is replaced by the other."""
+    await put(store, ref_of(folder, "a/b"), b"1")
+
+    for key in ("a", "a/b/c", "a/b/c/d"):
+        with pytest.raises(ConflictError):
+            await store.put(ref_of(folder, key), [b"1"], expected=None)
+    assert await store.delete(ref_of(folder, "a/b/c"), expected=None) is True
+    with pytest.raises(ConflictError):
+        await store.delete(ref_of(folder, "a"), expected=None)
+    assert [os.listdir(folder), os.listdir(folder / "a")] == [["a"], ["b"]]  # noqa: PTH208
+
+
+async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> None:
+    """Where a disk is not mounted nothing is written."""
+    ref = ref_of(folder / "missing", "a/b")
+
+    with pytest.raises(StorageUnavailableError):
+        await store.demand_safety(ref)
+    with pytest.raises(StorageUnavailableError):
+        await store.put(ref, [b"1"], expected=None)
+    with pytest.raises(StorageUnavailableError):
+        await store.delete(ref, expected=None)
+    assert not (folder / "missing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> None:
+    """Who may not write is told before the first write."""
+    os.chmod(folder, 0o500)  # noqa: PTH101  of an async function
+
+    with pytest.raises(StorageDeniedError):
+        await store.demand_safety(ref_of(folder))
+    with pytest.raises(StorageDeniedError):
+        await store.put(ref_of(folder), [b"1"], expected=None)
+
+
+async def test_a_warm_file_sees_the_replacement(store: LocalStore, folder: Path) -> None:
+    """Also where the old file lives on under another name."""
+    first = await put(store, ref_of(folder), b"0123456789")
+    for _ in range(2):
+        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
+    (folder / "backup").hardlink_to(folder / "key")
+    await store.put(ref_of(folder), [b"9876543210"], expected=first)
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
+    assert (folder / "backup").read_bytes() == b"0123456789"
+
+
+async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
+    """More than any buffer holds is copied, in whatever order."""
+    old = os.urandom(5_000_000)
+    etag = await put(store, ref_of(folder), old)
+
+    written = await store.put(
+        ref_of(folder), [ByteRange(1, 4_999_999), b"new", ByteRange(0, 3_000_000)], expected=etag
+    )
+
+    assert not isinstance(written, Conflict)
+    assert (folder / "key").read_bytes() == old[1:-1] + b"new" + old[:3_000_000]
+
+
+async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) -> None:
+    """Others who write without any lock, before the rename, win."""
+    etag = await put(store, ref_of(folder), b"old")
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.001):
+            os.utime(folder / "key")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        await asyncio.sleep(0.05)
+        assert await store.put(ref_of(folder), [ByteRange(0, 3)], expected=etag) is CONFLICT
+    finally:
+        stop.set()
+        thread.join()
+    assert (folder / "key").read_bytes() == b"old"

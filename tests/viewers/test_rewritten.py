@@ -1,0 +1,98 @@
+"""Neuroglancer shows a volume and meshes out of shards that took them over HTTP."""
+
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.clients.precomputed.clouds import by_cloudvolume
+from tests.clients.precomputed.segments import IDS, labels, mesh_parts, write_segments
+from tests.clients.precomputed.volumes import Scale, Volume
+from tests.clients.taking import Taker, chunks_in, taking_into_folder
+from tests.viewers.plain_files import serving_files
+from tests.viewers.test_precomputed import CENTER, GREEN, RED, SECTIONS, SPACE
+from tests.viewers.viewing import Neuroglancer, View, count
+
+BALL, PLATE, BAR = IDS
+NAME: Final = "segments"
+MIRRORED: Final = labels()[::-1, ::-1].copy()
+
+
+def state(base: str) -> dict[str, Any]:
+    """Show the voxels of all segments and the meshes of two."""
+    return {
+        "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
+        "position": [middle + 0.5 for middle in CENTER],
+        "crossSectionScale": 0.25,
+        "projectionScale": 80,
+        "projectionOrientation": [0.3, 0.2, 0, 0.93],
+        "showSlices": False,
+        "showAxisLines": False,
+        "layers": [
+            {
+                "type": "segmentation",
+                "name": NAME,
+                "source": f"precomputed://{base}/{NAME}",
+                "segments": [str(BALL), str(PLATE)],
+                "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
+            }
+        ],
+        "layout": "4panel",
+    }
+
+
+@pytest.fixture(scope="module")
+def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Write a segmentation; mirror it, and exchange two meshes, over HTTP."""
+    source, twin, twin_before = (tmp_path_factory.mktemp(name) for name in ("source", "to", "from"))
+    write_segments(source / NAME)
+    scale = Scale(labels(), None, chunk=(20, 20, 20))
+    for values, folder in ((scale.values, twin_before), (MIRRORED, twin)):
+        volume = Volume("", by_cloudvolume, [replace(scale, values=values)], "segmentation")
+        by_cloudvolume(volume, folder, sharded=False)
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
+        taker.place(source / NAME, NAME)
+        taker.push(NAME, chunks_in(twin_before), chunks_in(twin))
+        exchange_meshes(taker, source / NAME)
+        yield taker
+
+
+def exchange_meshes(taker: Taker, source: Path) -> None:
+    """Give the ball the mesh of the plate, and the plate that of the ball, in one batch."""
+    frames = b""
+    for segment, former in ((BALL, PLATE), (PLATE, BALL)):
+        manifest, fragments = mesh_parts(source, former)
+        for key, body in ((f"{segment}.index", manifest), (str(segment), fragments)):
+            line = {"key": f"{NAME}/mesh/{key}", "length": len(body)}
+            frames += json.dumps(line).encode() + b"\n" + body
+    answer = taker.client.put("/data?batch", content=frames)
+    statuses = {each["status"] for each in answer.json()["results"]}
+    assert statuses == {httpx.codes.OK}
+
+
+@pytest.fixture(scope="module")
+def view(neuroglancer: Neuroglancer, taker: Taker) -> View:
+    """Look at it through the service that took it."""
+    return neuroglancer.look(state(f"{taker.url}/data"), "rewritten-served", {NAME: SECTIONS})
+
+
+def test_shows_what_was_put(view: View) -> None:
+    """Each voxel of three sections is the mirrored one, and both meshes are drawn."""
+    assert not view.faults
+    assert view.values[NAME] == MIRRORED[..., 0][tuple(SECTIONS.T)].tolist()
+    assert all(count(colour, view.pixels[SPACE]) > 100 for colour in (RED, GREEN))
+
+
+def test_plain_files_look_the_same(neuroglancer: Neuroglancer, taker: Taker, view: View) -> None:
+    """No pixel differs where a plain web server gives the page the shards that were rewritten."""
+    with serving_files(taker.folder) as url:
+        other = neuroglancer.look(state(url), "rewritten-files", {NAME: SECTIONS})
+
+    assert any(each.url.endswith(".shard") for each in other.asked)
+    assert other.values == view.values
+    np.testing.assert_array_equal(view.pixels, other.pixels)

@@ -21,6 +21,7 @@ _WRONG: Final = '"00000000000000000000000000000000"'
 _WRONGS: Final = ({"IfMatch": _WRONG}, {"IfNoneMatch": "*"})
 """Conditions that an object which is there does not meet."""
 _HEADERS: Final = {"IfMatch": "If-Match", "IfNoneMatch": "If-None-Match"}
+_TRIES: Final = 5
 _AMAZON: Final = "AmazonS3"
 _SEAWEEDFS: Final = "SeaweedFS"
 """Checks the conditions of a completed upload, but others can write before it completes."""
@@ -73,10 +74,7 @@ class Probe:
             raise self._unwritable("does not tell the versions of what is written")
         for wrong in _WRONGS:
             await self._demand_refusal(**wrong)
-        again = await self._ask("put_object", Body=b"22", Metadata=metadata, IfMatch=etag)
-        if is_refused(again):
-            raise self._unwritable("refuses right conditions")
-        self._done(again)
+        await self._demand_replacement(etag, Body=b"22", Metadata=metadata)
         joining = await self._joining()
         seen = await self._look()
         keeps_metadata = seen is not None and bool(seen.ids)
@@ -90,6 +88,20 @@ class Probe:
             raise self._unwritable(f"does not heed {header}, and would lose writes")
         if not is_refused(answer):
             raise self._unwritable(f"knows no {header}: {answer.code}")
+
+    async def _demand_replacement(self, etag: ETag, **params: Any) -> None:
+        """Replace the version *etag*; a refusal may be that of a repeated request that was done.
+
+        Servers also refuse for a moment, while another request for the object is under way.
+        """
+        for _ in range(_TRIES):
+            answer = await self._ask("put_object", IfMatch=etag, **params)
+            if not is_refused(answer):
+                self._done(answer)
+                return
+            if await self._seen() != etag:
+                return
+        raise self._unwritable("refuses right conditions")
 
     async def _deletes(self) -> bool:
         answer = await self._ask("delete_object", IfMatch=_WRONG)

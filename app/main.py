@@ -25,6 +25,7 @@ from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.erasing import Eraser
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.objects import ObjectWriter
 from app.resolve.resolver import Dataset, Resolver
@@ -64,7 +65,7 @@ def create_app(
     )
     room = ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s)
     rewrites = Rewrites(stores, fetch, room, metrics.on_rewrite)
-    writer = Writer(stores, fetch, resolver, objects, rewrites)
+    writer = Writer(stores, fetch, objects, rewrites)
     datasets = {
         name: Dataset(
             name=name,
@@ -88,7 +89,10 @@ def create_app(
     control = build_control(datasets, resolver, metrics, lifespan)
     bounds = Limits(limits.max_chunk_bytes, limits.max_batch_bytes, limits.timeout_s)
     uploads = Uploads(stores, writer, max_nbytes=limits.max_chunk_bytes)
-    writing = WritingPlane(datasets, resolver, writer, uploads, budget=budget, limits=bounds)
+    eraser = Eraser(resolver, objects, writer)
+    writing = WritingPlane(
+        datasets, resolver, writer, eraser, uploads, budget=budget, limits=bounds
+    )
     return Gateway(control, DataPlane(datasets, resolver, writing, cors), cors)
 
 

@@ -21,9 +21,15 @@ type Entry = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Pieces, and behind them the CRC-32C of all their bytes, 4 bytes, little-endian."""
+    """Pieces, and behind them the CRC-32C of all their bytes, 4 bytes, little-endian.
+
+    What is kept under a new checksum is read, and held against the old one before. What is kept as
+    it is, its checksum with it, is not: the store may copy it unread, and readers compare it.
+    """
 
     pieces: "Sequence[Piece | Sealed]"
+    replaces: ByteRange | None = None
+    """What had the old checksum, and that at its end; all ranges in the pieces lie in it."""
 
 
 class OpenShard(Protocol):

@@ -14,6 +14,7 @@ from app.http.payload import read_payload
 from app.http.preconditions import parse_demand
 from app.http.target import check_key
 from app.model import VirtualKey
+from app.resolve.erasing import Eraser
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.writing import Given, Outcome, Writer
 
@@ -23,9 +24,10 @@ _BATCH: Final = (b"content-type", batch_read.MEDIA_TYPE)
 class Bulk:
     """Answers requests of a whole dataset."""
 
-    def __init__(self, resolver: Resolver, writer: Writer, limits: Limits) -> None:
+    def __init__(self, resolver: Resolver, writer: Writer, eraser: Eraser, limits: Limits) -> None:
         self._resolver = resolver
         self._writer = writer
+        self._eraser = eraser
         self._limits = limits
 
     async def read(self, asked: Asked) -> None:
@@ -89,5 +91,5 @@ class Bulk:
         prefix = asked.parameter("prefix")
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix ends in a slash, and {prefix!r} does not")
-        count = await self._writer.erase(asked.dataset, check_key(prefix))
+        count = await self._eraser.erase(asked.dataset, check_key(prefix))
         await asked.tell_json({"deleted": count})

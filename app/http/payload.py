@@ -1,7 +1,6 @@
 """From what came over the wire to the bytes that are to be stored."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, LengthRequiredError, TooLargeError, UnknownCodingError
@@ -9,6 +8,7 @@ from app.http import aws_chunked
 from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check
 from app.resolve.opening import Held
+from app.storage.abreast import aside
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 """Checksums of more are computed off the event loop."""
@@ -59,11 +59,12 @@ async def read_payload(
     coding = Coding.parse(given)
     if not coding.is_framed:
         body = await incoming.read(incoming.length(most_nbytes), held)
-        await _aside(len(body), check, body, body, given)
+        await aside(check, body, body, given, is_long=len(body) > _IN_THREAD_NBYTES)
         return Payload(body, coding.is_gzip)
     length = _decoded_length(given, most_nbytes)
     received = await incoming.read(incoming.length(_framed_nbytes(length)), held)
-    body = await _aside(len(received), _unframe, received, length, given)
+    is_long = len(received) > _IN_THREAD_NBYTES
+    body = await aside(_unframe, received, length, given, is_long=is_long)
     return Payload(body, coding.is_gzip)
 
 
@@ -88,7 +89,3 @@ def _unframe(received: bytes, length: int, given: Mapping[bytes, bytes]) -> byte
         raise BadBodyError("a trailer is missing that x-amz-trailer announces")
     check(received, body, {**trailers, **given})
     return body
-
-
-async def _aside[*Ts, T](nbytes: int, call: Callable[[*Ts], T], *args: *Ts) -> T:
-    return await asyncio.to_thread(call, *args) if nbytes > _IN_THREAD_NBYTES else call(*args)

@@ -26,6 +26,7 @@ from app.http.target import split_target
 from app.http.uploading import Uploading
 from app.model import ETag, VirtualKey
 from app.resolve.budget import ByteBudget
+from app.resolve.erasing import Eraser
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.uploads import Uploads
 from app.resolve.writing import Given, Writer
@@ -50,6 +51,7 @@ class WritingPlane:
         datasets: Mapping[str, Dataset],
         resolver: Resolver,
         writer: Writer,
+        eraser: Eraser,
         uploads: Uploads,
         *,
         budget: ByteBudget,
@@ -59,7 +61,7 @@ class WritingPlane:
         self._writer = writer
         self._budget = budget
         self._limits = limits
-        self._bulk = Bulk(resolver, writer, limits)
+        self._bulk = Bulk(resolver, writer, eraser, limits)
         self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, limits).steps
         self._copier = Copier(datasets, resolver, writer, limits)
         self._of_keys: Mapping[str, _Respond] = {"PUT": self._put, "DELETE": self._delete}

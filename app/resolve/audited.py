@@ -1,6 +1,5 @@
 """Read for the audit of a container, and ask for objects that something refers to."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from itertools import batched
@@ -11,6 +10,7 @@ from app.formats.reading import Read, Weighable
 from app.model import ByteRange, ObjectRef, Part, Stored, condition_of
 from app.resolve.perform import DirectFetch
 from app.resolve.walk import Root
+from app.storage.abreast import abreast
 from app.storage.contract import Found, ObjectReader
 
 READS_AT_ONCE: Final = 4
@@ -34,10 +34,9 @@ class Reads:
     ) -> AsyncGenerator[tuple[Read[T], T | DamagedError | StorageError | None]]:
         """Perform *reads*, and give what came of each in their order."""
         for batch in batched(reads, READS_AT_ONCE):
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._read(read)) for read in batch]
+            found = await abreast(self._read, batch, at_a_time=READS_AT_ONCE)
             for read in batch:
-                yield read, tasks.pop(0).result()
+                yield read, found.pop(0)
 
     async def sizes(self, prefix: str) -> AsyncGenerator[tuple[str, int]]:
         """Give the keys of the objects below *prefix*, and their bytes."""

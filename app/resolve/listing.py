@@ -1,7 +1,7 @@
 """Pages of the keys of a dataset, in the order of their bytes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
@@ -20,17 +20,15 @@ from app.model import (
     Stored,
     Whole,
 )
-from app.resolve.abreast import abreast
 from app.resolve.entity import Entity
 from app.resolve.tree import Seen, Tree
 from app.resolve.walk import Root
+from app.storage.abreast import abreast, take
 from app.storage.contract import Listed
 
 _LOOKED_FOR: Final = 10_000
 """Shards may hold few of the chunks that they have room for."""
 _BATCH: Final = 500
-_AT_A_TIME: Final = 100
-
 
 type _Place = Location | Listed | None
 
@@ -91,7 +89,7 @@ class _Gathering:
         """Go through the wanted keys batch by batch until the page is full."""
         size = self._fewest
         async with aclosing(self._tree.walk()) as walk:
-            while batch := await _take(walk, size):
+            while batch := await take(walk, size):
                 before = len(self._entries)
                 for seen, found in zip(batch, await self._locate(batch), strict=True):
                     if not self._is_wanted(seen, found):
@@ -149,15 +147,6 @@ class _Gathering:
             places = await abreast(lambda at: _locate(batch[at], self._tree.root.fetch), wave)
             found.update(zip(wave, places, strict=True))
         return [found[at] for at in range(len(batch))]
-
-
-async def _take(walk: AsyncIterator[Seen], count: int) -> list[Seen]:
-    taken: list[Seen] = []
-    while len(taken) < count and (seen := await anext(walk, None)) is not None:
-        taken.append(seen)
-        if len(taken) % _AT_A_TIME == 0:
-            await asyncio.sleep(0)
-    return taken
 
 
 async def _locate(seen: Seen, fetch: Fetch) -> _Place:

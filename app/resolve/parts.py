@@ -4,19 +4,17 @@ An upload is ``{id}.upload``, which tells its key; a part ``{id}.{number}.{MD5}`
 completed ``{id}.done``. Ids begin with the time, so that listings begin with what is old.
 """
 
-import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from app.errors import BadPartError, DamagedError, ShardgateError, UnknownUploadError
+from app.errors import BadPartError, DamagedError, UnknownUploadError
 from app.model import ObjectRef
+from app.storage.abreast import abreast
 from app.storage.contract import UPLOADS, Found, ObjectStore
 
-_AT_ONCE: Final = 8
-"""Parts that are read, or removed, at a time."""
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
 
 type Told = dict[str, Any]
@@ -114,16 +112,16 @@ class Parts:
                 raise missing(part)
             return found.data
 
-        return b"".join(await _each(read, parts))
+        return b"".join(await abreast(read, parts))
 
     async def clear(self, place: Place) -> None:
         """Remove the upload, and its parts after it."""
         await self._store.delete(place.open, expected=None)
         await self.remove([place.part(part) async for part, _ in self._listed(place)])
 
-    async def remove(self, refs: Iterable[ObjectRef]) -> None:
+    async def remove(self, refs: Sequence[ObjectRef]) -> None:
         """Remove objects."""
-        await _each(lambda ref: self._store.delete(ref, expected=None), refs)
+        await abreast(lambda ref: self._store.delete(ref, expected=None), refs)
 
     async def old(
         self, root: ObjectRef, before_s: float
@@ -148,19 +146,3 @@ class Parts:
 def missing(part: PartName) -> BadPartError:
     """Make the error that *part* is not there."""
     return BadPartError(f"part {part.number} was not uploaded, or has another ETag")
-
-
-async def _each[A, T](call: Callable[[A], Awaitable[T]], given: Iterable[A]) -> list[T]:
-    """Call with each of *given*, some at a time; the first error ends all."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def gated(each: A) -> T:
-        async with gate:
-            return await call(each)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(gated(each)) for each in given]
-    except* ShardgateError as broken:
-        raise broken.exceptions[0] from None
-    return [task.result() for task in tasks]

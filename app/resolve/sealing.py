@@ -1,40 +1,75 @@
 """Checksums over pieces of a shard, of which some are still where they were."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Final
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 import crc32c
 
-from app.errors import VersionChangedError
+from app.errors import DamagedError, VersionChangedError
 from app.formats.writing import Sealed
 from app.model import ByteRange, ETag, ObjectRef, Piece
+from app.resolve.steps import Begin, End, Old, Outside, Step, places_in, steps_of, windows_of
+from app.storage.abreast import abreast
 from app.storage.contract import Found, ObjectReader
 from app.storage.parts import nbytes_of
-from app.storage.spans import assemble, plan_spans
-from app.storage.together import together
+from app.storage.spans import Spans, plan_spans
 
 _CHECKSUM_NBYTES: Final = 4
+_OF_SEALED: Final = crc32c.crc32c(bytes(_CHECKSUM_NBYTES))
+"""The checksum of whatever has its own behind it."""
 _READS_AT_ONCE: Final = 4
+_KEPT_NBYTES: Final = 64 * 1024**2
+"""Where more is to be read it goes through memory bit by bit, and the store copies it then."""
 
 
-async def seal(
-    store: ObjectReader, ref: ObjectRef, etag: ETag | None, pieces: Sequence[Piece | Sealed]
-) -> list[Piece]:
-    """Turn what is `Sealed` into bytes; ranges in it are read from the version *etag* of *ref*.
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """How checksums are put behind what is `Sealed`: what is read for that, and how much at once.
 
-    Raises: `VersionChangedError`, `StorageError`.
+    Each window is read whole. If there is just one, its bytes are kept to be written; ranges of
+    several stay ranges.
     """
-    spans = plan_spans(_ranges(piece for piece in pieces if isinstance(piece, Sealed)))
-    reads = [partial(_read, store, ref, span, etag) for span in spans]
-    read = await together(_READS_AT_ONCE, reads)
 
-    def sealed(piece: Sealed) -> bytes:
-        inside = [sealed(each) if isinstance(each, Sealed) else each for each in piece.pieces]
-        body = assemble(inside, spans, read)
-        return body + crc32c.crc32c(body).to_bytes(_CHECKSUM_NBYTES, "little")
+    windows: Sequence[tuple[Sequence[Step], Sequence[ByteRange]]]
+    """With the spans that hold the ranges in them."""
 
-    return [sealed(piece) if isinstance(piece, Sealed) else piece for piece in pieces]
+    @classmethod
+    def of(cls, pieces: Sequence[Piece | Sealed]) -> Self:
+        """Plan; it may take long."""
+        steps = list(steps_of(pieces))
+        whole = plan_spans(places_in(steps))
+        if _length(whole) <= _KEPT_NBYTES:
+            return cls([(steps, whole)])
+        return cls([(window, plan_spans(places_in(window))) for window in windows_of(steps)])
+
+    @property
+    def read_nbytes(self) -> int:
+        """How many bytes that were read are in memory at a time."""
+        return max(_length(spans) for _, spans in self.windows)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """How many bytes that were read stay in memory until they are written."""
+        if len(self.windows) > 1:
+            return 0
+        steps, _ = self.windows[0]
+        return _length(step.place for step in steps if isinstance(step, Old) and step.is_kept)
+
+    async def seal(self, store: ObjectReader, ref: ObjectRef, etag: ETag | None) -> list[Piece]:
+        """Give bytes, and ranges of the version *etag* of *ref*; other versions are never read.
+
+        Raises: `DamagedError` where the old checksum is not that of what it was over, of which a
+        part would be kept; `VersionChangedError`, `StorageError`.
+        """
+        checksums = _Checksums(ref, keeps_ranges=len(self.windows) > 1)
+        for steps, spans in self.windows:
+            read = await abreast(
+                lambda span: _read(store, ref, span, etag), spans, at_a_time=_READS_AT_ONCE
+            )
+            await asyncio.to_thread(checksums.take, steps, Spans(spans, read))
+        return checksums.pieces
 
 
 def length_of(pieces: Sequence[Piece | Sealed]) -> int:
@@ -45,13 +80,84 @@ def length_of(pieces: Sequence[Piece | Sealed]) -> int:
     )
 
 
-def _ranges(sealed: Iterator[Sealed]) -> Iterator[ByteRange]:
-    """Give all ranges that are to be read."""
-    for each in sealed:
-        for piece in each.pieces:
-            if isinstance(piece, ByteRange):
-                yield piece
-        yield from _ranges(piece for piece in each.pieces if isinstance(piece, Sealed))
+class _Open:
+    """Checksums so far, of what has begun: the new one, and the old one up to where it has got."""
+
+    def __init__(self, replaces: ByteRange | None) -> None:
+        self.replaces = replaces
+        self.new = self.old = 0
+        self.at = None if replaces is None else replaces.start
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether all of what is replaced went by, and was not as its checksum says."""
+        return self.replaces is not None and self.old != _OF_SEALED
+
+
+class _Checksums:
+    """Goes through steps, and notes what is to be written."""
+
+    def __init__(self, ref: ObjectRef, *, keeps_ranges: bool) -> None:
+        self.pieces: list[Piece] = []
+        self._ref = ref
+        self._keeps_ranges = keeps_ranges
+        self._open: list[_Open] = []
+        """What is in one another."""
+        self._damaged: ByteRange | None = None
+
+    def take(self, steps: Sequence[Step], read: Spans) -> None:
+        """Go on with *steps*, whose ranges were *read*.
+
+        Raises: `DamagedError`.
+        """
+        for step in steps:
+            match step:
+                case Begin(replaces):
+                    self._open.append(_Open(replaces))
+                case End():
+                    self._end()
+                case Outside(piece):
+                    self.pieces.append(piece)
+                case Old():
+                    self._take_old(step, read)
+                case _:
+                    self._sum(step)
+                    self.pieces.append(step)
+
+    def _take_old(self, step: Old, read: Spans) -> None:
+        place, is_kept = step
+        goes_on = [each for each in self._open if each.at == place.start]
+        for bit in read.take(place):
+            for each in goes_on:
+                each.old = crc32c.crc32c(bit, each.old)
+            if is_kept:
+                self._sum(bit)
+            if is_kept and not self._keeps_ranges:
+                self.pieces.append(bit)
+        for each in goes_on:
+            each.at = place.stop
+        if is_kept and self._keeps_ranges:
+            self.pieces.append(place)
+
+    def _end(self) -> None:
+        ended = self._open.pop()
+        if ended.is_damaged:
+            self._damaged = ended.replaces
+        if self._damaged is not None and not self._open:  # that is the outermost
+            raise DamagedError(
+                self._ref, f"the checksum at the end of {self._damaged} does not match"
+            )
+        checksum = ended.new.to_bytes(_CHECKSUM_NBYTES, "little")
+        self._sum(checksum)
+        self.pieces.append(checksum)
+
+    def _sum(self, bit: bytes) -> None:
+        for each in self._open:
+            each.new = crc32c.crc32c(bit, each.new)
+
+
+def _length(ranges: Iterable[ByteRange]) -> int:
+    return sum(each.length for each in ranges)
 
 
 async def _read(store: ObjectReader, ref: ObjectRef, span: ByteRange, etag: ETag | None) -> bytes:

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from app.formats.contract import Layout
 from app.formats.naming import LAST, Candidate, Cursor, Item, Means, Shelf, Walk, Wanted
 from app.model import MISSING, Location, ObjectRef, VirtualKey
-from app.resolve.abreast import abreast, aside
 from app.resolve.containers import MAX_DEPTH
 from app.resolve.walk import Root
+from app.storage.abreast import abreast, aside
 from app.storage.contract import Listed, ObjectReader
 
 _MAX_KEY_NBYTES: Final = 1024

@@ -1,6 +1,5 @@
 """Keys that come in parts, which wait in the store: whichever process is asked can go on."""
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from app.resolve.opening import Held
 from app.resolve.parts import PartName, Parts, Place, Told, missing
 from app.resolve.resolver import Dataset
 from app.resolve.writing import Given, Writer
+from app.storage.abreast import aside
 from app.storage.contract import ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
@@ -87,7 +87,7 @@ class Uploads:
         await self._demand_open(place, upload.key)
         if number * len(body) > self._max_nbytes:  # or the parts before it are smaller: look
             await self._demand_room(place, number, len(body))
-        md5 = await _aside(len(body), _md5, body)
+        md5 = await aside(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
         await self._parts.put(place, PartName(number, md5), body)
         return ETag(f'"{md5}"')
 
@@ -102,7 +102,7 @@ class Uploads:
         try:
             told = await self._demand_open(place, upload.key)
             body = await self._join(place, completion.parts, held)
-            await _aside(len(body), completion.check, body)
+            await aside(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
             given = Given(upload.key, body, told["is_gzip"], completion.demand)
             etag = await self._writer.put(upload.dataset, given)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
@@ -161,7 +161,3 @@ class Uploads:
 
 def _md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-async def _aside[*Ts, T](nbytes: int, call: Callable[[*Ts], T], *args: *Ts) -> T:
-    return await asyncio.to_thread(call, *args) if nbytes > _IN_THREAD_NBYTES else call(*args)

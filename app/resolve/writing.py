@@ -1,28 +1,23 @@
 """From a dataset, a virtual key and a body to what is durable in the store."""
 
-import asyncio
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
-from itertools import chain, starmap
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.errors import BadKeyError, ReadOnlyError, ShardgateError
-from app.formats.naming import Window
+from app.errors import ShardgateError
 from app.formats.writing import Document, ShardRewriter, Slot, Target
-from app.model import ETag, ObjectRef, VirtualKey, Whole
-from app.resolve.abreast import abreast
-from app.resolve.breathing import breathe
-from app.resolve.containers import PassThrough
+from app.model import ETag, VirtualKey, Whole
+from app.resolve.changes import Change
 from app.resolve.entity import Demand
 from app.resolve.fetch import ReadCache
 from app.resolve.noting import Noting
 from app.resolve.objects import ObjectWriter
-from app.resolve.resolver import Dataset, Resolver
-from app.resolve.rewriting import Change, Rewrites
+from app.resolve.resolver import Dataset
+from app.resolve.rewriting import Rewrites
+from app.storage.abreast import abreast, aside, breathe
 from app.storage.contract import ObjectStore
 
 _AT_ONCE: Final = 16
@@ -35,9 +30,6 @@ _ABSENT_S: Final = 1.0
 """So is, sooner, what was not there."""
 _LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:-?[0-9][^/]*|c(?:[.0-9][^/]*)?)$", re.ASCII)
 """How keys end that may be of chunks: ``c/0/1``, ``c0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
-_ERASED_AT_ONCE: Final = 50_000
-"""Keys whose shards are rewritten once for all of them."""
-_PAGE: Final = 1000
 
 type Outcome = ETag | ShardgateError | None
 """The version that a key has now, `None` if it is no more, or why it was not written."""
@@ -60,13 +52,11 @@ class Writer:
         self,
         store: ObjectStore,
         fetch: ReadCache,
-        resolver: Resolver,
         objects: ObjectWriter,
         rewrites: Rewrites,
     ) -> None:
         self._store = store
         self._fetch = fetch
-        self._resolver = resolver
         self._objects = objects
         self._rewrites = rewrites
 
@@ -114,76 +104,10 @@ class Writer:
         async def write(target: Document | Whole, each: Given) -> None:
             bulk.outcomes[each.key] = await _outcome(self._write(target, each))
 
-        waiting = chain(starmap(rewrite, bulk.shards.items()), starmap(write, bulk.objects))
-
-        async def work() -> None:
-            for number, job in enumerate(waiting):
-                await job
-                await breathe(number)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_AT_ONCE, len(bulk.shards) + len(bulk.objects))):
-                group.create_task(work())
+        jobs = [partial(rewrite, *each) for each in bulk.shards.items()]
+        jobs += [partial(write, *each) for each in bulk.objects]
+        await abreast(lambda job: job(), jobs, at_a_time=_AT_ONCE)
         return [bulk.outcomes[each.key] for each in given]
-
-    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
-        """Take all keys away that begin with *prefix*, which ends in a slash; tell how many.
-
-        Of whole containers, and where there is none, objects are counted.
-
-        Raises: `ReadOnlyError` where a repository is, or is in the way; the first error that a
-        key met.
-        """
-        await self._store.demand_safety(dataset.root)
-        with suppress(BadKeyError):  # that is the name of no chunk, but others may be
-            await self._target(dataset, VirtualKey(f"{prefix}0"), self._fetch.clock())
-        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
-        count = 0
-        if not rest or isinstance(layout, PassThrough):
-            await self._demand_erasable(dataset, prefix)
-            listed = self._store.list(dataset.root.join(prefix).prefix)
-            async for batch in _batched(each.ref async for each in listed):
-                async with asyncio.TaskGroup() as group:
-                    for ref in batch:
-                        group.create_task(self._objects.delete(ref, demand=None))
-                count += len(batch)
-            return count
-        after: str | None = ""
-        while after is not None:
-            keys, after = await self._keys(dataset, prefix, after)
-            outcomes = await self.put_each(dataset, [Given(key, None) for key in keys])
-            for outcome in outcomes:
-                if isinstance(outcome, ShardgateError):
-                    raise outcome
-            count += len(keys)
-        return count
-
-    async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
-        """Look for what is below *prefix* and may not be written, before anything is gone.
-
-        Raises: `ReadOnlyError`, `DamagedError`.
-        """
-        began_at, seen = self._fetch.clock(), None
-        async for each in self._store.list(dataset.root.join(prefix).prefix):
-            path = each.ref.key.removeprefix(dataset.root.prefix.key).rpartition("/")[0]
-            if path != seen:
-                seen = path
-                with suppress(BadKeyError):
-                    await self._target(dataset, VirtualKey(f"{path}/_"), began_at)
-
-    async def _keys(
-        self, dataset: Dataset, prefix: VirtualKey, start: str
-    ) -> tuple[list[VirtualKey], str | None]:
-        """List keys below *prefix* behind *start*, and tell behind which to go on."""
-        keys: list[VirtualKey] = []
-        after: str | None = start
-        while after is not None and len(keys) < _ERASED_AT_ONCE:
-            page = await self._resolver.page(dataset, Window(prefix, after), _PAGE)
-            if page is None:
-                raise ReadOnlyError(f"{prefix}: cannot be listed, and so not be taken away")
-            keys += [VirtualKey(entry.key) for entry in page.entries]
-            after = page.after
-        return keys, after
 
     async def _target(self, dataset: Dataset, key: VirtualKey, began_at: float) -> Target:
         """Find where *key* is written, by metadata that were not old when the request *began_at*.
@@ -235,8 +159,8 @@ async def _change(slot: Slot, given: Given) -> Change:
     body = given.body
     if body is not None:
         encode = partial(shard.encode, entry, body, is_gzip=given.is_gzip)
-        body = await asyncio.to_thread(encode) if len(body) > _IN_THREAD_NBYTES else encode()
-    return Change(entry, body, given.demand)
+        body = await aside(encode, is_long=len(body) > _IN_THREAD_NBYTES)
+    return Change(given.key, entry, body, given.demand)
 
 
 async def _outcome(write: Awaitable[ETag | None]) -> Outcome:
@@ -244,14 +168,3 @@ async def _outcome(write: Awaitable[ETag | None]) -> Outcome:
         return await write
     except ShardgateError as error:
         return error
-
-
-async def _batched(refs: AsyncIterator[ObjectRef]) -> AsyncIterator[list[ObjectRef]]:
-    batch: list[ObjectRef] = []
-    async for ref in refs:
-        batch.append(ref)
-        if len(batch) == _AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -13,6 +13,8 @@ from tests.crowds import Plans, impossible, plans, play
 from tests.gateways import gateway, of_dataset
 from tests.labs import Lab
 
+SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
+"""Of a folder, `tests/faults/test_at_random.py` has the same with more that goes wrong."""
 WRITERS: Final = 32
 TTL_S: Final = 60
 """Of what the gateways remember: longer than any test, so that nothing is right by chance."""
@@ -25,7 +27,7 @@ class Site(NamedTuple):
     urls: list[str]
 
 
-@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+@pytest.fixture(scope="module", params=SITES)
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Site]:

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.clients.filling import CLIENTS, fill, values
+from tests.clients.filling import fill, values
 from tests.gateways import gateway, of_dataset
 from tests.seaweedfs import SeaweedFS
 
+PAIRS: Final = (
+    ("folder", "s3fs"),
+    pytest.param("folder", "obstore", marks=pytest.mark.soak),
+    ("seaweedfs", "obstore"),
+    pytest.param("seaweedfs", "s3fs", marks=pytest.mark.soak),
+)
+"""Stores, and clients that fill arrays in them."""
 PROCESSES: Final = 8
 SHAPE: Final = (30, 34)
 SHARDS: Final = (16, 16)
@@ -43,7 +50,7 @@ class Lab:
         return zarr.open_array(self.seaweedfs.zarr_store(f"filled/{name}"), mode="r")
 
 
-@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+@pytest.fixture(scope="module")
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     """Run the service in a process of its own."""
     folder, seaweedfs = tmp_path_factory.mktemp("lab"), None
@@ -55,7 +62,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield Lab(running.url, folder, seaweedfs)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(("lab", "client"), PAIRS, indirect=["lab"])
 def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
     """All write at once, neighbours in the same shards; every value is in the shards in the end."""
     lab.new_array(client)

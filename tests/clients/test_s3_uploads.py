@@ -23,6 +23,7 @@ from zarr.storage import ObjectStore
 from tests.gateways import Gateway, gateway, of_dataset
 from tests.seaweedfs import SeaweedFS
 
+SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 MIB: Final = 1024**2
 PART: Final = 5 * MIB
 DATA: Final = random.Random(1).randbytes(PART + 70_000)
@@ -107,7 +108,7 @@ class Lab:
         return name
 
 
-@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+@pytest.fixture(scope="module", params=SITES)
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     """Start the gateways."""
     folder, seaweedfs = tmp_path_factory.mktemp("lab"), None

@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     reader: str
 
 
-@pytest.fixture(params=["folder", "seaweedfs"])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
     """Store a sharded array of ones, and run the services."""
     stores, url = {}, str(tmp_path)

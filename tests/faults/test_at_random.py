@@ -13,6 +13,8 @@ from tests.faults.pairs import Mischief, Pair
 from tests.gateways import Start
 from tests.labs import Lab
 
+SITES: Final = ("folder", pytest.param("seaweedfs", marks=pytest.mark.soak))
+"""What becomes of each request to the other, `test_killed_at_each_step.py` has."""
 WRITERS: Final = 16
 MISCHIEF: Final = st.lists(
     st.builds(
@@ -27,7 +29,7 @@ MISCHIEF: Final = st.lists(
 QUIET: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+@pytest.fixture(scope="module", params=SITES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> Generator[Pair]:

@@ -15,6 +15,7 @@ import pytest
 from tests.gateways import Gateway, Start, of_dataset
 from tests.labs import LARGE, SMALL, Lab, value
 
+SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 OLD: Final = {at: value(SMALL, 1, at) for at in range(8)}
 NEW: Final = {at: value(SMALL, 2, at) for at in range(8)}
 """All chunks of one shard."""
@@ -55,7 +56,7 @@ class Site:
         return dict(enumerate(found[:7]))
 
 
-@pytest.fixture(scope="module", params=["folder", "seaweedfs"])
+@pytest.fixture(scope="module", params=SITES)
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> Generator[Site]:

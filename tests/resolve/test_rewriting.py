@@ -14,7 +14,15 @@ from app.storage.contract import Conflict
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import encode_manifest, mesh_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.resolve.writers import Between, Replica, chunks_of, replica, zarr_json
+from tests.resolve.writers import (
+    CHUNK_NBYTES,
+    PER_SHARD,
+    Between,
+    Replica,
+    chunks_of,
+    replica,
+    zarr_json,
+)
 from tests.resolving import ROOT
 
 SHARD = ROOT.join("a/c/0")
@@ -317,3 +325,28 @@ async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
     await other
 
     assert await stored(memory) == {0: b"0000", 2: b"2222"}
+
+
+@pytest.mark.parametrize("checksums", [0, 1, 2])
+async def test_what_is_read_for_a_checksum_is_counted_besides(
+    memory: MemoryStore, checksums: int
+) -> None:
+    """What stays of a shard under a checksum is held as it was read, and as it is written."""
+    document = json.loads(zarr_json())
+    document["codecs"] += [{"name": "crc32c"}] * checksums
+    memory.place(ROOT.join("a/zarr.json"), json.dumps(document).encode())
+    held: list[int] = []
+
+    def note(call: str, _: ObjectRef) -> None:
+        if call == "put":
+            held.append(one.room.held_bytes)
+
+    one = replica(Between(memory, note))
+
+    await one.put("a/c/0", b"0000")
+    await one.put("a/c/1", b"1111")
+
+    size = 2 * CHUNK_NBYTES + 16 * PER_SHARD + 4 * checksums
+    assert held == [size - CHUNK_NBYTES, size + CHUNK_NBYTES * (checksums > 0)]
+    assert one.room.held_bytes == 0
+    assert await one.read("a/c/0") == b"0000"

@@ -1,10 +1,9 @@
-"""Keys written: objects, documents, many at once, and whole prefixes taken away."""
+"""Keys written: objects, documents, many at once."""
 
 import asyncio
 import gzip
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,6 @@ from app.resolve.containers import Containers
 from app.resolve.writing import Given
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
-from tests.repositories import create
 from tests.resolve.writers import Between, Replica, chunks_of, replica, zarr_json
 from tests.resolving import ROOT
 
@@ -346,71 +344,6 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
     with pytest.raises(UnwritableError):
         await put_each(one, {"notes/new": b"new"})
     assert await stored(memory, "notes/new") is None
-
-
-async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> None:
-    """Shards and metadata of a whole array, and nothing beside it."""
-    one = replica(memory)
-    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
-    memory.place(ROOT.join("ab"), b"beside")
-
-    count = await one.writer.erase(one.reading.dataset, VirtualKey("a/"))
-
-    assert count == 3
-    assert [listed.ref.key async for listed in memory.list(ROOT.prefix)] == [
-        ROOT.join("ab").key,
-        ROOT.join("notes/one").key,
-    ]
-    assert await one.read("a/c/3") is None
-
-
-def _files_of_repository(folder: Path) -> dict[str, bytes]:
-    create(folder)
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-async def test_a_repository_is_not_taken_away_with_what_is_around_it(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    """It changes by commits only; what is beside it stays too."""
-    files = _files_of_repository(tmp_path)
-    for name, data in files.items():
-        memory.place(ROOT.join(f"x/lab/{name}"), data)
-    memory.place(ROOT.join("x/beside"), b"it")
-    one = replica(memory)
-
-    with pytest.raises(ReadOnlyError):
-        await one.writer.erase(one.reading.dataset, VirtualKey("x/"))
-
-    assert len([each async for each in memory.list(ROOT.join("x/"))]) == len(files) + 1 > 4
-
-
-async def test_chunks_are_taken_away_without_their_array(memory: MemoryStore) -> None:
-    """What is right below the array's own directory stays."""
-    one = replica(memory)
-    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
-
-    assert await one.writer.erase(one.reading.dataset, VirtualKey("a/c/")) == 16
-
-    assert await stored(memory, "a/c/0") is await stored(memory, "a/c/1") is None
-    assert await one.read("a/zarr.json") is not None
-
-
-async def test_shards_of_an_array_made_elsewhere_are_no_objects(memory: MemoryStore) -> None:
-    """Below the prefix lies a shard, and in that a chunk whose key begins otherwise."""
-    one, other = replica(memory), replica(memory)
-    assert await one.read("b/c/0/0") is None
-    grid = {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
-    codecs = json.loads(zarr_json())["codecs"]
-    codecs[0]["configuration"]["chunk_shape"] = [4, 4]
-    document = zarr_json(shape=[8, 4], chunk_grid=grid, codecs=codecs)
-    memory.place(ROOT.join("b/zarr.json"), document)
-    await put_each(other, {"b/c/0/0": bytes(16), "b/c/1/0": b"\1" * 16})
-
-    await one.writer.erase(one.reading.dataset, VirtualKey("b/c/0/"))
-
-    assert [await other.read(f"b/c/{n}/0") for n in range(2)] == [None, b"\1" * 16]
 
 
 @pytest.mark.parametrize("name", ["a/c/{}", "notes/{}"])

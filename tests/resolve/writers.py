@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.entity import Demand
+from app.resolve.erasing import Eraser
 from app.resolve.objects import ObjectWriter
 from app.resolve.rewriting import Rewrites
 from app.resolve.writing import Given, Writer
@@ -58,11 +59,14 @@ def chunks_of(shard: bytes) -> dict[int, bytes]:
 
 @dataclass
 class Replica:
-    """A process of the service: a writer, and a resolver with the same caches."""
+    """A process of the service: writers, and a resolver with the same caches."""
 
     writer: Writer
+    eraser: Eraser
     reading: Reading
     rewriter: Rewrites
+    room: ByteBudget
+    """For shards that are put together."""
     rewrites: list[tuple[int, int]] = field(default_factory=list)
     """Of each the changes, and how often others were faster."""
 
@@ -90,8 +94,9 @@ def replica(store: ObjectStore) -> Replica:
     objects = ObjectWriter(store, looked.fetch, document_bytes=2**16, decoded_bytes=2**16)
     room = ByteBudget(2**20, wait_s=60)
     rewrites = Rewrites(store, looked.fetch, room, lambda *counts: told.append(counts))
-    writer = Writer(store, looked.fetch, looked.resolver, objects, rewrites)
-    return Replica(writer, looked, rewrites, told)
+    writer = Writer(store, looked.fetch, objects, rewrites)
+    eraser = Eraser(looked.resolver, objects, writer)
+    return Replica(writer, eraser, looked, rewrites, room, told)
 
 
 class Between:

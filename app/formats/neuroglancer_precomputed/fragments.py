@@ -74,10 +74,8 @@ class ManifestReads(NamedTuple):
 
     def each(self) -> Iterator[tuple[slice, Read[FragmentSizes]]]:
         """Give the reads, of any version, each with the manifests that it is of."""
-        places = map(ByteRange, self.starts.tolist(), self.stops.tolist())
-        for run in coalesce(enumerate(places)):
-            at = slice(run[0][0], run[-1][0] + 1)
-            start, stop = run[0][1].start, int(self.stops[at].max())
+        for at in coalesce(self.starts, self.stops):
+            start, stop = int(self.starts[at][0]), int(self.stops[at].max())
             inside = np.column_stack([self.starts[at], self.stops[at]]) - start
             decode = ManifestsDecoder(inside.tobytes(), self.decode)
             yield at, Read("mesh-manifest", self.ref, ByteRange(start, stop), decode)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import BadKeyError, DamagedError, ReadOnlyError
+from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
 from app.formats.contract import Listing
 from app.formats.documents import Json, show
 from app.formats.naming import PLAIN, Name, Shelf, Walk
@@ -78,7 +78,10 @@ class PrecomputedLayout:
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Find where a chunk is written, be it there or not; all else is stored as it is."""
+        """Find where a chunk is written, be it there or not; all else is stored as it is.
+
+        Raises: `BadKeyError`; `ConflictError` for a shard, whose chunks would be gone.
+        """
         path, _slash, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())
         for part in parts:
@@ -87,6 +90,11 @@ class PrecomputedLayout:
         for part in parts:
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
+            if self._shards((part,)).hides(name):
+                raise ConflictError(
+                    f"{key} is a shard: its chunks are written by their own keys, and the whole "
+                    'object through a dataset with view = "raw"'
+                )
         return Whole(self.directory.join(key))
 
     async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:

@@ -93,7 +93,7 @@ class MeshRewriter:
         """
         if (survey := await survey_to_write(self.shard, fetch)) is None:
             return None
-        shard = OpenedShard.of(survey)
+        shard = OpenedShard(survey)
         ids, starts, stops, _ = shard.chunks
         reads = ManifestReads.of(self.shard, starts, stops)
         kept = _with_leads(shard, await reads.perform(shard.etag, fetch))

@@ -3,18 +3,18 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
 from app.errors import ConflictError, DamagedError
+from app.formats.neuroglancer_precomputed.encoded import Minishard as EncodedMinishard
 from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
 from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.neuroglancer_precomputed.minishards import Numbers
 from app.formats.neuroglancer_precomputed.planning import Kept
 from app.formats.neuroglancer_precomputed.shards import Minishard
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedSurvey
-from app.formats.neuroglancer_precomputed.table import Minishard as EncodedMinishard
 from app.formats.reading import DecodeError, Fetch
 from app.formats.writing import Entry
 from app.model import ByteRange, ETag, ObjectRef, Stored, etag_of
@@ -47,14 +47,7 @@ class OpenedShard:
     """The indexes of one version of a shard."""
 
     survey: PrecomputedSurvey
-    minishards: dict[int, EncodedMinishard]
-    """By their numbers."""
-    _decoded: dict[int, Minishard] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, survey: PrecomputedSurvey) -> Self:
-        """Find minishards by their numbers."""
-        return cls(survey, {minishard.number: minishard for minishard in survey.minishards})
+    _decoded: dict[int, Minishard | None] = field(default_factory=dict)
 
     @property
     def etag(self) -> ETag:
@@ -73,11 +66,11 @@ class OpenedShard:
         """
         chunk_id = entry[0]
         _, number = self.survey.shard.part.sharding.address(chunk_id)
-        if number not in self.minishards:
-            return None
         if number not in self._decoded:
-            self._decoded[number] = self._decode(self.minishards[number])
-        found = self._decoded[number].locate(chunk_id)
+            encoded = self.survey.minishards.find(number)
+            self._decoded[number] = None if encoded is None else self._decode(encoded)
+        minishard = self._decoded[number]
+        found = None if minishard is None else minishard.locate(chunk_id)
         return None if found is None else found.byte_range
 
     @cached_property
@@ -106,9 +99,9 @@ class OpenedShard:
 
         Raises: `DamagedError`.
         """
-        indexes = [self.survey.region.narrow(each.place) for each in self.survey.minishards]
-        begins = np.array([place.start for place in indexes] + [2**63 - 1], np.int64)
-        ends = np.array([place.stop for place in indexes], np.int64)
+        places, first = self.survey.minishards.places, self.survey.region.start
+        begins = np.append(places.starts + first, 2**63 - 1)
+        ends = places.stops + first
         next_begins = begins[np.searchsorted(ends, starts, side="right")]
         wrong = np.flatnonzero((next_begins < stops) & (starts < stops))
         if wrong.size:

@@ -44,7 +44,7 @@ class ChunkRewriter:
         Raises: `DamagedError`, `ConflictError` for a shard in two objects.
         """
         survey = await survey_to_write(self.shard, fetch)
-        return None if survey is None else OpenedShard.of(survey)
+        return None if survey is None else OpenedShard(survey)
 
     def plan(
         self, old: OpenedShard | None, changes: Mapping[Entry, bytes | None]

@@ -1,7 +1,6 @@
 """The shards of a part, and all that their two levels of index name."""
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +11,18 @@ import numpy as np
 from app.errors import DamagedError, VersionChangedError
 from app.formats.gzipped import inflate
 from app.formats.naming import Look
-from app.formats.neuroglancer_precomputed.coalescing import Numbered, coalesce
+from app.formats.neuroglancer_precomputed.coalescing import coalesce
+from app.formats.neuroglancer_precomputed.encoded import Minishards, Places
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
     ShardIndex,
 )
-from app.formats.neuroglancer_precomputed.keys import Ids
+from app.formats.neuroglancer_precomputed.keys import Ids, Mask
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.neuroglancer_precomputed.metadata import Kind, Part
+from app.formats.neuroglancer_precomputed.minishards import Numbers
 from app.formats.neuroglancer_precomputed.shards import OpenShard, open_shard, read_index
-from app.formats.neuroglancer_precomputed.table import Entries, Minishard, Rows, TableReader
+from app.formats.neuroglancer_precomputed.table import Entries, Rows, TableReader
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Entry, Fault, Shard, Table
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
@@ -153,21 +154,19 @@ class PrecomputedShard:
         ref, region, etag = shard.region
         whole = Stored(ref, ByteRange(0, region.stop), etag)
         placed = _plan(shard.index, region.length, self.most_nbytes)
-        if (nbytes := sum(place.length for _, place in placed.places)) > self._total_nbytes:
+        if (nbytes := placed.places.nbytes) > self._total_nbytes:
             raise DamagedError(
                 ref, f"minishard indexes of {nbytes} bytes, over {self._total_nbytes}"
             )
-        minishards: list[Minishard] = []
-        for run in coalesce(placed.places):
-            span = ByteRange(run[0][1].start, run[-1][1].stop)
-            read = Read("minishard-index", ref, region.narrow(span), Opaque, etag)
+        runs: list[bytes] = []
+        for at in coalesce(placed.places.starts, placed.places.stops):
+            run = placed.places.among(at)
+            read = Read("minishard-index", ref, region.narrow(run.span), Opaque, etag)
             if (found := await fetch(read)) is None:
                 raise VersionChangedError(ref)
-            data = memoryview(found.value.data)
-            for number, place in run:
-                encoded = bytes(data[place.start - span.start : place.stop - span.start])
-                minishards.append(Minishard(number, place, encoded))
-        return PrecomputedSurvey(self, whole, region, tuple(minishards), tuple(placed.faults))
+            runs.append(run.pick(found.value.data))
+        minishards = Minishards(placed.places, runs)
+        return PrecomputedSurvey(self, whole, region, minishards, tuple(placed.faults))
 
     @property
     def _total_nbytes(self) -> int:
@@ -194,8 +193,7 @@ class PrecomputedSurvey:
     whole: Stored
     region: ByteRange
     """What offsets count in: the shard behind its shard index."""
-    minishards: tuple[Minishard, ...]
-    """By their places."""
+    minishards: Minishards
     faults: tuple[str, ...]
     """What is wrong with other minishards."""
 
@@ -203,7 +201,7 @@ class PrecomputedSurvey:
     def indexes(self) -> Sequence[ByteRange]:
         """The shard index, unless it is an object of its own, and the minishard indexes."""
         first = (ByteRange(0, self.region.start),) if self.region.start else ()
-        return (*first, *(self.region.narrow(minishard.place) for minishard in self.minishards))
+        return (*first, *map(self.region.narrow, self.minishards.places.each()))
 
     @property
     def index_location(self) -> str:
@@ -218,7 +216,7 @@ class PrecomputedSurvey:
     @property
     def count(self) -> int:
         """One for each byte of the indexes where they are gzip, about."""
-        return sum(len(minishard.encoded) for minishard in self.minishards)
+        return self.minishards.nbytes
 
     def table(self) -> Table:
         """Decode the minishard indexes, and check all that they name."""
@@ -270,10 +268,9 @@ class PrecomputedSurvey:
         room = manifest.place.start - self.region.start
         if nbytes > room:
             return f"its fragments have {nbytes} bytes, and there are {room} before it"
-        minishards = self.minishards
-        start = room - nbytes
-        before = bisect_left(minishards, room, key=lambda minishard: minishard.place.start)
-        if nbytes and before and minishards[before - 1].place.stop > start:
+        places = self.minishards.places
+        before = int(np.searchsorted(places.starts, room))
+        if nbytes and before and places.stops[before - 1] > room - nbytes:
             return "its fragments overlap a minishard index"
         return None
 
@@ -291,26 +288,36 @@ class PrecomputedSurvey:
 
 
 class _Plan(NamedTuple):
-    places: list[Numbered]
-    """Of minishards, where their indexes lie."""
+    places: Places
     faults: list[str]
 
 
 def _plan(index: ShardIndex, length: int, most_nbytes: int) -> _Plan:
     """Find the minishard indexes in *length* bytes, by their places, none over another."""
-    plan = _Plan([], [])
     entries = np.frombuffer(index.entries, "<u8").reshape(-1, 2)
     filled = np.flatnonzero(entries[:, 0] != entries[:, 1])
     numbers = filled[np.argsort(entries[filled, 0], kind="stable")]
+    starts, stops = entries[numbers].T
+    is_sound = (starts <= stops) & (stops <= length) & (stops - starts <= most_nbytes)
+    is_sound[1:] &= stops[:-1] <= starts[1:]
+    faults: list[str] = []
+    if not is_sound.all():
+        faults = list(_check(numbers, entries, is_sound, length, most_nbytes))
+    columns = (each[is_sound].astype(np.int64) for each in (numbers, starts, stops))
+    return _Plan(Places(*columns), faults)
+
+
+def _check(
+    numbers: Numbers, entries: Ids, is_sound: Mask, length: int, most_nbytes: int
+) -> Iterator[str]:
+    """Tell what is wrong, and note in *is_sound* of what: one may lie over another that is not."""
     end = 0
-    for number, (start, stop) in zip(numbers.tolist(), entries[numbers].tolist(), strict=True):
-        if end <= start <= stop <= length and stop - start <= most_nbytes:
-            plan.places.append((number, ByteRange(start, stop)))
+    for at, (start, stop) in enumerate(entries[numbers].tolist()):
+        is_sound[at] = end <= start <= stop <= length and stop - start <= most_nbytes
+        if is_sound[at]:
             end = stop
         else:
-            fault = _fault(start, stop, length, most_nbytes)
-            plan.faults.append(f"minishard index {number} {fault}")
-    return plan
+            yield f"minishard index {numbers[at]} {_fault(start, stop, length, most_nbytes)}"
 
 
 def _fault(start: int, stop: int, length: int, most_nbytes: int) -> str:

@@ -1,13 +1,14 @@
 """All chunks that the minishard indexes of a shard name, checked column by column."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, overload
+from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from app.formats.gzipped import inflate_to_array
+from app.formats.neuroglancer_precomputed.encoded import Minishard
 from app.formats.neuroglancer_precomputed.index import check_rows
 from app.formats.neuroglancer_precomputed.keys import Ids, Mask
 from app.formats.neuroglancer_precomputed.metadata import Part
@@ -21,14 +22,6 @@ _TOLD: Final = 100
 
 type Rows = npt.NDArray[np.uint64]
 """Of each chunk the id, where it begins and ends, and in which minishard it stands."""
-
-
-class Minishard(NamedTuple):
-    """An encoded minishard index; *place* counts from the end of the shard index."""
-
-    number: int
-    place: ByteRange
-    encoded: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +64,7 @@ class TableReader:
     """All together may hold no more."""
     faults: list[Fault] = field(default_factory=list)
 
-    def read(self, minishards: Sequence[Minishard]) -> Entries:
+    def read(self, minishards: Iterable[Minishard]) -> Entries:
         """Decode *minishards*, and leave out the chunks that no reader finds, or finds whole.
 
         The rest comes by place, counted from the beginning of the object.
@@ -98,7 +91,7 @@ class TableReader:
         name = self.part.names.format(chunk_id)
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
 
-    def _decode(self, minishards: Sequence[Minishard]) -> Rows:
+    def _decode(self, minishards: Iterable[Minishard]) -> Rows:
         decoded = list(self._inflate(minishards))
         numbers = [number for number, _ in decoded]
         chunks = decode_minishards(numbers, [data for _, data in decoded])
@@ -111,7 +104,7 @@ class TableReader:
             wrong = np.isin(chunks.owners, owners)
         return np.column_stack(chunks)[~wrong]
 
-    def _inflate(self, minishards: Sequence[Minishard]) -> Iterator[tuple[int, bytes | bytearray]]:
+    def _inflate(self, minishards: Iterable[Minishard]) -> Iterator[tuple[int, bytes | bytearray]]:
         """Give the number and the rows of each, but of those that are damaged."""
         room = self.total_nbytes
         is_gzip = self.part.sharding.is_minishard_index_gzip

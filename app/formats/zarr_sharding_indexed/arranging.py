@@ -64,10 +64,15 @@ def arrange(
     pieces = _gather(_runs(order, starts, nbytes), parts)
     at = 0 if codec.location is IndexLocation.START else len(pieces)
     pieces.insert(at, codec.encode(index))
-    for _ in range(codec.trailer_nbytes // CHECKSUM_NBYTES):
-        pieces = [Sealed(pieces)]
+    for nbytes_behind in range(codec.trailer_nbytes - CHECKSUM_NBYTES, -1, -CHECKSUM_NBYTES):
+        pieces = [Sealed(pieces, _without_end(old, nbytes_behind))]
     places = dict(_places(offsets, parts))
     return NewIndex(index, Part(pieces, total, places), len(present))
+
+
+def _without_end(old: OpenZarrShard | None, nbytes: int) -> ByteRange | None:
+    """Tell where all of *old* is but its last *nbytes*."""
+    return None if old is None else ByteRange(old.place.start, old.place.stop - nbytes)
 
 
 def _contents(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from app.formats.icechunk.node_paths import NodePaths, NodePathsDecoder
 from app.formats.icechunk.snapshot_list import SnapshotInfo
 from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.resolve.icechunk.repositories import OpenedRepository
+from app.storage.abreast import abreast
 
 _LOGS_AT_ONCE: Final = 8
 _MOST_SNAPSHOTS: Final = 10_000
@@ -48,7 +50,7 @@ async def read_diff(opened: OpenedRepository, before: str, after: str, limit: in
         raise BadParameterError(f"there are more than {_MOST_SNAPSHOTS} commits in between")
     changes, missing = Changes(), list[str]()
     for some in batched(wanted, _LOGS_AT_ONCE):
-        logs = await _read_logs(opened, some)
+        logs = await abreast(partial(_read_log, opened), some, at_a_time=_LOGS_AT_ONCE)
         await asyncio.to_thread(_add, changes, [log for log in logs if log is not None])
         missing += [each.snapshot_id for each, log in zip(some, logs, strict=True) if log is None]
         if changes.nbytes > _MOST_NBYTES:
@@ -84,17 +86,6 @@ def _logs(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
         for pruned in info.pruned_ancestor_tx_logs:
             yield _Log(pruned, is_pruned=True)
         yield _Log(info.snapshot_id, is_pruned=False)
-
-
-async def _read_logs(
-    opened: OpenedRepository, wanted: Sequence[_Log]
-) -> list[TransactionLog | None]:
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_read_log(opened, each)) for each in wanted]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 async def _read_log(opened: OpenedRepository, wanted: _Log) -> TransactionLog | None:

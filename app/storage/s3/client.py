@@ -28,6 +28,7 @@ from app.errors import StorageDeniedError, StorageTimeoutError, StorageUnavailab
 from app.model import ObjectRef
 from app.settings import StoreSettings
 from app.storage.refusals import Refusal
+from app.storage.s3.hashing import hash_aside
 
 NO_BUCKET: Final = "NoSuchBucket"
 
@@ -123,7 +124,9 @@ class S3Client:
             async with self._lock:
                 if purpose not in self._clients:
                     made = self._session.create_client("s3", **self._options(purpose))
-                    self._clients[purpose] = await self._stack.enter_async_context(made)
+                    client = await self._stack.enter_async_context(made)
+                    hash_aside(client)
+                    self._clients[purpose] = client
         return self._clients[purpose]
 
     def _options(self, purpose: str) -> dict[str, Any]:

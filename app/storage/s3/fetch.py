@@ -1,18 +1,18 @@
 """Bytes of the object that is replaced, to be sent again."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from cachetools import LRUCache
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
 from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
+from app.storage.abreast import abreast, aside, is_large
 from app.storage.contract import Found
+from app.storage.parts import nbytes_of
 from app.storage.patience import Patience
 from app.storage.range_reader import RangeReader
 from app.storage.spans import assemble, plan_spans
-from app.storage.together import together
 
 _AT_ONCE: Final = 8
 _KEPT_NBYTES: Final = 64 * 1024**2
@@ -45,16 +45,18 @@ class Fetcher:
 
         Raises: `VersionChangedError`, `RangeNotSatisfiedError`, `StorageError`.
         """
+        nbytes = sum(map(nbytes_of, pieces))
         sent = self._sent.get(ref)
         if sent is not None and sent.etag == version:
             size = len(sent.body)
             if any(isinstance(piece, ByteRange) and piece.stop > size for piece in pieces):
                 raise RangeNotSatisfiedError(ref, size)
-            return assemble(pieces, [ByteRange(0, size)], [sent.body]), 0
+            whole, read = [ByteRange(0, size)], [sent.body]
+            return await aside(assemble, pieces, whole, read, is_long=is_large(nbytes)), 0
         spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
-        reads = [partial(self._read, ref, span, version) for span in spans]
-        read = await together(_AT_ONCE, reads)
-        return assemble(pieces, spans, read), sum(map(len, read))
+        read = await abreast(lambda span: self._read(ref, span, version), spans, at_a_time=_AT_ONCE)
+        body = await aside(assemble, pieces, spans, read, is_long=is_large(nbytes))
+        return body, sum(map(len, read))
 
     async def _read(self, ref: ObjectRef, span: ByteRange, version: Condition | None) -> bytes:
         found = await self._patience.run(ref, lambda: self._reader.get(ref, span, version, None))

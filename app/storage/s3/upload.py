@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from app.errors import StorageError, VersionChangedError
 from app.model import ByteRange, ObjectRef
+from app.storage.abreast import abreast
 from app.storage.moved import Moved
 from app.storage.parts import Part
 from app.storage.patience import Patience
@@ -17,7 +17,6 @@ from app.storage.s3.client import Answer, S3Client, bucket_of
 from app.storage.s3.fetch import Fetcher
 from app.storage.s3.look import failure, is_refused, may_pass
 from app.storage.s3.swap import Write
-from app.storage.together import together
 
 _AT_ONCE: Final = 4
 _UNKNOWN_STATUS: Final = frozenset({405, 501})
@@ -73,8 +72,8 @@ class Upload:
             self._ref, "create_multipart_upload", **self._write.headers
         )
         self._id = str(begun["UploadId"])
-        calls = [partial(self._fill, number, part) for number, part in enumerate(parts, 1)]
-        self._parts = await together(_AT_ONCE, calls)
+        numbered = list(enumerate(parts, 1))
+        self._parts = await abreast(self._fill, numbered, at_a_time=_AT_ONCE)
 
     async def complete(self, **conditions: str) -> Answer | Refusal:
         """Make an object of the parts."""
@@ -91,7 +90,8 @@ class Upload:
         if self._id:
             await asyncio.shield(abort(self._tools, self._ref, self._id))
 
-    async def _fill(self, number: int, part: Part) -> dict[str, Any]:
+    async def _fill(self, numbered: tuple[int, Part]) -> dict[str, Any]:
+        number, part = numbered
         if isinstance(part, ByteRange):
             etag = await self._copy(number, part)
         else:

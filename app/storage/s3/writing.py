@@ -111,14 +111,15 @@ class S3Writer:
         kept = sum(piece.length for piece in pieces if isinstance(piece, ByteRange))
         if kept >= self._writing.copied_nbytes and write.ref.bucket not in self._cannot_copy:
             try:
-                etag = await self._join(write, plan_parts(pieces))
+                etag = await self._join(write, await asyncio.to_thread(plan_parts, pieces))
             except CannotCopyError:
                 self._cannot_copy.add(write.ref.bucket)
             else:
                 if etag is not None:
                     return etag
         if total > self._writing.whole_nbytes:
-            etag = await self._join(write, plan_parts(pieces, copies=False))
+            parts = await asyncio.to_thread(plan_parts, pieces, copies=False)
+            etag = await self._join(write, parts)
             if etag is not None:
                 return etag
         return await self._send(write, pieces)

@@ -21,6 +21,11 @@ from tests.clients.precomputed.volumes import Volume, write
 from tests.clients.stores import from_folder, from_seaweedfs
 from tests.seaweedfs import SeaweedFS
 
+from_each_store = pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
+)
+"""For readers: that the bytes from each store are the same, `test_bytes.py` finds of all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -7,7 +7,7 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException
 
 from tests.clients.precomputed.cases import BY_NAME, VALUES
-from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.conftest import Written, from_each_store
 from tests.clients.precomputed.volumes import LOSSY, Volume, read_cloudvolume
 from tests.clients.writing import same
 
@@ -26,6 +26,7 @@ BEYOND: Final = {"encoding/png_uint16_1_raw": _DEPTH, "encoding/png_uint16_1_gzi
 """What cloud-volume cannot decode from any server, and why."""
 
 
+@from_each_store
 def test_reads_the_values(service: str, written: Written, volume: Volume) -> None:
     """Each scale of each volume reads as it was written, and as its unsharded twin does."""
     if volume.name in BEYOND:

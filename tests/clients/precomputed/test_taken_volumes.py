@@ -29,13 +29,22 @@ BY_CLOUDVOLUME: Final = [
     and name not in (*BEYOND, *OWN_WAY, "holes/everything")
 ]
 """What cloud-volume reads, too; it is slow at it."""
+LESS: Final = (
+    "bits/",
+    "dtype/",
+    "cloudvolume/",
+    "grid/one_axis",
+    "plain/",
+    "shards/murmurhash3",
+)
 FURTHER: Final = [
     name
     for name in TABLE
-    if name.startswith(("bits/identity", "dtype/", "cloudvolume/", "grid/one_axis", "plain/"))
+    if name.startswith(LESS)
     or name.endswith(("_data_gzip", "_1_raw"))
+    or (name.startswith("encoding/") and name.endswith("_gzip"))
 ]
-"""What differs from others in ways that matter less, or takes long."""
+"""What differs from others in ways that matter less, or takes long; `test_rewritten.py` has it."""
 
 
 @pytest.fixture(scope="module")

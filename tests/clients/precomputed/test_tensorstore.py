@@ -6,7 +6,7 @@ import pytest
 import tensorstore
 
 from tests.clients.precomputed.cases import BY_NAME, SHAPE, VALUES, pyramid
-from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.conftest import Written, from_each_store
 from tests.clients.precomputed.volumes import LOSSY, Volume, read_tensorstore
 from tests.clients.writing import same
 
@@ -17,6 +17,7 @@ def open_volume(url: str, **more: Any) -> Any:
     return tensorstore.open(spec | more, open=True).result()
 
 
+@from_each_store
 def test_reads_the_values(service: str, volume: Volume) -> None:
     """Each scale of each volume reads as it was written, absent chunks as zeros."""
     for index, scale in enumerate(volume.scales):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import BadBodyError, BadKeyError, ReadOnlyError
+from app.errors import BadBodyError, BadKeyError, ConflictError, ReadOnlyError
 from app.formats.writing import Document
 from app.model import VirtualKey, Whole
 from app.resolve.containers import Containers
@@ -98,19 +98,37 @@ async def test_names_of_no_chunk_are_refused(info: Any, key: str, rule: str) -> 
     ("info", "key"),
     [
         (VOLUME, "info"),
-        (VOLUME, "s0/0.shard"),
+        (VOLUME, "0.shard"),
+        (VOLUME, "s0/00.shard"),
+        (volume_info(None), "s0/0.shard"),
         (VOLUME, "provenance"),
         (VOLUME, "s0/notes"),
         (VOLUME, "mesh/7"),
         (volume_info(None), "s0/-1-3_5-8_0-1"),
-        (SKELETONS, "0.shard"),
         (SKELETONS, "07.spatial"),
         (mesh_info(None), "07.index"),
     ],
 )
 async def test_all_else_is_an_object(info: Any, key: str) -> None:
-    """Shards among it, for who writes whole ones."""
+    """Also what is only spelled like a shard."""
     assert await target(info, key) == Whole(ROOT.join(key))
+
+
+@pytest.mark.parametrize(
+    ("info", "key"),
+    [
+        (VOLUME, "s0/0.shard"),
+        (VOLUME, "s0/0.index"),
+        (VOLUME, "s0/0.data"),
+        (SKELETONS, "0.shard"),
+        (MESHES, "0.shard"),
+        (ANNOTATIONS, "by_id/0.shard"),
+    ],
+)
+async def test_no_shard_is_written_as_a_whole(info: Any, key: str) -> None:
+    """All its chunks would be gone, and whoever sees no shards cannot mean that."""
+    with pytest.raises(ConflictError, match=f"^{key} is a shard: .*raw"):
+        await target(info, key)
 
 
 async def test_shards_of_several_things_are_not_written() -> None:

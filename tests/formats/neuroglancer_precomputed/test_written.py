@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from app.errors import BadBodyError, BadKeyError, ConflictError, ShardgateError
 from app.model import VirtualKey
+from app.resolve.containers import Containers
 from app.resolve.writing import Given
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import (
@@ -147,11 +149,14 @@ async def test_an_info_that_was_served_can_be_written_back() -> None:
         await one.put("info", json.dumps(served).encode())
 
 
-async def test_a_shard_can_be_written_as_it_is() -> None:
+async def test_a_shard_can_be_written_as_it_is_through_the_raw_view() -> None:
     """By programs that make whole ones; its chunks are seen at once."""
     objects = build({KEY: b"chunk"})
     one = replica(filled({"info": objects["info"]}))
+    raw = replace(one.reading.dataset, containers=Containers([]))
     assert await one.read(KEY) is None
+    with pytest.raises(ConflictError, match="is a shard"):
+        await one.put("s0/0.shard", objects["s0/0.shard"])
 
-    await one.put("s0/0.shard", objects["s0/0.shard"])
+    await one.writer.put(raw, Given(VirtualKey("s0/0.shard"), objects["s0/0.shard"]))
     assert await one.read(KEY) == b"chunk"

@@ -20,6 +20,7 @@ from tests.storage.proxy import Mishap, Proxy
 
 MIB = 1024**2
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
+COPIED: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
 WRITING = Writing(5, copied_nbytes=MIB)
 
 
@@ -91,12 +92,17 @@ async def test_a_put_is_done_whatever_is_lost(lossy: Lossy, mishap: Mishap) -> N
     assert await rewrite_spoilt(lossy, mishap, b"0123456789", [b"new", ByteRange(0, 9)]) >= 3
 
 
-@pytest.mark.parametrize("mishap", [each for each in Mishap if each is not Mishap.ERROR])
+@pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.CONFLICT])
 async def test_a_copy_is_done_whatever_is_lost(lossy: Lossy, mishap: Mishap) -> None:
     """The same of large objects, of which nothing is left behind either."""
-    pieces: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
+    assert await rewrite_spoilt(lossy, mishap, OLD, COPIED) >= 11
 
-    assert await rewrite_spoilt(lossy, mishap, OLD, pieces) >= 11
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.SLOW_DOWN, Mishap.DONE_AND_500])
+async def test_a_copy_is_done_whatever_goes_wrong(lossy: Lossy, mishap: Mishap) -> None:
+    """So it is where the answer is another than that none comes."""
+    assert await rewrite_spoilt(lossy, mishap, OLD, COPIED) >= 11
 
 
 @pytest.mark.parametrize("mishap", Mishap)

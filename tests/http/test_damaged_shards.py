@@ -1,0 +1,71 @@
+"""Shards with a checksum over all of them, which is no longer that of their bytes."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from app.settings import DatasetSettings, Settings
+from tests.formats.zarr_sharding_indexed.case import build, chunk_bytes
+from tests.serving import serving
+
+CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}
+"""All of one shard."""
+NEW: Final = chunk_bytes(9)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """Store an array whose one shard has a bit of its last chunk changed."""
+    for key, data in build(CHUNKS, trailer=True).items():
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(data)
+    path = tmp_path / "c/0/0"
+    data = path.read_bytes()
+    at = data.index(CHUNKS["c/1/1"])
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    return path
+
+
+@pytest.fixture
+def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
+    """Serve it."""
+    datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
+    with serving(Settings(datasets=datasets)) as url, httpx.Client(base_url=url) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("body", [NEW, None])
+def test_damage_is_told_and_not_blessed(
+    client: httpx.Client, shard: Path, body: bytes | None
+) -> None:
+    """With a checksum made anew nobody would ever notice it."""
+    before = shard.read_bytes()
+    answer = client.request("PUT" if body else "DELETE", "/em/c/0/0", content=body)
+
+    assert answer.status_code == 502
+    assert f"{shard.as_uri()}: the checksum at the end of [0, " in answer.json()["detail"]
+    assert shard.read_bytes() == before
+    assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+
+
+def test_a_shard_is_mended_by_writing_all_of_it(client: httpx.Client, shard: Path) -> None:
+    """Nothing is kept then that may be wrong."""
+    lines = (
+        json.dumps({"key": key, "length": len(data)}).encode() + b"\n" + data
+        for key, data in CHUNKS.items()
+    )
+    answer = client.put("/em?batch", content=b"".join(lines))
+
+    assert [each["status"] for each in answer.json()["results"]] == [200] * 4
+    assert client.get("/em/c/1/1").content == CHUNKS["c/1/1"]
+    assert client.put("/em/c/0/0", content=NEW).is_success
+
+
+def test_a_damaged_shard_can_be_taken_away(client: httpx.Client, shard: Path) -> None:
+    """As a whole."""
+    assert client.delete("/em?prefix=c/").json() == {"deleted": 4}
+    assert not shard.exists()

@@ -9,8 +9,8 @@ from app.resolve.budget import ByteBudget
 from app.resolve.entity import Choice, Opened
 from app.resolve.fetch import ReadCache
 
-_ATTEMPTS: Final = 4
-"""How often a look-up is begun while its object keeps changing."""
+_ATTEMPTS: Final = 16
+"""How often a look-up is begun while its object keeps changing, as a shard does that many write."""
 
 
 class Held:

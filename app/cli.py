@@ -16,16 +16,21 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from app import demo as examples
-from app import present, server
+from app import present, present_upkeep, server
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
-from app.main import formats, open_allowed
-from app.model import ObjectRef, VirtualKey
-from app.resolve.containers import Containers
-from app.resolve.fetch import Memory, ReadCache
+from app.formats.icechunk.expiring import Expiring
+from app.model import VirtualKey
+from app.resolve.icechunk.collecting import Collector, GcReport
+from app.resolve.icechunk.expiring import ExpireReport
+from app.resolve.icechunk.expiring import expire as expire_snapshots
+from app.resolve.icechunk.older_than import parse_older_than
+from app.resolve.icechunk.repo_swap import RepoSwaps
+from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.inspect import DamageReport, inspect_key, inspect_refs, inspect_root, inspect_shard
 from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
 from app.resolve.walk import Root
+from app.roots import open_root, with_repository, with_root
 from app.settings import Settings, load
 from app.storage.stores import Stores
 
@@ -37,9 +42,6 @@ app = typer.Typer(
 )
 
 _NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
-_ROOT: Final = "root"
-"""The name of the only dataset of `inspect` and `verify`."""
-
 _PIPED_COLUMNS: Final = 500
 
 
@@ -61,6 +63,11 @@ AllowVirtual = Annotated[
     list[str] | None,
     typer.Option(metavar="PREFIX", help="Follow virtual references of Icechunk below this URL."),
 ]
+Repository = Annotated[str, typer.Argument(help="The root of an Icechunk repository.")]
+OlderThan = Annotated[
+    str, typer.Option(metavar="AGE", help="How old: 30d, or a time such as 2026-01-31T12:00:00Z.")
+]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; else it is only told.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -157,14 +164,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every index and every reference; exit code 1 if anything is damaged."""
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.completed} checked, {task.fields[damaged]} damaged"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with _progress("{task.completed} checked, {task.fields[damaged]} damaged") as progress:
         task = progress.add_task("", total=None, damaged=0)
 
         def on_shard(report: Report) -> None:
@@ -178,6 +178,60 @@ def verify(
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else present.verified(report))
     if report.damages:
         raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    url: Repository,
+    *,
+    older_than: OlderThan = "7d",
+    execute: Execute = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove files of an Icechunk repository that nothing leads to any more.
+
+    The age has to be more than any write takes that is no session; what sessions need stays.
+    The exit code is 1 if something could not be removed.
+    """
+
+    async def collect(swaps: RepoSwaps, opened: OpenedRepository) -> GcReport:
+        limit_us = parse_older_than(older_than, swaps.now_us())
+        with _progress("{task.description}") as progress:
+            task = progress.add_task("")
+
+            def on_progress(told: str) -> None:
+                progress.update(task, description=told)
+
+            return await Collector(swaps, opened, limit_us, on_progress).run(execute=execute)
+
+    report = asyncio.run(with_repository(url, collect))
+    _show(present_upkeep.collected(report), asdict(report), as_json=as_json)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def expire(
+    url: Repository,
+    *,
+    older_than: OlderThan,
+    branches: Annotated[
+        bool, typer.Option("--delete-expired-branches", help="Delete branches at old snapshots.")
+    ] = False,
+    tags: Annotated[
+        bool, typer.Option("--delete-expired-tags", help="Delete tags at old snapshots.")
+    ] = False,
+    execute: Execute = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take old snapshots out of the history of an Icechunk repository; `gc` removes their files."""
+
+    async def run(swaps: RepoSwaps, opened: OpenedRepository) -> ExpireReport:
+        expiring = Expiring(parse_older_than(older_than, swaps.now_us()), branches, tags)
+        return await expire_snapshots(swaps, opened, expiring, execute=execute)
+
+    report = asyncio.run(with_repository(url, run))
+    _show(present_upkeep.expired(report), asdict(report), as_json=as_json)
 
 
 def main() -> None:
@@ -230,7 +284,7 @@ async def _reach(settings: Settings) -> None:
     async with Stores(settings.limits) as stores:
         for name in settings.datasets:
             try:
-                await stores.reach(_open_root(stores, settings, name))
+                await stores.reach(open_root(stores, settings, name))
             except StorageError as error:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
 
@@ -238,24 +292,18 @@ async def _reach(settings: Settings) -> None:
 async def _with_root[T](
     url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None
 ) -> T:
-    """Open the root *url* the way `serve` would, and hand it to *call*."""
-    told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
-    settings = load(None, os.environ, {"datasets": {_ROOT: told}})
-    async with Stores(settings.limits) as stores:
-        ref = _open_root(stores, settings, _ROOT)
-        await stores.reach(ref)
-        memory = Memory(settings.cache.index_bytes)
-        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
-        dataset = settings.datasets[_ROOT]
-        allowed = open_allowed(stores, dataset, settings)
-        containers = Containers(formats(dataset, settings.limits, allowed))
-        return await call(Root(ref, stores, containers, fetch))
+    return await with_root(url, lambda opened: call(opened.root), allow_virtual)
 
 
-def _open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
-    dataset = settings.datasets[name]
-    store = settings.stores[dataset.store] if dataset.store else None
-    return stores.open_root(dataset.url, store, dataset.store)
+def _progress(text: str) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn(text),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def _show(table: RenderableType, document: Any, *, as_json: bool) -> None:

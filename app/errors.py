@@ -20,12 +20,16 @@ ShardgateError
 │   ├── UnknownUploadError
 │   ├── UnknownDatasetError
 │   ├── UnknownRepositoryError
-│   └── UnknownRefError
+│   ├── UnknownRefError
+│   └── UnknownSessionError
 ├── ConflictError                 what is stored does not go together with what is to be written
+├── CommitConflictError           others have committed what does not go together with a commit
 ├── ReadOnlyError                 what the key names cannot be written there
 ├── UnwritableError               the store cannot be written without losing data
 ├── NotAllowedError               the operator has not allowed what the data refer to
 ├── OfflineError                  the owner of the repository has taken it out of service
+├── LockedError                   the owner of the repository lets nobody write to it
+├── ClockSkewError                somebody's clock is wrong, who wrote to the repository, or ours
 ├── BusyError                     the client comes back later
 ├── StorageError                  the store did not give the bytes
 │   ├── StorageDeniedError
@@ -40,7 +44,13 @@ ShardgateError
 An object that does not exist is a value, not an error.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from app.model import Fixed, ObjectRef, UnmodifiedSince, Version
+
+_MOST_NAMED: Final = 3
+"""So many conflicts are named in the text of an error; all are among its members."""
 
 
 class ShardgateError(Exception):
@@ -127,8 +137,28 @@ class UnknownRefError(RequestError):
     """The repository has no such branch, tag or snapshot."""
 
 
+class UnknownSessionError(RequestError):
+    """The repository has no such session, or no more."""
+
+
 class ConflictError(ShardgateError):
     """What is to be written does not go together with what is stored."""
+
+
+class CommitConflictError(ShardgateError):
+    """The branch is not at the parent of a commit any more, and they do not go together."""
+
+    def __init__(
+        self, expected_parent: str, actual_parent: str, conflicts: Sequence[Mapping[str, object]]
+    ) -> None:
+        """Tell which snapshot the branch should be at, and is; each conflict as a document."""
+        moved = f"the branch is at {actual_parent}, no longer at {expected_parent}"
+        first = ", ".join(f"{each['kind']} at {each['path']}" for each in conflicts[:_MOST_NAMED])
+        more = " and more" if len(conflicts) > _MOST_NAMED else ""
+        super().__init__(f"{moved}, and this does not go together: {first}{more}")
+        self.expected_parent = expected_parent
+        self.actual_parent = actual_parent
+        self.conflicts = conflicts
 
 
 class ReadOnlyError(ShardgateError):
@@ -145,6 +175,14 @@ class NotAllowedError(ShardgateError):
 
 class OfflineError(ShardgateError):
     """The repository says that it may not be read now."""
+
+
+class LockedError(ShardgateError):
+    """The repository says that it may not be written to now."""
+
+
+class ClockSkewError(ShardgateError):
+    """The repository tells of a time that has not come by our clock; what follows is later."""
 
 
 class BusyError(ShardgateError):

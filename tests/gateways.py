@@ -17,8 +17,14 @@ from tests.seaweedfs import SeaweedFS
 
 _ROOT: Final = Path(__file__).parent.parent
 _COMMAND: Final = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
+AHEAD_S: Final = "AHEAD_S"
+"""Tells a service that is forked how far its clock is ahead."""
 _FORKING: Final = """
-import json, os, signal, socket, sys
+import json, os, signal, socket, sys, time
+
+tell_time, ahead_s = time.time, 0.0
+time.time = lambda: tell_time() + ahead_s
+
 from app.cli import main
 
 orders = socket.socket(fileno=int(sys.argv[1]))
@@ -37,6 +43,7 @@ os.dup2(output, 1)
 os.close(output)
 os.environ.clear()
 os.environ.update(json.loads(environ))
+ahead_s = float(os.environ.pop("AHEAD_S", 0))
 sys.argv = ["shardgate", "serve"]
 main()
 """

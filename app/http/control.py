@@ -1,21 +1,23 @@
 """The control plane: ``/api``, health, and the list of datasets, with OpenAPI at ``/docs``."""
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError, UnknownDatasetError
 from app.formats.surveying import Description
+from app.http.answer import ALLOW
+from app.http.described import OTHERWISE
 from app.http.metrics import MEDIA_TYPE, Metrics
-from app.http.problems import problem, status_of
+from app.http.problems import members_of, problem, status_of
 from app.http.repositories import RepositoryPath, build_repositories
 from app.http.target import check_key
 from app.resolve.icechunk.named_refs import ContainerReport, list_containers
@@ -31,6 +33,8 @@ is `writable`.
 - `POST /{dataset}?batch` reads many keys, `PUT /{dataset}?batch` writes them, \
 `DELETE /{dataset}?prefix=a/` takes all below a prefix away.
 - `GET /{dataset}?list-type=2` lists keys; clients of S3 take a dataset for a bucket.
+- `PUT /{dataset}/@session.{session_id}/{key}` writes into a session of an Icechunk repository, \
+which is begun and committed below.
 """
 
 
@@ -70,10 +74,20 @@ class Readiness(BaseModel):
 
 
 def build_control(
-    datasets: Mapping[str, Dataset], resolver: Resolver, metrics: Metrics, lifespan: Lifespan
+    datasets: Mapping[str, Dataset],
+    resolver: Resolver,
+    metrics: Metrics,
+    lifespan: Lifespan,
+    writing: Sequence[APIRouter] = (),
 ) -> FastAPI:
-    """Build the FastAPI application."""
-    app = FastAPI(title="Shardgate", description=_ABOUT, lifespan=lifespan, redoc_url=None)
+    """Build the FastAPI application, with the routes that write."""
+    app = FastAPI(
+        title="Shardgate",
+        description=_ABOUT,
+        lifespan=lifespan,
+        redoc_url=None,
+        responses=dict(OTHERWISE),
+    )
     for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error, _on_error)
 
@@ -130,8 +144,16 @@ def build_control(
         """Tell what this process has done, for Prometheus."""
         return Response(metrics.exposition(), media_type=MEDIA_TYPE)
 
-    app.include_router(build_repositories(datasets, resolver))
+    _include(app, build_repositories(datasets, resolver), *writing)
     return app
+
+
+def _include(app: FastAPI, *routers: APIRouter) -> None:
+    """Add *routers*, which get ready when a path is first looked for: that must hold up nobody."""
+    for router in routers:
+        app.include_router(router)
+    for route in app.router.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
 
 
 def _named(datasets: Mapping[str, Dataset], name: str) -> Dataset:
@@ -166,16 +188,21 @@ def _start_page(summaries: list[DatasetSummary]) -> str:
 
 
 def _problem_response(
-    status: HTTPStatus, detail: str, more: Mapping[str, str] | None = None
+    status: HTTPStatus,
+    detail: str,
+    more: Mapping[str, str] | None = None,
+    members: Mapping[str, object] | None = None,
 ) -> Response:
-    headers, body = problem(status, detail)
+    headers, body = problem(status, detail, members or {})
     return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(more or {}))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
     match error:
         case ShardgateError():
-            return _problem_response(status_of(error), str(error))
+            status = status_of(error)
+            more = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
+            return _problem_response(status, str(error), more, members_of(error))
         case HTTPException():
             return _problem_response(HTTPStatus(error.status_code), error.detail, error.headers)
         case RequestValidationError():

@@ -12,8 +12,8 @@ _EXPOSED: Final = (
 )
 _FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
 _ALLOWED: Final = (
-    b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, If-Match,"
-    b" If-None-Match, If-Range, Range, X-Request-ID"
+    b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, Idempotency-Key,"
+    b" If-Match, If-None-Match, If-Range, Range, X-Request-ID"
 )
 _OF_S3: Final = re.compile(rb"(?i:x-amz-|amz-sdk-)[A-Za-z0-9-]+")
 _PREFLIGHT: Final[Headers] = [

@@ -14,6 +14,7 @@ from app.errors import (
     UnknownDatasetError,
     UnsupportedError,
 )
+from app.formats.icechunk.keys import names_session
 from app.formats.naming import Name
 from app.http.answer import (
     ALLOW,
@@ -48,6 +49,7 @@ from app.resolve.resolver import Dataset, Resolver
 _GZIP: Final = (b"content-encoding", b"gzip")
 _LASTING: Final = b"public, max-age=31536000, immutable"
 """For what a key will name for ever (RFC 8246)."""
+_NO_STORE: Final = b"no-store"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
@@ -158,7 +160,7 @@ class DataPlane:
         elif not key and answer.is_s3:
             await tell_of_bucket(answer, dataset, method, names)
         elif key is None:
-            await _missing(answer, dataset, "a dataset is no object; its keys follow a slash")
+            await _missing(answer, dataset, "", "a dataset is no object; its keys follow a slash")
         else:
             await self._list(answer, dataset, key)
 
@@ -194,12 +196,13 @@ class DataPlane:
             elif conditions.is_plain_get and await self._resolver.is_group(dataset, key):
                 await _redirect_to_page(answer, dataset, key)
             else:
-                await _missing(answer, dataset, f"{dataset.name} has no {key}")
+                await _missing(answer, dataset, key, f"{dataset.name} has no {key}")
 
     async def _list_objects(self, answer: Answer, dataset: Dataset, request: ListRequest) -> None:
         page = await self._resolver.page(dataset, request.window, request.limit)
         body = request.answer(dataset.name, page)
-        await answer.send(HTTPStatus.OK, _listing_headers(dataset, MEDIA_TYPE, body), body)
+        headers = _listing_headers(dataset, request.window.prefix, MEDIA_TYPE, body)
+        await answer.send(HTTPStatus.OK, headers, body)
 
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
         listed: list[Name] = []
@@ -209,24 +212,30 @@ class DataPlane:
                 if len(listed) > MOST_LINKS:
                     break
         if not listed:
-            await _missing(answer, dataset, f"{dataset.name} has nothing below {prefix}")
+            await _missing(answer, dataset, prefix, f"{dataset.name} has nothing below {prefix}")
             return
         body = listing_page(f"/{dataset.name}/{prefix}", listed)
-        headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
+        headers = _listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
         await answer.send(HTTPStatus.OK, headers, body)
 
 
-def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Headers:
+def _cache_control(dataset: Dataset, key: str) -> bytes:
+    """Tell how long answers about *key* are kept that can change: of sessions not at all."""
+    return _NO_STORE if names_session(key) else dataset.cache_control
+
+
+def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:
     return [
         (b"content-type", media_type),
         (b"content-length", b"%d" % len(body)),
-        (b"cache-control", dataset.cache_control),
+        (b"cache-control", _cache_control(dataset, prefix)),
     ]
 
 
-async def _missing(answer: Answer, dataset: Dataset, detail: str) -> None:
+async def _missing(answer: Answer, dataset: Dataset, key: str, detail: str) -> None:
     """Answer 404; absence is cached by clients like any answer that can change."""
-    await answer.problem(HTTPStatus.NOT_FOUND, detail, (b"cache-control", dataset.cache_control))
+    cache_control = (b"cache-control", _cache_control(dataset, key))
+    await answer.problem(HTTPStatus.NOT_FOUND, detail, cache_control)
 
 
 async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
@@ -235,7 +244,7 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
     headers = [
         (b"location", f"./{name}/".encode()),
         (b"content-length", b"0"),
-        (b"cache-control", dataset.cache_control),
+        (b"cache-control", _cache_control(dataset, key)),
     ]
     await answer.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
 
@@ -259,7 +268,7 @@ async def _send_entity(
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Describe what is sent of an entity; `None` if that is a problem instead."""
     (status, part, _, is_gzip), entity = opened.choice, opened.entity
-    cache_control = _LASTING if entity.is_lasting else dataset.cache_control
+    cache_control = _LASTING if entity.is_lasting else _cache_control(dataset, key)
     if part is not None:
         headers = [*_headers(etag_of_opened(opened), part.length, key, cache_control)]
         if status is HTTPStatus.PARTIAL_CONTENT:

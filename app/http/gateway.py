@@ -1,12 +1,17 @@
 """The door: ours first, then datasets."""
 
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, Final
 
-from app.http.answer import Answer, AtHand, Headers, Later, Scope, asgi_writer, combined
+from app.errors import ForeignPageError
+from app.http.answer import ALLOW, Answer, AtHand, Headers, Later, Scope, asgi_writer, combined
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
+from app.http.writing import FOREIGN
 from app.settings import RESERVED
+
+_READING: Final = ("GET", "HEAD")
+_WRITING: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 
 
 class Gateway:
@@ -40,8 +45,10 @@ class Gateway:
             await send(message)
 
         if scope["method"] == "OPTIONS":
-            await answer.preflight()
+            await answer.preflight(_WRITING if scope["path"].startswith("/api/") else ALLOW)
         elif scope["path"] == "/" and scope["method"] == "GET" and answer.is_s3:
             await self._data.list_buckets(answer)
+        elif scope["method"] not in _READING and answer.is_foreign:
+            await answer.fail(ForeignPageError(FOREIGN))
         else:
             await self._control(scope, receive, decorate)

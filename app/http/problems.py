@@ -1,7 +1,9 @@
 """Errors as answers: one table of statuses, RFC 9457 problem documents."""
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final
 
 from app import errors
@@ -26,11 +28,15 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
     errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,
     errors.UnknownRefError: HTTPStatus.NOT_FOUND,
+    errors.UnknownSessionError: HTTPStatus.NOT_FOUND,
     errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.CommitConflictError: HTTPStatus.CONFLICT,
     errors.ReadOnlyError: HTTPStatus.METHOD_NOT_ALLOWED,
     errors.UnwritableError: HTTPStatus.FORBIDDEN,
     errors.NotAllowedError: HTTPStatus.FORBIDDEN,
     errors.OfflineError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.LockedError: HTTPStatus.LOCKED,
+    errors.ClockSkewError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
     errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -45,6 +51,7 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
 """Every leaf of the error tree and its status."""
 
 RETRY_AFTER_S: Final = 1
+_NO_MEMBERS: Final[Mapping[str, object]] = MappingProxyType({})
 _RETRIED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
 type Headers = list[tuple[bytes, bytes]]
@@ -55,11 +62,23 @@ def status_of(error: ShardgateError) -> HTTPStatus:
     return STATUS[type(error)]
 
 
-def problem(status: HTTPStatus, detail: str) -> tuple[Headers, bytes]:
-    """Write a problem document and the headers that go with it."""
-    body = json.dumps(
-        {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
-    ).encode()
+def members_of(error: Exception) -> Mapping[str, object]:
+    """Tell what a problem document says of *error* besides its text (RFC 9457 §3.2)."""
+    if not isinstance(error, errors.CommitConflictError):
+        return {}
+    return {
+        "expected_parent": error.expected_parent,
+        "actual_parent": error.actual_parent,
+        "conflicts": list(error.conflicts),
+    }
+
+
+def problem(
+    status: HTTPStatus, detail: str, members: Mapping[str, object] = _NO_MEMBERS
+) -> tuple[Headers, bytes]:
+    """Write a problem document with further *members*, and the headers that go with it."""
+    told = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
+    body = json.dumps({**told, **members}).encode()
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),

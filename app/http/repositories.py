@@ -57,6 +57,16 @@ class TagList(_Model):
     """The name to go on after, where there are more."""
 
 
+class RepositoryStatus(_Model):
+    """What may be done with a repository."""
+
+    availability: str
+    """`online`, or `read_only`; one that is `offline` answers 503."""
+    reason: str | None = None
+    """Why there is not more."""
+    set_at: datetime | None = None
+
+
 class SnapshotEntry(_Model):
     """A snapshot: one commit."""
 
@@ -172,6 +182,15 @@ def build_repositories(datasets: Mapping[str, Dataset], resolver: Resolver) -> A
     async def list_tags(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
         """List the tags and the snapshot each is at, and name the deleted ones."""
         return await _answer(TagList, await read_tags(opened, after, limit))
+
+    @router.get("/status")
+    async def tell_status(opened: Opened) -> RepositoryStatus:
+        """Tell what may be done with a repository; those of version 1 of the format are online."""
+        if (info := await opened.info()) is None:
+            return RepositoryStatus(availability="online")
+        availability = info.status.availability.name.lower()
+        reason, set_at = info.status.reason, info.status.set_at
+        return RepositoryStatus(availability=availability, reason=reason, set_at=set_at)
 
     @router.get("/history", response_model=History)
     async def tell_history(

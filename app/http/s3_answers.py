@@ -27,6 +27,7 @@ _CODES: Final = {
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "InvalidRequest",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplemented",
+    HTTPStatus.LOCKED: "AccessDenied",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
 }
 _OF_ERRORS: Final[dict[type[ShardgateError], str]] = {

@@ -31,6 +31,7 @@ from app.resolve.resolver import Dataset, Resolver
 from app.resolve.uploads import Uploads
 from app.resolve.writing import Given, Writer
 
+FOREIGN: Final = "server.cors_origins does not name the page that would write"
 _OF_NOTHING: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
 """How S3 names an object of no bytes."""
 _OF_BUCKETS: Final = {
@@ -89,7 +90,7 @@ class WritingPlane:
             await _refuse(answer, method, dataset, allowed(dataset, key, names))
             return
         if answer.is_foreign and not is_read:
-            raise ForeignPageError("server.cors_origins does not name the page that would write")
+            raise ForeignPageError(FOREIGN)
         operation = unserved(method, names, answer.given, of_key=bool(key))
         if operation is not None:
             raise UnsupportedError(f"{operation} is not served")

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from app.errors import BusyError
@@ -60,6 +62,15 @@ class ByteBudget:
             if isinstance(error, TimeoutError):
                 raise BusyError(f"no room for {nbytes} more bytes in flight") from None
             raise
+
+    @asynccontextmanager
+    async def room(self, nbytes: int) -> AsyncGenerator[None]:
+        """Count *nbytes* while the block lasts; see `acquire`."""
+        await self.acquire(nbytes)
+        try:
+            yield
+        finally:
+            self.release(nbytes)
 
     def release(self, nbytes: int) -> None:
         """Count *nbytes* no more."""

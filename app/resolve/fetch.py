@@ -11,7 +11,7 @@ import cachetools
 
 from app.formats.reading import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
-from app.resolve.flight import SingleFlight
+from app.resolve.flight import Apart, SingleFlight
 from app.resolve.perform import perform
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import NotModified, ObjectReader, Stat
@@ -68,13 +68,17 @@ class ReadCache:
         memory: Memory,
         *,
         ttl_s: float,
+        is_shared: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Share reads that are under way, unless what they tell may be too old even so."""
         self._store = store
         self.memory = memory
         self._ttl_s = ttl_s
         self.clock = clock
-        self._flights = SingleFlight[tuple[Hashable, float]]()
+        self.is_shared = is_shared
+        self._flights: SingleFlight[tuple[Hashable, float]] | Apart[tuple[Hashable, float]]
+        self._flights = SingleFlight() if is_shared else Apart()
         self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self._all_forgotten_at = -inf

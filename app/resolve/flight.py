@@ -40,3 +40,11 @@ class SingleFlight[K: Hashable]:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
                 flight.task.cancel()
+
+
+class Apart[K: Hashable]:
+    """Lets each make its own call: what is told was asked for after the caller came."""
+
+    async def run[T](self, _: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make a new *call*."""
+        return await call()

@@ -31,7 +31,7 @@ from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.entity import Choice, Coding, Entity, Opened
 from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
-from app.resolve.flight import SingleFlight
+from app.resolve.flight import Apart, SingleFlight
 from app.resolve.listing import Page, list_page
 from app.resolve.noting import TRUSTED_S, Noting
 from app.resolve.opening import Held, Opening
@@ -56,6 +56,9 @@ class Dataset:
 
 _NAMES: Final = 1000
 """So many names of a page of links are gathered at a time."""
+
+
+type _First = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
 
 class _Found(NamedTuple):
@@ -96,7 +99,8 @@ class Resolver:
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
-        self._firsts = SingleFlight[tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]]()
+        self._firsts: SingleFlight[_First] | Apart[_First]
+        self._firsts = SingleFlight() if fetch.is_shared else Apart()
 
     def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
         """Give the entity of *key* if it is known, without waiting."""

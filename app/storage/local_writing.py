@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, Conflict, Expected
+from app.storage.contract import CONFLICT, Absent, Conflict, Expected
 from app.storage.directories import Directory, make_folders, try_lock
 from app.storage.local_names import folder_of, name_of, reach, translated_write
 from app.storage.temporary_files import TemporaryFile, sweep
@@ -111,6 +111,11 @@ class _Place(NamedTuple):
 
     def take(self, new: TemporaryFile, expected: Expected) -> ETag | Conflict:
         """Give the name to *new*."""
+        if isinstance(expected, Absent) and (linked := new.link(self.name)) is not None:
+            if not linked:
+                return CONFLICT
+            self.directory.sync()
+            return file_version(new.status())
         with self.directory.locked():
             old = self.look()
             if not _is_as_expected(old, expected):
@@ -143,7 +148,9 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_Place]:
     path = folder + b"/" + name
     if is_new and not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
         make_folders(folder, name.split(b"/")[:-1])
-    above, _, last = os.path.realpath(path).rpartition(b"/")
+    if os.path.islink(path):  # noqa: PTH114  paths are bytes
+        path = os.path.realpath(path)
+    above, _, last = path.rpartition(b"/")
     with Directory.opened(above or b"/") as directory:
         yield _Place(directory, last)
 

@@ -15,8 +15,8 @@ class RetryingStore(WritesPass):
     """Repeats throttled, failed and truncated reads, with full jitter, within *deadline_s*.
 
     A silence is not repeated: the store's own time-out was patience enough. Once the first
-    bytes of a stream or a listing are handed on nothing is repeated either. Writes are the
-    store's own: only it can find out what became of one that failed.
+    bytes of a stream are handed on nothing is repeated either. Writes are the store's own: only
+    it can find out what became of one that failed.
     """
 
     def __init__(
@@ -66,17 +66,22 @@ class RetryingStore(WritesPass):
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List; only up to the first entry is repeated."""
+        """List, and go on behind the last key where that broke off."""
+        listing: AsyncIterator[Listed] | None = None
+        last = after
 
-        async def begin() -> tuple[Listed | None, AsyncIterator[Listed]]:
-            listing = self._inner.list(prefix, delimiter=delimiter, after=after)
-            return await anext(listing, None), listing
+        async def step() -> Listed | None:
+            nonlocal listing
+            listing = listing or self._inner.list(prefix, delimiter=delimiter, after=last)
+            try:
+                return await anext(listing, None)
+            except BaseException:
+                listing = None
+                raise
 
-        first, rest = await self._patience.run(prefix, begin)
-        if first is not None:
-            yield first
-            async for each in rest:
-                yield each
+        while (found := await self._patience.run(prefix, step)) is not None:
+            last = found.ref.key
+            yield found
 
     async def reach(self, root: ObjectRef) -> None:
         """Ask, repeatedly if need be."""

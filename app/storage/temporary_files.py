@@ -1,5 +1,6 @@
 """Files that are not finished. Each is locked by who writes it, as long as that lives."""
 
+import errno
 import fcntl
 import os
 import secrets
@@ -13,6 +14,7 @@ from app.storage.directories import Directory, try_lock
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PREFIX: Final = TEMPORARY.encode()
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _COARSE_NS: Final = 2 * 10**9
 """File systems that count whole seconds, some of them every other, see this as later."""
 
@@ -69,6 +71,22 @@ class TemporaryFile:
     def status(self) -> os.stat_result:
         """Look at the file."""
         return os.fstat(self.fd)
+
+    def link(self, name: bytes) -> bool | None:
+        """Give it the further name *name* if no file has that, which takes no lock.
+
+        Tells whether it has it; `None` where the file system knows no such names.
+        """
+        folder = self._directory.fd
+        try:
+            os.link(self.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return None
+        return True
 
     def rename(self, name: bytes) -> None:
         """Put it in the place of *name*."""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, manifest, memory, minishard, throughput, writing
+from . import blocks, commits, manifest, memory, minishard, throughput, writing
 from .data import write_arrays, write_many_shards
 from .figures import Figure, show, write_json
 from .machine import describe
@@ -51,6 +51,8 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from manifest.measure(home / "g", store)
     if "h" in options.only:
         yield from writing.measure(home / "h")
+    if "i" in options.only:
+        yield from commits.measure(home / "i")
 
 
 def _parse() -> argparse.Namespace:
@@ -58,10 +60,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdefgh",
+        default="abcdefghi",
         metavar="a,b,…",
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
-        "g: manifest, h: writing",
+        "g: manifest, h: writing, i: commits",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -73,8 +75,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdefgh"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h")
+    if not parts or set(parts) - set("abcdefghi"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i")
     return parts
 
 

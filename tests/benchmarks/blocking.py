@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvicorn
 import uvloop
@@ -21,6 +21,15 @@ from .client import connected
 
 _TICK_S: Final = 0.001
 _IDLE_S: Final = 0.2
+_JSON: Final = "application/json"
+
+
+class Ask(NamedTuple):
+    """A request; its path may name members of what POSTs before it were answered."""
+
+    method: str
+    path: str
+    body: str = ""
 
 
 class _Clock:
@@ -52,18 +61,22 @@ class _Server(uvicorn.Server):
         self.is_up.set()
 
 
-async def measure(config: Path, paths: Sequence[str]) -> list[float]:
-    """Ask for *paths* one after the other; tell the longest standstill of each, and of none."""
+async def measure(config: Path, asks: Sequence[Ask]) -> list[float]:
+    """Ask one after the other; tell the longest standstill of each, and of none."""
     clock = _Clock()
+    known: dict[str, str] = {}
     async with _serving(config) as port, connected(port, 1) as (connection,):
         ticking = asyncio.create_task(clock.run())
         await asyncio.sleep(_IDLE_S)
         longest_s = [clock.take()]
-        for path in paths:
-            connection.send(path, {})
+        for ask in asks:
+            path = ask.path.format_map(known)
+            connection.send(path, {"Content-Type": _JSON}, ask.method, ask.body.encode())
             answer = await connection.receive()
-            if answer.status != 200:
+            if not 200 <= answer.status < 300:
                 raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
+            if ask.method == "POST":
+                known |= json.loads(answer.body)
             await asyncio.sleep(5 * _TICK_S)
             longest_s.append(clock.take())
         ticking.cancel()
@@ -86,14 +99,14 @@ async def _serving(config: Path) -> AsyncGenerator[int]:
             await serving
 
 
-def main(config: Path, rounds: int, paths: Sequence[str]) -> None:
+def main(config: Path, rounds: int, asks: Sequence[Ask]) -> None:
     """Print what each round gives, with a service that knows nothing yet."""
     measured = []
     for _ in range(rounds):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            measured.append(runner.run(measure(config, paths)))
+            measured.append(runner.run(measure(config, asks)))
     print(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), [Ask(*each) for each in json.loads(sys.argv[3])])

@@ -21,10 +21,16 @@ class Connection:
         self._reader = reader
         self._writer = writer
 
-    def send(self, path: str, headers: dict[str, str]) -> None:
-        """Hand a GET of *path* to the socket; do not wait."""
-        lines = [f"{name}: {value}" for name, value in ({"Host": "127.0.0.1"} | headers).items()]
-        self._writer.write("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())
+    def send(
+        self, path: str, headers: dict[str, str], method: str = "GET", body: bytes = b""
+    ) -> None:
+        """Hand a request to the socket; do not wait."""
+        headers = {"Host": "127.0.0.1"} | headers
+        if body:
+            headers["Content-Length"] = str(len(body))
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""])
+        self._writer.write(head.encode() + body)
 
     async def receive(self) -> Answer:
         """Wait for the whole answer."""

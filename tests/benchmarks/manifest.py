@@ -14,6 +14,7 @@ from typing import Any, Final
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.index import Manifest, ManifestDecoder
 
+from .blocking import Ask
 from .client import connected
 from .data import REPOSITORY, chunk_key
 from .figures import Figure, Goal
@@ -103,7 +104,7 @@ async def _time(server: Server, kind: _Kind) -> float:
 
 
 def _time_library(kind: _Kind) -> float:
-    found = _run("first_read", kind.root, _KEY)
+    found = run("first_read", kind.root, _KEY)
     if found["body"] != kind.chunk.hex():
         raise RuntimeError(f"{kind.name}: the library reads another chunk")
     return float(found["seconds"])
@@ -115,8 +116,8 @@ def _watch(kind: _Kind, home: Path) -> Iterator[Figure]:
     What the code does it does in every round; what else the machine does only adds to some.
     """
     config = home / f"{kind.name}-0" / "config.toml"
-    paths = [f"/{_DATASET}/{key}" for key in (f"{ARRAY}/zarr.json", _KEY)]
-    rounds = _run("blocking", config, _ROUNDS, *paths)
+    asks = [Ask("GET", f"/{_DATASET}/{key}") for key in (f"{ARRAY}/zarr.json", _KEY)]
+    rounds = run("blocking", config, _ROUNDS, json.dumps(asks))
     opening, decoding, idle = ([s * 1e3 for s in each] for each in zip(*rounds, strict=True))
     goal = Goal("at most", 20)
     yield _least("  event loop at a standstill, decoding", decoding, goal)
@@ -173,7 +174,7 @@ async def _reads(server: Server, store: Server) -> int:
     return reads
 
 
-def _run(module: str, *arguments: str | int | Path) -> Any:
+def run(module: str, *arguments: str | int | Path) -> Any:
     """Run a module of this package in a process of its own, and read what it prints."""
     command = [sys.executable, "-m", f"tests.benchmarks.{module}", *map(str, arguments)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 Such a manifest takes the place of one that the library wrote, laid out as it lays out its own.
 """
 
+import random
 import struct
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,8 @@ import icechunk
 import numpy as np
 import zarr
 import zstandard
+
+from tests.formats.icechunk.building_repo import Repo, Struct, ref, snapshot, update
 
 from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE
 
@@ -21,6 +24,9 @@ PLACE: Final = (500, 300)
 CHUNK_NBYTES: Final = 1024
 ARRAY: Final = "a"
 
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_UPDATES: Final = 1000
+"""So many operations a file lists at most."""
 _HEADER_NBYTES: Final = 39
 _VTABLE: Final = struct.pack("<7H2x", 14, 28, 4, 0, 0, 20, 8)
 """Of a reference: index, length, chunk_id."""
@@ -48,7 +54,7 @@ def write_virtual(root: Path) -> bytes:
     store = icechunk.local_filesystem_store(f"{files}/")
     config = icechunk.RepositoryConfig()
     config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
-    session = _create(root / "repository", config)
+    session = create_repository(root / "repository", config)
     _add_array(session)
     columns = np.arange(COUNT, dtype=np.uint64) % GRID[1]
     session.store.set_virtual_refs_arr(
@@ -65,7 +71,9 @@ def write_virtual(root: Path) -> bytes:
 def write_native(root: Path) -> bytes:
     """Write an array whose chunks have a file each, of which only that at `PLACE` is there."""
     repository, chunk = root / "repository", _random(1)
-    session = _create(repository, icechunk.RepositoryConfig(inline_chunk_threshold_bytes=0))
+    session = create_repository(
+        repository, icechunk.RepositoryConfig(inline_chunk_threshold_bytes=0)
+    )
     array = _add_array(session)
     for corner in (0, 0), (GRID[0] - 1, GRID[1] - 1):  # the extents of the manifest
         array.blocks[corner] = 1
@@ -80,7 +88,7 @@ def write_native(root: Path) -> bytes:
 
 def write_same(root: Path) -> None:
     """Write the arrays below *root* to a repository beside them, sharded and not."""
-    session = _create(root / REPOSITORY, icechunk.RepositoryConfig())
+    session = create_repository(root / REPOSITORY, icechunk.RepositoryConfig())
     data = zarr.open_array(root / "plain", mode="r")[...]
     for name, shards in ("morton", SHARD_SHAPE), ("plain", None):
         array = zarr.create_array(
@@ -96,7 +104,27 @@ def write_same(root: Path) -> None:
     session.commit("Write what the other arrays have")
 
 
-def _create(path: Path, config: icechunk.RepositoryConfig) -> icechunk.Session:
+def write_history(root: Path, count: int) -> None:
+    """Write a repository of one array that lists *count* snapshots, of which the last is there."""
+    session = create_repository(root, icechunk.RepositoryConfig())
+    zarr.create_array(session.store, name=ARRAY, shape=(count,), chunks=(1,), dtype="uint8")
+    tip = _read(session.commit("Create an array"))
+    rng = random.Random(0)
+    ids = [*(rng.randbytes(len(tip)) for _ in range(count - 1)), tip]
+    ordered = sorted(ids)
+    places = {each: place for place, each in enumerate(ordered)}
+    parents = dict(zip(ids[1:], ids[:-1], strict=True))
+    snapshots = [
+        snapshot(each, places[parents[each]] if each in parents else -1, "Put a chunk")
+        for each in ordered
+    ]
+    commits = [update(10, {0: "main", 1: Struct(each)}) for each in reversed(ids[-_UPDATES:])]
+    repo = Repo(branches=[ref("main", places[tip])], snapshots=snapshots, updates=commits)
+    (root / "repo").write_bytes(repo.file())
+
+
+def create_repository(path: Path, config: icechunk.RepositoryConfig) -> icechunk.Session:
+    """Create a repository in a folder, and open a session."""
     icechunk.set_logs_filter("error")  # it warns that several may write to a folder
     storage = icechunk.local_filesystem_storage(str(path))
     return icechunk.Repository.create(storage, config=config).writable_session("main")
@@ -165,8 +193,15 @@ def _random(seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(CHUNK_NBYTES)
 
 
+def _read(spelled: str) -> bytes:
+    """Read an id as it is spelled in Crockford's Base32."""
+    bits = 0
+    for letter in spelled:
+        bits = bits << 5 | _ALPHABET.index(letter)
+    return (bits >> 4).to_bytes(12)
+
+
 def _spell(object_id: bytes) -> str:
     """Spell an id as the name of its file."""
-    alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
     bits = int.from_bytes(object_id) << 4
-    return "".join(alphabet[bits >> shift & 31] for shift in range(95, -1, -5))
+    return "".join(_ALPHABET[bits >> shift & 31] for shift in range(95, -1, -5))

@@ -138,7 +138,7 @@ def test_every_answer_carries_cors_and_an_id(client: httpx.Client, path: str) ->
 
 def test_method(client: httpx.Client) -> None:
     """What cannot be done is a problem, 405."""
-    answer = client.post("/api/datasets")
+    answer = client.post("/api/datasets/any")
 
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
 

@@ -23,7 +23,9 @@ def test_no_failure_of_a_store_is_absence() -> None:
         errors.UnknownDatasetError,
         errors.UnknownRepositoryError,
         errors.UnknownRefError,
+        errors.UnknownSessionError,
         errors.UnknownUploadError,
+        errors.UnknownSessionError,
     }
 
 

@@ -26,6 +26,13 @@ class Mishap(StrEnum):
     CONFLICT = "409 ConditionalRequestConflict, if it is a conditional write"
 
 
+class Late(StrEnum):
+    """What takes long; `Proxy.between` says how long."""
+
+    REQUEST = "it is done late"
+    ANSWER = "it is done, and its answer comes late"
+
+
 _STATUS: Final = {
     Mishap.DONE_AND_500: (500, "InternalError"),
     Mishap.ERROR: (500, "InternalError"),
@@ -48,18 +55,18 @@ class Proxy:
         """Tells of which headers the server shall know nothing."""
         self.unknown = "no such header"
         """Requests with this header are answered 501."""
-        self._order: tuple[Container[int], Mishap] | None = None
+        self._order: tuple[Container[int], Mishap | Late] | None = None
         self._lock = threading.Lock()
         self._server = _Listener(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def spoil(self, nth: Container[int], mishap: Mishap) -> None:
+    def spoil(self, nth: Container[int], mishap: Mishap | Late) -> None:
         """Let *mishap* happen to each *nth* request from now; forget those before."""
         with self._lock:
             self.seen.clear()
             self._order = nth, mishap
 
-    def note(self, request: str) -> Mishap | None:
+    def note(self, request: str) -> Mishap | Late | None:
         """Count a request, and tell what is to become of it."""
         with self._lock:
             self.seen.append(request)
@@ -130,6 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         if mishap is None or (mishap is Mishap.CONFLICT and not condition):
             self._send(*self._passed_on(body))
             return
+        if isinstance(mishap, Late):
+            self._delay(body, mishap)
+            return
         if mishap in _DONE:
             self._passed_on(body)
         owner.between()
@@ -139,6 +149,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
+
+    def _delay(self, body: bytes, what: Late) -> None:
+        if what is Late.REQUEST:
+            self.server.owner.between()
+        answer = self._passed_on(body)
+        if what is Late.ANSWER:
+            self.server.owner.between()
+        self._send(*answer)
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, [], f"<Error><Code>{code}</Code></Error>".encode())

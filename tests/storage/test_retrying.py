@@ -185,6 +185,30 @@ async def test_a_timeout_of_the_caller_is_not_ours() -> None:
             await store.stat(REF)
 
 
+@pytest.mark.parametrize("delimiter", ["", "/"])
+async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
+    """Each name is told once, in order, though the listing breaks off behind every other one."""
+
+    class Breaking(FailingStore):
+        async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:
+            count = 0
+            async for each in super().list(*args, **options):
+                if count == 2:
+                    raise StorageThrottledError(REF, "slow down")
+                count += 1
+                yield each
+
+    inner = Breaking([])
+    for name in ("a", "b/c", "b/d", "b0", "e/f", "g", "h/i"):
+        inner.place(REF._replace(key=name), b"data")
+    bucket = ObjectRef(REF.bucket, "")
+
+    found = [each.ref.key async for each in patient(inner).list(bucket, delimiter=delimiter)]
+    whole = [each.ref.key async for each in MemoryStore.list(inner, bucket, delimiter=delimiter)]
+    assert found == whole
+    assert len(found) > 5
+
+
 async def test_writes_are_not_repeated() -> None:
     """Only the store can find out what became of a write that failed."""
 

@@ -125,6 +125,12 @@ class Dense:
         """List the coordinates of all references, in C order."""
         return self.box.coords(np.flatnonzero(np.asarray(self.tables)).astype(np.uint64))
 
+    def positions(self) -> U32s:
+        """List where the references of `coords` lie."""
+        tables: U32s = np.asarray(self.tables)
+        found: U32s = tables[tables != 0]
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
@@ -149,6 +155,12 @@ class Sparse:
     def coords(self) -> U32s:
         """List the coordinates of all references, in C order."""
         return self.box.coords(np.unique(np.asarray(self.keys)))
+
+    def positions(self) -> U32s:
+        """List where the references of `coords` lie."""
+        keys = np.asarray(self.keys)
+        first = np.concatenate(([True], keys[1:] != keys[:-1]))
+        return np.asarray(self.tables)[first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,11 @@ class Wide:
         """List the coordinates of all references, in C order."""
         coords = gather(words_of(self.data), np.asarray(self.indexes), self.ndim)
         return np.ascontiguousarray(coords[:, _mark_first(coords)].T)
+
+    def positions(self) -> U32s:
+        """List where the references of `coords` lie."""
+        coords = gather(words_of(self.data), np.asarray(self.indexes), self.ndim)
+        return np.asarray(self.tables)[_mark_first(coords)]
 
 
 type Column = Dense | Sparse | Wide

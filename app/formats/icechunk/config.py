@@ -1,11 +1,12 @@
-"""The virtual chunk containers that a repository was configured with.
+"""What a repository was configured with: virtual chunk containers, and how it is written.
 
-Format version 2 keeps the configuration in `repo`, version 1 in `config.yaml`. Where to find a
-container is all that is taken from it: no endpoint, no credentials, nothing of a store's settings.
+Format version 2 keeps the configuration in `repo`, version 1 in `config.yaml`, of which only the
+containers are used, for nothing is written there. Of those only where to find them is taken: no
+endpoint, no credentials, nothing of a store's settings.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import yaml
@@ -18,6 +19,7 @@ from app.formats.reading import DecodeError
 _CONTAINERS: Final = "virtual_chunk_containers"
 _NULL: Final = "tag:yaml.org,2002:null"
 _MAX_DEPTH: Final = 32
+_MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
 """Of a configuration; that of the library, with everything in it, takes one or two thousand."""
 
@@ -37,11 +39,19 @@ class Config:
     """What is used of a configuration."""
 
     containers: tuple[Container, ...] = ()
+    inline_chunk_threshold_bytes: int = 512
+    """Larger chunks are objects of their own."""
+    compression_level: int = 3
+    """Of files of metadata."""
+    num_updates_per_repo_info_file: int = 1000
+    splitting: Json = None
+    """How manifests are split, as it is spelled."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the value holds."""
-        return sum(512 + len(container.url_prefix) for container in self.containers)
+        containers = sum(512 + len(container.url_prefix) for container in self.containers)
+        return containers + (0 if self.splitting is None else 10 * len(str(self.splitting)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,26 @@ def read_config(data: bytes) -> Config:
     """
     if len(data) > MAX_NBYTES:
         raise DecodeError(f"a configuration of more than {MAX_NBYTES} bytes")
-    return decode_config(decode_flexbuffer(data))
+    document = decode_flexbuffer(data)
+    members = _members(document, "the configuration")
+    compression = _members(members.get("compression"), "compression")
+    manifest = _members(members.get("manifest"), "manifest")
+    return replace(
+        decode_config(document),
+        inline_chunk_threshold_bytes=_number(members, "inline_chunk_threshold_bytes", 512),
+        compression_level=min(_number(compression, "level", 3), _MAX_LEVEL),
+        num_updates_per_repo_info_file=_number(members, "num_updates_per_repo_info_file", 1000),
+        splitting=manifest.get("splitting"),
+    )
+
+
+def _number(members: Mapping[str, Json], name: str, default: int) -> int:
+    value = members.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise DecodeError(f"{name} is no number of things")
+    return value
 
 
 def decode_config(config: Json) -> Config:

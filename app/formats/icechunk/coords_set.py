@@ -52,6 +52,10 @@ class CoordsSet:
         parts = [self._tidy(ndim)[:limit].tolist() for ndim in self._by_ndim]
         return list(islice(merge(*parts), limit))
 
+    def distinct(self) -> tuple[Coords, ...]:
+        """Give all coords, each once and sorted, those of each number of dimensions apart."""
+        return tuple(filter(len, map(self._tidy, sorted(self._by_ndim))))
+
     def _tidy(self, ndim: int) -> Coords:
         parts = self._by_ndim[ndim]
         distinct = _distinct(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -64,13 +68,28 @@ def _distinct(coords: Coords) -> Coords:
     """Sort the rows of *coords*, and give each once; what a writer sorted costs one look."""
     if not coords.shape[1]:
         return coords[:1]
-    if _increases(coords).all():
+    if increases(coords).all():
         return coords
     coords = coords[np.lexsort(coords.T[::-1])]
-    return coords[np.concatenate(([True], _increases(coords)))]
+    return coords[np.concatenate(([True], increases(coords)))]
 
 
-def _increases(coords: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def rows_in(coords: Coords, others: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Tell of each row of *coords*, where none is twice, whether it is among *others* too."""
+    found = np.zeros(len(coords), np.bool_)
+    if coords.shape[1] != others.shape[1] or not len(coords) or not len(others):
+        return found
+    if not coords.shape[1]:
+        return ~found
+    both = np.concatenate((coords, others))
+    order = np.lexsort(both.T[::-1])  # stable: a row of ours comes before its equals
+    follows = ~increases(both[order])
+    ours = order[:-1][follows]
+    found[ours[ours < len(coords)]] = True
+    return found
+
+
+def increases(coords: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """Tell of every row but the first whether it comes after the one before it."""
     after = np.zeros(max(0, len(coords) - 1), np.bool_)
     equal = ~after

@@ -15,6 +15,9 @@ _TYPE_AT: Final = 37
 _COMPRESSION_AT: Final = 38
 _VERSIONS: Final = (1, 2)
 
+_WRITER: Final = b"shardgate"
+_LEVEL: Final = 3
+
 _FRAME: Final = 0xFD2FB528
 _SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 _DICTIONARY_NBYTES: Final = (0, 1, 2, 4)
@@ -68,6 +71,12 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
     if len(body) > limit_nbytes:
         raise DecodeError(f"the file holds more than {limit_nbytes} bytes")
     return Envelope(version, bytes(body))
+
+
+def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = _LEVEL) -> bytes:
+    """Make a file of *payload*, a FlatBuffer: always compressed, for the library reads no other."""
+    head = MAGIC + _WRITER.ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
+    return head + zstandard.ZstdCompressor(level).compress(payload)
 
 
 def _decompress(data: memoryview, limit_nbytes: int) -> bytes:

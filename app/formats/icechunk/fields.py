@@ -10,7 +10,7 @@ from app.formats.icechunk.flatbuffer import U8, U64, Table, required
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BACKUP: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 
@@ -51,7 +51,7 @@ def read_moment(table: Table, slot: int) -> datetime:
     """
     count = table.number(slot, U64)
     try:
-        return _EPOCH + timedelta(microseconds=count)
+        return EPOCH + timedelta(microseconds=count)
     except OverflowError:
         raise DecodeError(f"{count} microseconds after 1970 there is no time") from None
 

@@ -93,6 +93,14 @@ class Table:
             return None
         return self.position + field if (field := self._offset(offset)) else None
 
+    def demand_known(self, slots: int) -> None:
+        """Return if there are no fields behind the first *slots*.
+
+        Raises: `DecodeError`: what is not known of cannot be copied.
+        """
+        if any(self.at(slot) for slot in range(slots, (self._vtable_nbytes - 4) // 2)):
+            raise DecodeError("it has fields that only a newer specification knows")
+
     def number(self, slot: int, kind: Struct, default: int = 0) -> int:
         """Read a number."""
         at = self.at(slot)

@@ -1,13 +1,18 @@
 """Object ids as file names spell them: Crockford's Base32 without padding ("Common Types")."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
+
+import numpy as np
 
 OBJECT_ID_NBYTES: Final = 12
 """Of snapshots, manifests and chunks."""
 NODE_ID_NBYTES: Final = 8
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
+_LETTERS: Final = -(-OBJECT_ID_NBYTES * 8 // 5)
+_TABLE: Final = np.array([_VALUES.get(chr(code), 255) for code in range(128)], np.uint8)
 
 
 @lru_cache(maxsize=8192)
@@ -27,3 +32,22 @@ def decode_id(text: str, nbytes: int = OBJECT_ID_NBYTES) -> bytes | None:
         bits = bits << 5 | _VALUES[letter]
     padding = len(text) * 5 - nbytes * 8
     return None if bits & (1 << padding) - 1 else (bits >> padding).to_bytes(nbytes)
+
+
+def decode_ids(texts: Sequence[str]) -> list[bytes] | None:
+    """Read ids of objects, a hundred thousand at a time; `None` if `decode_id` would of any."""
+    if not texts:
+        return []
+    joined = "".join(texts)
+    if not joined.isascii() or not {_LETTERS}.issuperset(map(len, texts)):
+        return None
+    letters = np.frombuffer(joined.encode(), np.uint8).reshape(len(texts), _LETTERS)
+    values = _TABLE[letters]
+    bits = np.unpackbits(values[:, :, None], axis=2)
+    if bits[:, :, :3].any():
+        return None
+    data = np.packbits(bits[:, :, 3:].reshape(len(texts), _LETTERS * 5), axis=1)
+    if data[:, OBJECT_ID_NBYTES:].any():
+        return None
+    every = data[:, :OBJECT_ID_NBYTES].tobytes()
+    return [every[at : at + OBJECT_ID_NBYTES] for at in range(0, len(every), OBJECT_ID_NBYTES)]

@@ -88,6 +88,13 @@ class Manifest:
         found = ndim == 0 and self._find_old_scalar(node_id) > 0
         return np.empty((int(found), ndim), np.uint32)
 
+    def positions(self, node_id: bytes, ndim: int) -> NDArray[np.uint32]:
+        """List where the references lie of the chunks that `coords` lists."""
+        if column := self.columns.get((node_id, ndim)):
+            return column.positions()
+        position = 0 if ndim else self._find_old_scalar(node_id)
+        return np.array([position] if position else [], np.uint32)
+
     def tally(self, node_id: bytes, ndim: int) -> Tally:
         """Count the references of array *node_id* of *ndim* dimensions."""
         every = [column.census for (found, _), column in self.columns.items() if found == node_id]

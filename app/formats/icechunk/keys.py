@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from app.formats.icechunk.ids import decode_id
 from app.model import NAMED_REFS, VirtualKey, escape_ref
 
-_SESSION: Final = "@session."
+SESSION: Final = "@session."
 _REF: Final = re.compile(r"(?:^|/)(?=@branch\.|@tag\.|@session\.|@[0-9A-HJKMNP-TV-Z]{20}(?:/|$))")
 
 
@@ -40,6 +40,13 @@ def find_ref(key: VirtualKey) -> int | None:
     return None if found is None else found.end()
 
 
+def names_session(key: str) -> bool:
+    """Tell whether the first ref that *key* names is a session."""
+    if SESSION not in key or (start := find_ref(VirtualKey(key))) is None:
+        return False
+    return key.startswith(SESSION, start)
+
+
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
     """Split ``@ref/path``; without a ref it is `MAIN`, and `None` for one that cannot be.
 
@@ -51,7 +58,7 @@ def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
         return Branch(unquote(head.removeprefix(branch))), path
     if head.startswith(tag):
         return Tag(unquote(head.removeprefix(tag))), path
-    if head.startswith(_SESSION):
+    if head.startswith(SESSION):
         return None, path
     if head.startswith("@") and decode_id(head[1:]) is not None:
         return SnapshotId(head[1:]), path

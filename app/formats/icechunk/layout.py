@@ -97,7 +97,8 @@ class RepositoryLayout:
     async def target(self, _: VirtualKey, __: Fetch) -> NoReturn:
         """Refuse: refs change by commits only."""
         raise ReadOnlyError(
-            "a repository changes by commits only; its files are written where the view is raw"
+            "a repository changes by commits only: write below @session.ID, where ID is what "
+            "POST /api/datasets/{dataset}/sessions answers; its files, where the view is raw"
         )
 
     async def shelf(self, _: VirtualKey, fetch: Fetch) -> Shelf:

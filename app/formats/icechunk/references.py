@@ -88,14 +88,23 @@ class _Layout(NamedTuple):
 class LocationCodec:
     """Inflates the locations of a manifest, each by itself; any thread may."""
 
-    __slots__ = ("_algorithm", "_decompressor", "_known", "_lock", "_max_known", "nbytes")
+    __slots__ = (
+        "_decompressor",
+        "_known",
+        "_lock",
+        "_max_known",
+        "algorithm",
+        "dictionary",
+        "nbytes",
+    )
 
     def __init__(self, algorithm: int, dictionary: bytes | None, payload_nbytes: int = 0) -> None:
         """Get ready for locations in a payload that *algorithm* compressed with *dictionary*.
 
         Raises: `DecodeError` where that is none.
         """
-        self._algorithm = algorithm
+        self.algorithm = algorithm
+        self.dictionary = dictionary if algorithm == _ZSTD else None
         self._lock = Lock()
         self._decompressor = None
         self._known: dict[bytes, str] = {}
@@ -108,7 +117,7 @@ class LocationCodec:
             except zstandard.ZstdError as error:
                 raise DecodeError(f"damaged location_dictionary: {error}") from None
             self._max_known = min(_MAX_KNOWN, payload_nbytes // _BYTES_PER_KNOWN)
-            self.nbytes = self._decompressor.memory_size() + 2 * len(dictionary)
+            self.nbytes = self._decompressor.memory_size() + 3 * len(dictionary)
             self.nbytes += self._max_known * _KNOWN_NBYTES
 
     def decode(self, data: bytes) -> str:
@@ -138,28 +147,28 @@ class LocationCodec:
             raise DecodeError(f"its location cannot be inflated: {error}") from None
 
     def _refuse_or_copy(self, data: bytes) -> bytes:
-        if self._algorithm == 0:
+        if self.algorithm == 0:
             return data
-        if self._algorithm == _ZSTD:
+        if self.algorithm == _ZSTD:
             raise DecodeError("its location is compressed, and there is no location_dictionary")
-        raise DecodeError(f"its location is compressed by unknown algorithm {self._algorithm}")
+        raise DecodeError(f"its location is compressed by unknown algorithm {self.algorithm}")
 
 
 class References:
     """Reads the references of a manifest; any thread may."""
 
-    __slots__ = ("_codec", "_layouts", "data")
+    __slots__ = ("_layouts", "codec", "data")
 
     def __init__(self, data: bytes, codec: LocationCodec) -> None:
         """Get ready to read from *data*, a payload."""
         self.data = data
-        self._codec = codec
+        self.codec = codec
         self._layouts: dict[int, tuple[int, _Layout]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that payload and codec hold."""
-        return len(self.data) + self._codec.nbytes
+        return len(self.data) + self.codec.nbytes
 
     def read(self, table: int) -> Reference:
         """Read the reference at *table*, whose vtable lies in the payload.
@@ -199,7 +208,7 @@ class References:
 
     def _read_virtual(self, table: int, layout: _Layout, byte_range: ByteRange) -> Virtual:
         if at := layout.compressed_location:
-            location = self._codec.decode(self._bytes(table + at))
+            location = self.codec.decode(self._bytes(table + at))
         else:
             location = _decode(self._bytes(table + layout.location))
         checksum: Condition | None = None

@@ -86,11 +86,11 @@ class RepoInfo:
 
     def deleted_tags(self) -> list[str]:
         """Name the tags that were deleted, whose names cannot be used again."""
-        return list(self._root().texts(_DELETED_TAGS))
+        return list(self.root().texts(_DELETED_TAGS))
 
     def disabled_feature_flags(self) -> list[int]:
         """List the numbers of the features that this repository must not be changed by."""
-        root = self._root()
+        root = self.root()
         start, count = root.vector(_DISABLED_FEATURE_FLAGS, U16.size) or (0, 0)
         return [root.buffer.number(U16, start + U16.size * i) for i in range(count)]
 
@@ -113,17 +113,18 @@ class RepoInfo:
 
     def updates(self) -> Iterator[Update]:
         """Give the operations that this file tells of, newest first."""
-        return map(read_update, self._root().tables(_LATEST_UPDATES))
+        return map(read_update, self.root().tables(_LATEST_UPDATES))
 
     def metadata(self) -> dict[str, Json]:
         """Decode what people say of the repository."""
-        return read_metadata(self._root(), _METADATA, self.version).decode()
+        return read_metadata(self.root(), _METADATA, self.version).decode()
 
-    def _root(self) -> Table:
+    def root(self) -> Table:
+        """Give the table that everything hangs on."""
         return Buffer(self.payload).root
 
     def _snapshots(self) -> SnapshotList:
-        return SnapshotList(self._root(), self.version)
+        return SnapshotList(self.root(), self.version)
 
     def _find(self, snapshot_id: str) -> tuple[SnapshotList, int | None]:
         snapshots, data = self._snapshots(), decode_id(snapshot_id)

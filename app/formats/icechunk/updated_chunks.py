@@ -7,13 +7,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from app.formats.icechunk.flatbuffer import U32, Table, required
+from app.formats.icechunk.flatbuffer import U32, Buffer, Table, required
+from app.formats.icechunk.gathering import Gather, Places
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.reading import DecodeError
 
 type Coords = npt.NDArray[np.uint32]
 """Of shape (count, ndim)."""
-type _Places = npt.NDArray[np.int64]
 
 _CHUNKS: Final = 1
 _COORDS_IN_VTABLE: Final = 4
@@ -37,7 +37,7 @@ def read_updated_chunks(arrays: Iterator[Table]) -> dict[bytes, tuple[Coords, ..
     starts, lengths = np.array(vectors, np.int64).T
     stops = np.cumsum(lengths).tolist()
     tables[0].buffer.spend(stops[-1] * _EFFORT_PER_CHUNK)
-    changed = _Batches(_Gather(tables[0]), _spread(starts, lengths))
+    changed = _Batches(tables[0].buffer, _spread(starts, lengths))
     found: dict[bytes, list[Coords]] = {}
     for table, start, stop in zip(tables, [0, *stops], stops, strict=False):
         node_id = required(table.struct(0, NODE_ID_NBYTES), "node_id")
@@ -45,30 +45,11 @@ def read_updated_chunks(arrays: Iterator[Table]) -> dict[bytes, tuple[Coords, ..
     return {node_id: tuple(batches) for node_id, batches in found.items()}
 
 
-class _Gather:
-    """Reads numbers at many places of a buffer at once, none of which has to be aligned."""
-
-    def __init__(self, table: Table) -> None:
-        self.buffer = table.buffer
-
-    def numbers(self, places: _Places, dtype: str) -> _Places:
-        """Read the numbers of type *dtype* at *places*."""
-        return self.raw(places, dtype).astype(np.int64)
-
-    def raw(self, places: _Places, dtype: str) -> npt.NDArray[np.uint32]:
-        """Read the numbers at *places* as they are."""
-        data, nbytes = self.buffer.data, np.dtype(dtype).itemsize
-        if not places.size:
-            return np.empty(0, dtype)
-        if places.min() < 0 or places.max() > len(data) - nbytes:
-            raise DecodeError("damaged FlatBuffer: an offset leads out of it")
-        return np.ndarray((len(data) - nbytes + 1,), dtype, data, strides=(1,))[places]
-
-
 class _Batches:
     """The coords of all chunks of all arrays, one after the other."""
 
-    def __init__(self, gather: _Gather, slots: _Places) -> None:
+    def __init__(self, buffer: Buffer, slots: Places) -> None:
+        gather = Gather(buffer.data)
         tables = slots + gather.numbers(slots, "<u4")
         vtables = tables - gather.numbers(tables, "<i4")
         if (gather.numbers(vtables, "<u2") <= _COORDS_IN_VTABLE).any():
@@ -79,7 +60,7 @@ class _Batches:
         vectors = tables + fields
         vectors += gather.numbers(vectors, "<u4")
         ndims = gather.numbers(vectors, "<u4")
-        gather.buffer.spend(int(ndims.sum()) * _EFFORT_PER_COORD)
+        buffer.spend(int(ndims.sum()) * _EFFORT_PER_COORD)
         self._ndims = ndims
         self._offsets = np.concatenate(([0], np.cumsum(ndims)))
         self._turns: list[int] = (np.flatnonzero(np.diff(ndims)) + 1).tolist()
@@ -96,7 +77,7 @@ class _Batches:
                 yield coords.reshape(end - begin, int(self._ndims[begin]))
 
 
-def _spread(starts: _Places, lengths: _Places) -> _Places:
+def _spread(starts: Places, lengths: Places) -> Places:
     """Give the places of all items of vectors of 4-byte items, *lengths* items from *starts*."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - 4 * before, lengths) + 4 * np.arange(lengths.sum(), dtype=np.int64)

@@ -26,7 +26,8 @@ type Node = dict[str, Json]
 
 HIDDEN: Final = (
     "here an array has no shards, and a client that knows of them would write whole shards under "
-    "the names of inner chunks: write this in the store, or through a dataset whose view is raw"
+    "the names of inner chunks: write this in the store, or through a dataset whose view is raw; "
+    "in an Icechunk repository commit it without a session"
 )
 MISREAD: Final = (
     "what is stored in shards would be misread; to make another array in its place, delete this "

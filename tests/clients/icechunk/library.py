@@ -99,3 +99,23 @@ def chunk_keys(document: Json) -> Iterator[str]:
     grid = [-(-length // size) + 1 for length, size in zip(document["shape"], sizes, strict=True)]
     for coords in itertools.product(*map(range, grid)):
         yield "/".join(("c", *map(str, coords)))
+
+
+def contents_of(repo: Repository) -> dict[str, dict[str, bytes]]:
+    """Read everything that branches and tags lead to, the parents of their snapshots too."""
+    ids = {repo.lookup_branch(name) for name in repo.list_branches()}
+    ids |= {repo.lookup_tag(name) for name in repo.list_tags()}
+    every = {each.id for tip in ids for each in repo.ancestry(snapshot_id=tip)}
+    return {each: _stored(repo.readonly_session(snapshot_id=each)) for each in sorted(every)}
+
+
+def _stored(session: Session) -> dict[str, bytes]:
+    async def read() -> dict[str, bytes]:
+        found = {}
+        async for key in session.store.list():
+            value = await session.store.get(key, default_buffer_prototype())
+            assert value is not None, key
+            found[key] = value.to_bytes()
+        return found
+
+    return asyncio.run(read())

@@ -1,13 +1,15 @@
-"""The virtual chunk containers of a configuration."""
+"""What is used of a configuration: containers, and how the repository is written."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import icechunk
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.formats.documents import Json
 from app.formats.icechunk.config import (
     Config,
     Container,
@@ -15,6 +17,8 @@ from app.formats.icechunk.config import (
     decode_config,
     read_config,
 )
+from app.formats.icechunk.flexbuffer_writing import encode_flexbuffer
+from app.formats.icechunk.repo_info import RepoInfoDecoder
 from app.formats.reading import DecodeError
 
 DECODE = YamlConfigDecoder(1 << 16)
@@ -176,3 +180,45 @@ def test_what_is_no_yaml_is_told_without_its_text() -> None:
     with pytest.raises(DecodeError, match="no YAML: mapping values") as error:
         DECODE(b"a: 1\nb: 'https://me:secret@lab/': :\n")
     assert "secret" not in str(error.value)
+
+
+def test_how_a_repository_is_written(tmp_path: Path) -> None:
+    """All is taken from what the library stores, or is its default."""
+    splitting = icechunk.ManifestSplittingConfig.from_dict(
+        {icechunk.ManifestSplitCondition.AnyArray(): {icechunk.ManifestSplitDimCondition.Any(): 10}}
+    )
+    config = icechunk.RepositoryConfig(
+        inline_chunk_threshold_bytes=0,
+        num_updates_per_repo_info_file=7,
+        compression=icechunk.CompressionConfig(level=9),
+        manifest=icechunk.ManifestConfig(splitting=splitting),
+    )
+    found = []
+    for number, each in enumerate((None, config)):
+        folder = tmp_path / f"{number}"
+        icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder)), config=each)
+        found.append(RepoInfoDecoder(2**20)((folder / "repo").read_bytes()).config)
+
+    assert found[0] == Config((), 512, 3, 1000, None)
+    assert isinstance(found[1], Config)
+    assert found[1].inline_chunk_threshold_bytes == 0
+    assert found[1].num_updates_per_repo_info_file == 7
+    assert found[1].compression_level == 9
+    sizes = [{"condition": "Any", "num_chunks": 10}]
+    assert found[1].splitting == {"split_sizes": [["any_array", sizes]]}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"inline_chunk_threshold_bytes": -1},
+        {"num_updates_per_repo_info_file": "7"},
+        {"compression": {"level": 1.5}},
+        {"compression": 3},
+        {"manifest": []},
+    ],
+)
+def test_no_number_of_things(document: Json) -> None:
+    """What cannot be is damage."""
+    with pytest.raises(DecodeError):
+        read_config(encode_flexbuffer(document))

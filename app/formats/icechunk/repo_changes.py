@@ -1,0 +1,146 @@
+"""What can be done to ``repo``, one operation at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.formats.icechunk.fields import Availability
+
+type Items = tuple[tuple[str, bytes], ...]
+"""Metadata: names, and values as FlexBuffers spell them."""
+
+
+class NewSnapshot(NamedTuple):
+    """A snapshot that ``repo`` does not list yet."""
+
+    object_id: bytes
+    parent_id: bytes | None
+    flushed_at_us: int
+    """Microseconds since 1970 began, UTC."""
+    message: str
+    items: Items = ()
+    pruned_ancestor_tx_logs: tuple[bytes, ...] = ()
+
+
+class NewCommit(NamedTuple):
+    """A snapshot is put on top of a branch."""
+
+    branch: str
+    snapshot: NewSnapshot
+
+
+class Amended(NamedTuple):
+    """A snapshot takes the place of the tip of a branch, whose parent is its own."""
+
+    branch: str
+    snapshot: NewSnapshot
+
+
+class Detached(NamedTuple):
+    """A snapshot that no branch leads to."""
+
+    snapshot: NewSnapshot
+
+
+class TagCreated(NamedTuple):
+    """A tag that never was."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class TagDeleted(NamedTuple):
+    """A tag is taken away, its name for ever."""
+
+    name: str
+
+
+class BranchCreated(NamedTuple):
+    """A new branch."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class BranchReset(NamedTuple):
+    """A branch is put at another snapshot."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class BranchDeleted(NamedTuple):
+    """A branch is taken away."""
+
+    name: str
+
+
+class StatusChanged(NamedTuple):
+    """What may be done with the repository changes."""
+
+    availability: Availability
+    reason: str | None = None
+
+
+class MetadataChanged(NamedTuple):
+    """What people say of the repository is replaced."""
+
+    items: Items
+
+
+class ConfigChanged(NamedTuple):
+    """The configuration is replaced by another FlexBuffer; `None` takes it away."""
+
+    config: bytes | None
+
+
+class FeatureFlagChanged(NamedTuple):
+    """A feature is allowed or not; `None` is as it is by default."""
+
+    flag: int
+    value: bool | None
+
+
+class Reparented(NamedTuple):
+    """What a snapshot has instead of ancestors that are listed no longer."""
+
+    parent_id: bytes | None
+    pruned_ancestor_tx_logs: tuple[bytes, ...]
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcRan:
+    """Snapshots that nothing leads to are listed no longer."""
+
+    dropped: frozenset[bytes]
+    reparented: Mapping[bytes, Reparented] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpirationRan:
+    """Old snapshots are listed no longer."""
+
+    dropped: frozenset[bytes] = frozenset()
+    reparented: Mapping[bytes, Reparented] = field(default_factory=dict)
+    deleted_tags: frozenset[str] = frozenset()
+    deleted_branches: frozenset[str] = frozenset()
+
+
+type RepoChange = (
+    NewCommit
+    | Amended
+    | Detached
+    | TagCreated
+    | TagDeleted
+    | BranchCreated
+    | BranchReset
+    | BranchDeleted
+    | StatusChanged
+    | MetadataChanged
+    | ConfigChanged
+    | FeatureFlagChanged
+    | GcRan
+    | ExpirationRan
+)
+"""One operation."""

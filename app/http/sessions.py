@@ -1,0 +1,178 @@
+"""Sessions of Icechunk repositories: begun, told of, ended, committed."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Final, NamedTuple
+
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import BaseModel
+
+from app.errors import ReadOnlyError, UnknownDatasetError
+from app.formats.icechunk.change_set import ChangeSet
+from app.formats.icechunk.conflict_kinds import Policy
+from app.formats.icechunk.session_document import SessionDocument
+from app.formats.icechunk.write_ids import WriteId
+from app.http.commit_bodies import CommitOptions, Committed, parse_key
+from app.http.described import CommitProblem, problems
+from app.http.documents import Document, DocumentReader, documented
+from app.http.repositories import RepositoryPath
+from app.http.target import check_key
+from app.resolve.icechunk.commit_request import CommitRequest
+from app.resolve.icechunk.committing import Committer
+from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.icechunk.session import Session
+from app.resolve.icechunk.session_commit import Made, SessionCommit
+from app.resolve.icechunk.sessions import SessionReport, Sessions, report
+from app.resolve.resolver import Dataset, Resolver
+
+
+class SessionOptions(Document):
+    """Where a session begins."""
+
+    branch: str = "main"
+    """At its tip the session begins, and onto it the session is committed."""
+
+
+class SessionCommitOptions(CommitOptions, Document):
+    """How a session is committed."""
+
+
+class SessionState(BaseModel, use_attribute_docstrings=True):
+    """A session."""
+
+    session_id: str
+    """Its keys are `/{dataset}/@session.{session_id}/…`."""
+    branch: str
+    parent_id: str
+    """The snapshot that it began with."""
+    expires_at: datetime
+    """When it ends if nobody writes to it."""
+    state: str
+    """`open`, `sealed` while it is being committed, or `committed`."""
+    snapshot_id: str | None = None
+    """What it has become."""
+
+
+class SessionList(BaseModel):
+    """Sessions, by their ids."""
+
+    sessions: list[SessionState]
+
+
+def build_sessions(
+    datasets: Mapping[str, Dataset],
+    resolver: Resolver,
+    sessions: Sessions,
+    committer: Committer,
+    documents: DocumentReader,
+) -> APIRouter:
+    """Build the routes of sessions."""
+    router = APIRouter(prefix="/api/datasets/{dataset}/sessions", tags=["Sessions"])
+
+    async def open_writable(dataset: str, path: RepositoryPath = "") -> OpenedRepository:
+        if (named := datasets.get(dataset)) is None:
+            raise UnknownDatasetError(f"there is no dataset {dataset}")
+        if not named.is_writable:
+            raise ReadOnlyError(f"{dataset} is not writable")
+        return await open_repository(resolver.root(named), check_key(path.rstrip("/")))
+
+    type Opened = Annotated[OpenedRepository, Depends(open_writable)]
+
+    async def find_session(opened: Opened, session_id: str) -> Session:
+        return await sessions.find(opened.repository, session_id, opened.fetch)
+
+    type Found = Annotated[Session, Depends(find_session)]
+
+    @router.post(
+        "",
+        status_code=HTTPStatus.CREATED,
+        openapi_extra=dict(documented(SessionOptions)),
+        responses=problems(400, 403, 404, 405, 423),
+    )
+    async def begin_session(opened: Opened, request: Request) -> SessionState:
+        """Begin a session at the tip of a branch.
+
+        Its keys are read and written like those of plain Zarr, through any replica.
+        """
+        options = await documents.read(request, SessionOptions)
+        return _tell(await sessions.create(opened, options.branch))
+
+    @router.get("", responses=problems(400, 404, 405))
+    async def list_sessions(opened: Opened) -> SessionList:
+        """List the sessions: those that go on, and committed ones until they expire."""
+        return SessionList(sessions=[_tell(each) for each in await sessions.every(opened)])
+
+    @router.get("/{session_id}", responses=problems(404, 405))  # noqa: FAST003  the dependency takes it
+    async def tell_of_session(session: Found) -> SessionState:
+        """Tell how a session stands."""
+        return _tell(report(session.place.session_id, (await session.view()).session))
+
+    @router.delete(
+        "/{session_id}",  # noqa: FAST003  the dependency takes it
+        status_code=HTTPStatus.NO_CONTENT,
+        responses=problems(404, 405, 503),
+    )
+    async def discard_session(session: Found) -> None:
+        """End a session; what was written in it is there no more."""
+        await sessions.discard(session)
+
+    @router.post(
+        "/{session_id}/commit",  # noqa: FAST003  the dependency takes it
+        status_code=HTTPStatus.CREATED,
+        openapi_extra=dict(documented(SessionCommitOptions)),
+        responses=problems(400, 404, 405, 409, 423, conflict=CommitProblem),
+    )
+    async def commit_session(
+        opened: Opened,
+        session: Found,
+        request: Request,
+        idempotency_key: Annotated[str | None, Header(description=_KEY)] = None,
+    ) -> Committed:
+        """Commit all that was written in a session onto its branch.
+
+        Who commits at the same time, or again, is answered the same. After a conflict the session
+        goes on.
+        """
+        options = await documents.read(request, SessionCommitOptions)
+        making = _Making(committer, opened, options)
+        made = await SessionCommit(session, making.make, parse_key(idempotency_key)).run()
+        return Committed(snapshot_id=made.snapshot_id, parent_id=made.parent_id)
+
+    return router
+
+
+_KEY: Final = "Makes a retry safe: another key finds a conflict where the session was committed."
+
+
+class _Making(NamedTuple):
+    """How a session is to be committed."""
+
+    committer: Committer
+    opened: OpenedRepository
+    options: CommitOptions
+
+    async def make(self, document: SessionDocument, changes: ChangeSet, write_id: str) -> Made:
+        options = self.options
+        request = CommitRequest(
+            branch=document.branch,
+            parent_id=document.parent_id,
+            message=options.message,
+            write_id=WriteId(write_id),
+            metadata=options.metadata,
+            policy=Policy(options.on_conflict),
+            amend=options.amend,
+            allow_empty=options.allow_empty,
+        )
+        return Made(*await self.committer.commit(self.opened, changes, request))
+
+
+def _tell(session: SessionReport) -> SessionState:
+    return SessionState(
+        session_id=session.session_id,
+        branch=session.branch,
+        parent_id=session.parent_id,
+        expires_at=datetime.fromtimestamp(session.expires_at_s, UTC),
+        state=session.state,
+        snapshot_id=session.snapshot_id,
+    )

@@ -1,0 +1,53 @@
+"""The transaction logs of snapshots, those of expired ancestors among them."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from app.errors import DamagedError
+from app.formats.icechunk.ids import decode_id
+from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
+from app.resolve.icechunk.repositories import OpenedRepository
+from app.storage.abreast import abreast
+
+
+class Log(NamedTuple):
+    """The name of a log."""
+
+    snapshot_id: str
+    is_pruned: bool
+    """Whether its snapshot has expired, so that the log may be gone too."""
+
+
+def logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[Log]:
+    """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
+    for info in chain:
+        for pruned in info.pruned_ancestor_tx_logs:
+            yield Log(pruned, is_pruned=True)
+        yield Log(info.snapshot_id, is_pruned=False)
+
+
+async def read_logs(opened: OpenedRepository, wanted: Sequence[Log]) -> list[TransactionLog | None]:
+    """Read logs at the same time; `None` for those that are gone together with their snapshots.
+
+    Raises: `DamagedError` where one is gone otherwise.
+    """
+    return await abreast(partial(_read_log, opened), wanted, at_a_time=len(wanted) or 1)
+
+
+async def _read_log(opened: OpenedRepository, wanted: Log) -> TransactionLog | None:
+    repository, object_id = opened.repository, decoded(wanted.snapshot_id)
+    decode = TransactionLogDecoder(wanted.snapshot_id, repository.limit_nbytes)
+    log = await repository.read("transactions", object_id, decode, opened.fetch)
+    if log is None and not wanted.is_pruned:
+        name = repository.file("transactions", object_id)
+        raise DamagedError(name, "does not exist, so that nothing tells what was changed")
+    return log
+
+
+def decoded(snapshot_id: str) -> bytes:
+    """Give the id that the name of a file spells, as those do that were read."""
+    if (object_id := decode_id(snapshot_id)) is None:
+        raise ValueError(f"no id: {snapshot_id}")
+    return object_id

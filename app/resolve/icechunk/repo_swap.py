@@ -1,0 +1,171 @@
+"""The one file of a repository that changes, replaced by compare-and-swap.
+
+A plan looks at the file as it is now and says what to do. What was there is kept in
+``overwritten/`` first; whoever is overtaken by another plans anew.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from app.errors import (
+    BusyError,
+    ClockSkewError,
+    DamagedError,
+    LockedError,
+    ReadOnlyError,
+    UnknownRepositoryError,
+)
+from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
+from app.formats.icechunk.moments import FutureError, moment_after
+from app.formats.icechunk.ops_log_writing import newest_us
+from app.formats.icechunk.refs import RepoRefs
+from app.formats.icechunk.repo_changes import RepoChange, StatusChanged
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.repo_writing import rewrite_repo
+from app.formats.reading import DecodeError
+from app.model import ByteRange, ETag, ObjectRef
+from app.resolve.fetch import ReadCache
+from app.resolve.icechunk.repositories import OpenedRepository
+from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
+
+_ATTEMPTS: Final = 100
+_AT_ONCE: Final = 5
+"""So many attempts come without a pause between them."""
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_YEAR_3000_MS: Final = 32_503_680_000_000
+
+
+class Planned[T](NamedTuple):
+    """What a plan has decided."""
+
+    answer: T
+    """Is given once the change is done."""
+    change: RepoChange | None = None
+    """`None` where it is done already."""
+
+
+class _Prepared[T](NamedTuple):
+    answer: T
+    data: bytes | None
+    """The new file."""
+    backup: str
+
+
+class RepoSwaps:
+    """Changes ``repo``; readers of this process see that at once.
+
+    Those of one repository come one after the other here, for they would only overtake each other.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        fetch: ReadCache,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.store = store
+        self.fetch = fetch
+        self._clock = clock
+        self._sleep = sleep
+        self._uniform = uniform
+        self._turns = WeakValueDictionary[ObjectRef, asyncio.Lock]()
+
+    def now_us(self) -> int:
+        """Tell the time, in microseconds since 1970 began."""
+        return int(self._clock() * 1_000_000)
+
+    async def update[T](
+        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
+    ) -> T:
+        """Do what *plan* decides of the file as it is now, and give its answer.
+
+        It is called beside the event loop, again for each file that another writer put there in
+        between, and may raise what it likes.
+
+        Raises: `LockedError`, `ClockSkewError`, `ReadOnlyError` for version 1 of the format,
+        `UnknownRepositoryError`, `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`;
+        after the last nobody knows whether it was done.
+        """
+        if not isinstance(opened.repository.refs, RepoRefs):
+            raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
+        turn = self._turns.setdefault(opened.repo, asyncio.Lock())
+        async with turn:
+            for attempt in range(_ATTEMPTS):
+                if attempt >= _AT_ONCE:
+                    longest_s = _FIRST_PAUSE_S * 2 ** (attempt - _AT_ONCE)
+                    await self._sleep(self._uniform(0, min(_LONGEST_PAUSE_S, longest_s)))
+                done = await self._attempt(opened, plan)
+                if not isinstance(done, Conflict):
+                    return done.answer
+        raise BusyError(f"{opened.repo} was replaced by others {_ATTEMPTS} times")
+
+    async def _attempt[T](
+        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
+    ) -> _Prepared[T] | Conflict:
+        ref, limit = opened.repo, opened.repository.limit_nbytes
+        found = await self.store.get(ref, ByteRange(0, limit + 1))
+        if not isinstance(found, Found):
+            self.fetch.forget(ref)
+            raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
+        prepared = await asyncio.to_thread(self._prepare, ref, limit, found.data, plan)
+        if prepared.data is None:
+            self.fetch.forget(ref)
+            return prepared
+        backup = opened.directory.join(f"overwritten/{prepared.backup}")
+        if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
+            return CONFLICT
+        swapped = await self._swap(ref, prepared.data, found.etag)
+        return CONFLICT if swapped is CONFLICT else prepared
+
+    async def _swap(self, ref: ObjectRef, data: bytes, expected: ETag) -> ETag | Conflict:
+        """Replace the file; whatever comes of it, what was known of it is old."""
+        try:
+            return await self.store.put(ref, [data], expected=expected)
+        finally:
+            self.fetch.forget(ref)
+
+    def _prepare[T](
+        self, ref: ObjectRef, limit: int, data: bytes, plan: Callable[[RepoInfo], Planned[T]]
+    ) -> _Prepared[T]:
+        now_us = self.now_us()
+        backup = _backup_name(now_us // 1000)
+        try:
+            info = RepoInfoDecoder(limit)(data)
+            answer, change = plan(info)
+            if change is None:
+                return _Prepared(answer, None, backup)
+            if not isinstance(change, StatusChanged):
+                demand_unlocked(info, ref)
+            at_us = moment_after(newest_us(info.root()), now_us)
+            return _Prepared(answer, rewrite_repo(info, change, at_us, backup), backup)
+        except FutureError as error:
+            raise ClockSkewError(f"{ref}: {error}") from error
+        except DecodeError as error:
+            raise DamagedError(ref, str(error)) from error
+
+
+def demand_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
+    """Return if *info*, read from *ref*, lets its repository be written to.
+
+    Raises: `LockedError`.
+    """
+    availability, reason = info.status.availability, info.status.reason
+    if availability is not Availability.ONLINE:
+        name = availability.name.lower().replace("_", "-")
+        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason is told'}")
+
+
+def _backup_name(now_ms: int) -> str:
+    """Make a name that comes before those of earlier files."""
+    number = max(0, _YEAR_3000_MS - now_ms)
+    return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"

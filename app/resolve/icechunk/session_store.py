@@ -1,0 +1,246 @@
+"""Sessions as stores of plain Zarr: ``a/zarr.json``, ``a/c/0/0``, in a bucket for each session."""
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
+from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.session_document import SessionDocument
+from app.formats.icechunk.session_edits import delete_nodes, put_node
+from app.formats.icechunk.session_view import ChunkAddress, SessionView, node_path, version_of
+from app.formats.naming import Window
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    Inline,
+    ObjectRef,
+    Piece,
+    condition_of,
+)
+from app.resolve.entity import Entity
+from app.resolve.icechunk.session import Change, Session, demand_open
+from app.resolve.icechunk.session_chunks import delete_chunk, find_chunk, write_chunk
+from app.resolve.icechunk.session_listing import list_keys
+from app.storage.abreast import abreast
+from app.storage.conditions import demand
+from app.storage.contract import (
+    CONFLICT,
+    NOT_MODIFIED,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    Stat,
+)
+from app.storage.ranges import clamp
+from app.storage.spans import assemble, plan_spans
+from app.storage.writes import demand_writable, is_as_expected
+
+_READS_AT_ONCE: Final = 4
+
+
+class _LostError(Exception):
+    """A document is in another version than was expected."""
+
+
+class SessionStore:
+    """One session. Nobody has to be asked for its nodes: that was done when a request began."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    async def demand_safety(self, _: ObjectRef) -> None:
+        """Ask the store that the session is kept in."""
+        await self.session.store.demand_safety(self.session.place.directory)
+
+    def keeps_gzip(self, _: ObjectRef) -> bool:
+        """Say no: references have no headers."""
+        return False
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read a document, or the chunk that is referred to."""
+        entity = await self._find(ref.key, if_match)
+        if entity is None:
+            if if_match is not None:
+                raise VersionChangedError(ref)
+            return None
+        demand(ref, if_match, entity.etag, None)
+        if entity.etag == if_none_match:
+            return NOT_MODIFIED
+        wanted = clamp(ref, request, entity.length, if_match)
+        data = await self._read(entity, wanted)
+        return Found(data, wanted, entity.length, entity.etag)
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Stream from what is referred to."""
+        entity = await self._find(ref.key, if_match)
+        if entity is None or entity.length < byte_range.stop:
+            raise VersionChangedError(ref)
+        demand(ref, if_match, entity.etag, None)
+        if isinstance(place := entity.source, Inline):
+            yield _piece(place.data[byte_range.start : byte_range.stop])
+            return
+        inner, condition = place.byte_range.narrow(byte_range), condition_of(place.version)
+        async with self.session.store.stream(place.ref, inner, if_match=condition) as pieces:
+            yield pieces
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Find out what is referred to."""
+        entity = await self._find(ref.key, None)
+        return None if entity is None else Stat(entity.length, entity.etag)
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List documents and chunks."""
+        view = await self.session.view()
+        window = Window(prefix.key, after, delimiter)
+        async for key, nbytes, etag in list_keys(self.session, view, window):
+            yield Listed(ObjectRef(prefix.bucket, key), nbytes, etag)
+
+    async def reach(self, _: ObjectRef) -> None:
+        """Ask for the session."""
+        await self.session.refresh()
+
+    async def aclose(self) -> None:
+        """Have nothing to give back."""
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Write a document or a chunk.
+
+        Raises: `BadKeyError` for all else, `BadBodyError`, `ConflictError`, `BusyError`,
+        `UnknownSessionError`, `StorageError`.
+        """
+        if is_gzip:
+            raise ValueError(f"{ref}: a reference has no headers")
+        view = await self.session.view()
+        demand_open(view.session)
+        path = node_path(ref.key)
+        address = None if path is not None else _demand_chunk(view, ref.key)
+        try:
+            data = await self._joined(ref, pieces, expected)
+        except VersionChangedError:
+            return CONFLICT
+        if address is not None:
+            return await write_chunk(self.session, view, address, data, expected)
+        new_id = secrets.token_bytes(NODE_ID_NBYTES)
+        put = partial(put_node, path=path or "", document=data, new_id=new_id)
+        etag = version_of(data)
+        return etag if await self._change(path or "", expected, put) else CONFLICT
+
+    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+        """Take a node away, with all that is below it, or a chunk."""
+        view = await self.session.view()
+        demand_open(view.session)
+        if (path := node_path(ref.key)) is not None:
+            if view.node(path) is None:
+                return expected is None or CONFLICT
+            return await self._change(path, expected, partial(delete_nodes, path=path)) or CONFLICT
+        if (address := view.address(ref.key)) is None:
+            return expected is None or CONFLICT
+        return await delete_chunk(self.session, view, address, expected) or True
+
+    async def erase(self, path: str) -> int:
+        """Take the node at *path* away, and all below it; tell how many nodes that are."""
+        view = await self.session.view()
+        count = sum(1 for _ in view.below(path)) + (view.node(path) is not None)
+        if count:
+            await self.session.change(partial(delete_nodes, path=path))
+        return count
+
+    async def _change(self, path: str, expected: Expected, change: Change) -> bool:
+        """Change nodes, if the one at *path* is in the version *expected*."""
+
+        def checked(view: SessionView) -> SessionDocument:
+            node = view.node(path)
+            if not is_as_expected(None if node is None else node.etag, expected):
+                raise _LostError
+            return change(view)
+
+        try:
+            await self.session.change(checked)
+        except _LostError:
+            return False
+        return True
+
+    async def _find(self, key: str, if_match: Condition | None) -> Entity | None:
+        entities = self.session.entities
+        if isinstance(if_match, str) and (known := entities.get((key, if_match))) is not None:
+            return known
+        view = await self.session.view()
+        if (path := node_path(key)) is not None:
+            node = view.node(path)
+            return None if node is None else Entity.at(Inline(node.document, node.etag))
+        if (address := view.address(key)) is None:
+            return None
+        entity, _ = await find_chunk(self.session, view, address)
+        if entity is not None:
+            entities[key, entity.etag] = entity
+        return entity
+
+    async def _read(self, entity: Entity, wanted: ByteRange) -> bytes:
+        if isinstance(place := entity.source, Inline):
+            return place.data[wanted.start : wanted.stop]
+        if not wanted.length:
+            return b""
+        inner, condition = place.byte_range.narrow(wanted), condition_of(place.version)
+        found = await self.session.store.get(place.ref, inner, if_match=condition)
+        if not isinstance(found, Found) or found.byte_range != inner:
+            raise DamagedError(place.ref, "does not exist, or is too short, and is referred to")
+        return found.data
+
+    async def _joined(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> bytes:
+        """Put *pieces* together; ranges are read from the version *expected*."""
+        spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
+        if not spans:
+            return b"".join(piece for piece in pieces if isinstance(piece, bytes))
+        demand_writable(ref, pieces, expected)
+        entity = await self._find(ref.key, expected if isinstance(expected, str) else None)
+        if entity is None or entity.etag != expected:
+            raise VersionChangedError(ref)
+        read = await abreast(partial(self._read, entity), spans, at_a_time=_READS_AT_ONCE)
+        return assemble(pieces, spans, read)
+
+
+def _demand_chunk(view: SessionView, key: str) -> ChunkAddress:
+    """Find the chunk that *key* names.
+
+    Raises: `BadKeyError`, `ConflictError` where there is no array.
+    """
+    if (address := view.address(key)) is not None:
+        return address
+    node, rest = view.around(key)
+    if node is None or node.grid is None:
+        raise ConflictError(f"{key}: no zarr.json, and no array is there that it could be of")
+    if node.grid.keys.parse(rest) is not None:
+        shape = list(node.grid.shape)
+        raise BadKeyError(f"{key}: the array /{node.path} has room for {shape} chunks only")
+    raise BadKeyError(f"{key}: neither zarr.json nor a chunk, and a repository has nothing else")
+
+
+async def _piece(data: bytes) -> AsyncIterator[bytes]:
+    if data:
+        yield data

@@ -1,0 +1,64 @@
+"""One root, opened for a command the way the service would open it."""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from app.main import formats, open_allowed
+from app.model import ObjectRef
+from app.resolve.containers import Containers
+from app.resolve.fetch import Memory, ReadCache
+from app.resolve.icechunk.repo_swap import RepoSwaps
+from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.walk import Root
+from app.settings import Settings, load
+from app.storage.stores import Stores
+
+_ROOT: Final = "root"
+"""The name of the only dataset."""
+
+
+class OpenedRoot(NamedTuple):
+    """A root, and what it is written through."""
+
+    root: Root
+    swaps: RepoSwaps
+
+
+async def with_root[T](
+    url: str, call: Callable[[OpenedRoot], Awaitable[T]], allow_virtual: list[str] | None = None
+) -> T:
+    """Open the root *url* the way `serve` would, and hand it to *call*."""
+    told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
+    settings = load(None, os.environ, {"datasets": {_ROOT: told}})
+    async with Stores(settings.limits) as stores:
+        ref = open_root(stores, settings, _ROOT)
+        await stores.reach(ref)
+        memory = Memory(settings.cache.index_bytes)
+        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+        dataset = settings.datasets[_ROOT]
+        allowed = open_allowed(stores, dataset, settings)
+        containers = Containers(formats(dataset, settings.limits, allowed))
+        root = Root(ref, stores, containers, fetch)
+        return await call(OpenedRoot(root, RepoSwaps(stores, fetch)))
+
+
+async def with_repository[T](
+    url: str, call: Callable[[RepoSwaps, OpenedRepository], Awaitable[T]]
+) -> T:
+    """Open the Icechunk repository at *url*, and hand it to *call*.
+
+    Raises: `UnknownRepositoryError`.
+    """
+
+    async def find(opened: OpenedRoot) -> T:
+        return await call(opened.swaps, await open_repository(opened.root, ""))
+
+    return await with_root(url, find)
+
+
+def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
+    """Open the root of the dataset *name*."""
+    dataset = settings.datasets[name]
+    store = settings.stores[dataset.store] if dataset.store else None
+    return stores.open_root(dataset.url, store, dataset.store)

@@ -1,0 +1,106 @@
+"""Commits through the API, and what the real library makes of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import icechunk
+import numpy as np
+import zarr
+
+from tests.writable_repositories import Api, Place
+
+ONES: Final = bytes((1, 1, 1, 1))
+ROOT: Final = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def array_document(*shape: int, chunk: int = 2) -> dict[str, Any]:
+    """Describe an array of bytes that nothing compresses, with square chunks."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk] * len(shape)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+    }
+
+
+def put_array(path: str, *shape: int, **more: Any) -> dict[str, Any]:
+    """Ask for an array."""
+    return {"op": "put_node", "path": path, "metadata": array_document(*shape) | more}
+
+
+def put_group(path: str, **attributes: Any) -> dict[str, Any]:
+    """Ask for a group."""
+    return {"op": "put_node", "path": path, "metadata": ROOT | {"attributes": attributes}}
+
+
+def put_chunks(path: str, chunk_id: str, *coords: list[int], length: int = 4) -> dict[str, Any]:
+    """Ask for chunks that are all of one file."""
+    chunks = [{"coords": at, "chunk_id": chunk_id, "length": length} for at in coords]
+    return {"op": "put_chunks", "path": path, "chunks": chunks}
+
+
+def delete_chunks(path: str, *coords: list[int]) -> dict[str, Any]:
+    """Ask for chunks to be gone."""
+    return {"op": "delete_chunks", "path": path, "coords": list(coords)}
+
+
+@dataclass(frozen=True)
+class Client:
+    """Writes to one repository, and reads it with the library."""
+
+    api: Api
+    place: Place
+
+    @property
+    def repo(self) -> icechunk.Repository:
+        """Open the repository as it is now."""
+        return self.place.open()
+
+    @property
+    def tip(self) -> str:
+        """The id of the snapshot that ``main`` is at, as the library sees it."""
+        return self.repo.lookup_branch("main")
+
+    def chunk(self, data: bytes = ONES) -> str:
+        """Write a chunk."""
+        answer = self.api.client.post("/api/datasets/repo/chunks", content=data)
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["length"] == len(data)
+        return str(answer.json()["chunk_id"])
+
+    def ask(
+        self, *changes: Mapping[str, Any], key: str | None = None, **more: Any
+    ) -> httpx.Response:
+        """Ask for a commit."""
+        headers = {} if key is None else {"idempotency_key": key}
+        body = {"message": "a commit", "changes": list(changes)} | more
+        return self.api.send("POST", "/commits", body, **headers)
+
+    def commit(self, *changes: Mapping[str, Any], key: str | None = None, **more: Any) -> str:
+        """Commit, and give the id of the snapshot."""
+        answer = self.ask(*changes, key=key, **more)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["snapshot_id"])
+
+    def values(self, path: str) -> list[Any]:
+        """Read a whole array with the library."""
+        store = self.repo.readonly_session("main").store
+        values: list[Any] = np.asarray(zarr.open_array(store, path=path, mode="r")[...]).tolist()
+        return values
+
+    def messages(self, branch: str = "main") -> list[str]:
+        """Tell the history as the library does, newest first, but for the first commit."""
+        return [each.message for each in self.repo.ancestry(branch=branch)][:-1]
+
+    def library_commit(self, message: str, path: str, value: int, place: Any = ...) -> str:
+        """Let the library write an array, or a part of it."""
+        session = self.repo.writable_session("main")
+        zarr.open_array(session.store, path=path)[place] = value
+        return session.commit(message)

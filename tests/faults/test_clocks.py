@@ -1,0 +1,152 @@
+"""Gateways whose clocks are wrong, and a repository that is locked while a session goes on."""
+
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.committing import Client, put_array, put_group
+from tests.faults.repository_sites import client_of, configured
+from tests.faults.session_work import asked, begun, put
+from tests.gateways import AHEAD_S, Start
+from tests.writable_repositories import Place, new_place
+
+A_BIT_S: Final = 4
+"""So far clocks may be apart, and all goes on."""
+WRONG_S: Final = 60
+VERY_WRONG_S: Final = 3600
+OLD: Final = [[0, 0], [0, 0]]
+
+
+class Folder:
+    """A repository in a folder, and gateways whose clocks differ."""
+
+    def __init__(self, place: Place, start: Start, stack: ExitStack) -> None:
+        self.place = place
+        self._start = start
+        self._stack = stack
+        self.right = self.gateway(0)
+        self.right.commit(put_group("/"), put_array("/a", 4, 4), message="first")
+
+    def gateway(self, ahead_s: float) -> Client:
+        """Start a gateway whose clock is ahead, or behind."""
+        started = self._start(configured(self.place) | {AHEAD_S: str(ahead_s)})
+        self._stack.enter_context(closing(started))
+        return self._stack.enter_context(client_of(started, self.place))
+
+    def demand(self, *messages: str, values: list[list[int]]) -> None:
+        """Be sure of the history, and of one value of each chunk."""
+        assert self.right.messages() == [*messages, "first"]
+        assert [row[::2] for row in self.right.values("a")[::2]] == values
+        moments = [each.written_at for each in self.right.repo.ancestry(branch="main")]
+        assert all(later > earlier for later, earlier in pairwise(moments))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, start: Start) -> Generator[Folder]:
+    """Make a repository."""
+    place = new_place(tmp_path)
+    place.create()
+    with ExitStack() as stack:
+        yield Folder(place, start, stack)
+
+
+def test_clocks_may_differ_a_bit(folder: Folder) -> None:
+    """Sessions are begun, written to and committed by turns, and times grow."""
+    clients = [folder.gateway(A_BIT_S), folder.right, folder.gateway(-A_BIT_S)]
+    for number in range(6):
+        session_id = begun(clients[number % 3])
+        value = bytes([number + 1] * 4)
+        assert put(clients[(number + 1) % 3], session_id, "a/c/0/0", value).is_success
+        answer = asked(clients[(number + 2) % 3], session_id, message=f"{number}")
+        assert answer.status_code == 201, answer.text
+
+    folder.demand(*"543210", values=[[6, 0], [0, 0]])
+
+
+def test_a_repository_from_the_future_is_not_written(folder: Folder) -> None:
+    """Who finds it says so; his session goes on, and is committed when that time has come."""
+    session_id = begun(folder.right)
+    assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+    fast = folder.gateway(WRONG_S)
+    fast.commit(put_group("/g"), message="of tomorrow")
+
+    answer = asked(folder.right, session_id, message="ours")
+    assert answer.status_code == 503
+    assert "clock" in answer.text
+    stateless = folder.right.ask(put_group("/h"), message="ours too")
+    assert stateless.status_code == 503
+    assert put(folder.right, session_id, "a/c/1/1", bytes([2] * 4)).is_success
+    folder.demand("of tomorrow", values=OLD)
+
+    assert asked(fast, session_id, message="ours").status_code == 201
+    folder.demand("ours", "of tomorrow", values=[[1, 0], [0, 2]])
+
+
+def test_a_slow_clock_loses_nothing(folder: Folder) -> None:
+    """The gateway writes into a session, and cannot commit it; another one can."""
+    slow = folder.gateway(-WRONG_S)
+    session_id = begun(slow)
+    assert put(slow, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+    assert put(folder.right, session_id, "a/c/0/1", bytes([2] * 4)).is_success
+
+    assert asked(slow, session_id, message="ours").status_code == 503
+    assert put(slow, session_id, "a/c/1/0", bytes([3] * 4)).is_success
+    assert asked(folder.right, session_id, message="ours").status_code == 201
+    assert asked(slow, session_id, message="ours").status_code == 201
+
+    folder.demand("ours", values=[[1, 2], [3, 0]])
+
+
+def test_a_clock_that_is_not_that_of_the_store_writes_nothing(folder: Folder) -> None:
+    """What it would write were in the future for all others."""
+    fast = folder.gateway(VERY_WRONG_S)
+    session_id = begun(folder.right)
+    assert put(fast, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+
+    assert asked(fast, session_id, message="ours").status_code == 503
+    folder.demand(values=OLD)
+    assert asked(folder.right, session_id, message="ours").status_code == 201
+    folder.demand("ours", values=[[1, 0], [0, 0]])
+
+
+def test_who_takes_a_lease_for_over_commits_no_second_time(folder: Folder) -> None:
+    """For one of two gateways each lease of the other is over from the beginning."""
+    fast = folder.gateway(WRONG_S)
+    session_id = begun(folder.right)
+    assert put(fast, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(asked, client, session_id, message="ours")
+            for client in (folder.right, fast)
+        ]
+        answers = [each.result() for each in both]
+
+    made = {each.json()["snapshot_id"] for each in answers if each.is_success}
+    assert len(made) == 1
+    assert {each.status_code for each in answers} <= {201, 503}
+    folder.demand("ours", values=[[1, 0], [0, 0]])
+
+
+def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:
+    """It is committed when the repository is not any more, with all that was acknowledged."""
+    other = folder.gateway(0)
+    session_id = begun(folder.right)
+    assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+    status = {"availability": "read_only", "reason": "we move"}
+    folder.right.api.do("PUT", "/status", status)
+
+    for client in (other, folder.right):
+        assert asked(client, session_id, message="ours").status_code == 423
+        assert client.ask(put_group("/g")).status_code == 423
+    written = put(other, session_id, "a/c/0/1", bytes([2] * 4))
+    assert written.is_success
+    folder.demand(values=OLD)
+    folder.right.api.do("PUT", "/status", {"availability": "online"})
+
+    assert asked(other, session_id, message="ours").status_code == 201
+    folder.demand("ours", values=[[1, 2], [0, 0]])

@@ -1,0 +1,254 @@
+"""Changes put on top of others', and what is told where that cannot be."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.applying import apply_changes
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind, Policy
+from app.formats.icechunk.conflicts import rebase
+from app.formats.icechunk.coords_set import rows_in
+from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.transaction_log import TransactionLog
+from tests.formats.icechunk.small import array, group
+from tests.formats.icechunk.tree_model import (
+    MOVES,
+    STEPS,
+    Node,
+    Step,
+    Tree,
+    changed,
+    difference,
+    run,
+)
+from tests.formats.icechunk.tree_store import EMPTY, TreeStore
+
+A, B, C, D, E = (b"%08d" % number for number in range(5))
+NOTHING = apply_changes(ChangeSet(), EMPTY).log
+
+
+def _parent() -> StoredSnapshot:
+    """Give a snapshot with a group that has an array of 1000 chunks in it."""
+    new = {
+        A: NodeDocument("/", group()),
+        B: NodeDocument("/g", group()),
+        C: NodeDocument("/g/a", array([2000], [2])),
+    }
+    return _put(ChangeSet(new=new), EMPTY)[0]
+
+
+def _put(changes: ChangeSet, before: StoredSnapshot) -> tuple[StoredSnapshot, TransactionLog]:
+    applied = apply_changes(changes, before)
+    return replace(before, nodes=applied.nodes), applied.log
+
+
+def _over(
+    ours: ChangeSet, *theirs: ChangeSet, policy: Policy = Policy.FAIL
+) -> ChangeSet | list[Conflict]:
+    """Put *ours* on top of *theirs*, each of which is a commit."""
+    parent = tip = _parent()
+    logs: list[TransactionLog] = []
+    for changes in theirs:
+        tip, log = _put(changes, tip)
+        logs.append(log)
+    return rebase(ours, parent, logs, tip, policy)
+
+
+def _chunks(*at: int) -> ChangeSet:
+    coords = np.array(at, np.uint32).reshape(len(at), 1)
+    return ChangeSet(chunks={C: ChunkChanges(coords, Payloads.of(Inlaid(b"%d" % n) for n in at))})
+
+
+def _kinds(found: ChangeSet | list[Conflict]) -> list[tuple[str, str]]:
+    assert isinstance(found, list)
+    return [(str(conflict.kind), conflict.path) for conflict in found]
+
+
+def test_the_chunks_that_both_changed_are_counted_and_the_first_are_named() -> None:
+    """Of a thousand chunks a hundred are told, whichever commit of theirs changed them."""
+    found = _over(_chunks(*range(999)), _chunks(*range(700)), _chunks(*range(600, 1000)))
+
+    assert isinstance(found, list)
+    (conflict,) = found
+    assert conflict[:2] == (ConflictKind.CHUNK_DOUBLE_UPDATE, "/g/a")
+    assert conflict.chunks is not None
+    assert conflict.chunks.count == 999
+    assert conflict.chunks.chunks == [[at] for at in range(100)]
+
+
+def test_by_our_policy_all_our_chunks_stay() -> None:
+    """They are put over theirs."""
+    ours = _chunks(1, 2, 3)
+
+    assert _over(ours, _chunks(2, 4), policy=Policy.OURS) == ours
+
+
+def test_by_their_policy_we_give_up_what_they_changed() -> None:
+    """The rest of ours stays; perhaps nothing does."""
+    found = _over(_chunks(1, 2, 3), _chunks(2), _chunks(4), policy=Policy.THEIRS)
+
+    assert isinstance(found, ChangeSet)
+    assert found.chunks[C].coords.tolist() == [[1], [3]]
+    assert list(found.chunks[C].payloads) == [Inlaid(b"1"), Inlaid(b"3")]
+    nothing = _over(_chunks(1, 2), _chunks(1, 2), policy=Policy.THEIRS)
+    assert isinstance(nothing, ChangeSet)
+    assert nothing.is_empty
+
+
+@pytest.mark.parametrize(
+    ("document", "lost"),
+    [
+        (array([2004], [2]), None),
+        (array([1400], [2]), [[700], [701], [999]]),
+        (array([2000], [4]), [[5], [499], [500], [700], [701], [999]]),
+        (array([2000], [2], ["gzip"]), [[5], [499], [500], [700], [701], [999]]),
+        (array([2000, 1], [2, 1]), [[5], [499], [500], [700], [701], [999]]),
+        (b"", [[5], [499], [500], [700], [701], [999]]),
+    ],
+)
+def test_chunks_that_our_grid_drops_or_makes_others_are_told(
+    document: bytes, lost: list[list[int]] | None
+) -> None:
+    """The library lets them go, or be read as what they are not."""
+    theirs = (_chunks(5, 499, 500), _chunks(700, 701, 999))
+    found = _over(ChangeSet(updated={C: document}), *theirs)
+
+    if lost is None:
+        assert isinstance(found, ChangeSet)
+        return
+    assert _kinds(found) == [("chunks_updated_in_updated_array", "/g/a")]
+    assert isinstance(found, list)
+    assert found[0].chunks is not None
+    assert found[0].chunks.chunks == lost
+
+
+def test_what_both_deleted_is_deleted() -> None:
+    """Ours has nothing left to delete."""
+    deletion = ChangeSet(deleted=frozenset([B, C]))
+
+    assert _over(deletion, deletion) == ChangeSet()
+
+
+def test_what_came_and_went_is_in_nobodys_way() -> None:
+    """A path that they used for a while is free again."""
+    made = ChangeSet(new={D: NodeDocument("/x", group())})
+    ours = ChangeSet(new={E: NodeDocument("/x", array([2], [2]))})
+
+    assert _kinds(_over(ours, made)) == [("new_node_conflicts_with_existing_node", "/x")]
+    assert _over(ours, made, ChangeSet(deleted=frozenset([D]))) == ours
+
+
+def test_a_move_of_theirs_is_always_a_conflict_and_the_only_one() -> None:
+    """Also where they moved the node back."""
+    there = ChangeSet(moved={C: Moved("/g/a", "/b")})
+    back = ChangeSet(moved={C: Moved("/b", "/g/a")})
+    for theirs in ([there], [there, back]):
+        found = _over(_chunks(1), _chunks(1), *theirs)
+        assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]
+
+
+def test_one_conflict_of_a_kind_is_told_of_a_path() -> None:
+    """Ordered by path."""
+    theirs = ChangeSet(
+        new={D: NodeDocument("/g/x", group()), E: NodeDocument("/g/y", group())},
+        updated={B: group() + b" ", C: array([8], [2])},
+    )
+
+    assert _kinds(_over(ChangeSet(deleted=frozenset([B, C])), theirs)) == [
+        ("delete_of_updated_group", "/g"),
+        ("delete_of_updated_array", "/g/a"),
+    ]
+
+
+@given(st.data())
+def test_rows_are_found_among_others(data: st.DataObject) -> None:
+    """As in a set of tuples."""
+    ndim = data.draw(st.integers(0, 3))
+    row = st.lists(st.integers(0, 3), min_size=ndim, max_size=ndim).map(tuple)
+    ours, others = data.draw(st.lists(row, unique=True)), data.draw(st.lists(row))
+    found = rows_in(_coords(ours, ndim), _coords(others, ndim))
+
+    assert found.tolist() == [each in set(others) for each in ours]
+
+
+def test_rows_of_another_length_are_never_found() -> None:
+    """Their bytes could be the same."""
+    assert rows_in(_coords([(1,)], 1), _coords([(1, 1)], 2)).tolist() == [False]
+
+
+def _coords(
+    rows: Sequence[tuple[int, ...]], ndim: int
+) -> "np.ndarray[tuple[int, int], np.dtype[np.uint32]]":
+    return np.array(rows, np.uint32).reshape(len(rows), ndim)
+
+
+@given(
+    st.lists(STEPS, max_size=15),
+    st.lists(STEPS | MOVES, max_size=5),
+    st.lists(st.lists(STEPS, max_size=5), max_size=2),
+    st.sampled_from(Policy),
+)
+def test_what_has_no_conflict_has_the_changes_of_both(
+    steps: list[Step], ours: list[Step], theirs: list[list[Step]], policy: Policy
+) -> None:
+    """Each node is as who changed it left it; which is a tree, or it could not be put there."""
+    store, ids = TreeStore(), count()
+    parent_tree = run({}, steps, ids)
+    parent, _ = store.commit(difference({}, parent_tree), EMPTY, parent_tree)
+    tip, tip_tree, logs = parent, parent_tree, []
+    for each in theirs:
+        after = run(tip_tree, each, ids)
+        tip, log = store.commit(difference(tip_tree, after), tip, after)
+        tip_tree = after
+        logs.append(log)
+    our_tree = run(parent_tree, ours, ids)
+    rebased = rebase(difference(parent_tree, our_tree), parent, logs, tip, policy)
+    if isinstance(rebased, list):
+        assert rebased
+        return
+    expected = _merge(_by_id(parent_tree), _by_id(our_tree), _by_id(tip_tree), policy)
+    applied = apply_changes(rebased, tip)
+    found = {node.node_id: (path, node.document) for path, node in applied.nodes.items()}
+    for node_id, (path, node) in expected.items():
+        assert found[node_id][1] == node.document
+        if node_id in _by_id(our_tree):
+            assert found[node_id][0] == path
+    assert found.keys() == expected.keys()
+    merged = {path: expected[node.node_id][1] for path, node in applied.nodes.items()}
+    snapshot, _ = store.commit(rebased, tip, merged)
+    assert store.tree(snapshot) == merged
+
+
+type _Nodes = Mapping[bytes, tuple[str, Node]]
+
+
+def _by_id(tree: Tree) -> _Nodes:
+    return {node.node_id: (path, node) for path, node in tree.items()}
+
+
+def _merge(parent: _Nodes, ours: _Nodes, theirs: _Nodes, policy: Policy) -> _Nodes:
+    """Merge three ways, node by node; there are no conflicts."""
+    gone = parent.keys() - (ours.keys() & theirs.keys())
+    merged: dict[bytes, tuple[str, Node]] = {}
+    for node_id in (ours.keys() | theirs.keys()) - gone:
+        if node_id not in parent:
+            merged[node_id] = ours.get(node_id) or theirs[node_id]
+            continue
+        old, (path, our), their = parent[node_id][1], ours[node_id], theirs[node_id][1]
+        document = our if our.document != old.document else their
+        chunks = {at: value for at, value in their.chunks.items() if at < document.count}
+        for at, value in changed(old.chunks, our).items():
+            if policy is Policy.THEIRS and at in changed(old.chunks, their):
+                continue
+            chunks.pop(at, None)
+            if value is not None:
+                chunks[at] = value
+        merged[node_id] = (path, replace(document, chunks=chunks))
+    return merged

@@ -1,0 +1,59 @@
+"""Entries of the journal of a session are read as they were written."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.journal_entry import (
+    GONE_NBYTES,
+    Entry,
+    decode_entry,
+    encode_entry,
+    parse_coords,
+    spell_coords,
+)
+from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.references import Native
+from app.formats.reading import DecodeError
+from app.model import ByteRange
+
+entries = st.one_of(
+    st.none(),
+    st.builds(Inlaid, st.binary(min_size=1)),
+    st.builds(
+        lambda chunk_id, start, nbytes: Native(chunk_id, ByteRange(start, start + nbytes)),
+        st.binary(min_size=12, max_size=12),
+        st.integers(0, 2**62),
+        st.integers(0, 2**62),
+    ),
+)
+
+
+@given(entry=entries)
+def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
+    """Only that of a chunk that is gone is as short as a listing shows."""
+    data = encode_entry(entry)
+
+    assert decode_entry(data) == entry
+    assert (len(data) == GONE_NBYTES) == (entry is None)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"n", b"n" + bytes(27), b"n" + b"\xff" * 20 + bytes(8)]
+)
+def test_what_is_no_entry_is_refused(data: bytes) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(DecodeError):
+        decode_entry(data)
+
+
+@given(coords=st.lists(st.integers(0, 2**32 - 1), max_size=5))
+def test_coords_are_read_as_they_were_written(coords: list[int]) -> None:
+    """Also those of the only chunk of an array without dimensions."""
+    assert parse_coords(spell_coords(tuple(coords))) == tuple(coords)
+
+
+@pytest.mark.parametrize("name", ["", ".", "01", "1.", "-1", "1/2", "٣", "Scalar"])
+def test_other_names_are_of_no_chunk(name: str) -> None:
+    """One spelling is read."""
+    assert parse_coords(name) is None

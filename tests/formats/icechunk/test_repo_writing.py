@@ -1,0 +1,314 @@
+"""`repo` as we write it, read by the real library."""
+
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import pytest
+
+from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.metadata_writing import encode_metadata
+from app.formats.icechunk.repo_changes import (
+    Amended,
+    BranchCreated,
+    BranchDeleted,
+    BranchReset,
+    ConfigChanged,
+    Detached,
+    FeatureFlagChanged,
+    MetadataChanged,
+    NewCommit,
+    NewSnapshot,
+    RepoChange,
+    StatusChanged,
+    TagCreated,
+    TagDeleted,
+)
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.repo_writing import rewrite_repo
+from app.formats.reading import DecodeError
+from tests.formats.icechunk.building_repo import (
+    FIRST,
+    NOON,
+    REPO,
+    U8,
+    U64,
+    Repo,
+    Shared,
+    Structs,
+    U16s,
+    in_envelope,
+    item,
+    ref,
+    snapshot,
+    update,
+)
+from tests.repositories import BUILDERS, METADATA, ROOT_ID, Written
+
+_numbers = count(1)
+
+
+def root_id() -> bytes:
+    """Name the first snapshot of every repository."""
+    found = decode_id(ROOT_ID)
+    assert found is not None
+    return found
+
+
+def decode(data: bytes) -> RepoInfo:
+    """Read a file."""
+    return RepoInfoDecoder(2**24)(data)
+
+
+def do(folder: Path, change: RepoChange) -> icechunk.Repository:
+    """Change the file in *folder* as the service does, and open the repository."""
+    file, backup = folder / "repo", f"repo.{next(_numbers):014d}.AAAAAAAAAAAAAAAAAAAA"
+    before = file.read_bytes()
+    (folder / "overwritten").mkdir(exist_ok=True)
+    (folder / "overwritten" / backup).write_bytes(before)
+    file.write_bytes(rewrite_repo(decode(before), change, time.time_ns() // 1000, backup))
+    return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
+
+
+def told(repo: icechunk.Repository) -> dict[str, Any]:
+    """Give what the library reads in the file, apart from who wrote it and the operations."""
+    info: dict[str, Any] = repo.inspect_repo_info()
+    return {
+        name: value
+        for name, value in info.items()
+        if name not in ("header", "latest_updates", "repo_before_updates")
+    }
+
+
+def log_of(repo: icechunk.Repository) -> list[str]:
+    """Give all operations, newest first."""
+    return [f"{each.updated_at} {each.kind}" for each in repo.ops_log()]
+
+
+def pruned_logs(folder: Path) -> list[tuple[str, ...]]:
+    """Name the logs of expired ancestors, for each snapshot."""
+    info = decode((folder / "repo").read_bytes())
+    return [each.pruned_ancestor_tx_logs for each in info.snapshots()]
+
+
+@pytest.fixture(params=["eventful", "migrated"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+    """Write a repository with all kinds of history."""
+    return BUILDERS[request.param](tmp_path)
+
+
+def test_all_else_stays_as_it_was(written: Written) -> None:
+    """A new tag changes the tags, and nothing else that the library reads."""
+    before, operations = told(written.repo), log_of(written.repo)
+
+    repo = do(written.folder, TagCreated("née", root_id()))
+
+    before["tags"]["née"] = ROOT_ID
+    assert told(repo) == before
+    assert log_of(repo)[1:] == operations
+
+
+def test_expired_ancestors_are_kept(tmp_path: Path) -> None:
+    """What expiration wrote down is still there after we wrote, and the library can go on."""
+    written = BUILDERS["expired"](tmp_path)
+    before = told(written.repo)
+    logs = pruned_logs(tmp_path)
+    assert any(logs)
+
+    repo = do(tmp_path, StatusChanged(Availability.ONLINE))
+
+    assert repo.get_status().availability == icechunk.RepoAvailability.online
+    assert told(repo) == before
+    assert pruned_logs(tmp_path) == logs
+    repo.create_tag("theirs", ROOT_ID)
+    assert repo.lookup_tag("theirs") == ROOT_ID
+
+
+def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> None:
+    """Refs, flags, metadata and status are as told, and so is the log of them."""
+    tip = written.repo.lookup_branch("main")
+    tip_id = decode_id(tip)
+    assert tip_id is not None
+    length = len(list(written.repo.ops_log()))
+    metadata = encode_metadata({"é": [1, 2**64 - 1], "a": {"x": None}})
+
+    do(written.folder, BranchCreated("néw", root_id()))
+    do(written.folder, BranchReset("néw", tip_id))
+    do(written.folder, BranchCreated("gone", root_id()))
+    do(written.folder, BranchDeleted("gone"))
+    do(written.folder, TagCreated("t", tip_id))
+    do(written.folder, TagDeleted("t"))
+    do(written.folder, MetadataChanged(metadata))
+    do(written.folder, FeatureFlagChanged(4, value=False))
+    do(written.folder, FeatureFlagChanged(4, value=None))
+    do(written.folder, ConfigChanged(None))
+    repo = do(written.folder, StatusChanged(Availability.READ_ONLY, "é"))
+
+    assert repo.lookup_branch("néw") == tip
+    assert "gone" not in repo.list_branches()
+    assert "t" not in repo.list_tags()
+    assert "t" in told(repo)["deleted_tags"]
+    assert repo.get_metadata() == {"é": [1, 2**64 - 1], "a": {"x": None}}
+    assert repo.get_status().limited_availability_reason == "é"
+    log = list(repo.ops_log())
+    assert len(log) == length + 11
+    assert [type(each.kind).__name__ for each in log[:11]] == [
+        "RepoStatusChanged",
+        "ConfigChanged",
+        "FeatureFlagChanged",
+        "FeatureFlagChanged",
+        "MetadataChanged",
+        "TagDeleted",
+        "TagCreated",
+        "BranchDeleted",
+        "BranchCreated",
+        "BranchReset",
+        "BranchCreated",
+    ]
+
+
+def test_snapshots_are_listed(written: Written) -> None:
+    """Commits, amended ones and those on no branch are in the list, with parents and metadata."""
+    tip = decode_id(written.repo.lookup_branch("main"))
+    listed = len(told(written.repo)["snapshots"])
+    items = encode_metadata(METADATA)
+    commit = NewSnapshot(b"\0commit-----", tip, NOON * 2, "née", items)
+    amended = NewSnapshot(b"\xffamended----", tip, NOON * 2 + 1, "", (), (root_id(),))
+    detached = NewSnapshot(b"detached----", commit.object_id, NOON * 2 + 2, "on none")
+
+    do(written.folder, NewCommit("main", commit))
+    do(written.folder, Amended("main", amended))
+    repo = do(written.folder, Detached(detached))
+
+    snapshots = told(repo)["snapshots"]
+    assert len(snapshots) == listed + 3
+    found = {each["message"]: each for each in snapshots}
+    assert found["née"]["metadata"] == METADATA
+    assert found["on none"]["parent_id"] == found["née"]["id"]
+    info = decode((written.folder / "repo").read_bytes())
+    assert [each.snapshot_id for each in info.snapshots()] == sorted(
+        each.snapshot_id for each in info.snapshots()
+    )
+    ours = info.snapshot(info.branches["main"])
+    assert ours is not None
+    assert ours.pruned_ancestor_tx_logs == (ROOT_ID,)
+    assert ours.parent_id == repo.inspect_snapshot(ours.parent_id or "")["id"]
+
+
+def test_what_is_not_understood_is_carried_through() -> None:
+    """Bytes for later, the configuration, metadata and flags stay; absent fields stay absent."""
+    more = {
+        6: [item("b", b"\x01\x04\x01"), item("a", b"odd")],
+        9: b"no configuration",
+        10: U16s([7, 9]),
+        11: U16s([]),
+        12: b"extra",
+    }
+    pruned = {4: [item("n", b"v")], 5: Structs([b"a" * 12, b"b" * 12])}
+    snapshots = (snapshot(FIRST), snapshot(b"second snaps", 0, "é" * 200, pruned))
+    full = decode(Repo(snapshots=snapshots, more=more, branches=(ref("main", 1),)).file())
+    bare = decode(Repo().file())
+
+    for info in (full, bare):
+        after = decode(rewrite_repo(info, BranchCreated("b", FIRST), NOON + 1, "repo.1.A"))
+
+        for slot in (9, 12):
+            assert after.root().data(slot) == info.root().data(slot)
+        for slot in range(6, 13):
+            assert (after.root().at(slot) is None) == (info.root().at(slot) is None), slot
+        assert list(after.snapshots()) == list(info.snapshots())
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    """A field or an operation that only a newer specification knows cannot be copied."""
+    odd = (
+        Repo(more={13: b"new"}),
+        Repo(updates=(update(17, {}),)),
+        Repo(updates=(update(5, {0: "t", 1: U8(1)}),)),
+        Repo(snapshots=(snapshot(FIRST, more={6: b"new"}),)),
+        Repo(status={0: U8(0), 1: U64(NOON), 3: b"new"}),
+        Repo(branches=(ref("main", 7),)),
+        Repo(snapshots=(snapshot(FIRST, parent=3),)),
+        Repo(version=1),
+    )
+    for repo in odd:
+        with pytest.raises(DecodeError):
+            rewrite_repo(decode(repo.file()), BranchCreated("b", FIRST), NOON + 1, "repo.1.A")
+
+
+def test_the_log_overflows_into_backups(tmp_path: Path) -> None:
+    """The file keeps as many operations as it is configured to; the library finds all others."""
+    config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=3)
+    storage = icechunk.local_filesystem_storage(str(tmp_path))
+    repo = icechunk.Repository.create(storage, config=config)
+
+    for number in range(4):
+        repo = do(tmp_path, TagCreated(f"ours {number}", root_id()))
+        repo.create_tag(f"theirs {number}", ROOT_ID)
+
+    log = list(repo.ops_log())
+    assert len(log) == 9
+    assert len({each.updated_at for each in log}) == 9
+    assert len(list(decode((tmp_path / "repo").read_bytes()).updates())) == 3
+
+
+def test_operations_before_a_migration_stay_until_a_backup_has_them(tmp_path: Path) -> None:
+    """No operation is lost where no file but this one tells of it."""
+    written = BUILDERS["migrated"](tmp_path)
+    length = len(list(written.repo.ops_log()))
+
+    for number in range(5):
+        repo = do(tmp_path, TagCreated(f"ours {number}", root_id()))
+        assert len(list(repo.ops_log())) == length + 1 + number
+
+
+def test_many_snapshots_are_carried_through() -> None:
+    """Each is what it was, and finds its parent, wherever the new one comes in between."""
+    ids = [number.to_bytes(2) + b"id" * 5 for number in range(1, 1000)]
+    snapshots = [
+        snapshot(
+            each,
+            (7 * row) % len(ids) if row else -1,
+            "é" * (row % 9),
+            {4: [item(f"{number}", b"v" * number) for number in range(row % 5)]} if row % 3 else {},
+        )
+        for row, each in enumerate(ids)
+    ]
+    info = decode(Repo(snapshots=snapshots).file())
+    new = NewSnapshot(b"\0\7" + b"new " * 2 + b"!!", ids[500], NOON, "new")
+
+    after = decode(rewrite_repo(info, NewCommit("main", new), NOON + 1, "repo.1.A"))
+
+    found = list(after.snapshots())
+    assert sorted(found, key=lambda each: each.snapshot_id) == found
+    added = after.snapshot(after.branches["main"])
+    assert added is not None
+    assert (added.message, added.parent_id) == ("new", encode_id(ids[500]))
+    assert [each for each in found if each != added] == list(info.snapshots())
+
+
+def test_shared_parts_do_not_multiply() -> None:
+    """A small file that spells an endless one is refused."""
+    message = Shared("x" * 100_000)
+    snapshots = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
+    info = decode(Repo(snapshots=snapshots).file())
+    with pytest.raises(DecodeError, match="shared"):
+        rewrite_repo(info, BranchCreated("b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A")
+
+
+def test_damage_is_an_error_or_is_carried_on(tmp_path: Path) -> None:
+    """Whatever byte is wrong, the file is refused, or what is written can be read."""
+    BUILDERS["expired"](tmp_path)
+    info = decode((tmp_path / "repo").read_bytes())
+    for at in range(8, len(info.payload)):
+        damaged = bytearray(info.payload)
+        damaged[at] ^= (1, 0x80, 0xFF)[at % 3]
+        try:
+            other = decode(in_envelope(bytes(damaged), REPO))
+            written = rewrite_repo(other, StatusChanged(Availability.ONLINE), NOON, "repo.1.A")
+        except DecodeError:
+            continue
+        decode(written)

@@ -1,0 +1,166 @@
+"""A tree of groups and arrays as a `dict`, changed step by step, and change sets."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.payloads import Inlaid, Payloads
+
+NAMES = ("a", "a-", "b", "é")
+
+
+@dataclass
+class Node:
+    """An array of chunks of two elements, or a group, which has no length."""
+
+    node_id: bytes
+    label: int = 0
+    length: int | None = None
+    chunks: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many chunks there can be."""
+        return -(-(self.length or 0) // 2)
+
+    @property
+    def document(self) -> bytes:
+        """Write its ``zarr.json``."""
+        kind = "group" if self.length is None else "array"
+        fields: dict[str, Any] = {"zarr_format": 3, "node_type": kind, "label": self.label}
+        if self.length is not None:
+            grid = {"name": "regular", "configuration": {"chunk_shape": [2]}}
+            fields |= {"shape": [self.length], "chunk_grid": grid}
+        return json.dumps(fields).encode()
+
+
+type Tree = dict[str, Node]
+
+
+def parent(path: str) -> str:
+    """Name the group that a node is in."""
+    return path[: path.rindex("/")] or "/"
+
+
+def below(tree: Tree, path: str) -> list[str]:
+    """Name a node and all that is in it."""
+    return [at for at in tree if path in (at, "/") or at.startswith(f"{path}/")]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do; numbers choose where, and what cannot be is not done."""
+
+    what: str
+    where: int
+    to: int
+    value: int
+
+
+STEPS = st.builds(
+    Step,
+    st.sampled_from(["group", "array", "write", "write", "erase", "edit", "resize", "delete"]),
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.integers(0, 9),
+)
+MOVES = st.builds(Step, st.just("move"), st.integers(0, 99), st.integers(0, 99), st.just(0))
+
+
+def take(tree: Tree, step: Step, ids: "itertools.count[int]") -> None:
+    """Change *tree*."""
+    paths = sorted(tree)
+    if not paths:
+        tree["/"] = Node(b"%08d" % next(ids))
+        return
+    path = paths[step.where % len(paths)]
+    node = tree[path]
+    group = path if node.length is None else parent(path)
+    child = f"{group.rstrip('/')}/{NAMES[step.to % len(NAMES)]}"
+    match step.what:
+        case "group" | "array" if child not in tree:
+            length = None if step.what == "group" else step.value
+            tree[child] = Node(b"%08d" % next(ids), step.value, length)
+        case "write" if node.count:
+            node.chunks[step.to % node.count] = step.value
+        case "erase" if node.count:
+            node.chunks.pop(step.to % node.count, None)
+        case "edit":
+            node.label = step.value
+        case "resize" if node.length is not None:
+            node.length = step.value
+            node.chunks = {at: node.chunks[at] for at in node.chunks if at < node.count}
+        case "delete" if path != "/":
+            for at in below(tree, path):
+                del tree[at]
+        case "move":
+            _move(tree, path, f"{paths[step.to % len(paths)].rstrip('/')}/{NAMES[step.where % 4]}")
+
+
+def _move(tree: Tree, source: str, target: str) -> None:
+    group = tree[parent(target)]
+    if source == "/" or target in tree or group.length is not None:
+        return
+    if not f"{target}/".startswith(f"{source}/"):
+        for at in below(tree, source):
+            tree[target + at[len(source) :]] = tree.pop(at)
+
+
+def run(tree: Tree, steps: Sequence[Step], ids: "itertools.count[int]") -> Tree:
+    """Take all *steps*, and give the tree that comes out."""
+    changed = deepcopy(tree)
+    for step in steps:
+        take(changed, step, ids)
+    return changed
+
+
+def difference(before: Tree, after: Tree) -> ChangeSet:
+    """Make the change set that leads from one tree to the other."""
+    old = {node.node_id: (path, node) for path, node in before.items()}
+    new = {node.node_id: (path, node) for path, node in after.items()}
+    both = old.keys() & new.keys()
+    return ChangeSet(
+        new={
+            node_id: NodeDocument(path, node.document)
+            for node_id, (path, node) in new.items()
+            if node_id not in old
+        },
+        updated={
+            node_id: new[node_id][1].document
+            for node_id in both
+            if old[node_id][1].document != new[node_id][1].document
+        },
+        deleted=frozenset(old.keys() - new.keys()),
+        moved={
+            node_id: Moved(old[node_id][0], new[node_id][0])
+            for node_id in both
+            if old[node_id][0] != new[node_id][0]
+        },
+        chunks={
+            node_id: _chunks(at)
+            for node_id, (_, node) in new.items()
+            if (at := changed(old[node_id][1].chunks if node_id in old else {}, node))
+        },
+    )
+
+
+def changed(before: dict[int, int], node: Node) -> dict[int, int | None]:
+    """Tell what became of the chunks that are in the grid."""
+    return {
+        at: node.chunks.get(at) for at in range(node.count) if before.get(at) != node.chunks.get(at)
+    }
+
+
+def _chunks(at: dict[int, int | None]) -> ChunkChanges:
+    coords = np.array(sorted(at), np.uint32).reshape(len(at), 1)
+    values = [at[key] for key in sorted(at)]
+    return ChunkChanges(
+        coords, Payloads.of(None if each is None else Inlaid(bytes([each])) for each in values)
+    )

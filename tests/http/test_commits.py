@@ -1,0 +1,429 @@
+"""Commits without a session, as the real library reads them."""
+
+from base64 import b64encode
+from collections.abc import Generator
+from contextlib import closing
+from datetime import UTC, datetime
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import icechunk
+import numpy as np
+import pytest
+import zarr
+
+from app.settings import DatasetSettings, VirtualPrefix
+from tests.committing import (
+    ONES,
+    Client,
+    delete_chunks,
+    put_array,
+    put_chunks,
+    put_group,
+)
+from tests.serving import serving
+from tests.writable_repositories import Api, api, new_place
+
+FIRST = [put_group("/"), put_array("/a", 4, 4), put_group("/g"), put_array("/g/b", 4)]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Generator[Client]:
+    """Serve a repository that has two arrays without chunks."""
+    place = new_place(tmp_path)
+    place.create()
+    with api(place) as served:
+        made = Client(served, place)
+        made.commit(*FIRST, message="first")
+        yield made
+
+
+def test_a_commit_is_what_the_library_reads(client: Client) -> None:
+    """Nodes, chunks of both kinds, history, changes and operations are like its own."""
+    before = client.tip
+    inline = {"coords": [0, 1], "inline": b64encode(bytes((5, 6, 7, 8))).decode()}
+    native = {"coords": [1, 1], "chunk_id": client.chunk(bytes(3) + ONES), "offset": 3, "length": 4}
+
+    changes = {"op": "put_chunks", "path": "/a", "chunks": [inline, native]}
+    made = client.commit(changes, message="é🧊", metadata={"n": {"k": [1, None]}})
+
+    assert client.values("a") == [[0, 0, 5, 6], [0, 0, 7, 8], [0, 0, 1, 1], [0, 0, 1, 1]]
+    tip = next(iter(client.repo.ancestry(branch="main")))
+    assert (tip.id, tip.parent_id, tip.message) == (made, before, "é🧊")
+    assert tip.metadata["n"] == {"k": [1, None]}
+    changed = client.repo.diff(from_snapshot_id=before, to_branch="main").updated_chunks
+    assert changed == {"/a": [[0, 1], [1, 1]]}
+    assert str(next(iter(client.repo.ops_log())).kind).count(made) == 1
+
+
+def test_the_library_goes_on_where_we_were_and_the_other_way_round(client: Client) -> None:
+    """Each commits on top of the other."""
+    chunk_id = client.chunk()
+    client.commit(put_chunks("/a", chunk_id, [0, 0]), message="ours")
+    client.library_commit("theirs", "a", 9, (slice(2, 4), slice(2, 4)))
+    client.commit(put_chunks("/a", chunk_id, [1, 0]), message="ours again")
+    client.library_commit("theirs again", "g/b", 3)
+
+    assert client.values("a") == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 9, 9], [1, 1, 9, 9]]
+    assert client.values("g/b") == [3] * 4
+    assert client.messages() == ["theirs again", "ours again", "theirs", "ours", "first"]
+
+
+def test_readers_see_a_commit_at_once(client: Client) -> None:
+    """What was known of the branch before is forgotten by who has moved it."""
+    key = "/repo/a/c/0/0"
+    assert client.api.client.get(key).status_code == 404
+
+    client.commit(put_chunks("/a", client.chunk(), [0, 0]))
+
+    assert client.api.client.get(key).content == ONES
+
+
+def test_nodes_change_in_every_way(client: Client) -> None:
+    """They are made, described otherwise, resized, replaced, deleted and moved."""
+    client.commit(put_chunks("/a", client.chunk(), [0, 0], [1, 1], [0, 1], [1, 0]))
+    client.commit(
+        put_array("/a", 2, 4, attributes={"n": 1}),
+        put_group("/g", k="v"),
+        {"op": "delete_node", "path": "/g/b"},
+        put_array("/g/b", 2),
+        put_chunks("/g/b", client.chunk(b"\x07\x08"), [0], length=2),
+    )
+    client.commit({"op": "move_node", "from": "/g", "to": "/h"})
+
+    root = zarr.open_group(client.repo.readonly_session("main").store, mode="r")
+    assert sorted(root) == ["a", "h"]
+    assert dict(root["a"].attrs) == {"n": 1}
+    assert dict(root["h"].attrs) == {"k": "v"}
+    assert client.values("a") == [[1] * 4] * 2
+    assert client.values("h/b") == [7, 8]
+    client.library_commit("theirs", "a", 3)
+
+
+def test_a_shrunk_array_has_lost_its_chunks(client: Client) -> None:
+    """They do not come back when it grows, and the log tells that they are gone."""
+    client.commit(put_chunks("/g/b", client.chunk(b"ab"), [0], [1], length=2))
+    before = client.tip
+    client.commit(put_array("/g/b", 2))
+    client.commit(put_array("/g/b", 4))
+
+    assert client.values("g/b") == [*b"ab", 0, 0]
+    changed = client.repo.diff(from_snapshot_id=before, to_branch="main")
+    assert changed.updated_chunks == {"/g/b": [[1]]}
+
+
+def test_a_branch_that_moved_on_elsewhere_is_no_conflict(client: Client) -> None:
+    """The commit is put on top; its metadata tell that, as the library's do."""
+    parent = client.tip
+    theirs = client.library_commit("theirs", "g/b", 3)
+
+    answer = client.ask(put_chunks("/a", client.chunk(), [0, 0]), parent_id=parent)
+
+    assert answer.json()["parent_id"] == theirs
+    tip = next(iter(client.repo.ancestry(branch="main")))
+    assert tip.metadata["__icechunk"] == {"rebase_attempts": 1}
+    assert client.values("g/b") == [3] * 4
+    assert client.values("a")[0] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("policy", "value"), [("ours", 1), ("theirs", 9)])
+def test_chunks_that_both_changed_are_told_or_settled(
+    client: Client, policy: str, value: int
+) -> None:
+    """By default nothing is done, and the answer has the chunks."""
+    parent = client.tip
+    theirs = client.library_commit("theirs", "a", 9)
+    change = put_chunks("/a", client.chunk(), [0, 1])
+
+    refused = client.ask(change, parent_id=parent)
+    assert refused.status_code == 409
+    told = refused.json()
+    assert (told["expected_parent"], told["actual_parent"]) == (parent, theirs)
+    conflict = {"kind": "chunk_double_update", "path": "/a", "count": 1, "chunks": [[0, 1]]}
+    assert told["conflicts"] == [conflict]
+    assert client.tip == theirs
+
+    client.commit(change, parent_id=parent, on_conflict=policy)
+    assert client.values("a")[0] == [9, 9, value, value]
+
+
+def test_a_parent_that_is_no_ancestor_is_a_conflict(client: Client) -> None:
+    """Nothing tells what was changed since, on a branch that was reset."""
+    parent = client.tip
+    client.commit(put_chunks("/a", client.chunk(), [0, 0]), message="gone")
+    gone = client.tip
+    client.repo.reset_branch("main", parent)
+
+    refused = client.ask(delete_chunks("/a", [0, 0]), parent_id=gone)
+
+    assert refused.status_code == 409
+    assert [each["kind"] for each in refused.json()["conflicts"]] == ["parent_not_in_history"]
+
+
+def test_an_amended_commit_takes_the_place_of_the_last(client: Client) -> None:
+    """Both are told of together, and its parent is that of the other."""
+    first = client.tip
+    client.commit(put_array("/n", 2), put_chunks("/a", client.chunk(), [0, 0]), message="a")
+    client.commit(
+        {"op": "delete_node", "path": "/n"},
+        put_chunks("/a", client.chunk(), [0, 1]),
+        message="b",
+        amend=True,
+    )
+
+    assert client.messages() == ["b", "first"]
+    diff = client.repo.diff(from_snapshot_id=first, to_branch="main")
+    assert diff.updated_chunks == {"/a": [[0, 0], [0, 1]]}
+    assert not diff.new_arrays
+    assert not diff.deleted_arrays
+    assert "CommitAmended" in str(next(iter(client.repo.ops_log())).kind)
+    client.library_commit("theirs", "a", 2)
+
+
+def test_only_the_last_commit_can_be_amended(client: Client) -> None:
+    """And not the first of all, nor a move by something else."""
+    parent = client.tip
+    client.commit({"op": "move_node", "from": "/g", "to": "/h"})
+
+    late = client.ask(put_group("/g"), amend=True, parent_id=parent)
+    mixed = client.ask(put_group("/g"), amend=True)
+
+    assert late.status_code == mixed.status_code == 409
+    assert late.json()["conflicts"][0]["kind"] == "branch_moved"
+    assert "moves" in mixed.json()["detail"]
+    client.repo.create_branch("young", list(client.repo.ancestry(branch="main"))[-1].id)
+    assert client.ask(put_group("/"), branch="young", amend=True).status_code == 409
+
+
+def test_a_commit_on_another_branch(client: Client) -> None:
+    """Only that one moves."""
+    tip = client.tip
+    client.repo.create_branch("dev/é", tip)
+
+    made = client.commit(put_group("/n"), branch="dev/é")
+
+    assert client.repo.lookup_branch("dev/é") == made
+    assert client.tip == tip
+
+
+def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
+    """Later requests are answered as the first was; the key is good for no other commit."""
+    change = put_chunks("/a", client.chunk(), [0, 0])
+    answers = [client.ask(change, key="k1").json() for _ in range(3)]
+
+    other = client.ask(delete_chunks("/a", [0, 0]), key="k1")
+
+    assert answers[1:] == answers[:1] * 2
+    assert other.status_code == 409
+    assert len(client.messages()) == 2
+    assert client.ask(change, key="a b").status_code == 400
+
+
+def test_a_commit_of_nothing_is_made_only_when_asked(client: Client) -> None:
+    """What is replaced by the same is nothing."""
+    assert client.ask().status_code == 400
+    client.commit(message="empty", allow_empty=True)
+
+    assert client.messages() == ["empty", "first"]
+
+
+def test_references_are_looked_at_before_anything_is_written(client: Client) -> None:
+    """The chunk that cannot be is named."""
+    chunk_id, tip = client.chunk(), client.tip
+    files = sorted(client.place.folder.rglob("*"))
+
+    short = client.ask(put_chunks("/a", chunk_id, [0, 0], [1, 0], length=5))
+    missing = client.ask(put_chunks("/a", "0" * 20, [0, 1]))
+    outside = client.ask(put_chunks("/a", chunk_id, [0, 2]))
+    large = {"coords": [0, 0], "inline": b64encode(bytes(513)).decode()}
+    inline = client.ask({"op": "put_chunks", "path": "/a", "chunks": [large]})
+
+    assert {each.status_code for each in (short, missing, outside, inline)} == {400}
+    assert f"chunk [0, 0] refers to [0, 5) of {chunk_id}, which has 4" in short.json()["detail"]
+    assert "does not exist" in missing.json()["detail"]
+    assert "[0, 2]" in outside.json()["detail"]
+    assert "inline" in inline.json()["detail"]
+    assert client.tip == tip
+    assert sorted(client.place.folder.rglob("*")) == files
+
+
+def test_chunks_of_others_are_found_one_by_one_or_in_a_listing(client: Client) -> None:
+    """Whoever wrote them: here another process did."""
+    with api(client.place) as other:
+        chunks = [Client(other, client.place).chunk(bytes((i % 256,))) for i in range(300)]
+    client.commit(put_array("/many", 300, chunk_grid=_chunks_of(1)))
+    told = [{"coords": [i], "chunk_id": each, "length": 1} for i, each in enumerate(chunks)]
+
+    client.commit({"op": "put_chunks", "path": "/many", "chunks": told[:3]})
+    client.commit({"op": "put_chunks", "path": "/many", "chunks": told})
+
+    assert client.values("many") == [i % 256 for i in range(300)]
+
+
+def test_manifests_are_split_as_the_repository_says(tmp_path: Path) -> None:
+    """Of an array that is divided only the part is rewritten that has changed."""
+    split = icechunk.ManifestSplittingConfig.from_dict(
+        {icechunk.ManifestSplitCondition.AnyArray(): {icechunk.ManifestSplitDimCondition.Any(): 2}}
+    )
+    place = new_place(tmp_path)
+    place.create(manifest=icechunk.ManifestConfig(splitting=split)).save_config()
+    with api(place) as served:
+        client = Client(served, place)
+        client.commit(put_group("/"), put_array("/a", 12))
+        chunk_id = client.chunk(b"ab")
+        first = client.commit(put_chunks("/a", chunk_id, *([i] for i in range(6)), length=2))
+        second = client.commit(put_chunks("/a", client.chunk(b"cd"), [2], length=2))
+
+    kept, new = (
+        {each.id for each in client.repo.list_manifest_files(snapshot)}
+        for snapshot in (first, second)
+    )
+    assert (len(kept), len(new), len(kept & new)) == (3, 3, 2)
+    assert client.values("a") == [*b"ababcdababab"]
+
+
+def _chunks_of(length: int) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": [length]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"parent_id": "1" * 20}, 404),
+        ({"parent_id": "x"}, 404),
+        ({"branch": "nowhere"}, 404),
+        ({"metadata": {"__shardgate": 1}}, 400),
+        ({"metadata": {"__icechunk": 1}}, 400),
+        ({"metadata": []}, 400),
+        ({"message": None}, 400),
+        ({"on_conflict": "mine"}, 400),
+        ({"unknown": 1}, 400),
+        ({"changes": {}}, 400),
+        ({"changes": [{"op": "delete_node", "path": "/x"}]}, 400),
+        ({"changes": [put_group("/x/y")]}, 409),
+        ({"changes": [put_group("/a/y")]}, 409),
+        ({"changes": [{"op": "put_node", "path": "/x", "metadata": {"node_type": "array"}}]}, 400),
+    ],
+)
+def test_what_cannot_be_committed_is_refused(
+    client: Client, change: dict[str, Any], status: int
+) -> None:
+    """And nothing has changed."""
+    tip = client.tip
+
+    answer = client.ask(**{"changes": [put_group("/new")]} | change)
+
+    assert answer.status_code == status, answer.text
+    assert client.tip == tip
+
+
+def test_bodies_are_bounded_and_announced(client: Client) -> None:
+    """As in the data plane."""
+    url = "/api/datasets/repo"
+    post = client.api.client.post
+
+    assert post(f"{url}/chunks", content=b"").status_code == 400
+    assert post(f"{url}/chunks", content=iter([b"abc"])).status_code == 411
+    assert post(f"{url}/commits", content=b"{").status_code == 400
+    assert post(f"{url}/commits", content=b"[]").status_code == 400
+    assert _announce(client, f"{url}/chunks", 2**30) == 413
+    assert _announce(client, f"{url}/commits", 2**30) == 413
+    coded = {"content-encoding": "gzip"}
+    assert post(f"{url}/commits", content=b"x", headers=coded).status_code == 415
+
+
+def _announce(client: Client, route: str, nbytes: int) -> int:
+    """Tell how long a body is, and send none."""
+    connection = HTTPConnection(client.api.client.base_url.netloc.decode(), timeout=20)
+    with closing(connection):
+        connection.request("POST", route, headers={"content-length": str(nbytes)})
+        return connection.getresponse().status
+
+
+def test_a_repository_that_is_locked_takes_no_commit(client: Client) -> None:
+    """Nor one that gets locked after what was to be committed was written."""
+    status = icechunk.RepoStatus(
+        icechunk.RepoAvailability.read_only, limited_availability_reason="moving"
+    )
+    client.repo.set_status(status)
+
+    answer = client.ask(put_group("/n"))
+
+    assert answer.status_code == 423
+    assert "moving" in answer.json()["detail"]
+
+
+def test_moves_may_be_forbidden(client: Client) -> None:
+    """A feature flag of the repository says so."""
+    client.repo.set_feature_flag("move_node", setting=False)
+
+    assert client.ask({"op": "move_node", "from": "/g", "to": "/h"}).status_code == 409
+    client.commit(put_group("/n"))
+
+
+def test_what_is_not_writable_takes_nothing(tmp_path: Path) -> None:
+    """Neither chunks nor commits."""
+    place = new_place(tmp_path)
+    place.create()
+    with api(place, writable=False) as served:
+        chunk = served.client.post("/api/datasets/repo/chunks", content=b"x")
+        commit = served.send("POST", "/commits", {"message": "", "changes": []})
+
+    assert chunk.status_code == commit.status_code == 405
+    assert "POST" not in chunk.headers["allow"]
+
+
+def test_repositories_of_version_1_are_not_written(tmp_path: Path) -> None:
+    """Theirs is another way to commit."""
+    place = new_place(tmp_path)
+    icechunk.Repository.create(place.storage, spec_version=1)
+    with api(place) as served:
+        client = Client(served, place)
+        assert client.ask(put_group("/")).status_code == 405
+
+
+def test_virtual_references_lead_where_both_may_follow(tmp_path: Path) -> None:
+    """Below an allowed prefix, and into a virtual chunk container of the repository."""
+    archive, beside = tmp_path / "archive", tmp_path / "beside"
+    for folder in (archive, beside, tmp_path / "secret"):
+        folder.mkdir()
+        (folder / "f").write_bytes(b"--abcd--")
+    place = new_place(tmp_path)
+    prefix = f"{archive.as_uri()}/"
+    config = icechunk.RepositoryConfig()
+    store = icechunk.local_filesystem_store(str(archive))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store, name="arc"))
+    icechunk.Repository.create(place.storage, config=config).save_config()
+    allowed = tuple(VirtualPrefix(url=each.as_uri()) for each in (archive, beside))
+    plain = place.settings()
+    dataset = DatasetSettings(
+        url=plain.datasets["repo"].url, writable=True, virtual_chunk_prefixes=allowed
+    )
+    settings = plain.model_copy(update={"datasets": {"repo": dataset}})
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as http:
+        client = Client(Api(http), place)
+        client.commit(put_group("/"), put_array("/a", 8))
+        client.commit(_virtual(0, f"{prefix}f"), _virtual(1, "vcc://arc/f"))
+        wrong = [
+            client.ask(_virtual(2, each))
+            for each in (f"{beside.as_uri()}/f", f"{tmp_path.as_uri()}/secret/f", "vcc://no/f", "f")
+        ]
+        key = "/repo/a/c/0"
+        assert client.api.client.get(key).content == b"ab"
+
+    assert [each.status_code for each in wrong] == [403, 403, 400, 400]
+    authorized = icechunk.Repository.open(
+        place.storage,
+        authorize_virtual_chunk_access={prefix: icechunk.Credentials.LocalFileSystemAccess()},
+    )
+    session = authorized.readonly_session("main")
+    values = np.asarray(zarr.open_array(session.store, path="a", mode="r")[:4])
+    assert values.tolist() == [*b"abab"]
+
+
+def _virtual(at: int, location: str) -> dict[str, Any]:
+    modified = datetime(2100, 1, 1, tzinfo=UTC).isoformat()
+    told = {"location": location, "offset": 2, "length": 2, "last_modified": modified}
+    return {"op": "put_chunks", "path": "/a", "chunks": [{"coords": [at]} | told]}

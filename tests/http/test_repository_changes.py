@@ -1,0 +1,354 @@
+"""Refs, status and new repositories over HTTP, beside the real library."""
+
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import icechunk
+import pytest
+
+from app.settings import ServerSettings
+from tests.repositories import ROOT_ID, Written, array
+from tests.seaweedfs import SeaweedFS
+from tests.writable_repositories import Api, Place, api, new_place
+
+type Served = tuple[Place, Api]
+
+NAMES = ["née", "a/b", "a b%2Fc", "?#&=", "@tag.x", "x" * 255]
+
+
+@pytest.fixture(scope="module", params=["local", "s3"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Served]:
+    """Serve a repository of two commits, for a module."""
+    server: SeaweedFS | None = None
+    if request.param == "s3":
+        server = request.getfixturevalue("seaweedfs")
+    place = new_place(tmp_path_factory.mktemp("served"), server)
+    written = Written(place.create(num_updates_per_repo_info_file=4), place.folder)
+    written.commit("one", array("a"))
+    with api(place) as opened:
+        yield place, opened
+
+
+def tip(place: Place) -> str:
+    """Name the snapshot that ``main`` is at."""
+    return place.open().lookup_branch("main")
+
+
+def test_branches(served: Served) -> None:
+    """A branch is made, moved and taken away; the library sees each, and so do readers here."""
+    place, opened = served
+    for name in NAMES:
+        path = f"/branches/{quote(name, safe='')}"
+        made = opened.do("POST", "/branches", {"name": name, "snapshot_id": ROOT_ID})
+
+        assert (made.status_code, made.json()) == (201, {"name": name, "snapshot_id": ROOT_ID})
+        assert made.headers["etag"] == f'"{ROOT_ID}"'
+        assert place.open().lookup_branch(name) == opened.names("branches")[name] == ROOT_ID
+
+        opened.do("PUT", path, {"snapshot_id": tip(place)}, if_match=made.headers["etag"])
+        assert place.open().lookup_branch(name) == opened.names("branches")[name] == tip(place)
+
+        assert opened.do("DELETE", path).status_code == 204
+        assert name not in place.open().list_branches()
+        assert name not in opened.names("branches")
+
+
+def test_tags(served: Served) -> None:
+    """A tag is made and taken away; its name cannot be used again, not by the library either."""
+    place, opened = served
+    for name in NAMES:
+        given = {"name": name, "snapshot_id": ROOT_ID}
+        opened.do("POST", "/tags", given)
+        assert place.open().lookup_tag(name) == opened.names("tags")[name] == ROOT_ID
+        assert opened.send("POST", "/tags", given).status_code == 409
+
+        opened.do("DELETE", f"/tags/{quote(name, safe='')}")
+
+        assert name not in place.open().list_tags()
+        again = opened.send("POST", "/tags", given)
+        assert again.status_code == 409
+        assert "cannot be used again" in again.json()["detail"]
+        with pytest.raises(icechunk.IcechunkError):
+            place.open().create_tag(name, ROOT_ID)
+
+
+def test_the_library_writes_on_top(served: Served) -> None:
+    """Ours, theirs and ours again are all in the log, and in the history."""
+    place, opened = served
+    before = len(list(place.open().ops_log()))
+
+    opened.do("POST", "/branches", {"name": "both", "snapshot_id": tip(place)})
+    repo = place.open()
+    session = repo.writable_session("both")
+    array("b")(session.store)
+    theirs = session.commit("theirs")
+    repo.create_tag("theirs", theirs)
+    opened.do("POST", "/tags", {"name": "ours", "snapshot_id": theirs})
+    opened.do("PUT", "/branches/both", {"snapshot_id": ROOT_ID}, if_match=theirs)
+
+    repo = place.open()
+    assert repo.lookup_tag("ours") == repo.lookup_tag("theirs") == theirs
+    assert next(each.message for each in repo.ancestry(tag="ours")) == "theirs"
+    assert len(list(repo.ops_log())) == before + 5
+    log = opened.do("GET", "/operations?limit=1000").json()["operations"]
+    assert [each["kind"] for each in log[:5]] == [
+        "branch_reset",
+        "tag_created",
+        "tag_created",
+        "new_commit",
+        "branch_created",
+    ]
+    assert len(log) == before + 5
+
+
+def test_a_reset_needs_the_tip(served: Served) -> None:
+    """Without ``If-Match``, or with that of another snapshot, a branch stays where it is."""
+    place, opened = served
+    opened.do("POST", "/branches", {"name": "stays", "snapshot_id": ROOT_ID})
+    other = {"snapshot_id": tip(place)}
+
+    assert opened.send("PUT", "/branches/stays", other).status_code == 400
+    refused = opened.send("PUT", "/branches/stays", other, if_match=f'"{tip(place)}"')
+    assert refused.status_code == 412
+    assert ROOT_ID in refused.json()["detail"]
+    gone = opened.send("DELETE", "/branches/stays", if_match=f'"{tip(place)}"')
+    assert gone.status_code == 412
+    assert opened.names("branches")["stays"] == ROOT_ID
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "status"),
+    [
+        ("POST", "/branches", {"name": "main", "snapshot_id": ROOT_ID}, 409),
+        ("POST", "/branches", {"name": "b", "snapshot_id": "0" * 20}, 404),
+        ("POST", "/branches", {"name": "b", "snapshot_id": ROOT_ID.lower()}, 400),
+        ("POST", "/branches", {"name": "b", "snapshot_id": 7}, 400),
+        ("POST", "/branches", {"name": "b"}, 400),
+        ("POST", "/branches", {"name": "b", "snapshot_id": ROOT_ID, "x": 1}, 400),
+        ("POST", "/branches", [], 400),
+        *(
+            ("POST", kind, {"name": name, "snapshot_id": ROOT_ID}, 400)
+            for kind in ("/branches", "/tags")
+            for name in ("", ".", "..", "a\n", "\x7f", "é" * 128)
+        ),
+        ("POST", "/tags", {"name": "b", "snapshot_id": "0" * 20}, 404),
+        ("POST", "/tags", {"name": "x" * 70000, "snapshot_id": ROOT_ID}, 413),
+        ("PUT", "/branches/none", {"snapshot_id": ROOT_ID}, 404),
+        ("DELETE", "/branches/none", None, 404),
+        ("DELETE", "/branches/main%0A", None, 404),
+        ("DELETE", "/branches/%FF", None, 400),
+        ("DELETE", "/branches/main", None, 409),
+        ("DELETE", "/tags/none", None, 404),
+        ("PUT", "/status", {"availability": "offline"}, 400),
+        ("POST", "/tags?path=x", {"name": "b", "snapshot_id": ROOT_ID}, 404),
+    ],
+)
+def test_what_cannot_be(served: Served, method: str, route: str, body: Any, status: int) -> None:
+    """Each is refused with a reason, and changes nothing."""
+    place, opened = served
+    before = place.open().inspect_repo_info()
+
+    answer = opened.send(method, route, body, if_match="*")
+
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert place.open().inspect_repo_info() == before
+
+
+def test_a_locked_repository(served: Served) -> None:
+    """Nothing but the status is written while it is read-only, whoever locked it."""
+    place, opened = served
+    opened.do("PUT", "/status", {"availability": "read_only", "reason": "moving"})
+    given = {"name": "locked", "snapshot_id": ROOT_ID}
+    try:
+        assert place.open().get_status().limited_availability_reason == "moving"
+        for method, route, body in (("POST", "/branches", given), ("DELETE", "/branches/x", None)):
+            answer = opened.send(method, route, body)
+            assert answer.status_code in (423, 404), answer.text
+        assert "moving" in opened.send("POST", "/tags", given).json()["detail"]
+        with pytest.raises(icechunk.IcechunkError):
+            place.open().create_tag("locked", ROOT_ID)
+    finally:
+        opened.do("PUT", "/status", {"availability": "online"})
+
+    place.open().create_tag("unlocked by us", ROOT_ID)
+    opened.do("POST", "/branches", given)
+
+
+def test_feature_flags(served: Served) -> None:
+    """Tags are neither made nor deleted where the owner has switched that off."""
+    place, opened = served
+    repo = place.open()
+    repo.create_tag("flagged", ROOT_ID)
+    for flag, method, route in (
+        ("create_tag", "POST", "/tags"),
+        ("delete_tag", "DELETE", "/tags/flagged"),
+    ):
+        repo.set_feature_flag(flag, setting=False)
+        body = {"name": "more", "snapshot_id": ROOT_ID} if method == "POST" else None
+
+        answer = opened.send(method, route, body)
+
+        assert (answer.status_code, flag in answer.json()["detail"]) == (409, True)
+        repo.set_feature_flag(flag, setting=None)
+        opened.do(method, route, body)
+
+
+def test_pages_from_elsewhere_change_nothing(tmp_path: Path) -> None:
+    """A page may not write that `server.cors_origins` does not name; others may ask to."""
+    place, named = new_place(tmp_path), "https://a.example"
+    place.create()
+    given = {"name": "foreign", "snapshot_id": ROOT_ID}
+    with api(place, server=ServerSettings(cors_origins=(named,))) as opened:
+        for method, route in (("POST", "/branches"), ("PUT", "/status"), ("DELETE", "/tags/t")):
+            answer = opened.send(method, route, given, origin="https://evil.example")
+
+            assert answer.status_code == 403
+            assert "server.cors_origins" in answer.json()["detail"]
+        foreign = {"origin": "https://evil.example"}
+        made = opened.client.post("/api/datasets", json={"name": "repo"}, headers=foreign)
+        assert made.status_code == 403
+        leave = opened.send(
+            "OPTIONS", "/branches/b", origin=named, access_control_request_method="PUT"
+        )
+        assert "PUT" in leave.headers["access-control-allow-methods"]
+        assert opened.send("POST", "/branches", given, origin=named).status_code == 201
+
+
+def test_repositories_that_may_not_be_written(tmp_path: Path) -> None:
+    """Without `writable`, and in version 1 of the format, all is 405."""
+    place, old = new_place(tmp_path), new_place(tmp_path)
+    place.create()
+    icechunk.Repository.create(old.storage, spec_version=1)
+    given, tip = {"name": "b", "snapshot_id": ROOT_ID}, {"snapshot_id": ROOT_ID}
+
+    for where, writable in ((place, False), (old, True)):
+        with api(where, writable=writable) as opened:
+            for method, route in (
+                ("POST", "/branches"),
+                ("PUT", "/branches/main"),
+                ("DELETE", "/branches/b"),
+                ("POST", "/tags"),
+                ("DELETE", "/tags/t"),
+            ):
+                body = tip if method == "PUT" else given
+                answer = opened.send(method, route, body, if_match="*")
+                assert answer.status_code == 405, answer.text
+            status = opened.send("PUT", "/status", {"availability": "read_only"})
+            assert (status.status_code, status.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+
+
+@pytest.fixture(params=["local", "s3"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Find a place where nothing is."""
+    server: SeaweedFS | None = None
+    if request.param == "s3":
+        server = request.getfixturevalue("seaweedfs")
+    return new_place(tmp_path, server)
+
+
+def create(opened: Api) -> int:
+    """Ask for a repository."""
+    return opened.client.post("/api/datasets", json={"name": "repo"}).status_code
+
+
+def test_a_new_repository(empty: Place) -> None:
+    """It has what the library's has, readers here see it at once, and both write to it."""
+    with api(empty) as opened:
+        assert opened.send("GET", "/branches").status_code == 404
+        made = opened.client.post("/api/datasets", json={"name": "repo"})
+        expected = {"name": "repo", "branch": "main", "snapshot_id": ROOT_ID}
+        assert (made.status_code, made.json()) == (201, expected)
+        assert opened.names("branches") == {"main": ROOT_ID}
+        assert create(opened) == 409
+
+        theirs = new_place(empty.folder.parent).create()
+        ours = empty.open()
+        assert inspect(ours) == inspect(theirs)
+        snapshot_id = Written(ours, empty.folder).commit("first", array("a"))
+        opened.do("POST", "/tags", {"name": "t", "snapshot_id": snapshot_id})
+        assert empty.open().lookup_tag("t") == snapshot_id
+
+
+def inspect(repo: icechunk.Repository) -> list[Any]:
+    """Give what the library reads in all files of a new repository."""
+    files = (repo.inspect_snapshot(ROOT_ID), repo.inspect_transaction_log(ROOT_ID))
+    return [shape(each) for each in (repo.inspect_repo_info(), *files)]
+
+
+def shape(told: Any) -> Any:
+    """Leave out times, and who wrote."""
+    if isinstance(told, list):
+        return [shape(each) for each in told]
+    if not isinstance(told, dict):
+        return told
+    varying = ("flushed_at", "updated_at", "set_at", "written_by", "app_name", "app_version")
+    return {name: shape(value) for name, value in told.items() if name not in varying}
+
+
+def test_racing_creators(empty: Place) -> None:
+    """Of many in two services one makes the repository, which is whole."""
+    with api(empty) as one, api(empty) as two, ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(create, [one, two] * 4))
+
+    assert sorted(statuses) == [201] + [409] * 7
+    assert empty.open().lookup_branch("main") == ROOT_ID
+
+
+def test_no_repository_is_made_over_something(tmp_path: Path) -> None:
+    """Where anything is it stays alone; what a dead creator left is used."""
+    full, left = new_place(tmp_path), new_place(tmp_path)
+    (full.folder / "zarr.json").write_text("{}")
+    other = new_place(tmp_path)
+    other.create()
+    (left.folder / "snapshots").mkdir()
+    (left.folder / "snapshots" / ROOT_ID).write_bytes(
+        (other.folder / "snapshots" / ROOT_ID).read_bytes()
+    )
+
+    with api(full) as opened:
+        assert create(opened) == 409
+        assert opened.client.post("/api/datasets", json={"name": "none"}).status_code == 404
+    with api(full, writable=False) as opened:
+        assert create(opened) == 405
+    with api(left) as opened:
+        assert create(opened) == 201
+    assert sorted(each.name for each in full.folder.iterdir()) == ["zarr.json"]
+    (snapshot,) = left.open().inspect_repo_info()["snapshots"]
+    assert snapshot["flushed_at"] == left.open().inspect_snapshot(ROOT_ID)["flushed_at"]
+
+
+def test_all_change_refs_at_once(empty: Place) -> None:
+    """Of two services, and of the library where it has a safe store, every operation is there."""
+    empty.create(num_updates_per_repo_info_file=5)
+
+    def tag(opened: Api, name: str) -> object:
+        return opened.do("POST", "/tags", {"name": name, "snapshot_id": ROOT_ID})
+
+    def branch(name: str) -> None:
+        empty.open().create_branch(name, ROOT_ID)
+
+    with api(empty) as one, api(empty) as two, ThreadPoolExecutor(6) as pool:
+        jobs: list[Callable[[str], object]] = [partial(tag, one), partial(tag, two)]
+        if empty.seaweedfs is not None:
+            jobs.append(branch)
+        done = [
+            pool.submit(job, f"{at} {number}")
+            for number in range(16)
+            for at, job in enumerate(jobs)
+        ]
+        for each in done:
+            each.result()
+
+    repo = empty.open()
+    assert len(repo.list_tags()) == 32
+    assert len(repo.list_branches()) == 1 + 16 * (len(jobs) - 2)
+    times = [each.updated_at for each in repo.ops_log()]
+    assert len(times) == 1 + 16 * len(jobs)
+    assert times == sorted(set(times), reverse=True)

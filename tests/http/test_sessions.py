@@ -1,0 +1,277 @@
+"""The routes of sessions, and what is refused of their keys."""
+
+import json
+import secrets
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import icechunk
+import pytest
+
+from app.settings import DatasetSettings, Settings
+from tests.serving import serving
+from tests.sessions import GROUP, Replicas, array_document, replicas
+
+ARRAY = json.dumps(array_document((6,), (2,))).encode()
+UNKNOWN = "0" * 19 + "0"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
+    """Serve a repository twice."""
+    folder = tmp_path_factory.mktemp("sessions") / "repo"
+    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+        yield pair
+
+
+@pytest.fixture
+def session_id(pair: Replicas) -> str:
+    """Begin a session with the array ``a`` in it."""
+    session_id = pair.begin()
+    assert pair.put(session_id, "a/zarr.json", ARRAY).status_code == 200
+    return session_id
+
+
+def tell(pair: Replicas, session_id: str, at: int = 0) -> httpx.Response:
+    """Ask how a session stands."""
+    return pair.clients[at].get(f"/api/datasets/data/sessions/{session_id}")
+
+
+def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
+    """On any replica, until it is committed and after."""
+    told = tell(pair, session_id, at=1).json()
+    snapshot_id = pair.committed(session_id)
+    after = tell(pair, session_id, at=1).json()
+
+    assert (told["branch"], told["state"], told["snapshot_id"]) == ("main", "open", None)
+    assert told["parent_id"] == pair.history[1]
+    assert (after["state"], after["snapshot_id"]) == ("committed", snapshot_id)
+    listed = pair.clients[0].get("/api/datasets/data/sessions").json()["sessions"]
+    assert after in listed
+
+
+@pytest.mark.parametrize("name", [UNKNOWN, "x", "0" * 20 + "0"])
+def test_an_unknown_session_is_not_found(pair: Replicas, name: str) -> None:
+    """Neither it nor its keys, whatever is done with them."""
+    assert tell(pair, name).status_code == 404
+    assert pair.get(name, "zarr.json").status_code == 404
+    assert pair.put(name, "g/zarr.json", GROUP).status_code == 404
+    assert pair.delete(name, "g/zarr.json").status_code == 404
+    assert pair.commit(name).status_code == 404
+
+
+def test_a_session_needs_a_branch(pair: Replicas) -> None:
+    """One that there is, and no member that is not known."""
+    path = "/api/datasets/data/sessions"
+    assert pair.clients[0].post(path, json={"branch": "none"}).status_code == 404
+    assert pair.clients[0].post(path, json={"branches": "main"}).status_code == 400
+
+
+def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
+    """On every replica, and nothing of it was committed."""
+    pair.get(session_id, "a/zarr.json", at=1)
+    path = f"/api/datasets/data/sessions/{session_id}"
+    before = pair.history
+
+    assert pair.clients[0].delete(path).status_code == 204
+    assert pair.clients[1].delete(path).status_code == 404
+    assert pair.get(session_id, "a/zarr.json", at=1).status_code == 404
+    assert pair.put(session_id, "a/c/0", b"12", at=1).status_code == 404
+    assert pair.history == before
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status"),
+    [
+        ("a/c/3", b"12", 400),
+        ("a/c/00", b"12", 400),
+        ("a/c/0/0", b"12", 400),
+        ("a/readme.txt", b"12", 400),
+        ("a/.zattrs", b"{}", 400),
+        ("b/c/0", b"12", 409),
+        ("readme.txt", b"12", 409),
+        ("a/c/0", b"", 400),
+        ("a/b/zarr.json", GROUP, 409),
+        ("b/zarr.json", b"{}", 400),
+        ("b/zarr.json", b'{"zarr_format": 2, "node_type": "group"}', 400),
+        ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
+    ],
+)
+def test_what_is_no_zarr_is_refused(
+    pair: Replicas, session_id: str, key: str, body: bytes, status: int
+) -> None:
+    """Keys out of the grid, of no array, and those that are of nothing in a repository."""
+    answer = pair.put(session_id, key, body)
+
+    assert answer.status_code == status, answer.text
+    if key != "a/c/0":
+        assert pair.get(session_id, key).status_code == 404
+    assert pair.delete(session_id, key).status_code in (200, 204)
+
+
+def test_no_answer_of_a_session_is_kept(pair: Replicas, session_id: str) -> None:
+    """Not what is there, nor what is not, nor a listing."""
+    pair.put(session_id, "a/c/0", b"12")
+    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
+        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
+
+
+def test_what_one_replica_wrote_another_reads_at_once(pair: Replicas, session_id: str) -> None:
+    """Chunks, their absence, arrays and groups."""
+    for number in range(5):
+        body = bytes([number, number])
+        assert pair.get(session_id, "a/c/1", at=1).status_code == (404 if number == 0 else 200)
+        pair.put(session_id, "a/c/1", body)
+        assert pair.get(session_id, "a/c/1", at=1).content == body
+    pair.delete(session_id, "a/c/1")
+    assert pair.get(session_id, "a/c/1", at=1).status_code == 404
+    assert pair.get(session_id, "g/zarr.json", at=1).status_code == 404
+    pair.put(session_id, "g/zarr.json", GROUP)
+    assert pair.get(session_id, "g/zarr.json", at=1).content == GROUP
+    pair.delete(session_id, "g/zarr.json", at=1)
+    assert pair.get(session_id, "g/zarr.json").status_code == 404
+
+
+def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
+    """Of what is in the session, wherever it was written."""
+    url = f"/data/@session.{session_id}/a/c/0"
+    one, other = pair.clients
+    assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
+    assert other.put(url, content=b"34", headers={"if-none-match": "*"}).status_code == 412
+    etag = other.get(url).headers["etag"]
+    assert other.put(url, content=b"56", headers={"if-match": etag}).status_code == 200
+    assert one.put(url, content=b"78", headers={"if-match": etag}).status_code == 412
+    assert one.delete(url, headers={"if-match": etag}).status_code == 412
+    assert one.get(url, headers={"range": "bytes=1-"}).content == b"6"
+    assert one.get(url, headers={"if-none-match": one.get(url).headers["etag"]}).status_code == 304
+
+
+def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:
+    """Its keys stay readable; what is written is refused."""
+    pair.put(session_id, "a/c/0", b"12")
+    pair.committed(session_id)
+
+    assert pair.put(session_id, "a/c/0", b"34", at=1).status_code == 409
+    assert pair.delete(session_id, "a/zarr.json").status_code == 409
+    assert pair.get(session_id, "a/c/0", at=1).content == b"12"
+
+
+def test_a_commit_is_made_once(pair: Replicas, session_id: str) -> None:
+    """Who asks again is told the same; another key is another commit, which cannot be."""
+    pair.put(session_id, f"{secrets.token_hex(4)}/zarr.json", GROUP)
+    first = pair.committed(session_id, key="k1")
+
+    assert pair.committed(session_id, at=1, key="k1") == first
+    assert pair.committed(session_id, at=1) == first
+    assert pair.commit(session_id, at=1, key="k2").status_code == 409
+    assert pair.history[0] == first
+
+
+def test_a_commit_names_the_group_that_is_missing(pair: Replicas, session_id: str) -> None:
+    """The session goes on, and can be committed when it is there."""
+    pair.put(session_id, "x/y/zarr.json", GROUP)
+    answer = pair.commit(session_id)
+    pair.put(session_id, "x/zarr.json", GROUP, at=1)
+
+    assert answer.status_code == 409
+    assert "/x for /x/y" in answer.json()["detail"]
+    pair.committed(session_id)
+    assert "x/y" in pair.group()
+
+
+def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
+    """The answer lists what is in the way; chunks can be resolved for one side."""
+    name = secrets.token_hex(4)
+    begun = pair.begin()
+    pair.put(begun, f"{name}/zarr.json", ARRAY)
+    pair.committed(begun)
+    ours, theirs = pair.begin(), pair.begin()
+    pair.put(theirs, f"{name}/c/0", b"\x01\x01")
+    pair.put(theirs, f"{name}/c/1", b"\x02\x02")
+    pair.put(ours, f"{name}/c/0", b"\x07\x07")
+    pair.committed(theirs)
+    answer = pair.commit(ours, at=1)
+    assert answer.status_code == 409
+    (conflict,) = answer.json()["conflicts"]
+    assert (conflict["path"], conflict["chunks"]) == (f"/{name}", [[0]])
+
+    assert tell(pair, ours).json()["state"] == "open"
+    assert pair.put(ours, f"{name}/c/2", b"\x09\x09").status_code == 200
+    pair.committed(ours, on_conflict="ours")
+    assert pair.group()[name][:].tolist() == [7, 7, 2, 2, 9, 9]
+
+
+def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
+    """Nodes with all that is below, or the chunks of a part of an array."""
+    pair.put(session_id, "g/zarr.json", GROUP)
+    pair.put(session_id, "g/b/zarr.json", ARRAY)
+    for number in range(3):
+        pair.put(session_id, f"a/c/{number}", b"12")
+    lead = f"@session.{session_id}/"
+    erase = pair.clients[0].delete
+    assert erase("/data", params={"prefix": f"{lead}a/c/"}).json() == {"deleted": 3}
+    assert erase("/data", params={"prefix": f"{lead}g/"}).json() == {"deleted": 2}
+
+    left = pair.keys(session_id, at=1)
+    assert "a/zarr.json" in left
+    assert not {key for key in left if key.startswith(("g/", "a/c/"))}
+
+
+def test_deleting_a_group_deletes_what_is_in_it(pair: Replicas, session_id: str) -> None:
+    """As in the library; keys below are gone, and deleting them again does no harm."""
+    pair.put(session_id, "g/zarr.json", GROUP)
+    pair.put(session_id, "g/b/zarr.json", ARRAY)
+    pair.put(session_id, "g/b/c/0", b"12")
+    for key in ("g/zarr.json", "g/b/c/0", "g/b/zarr.json"):
+        assert pair.delete(session_id, key).status_code in (200, 204)
+    pair.put(session_id, "g/zarr.json", GROUP)
+    pair.put(session_id, "g/b/zarr.json", ARRAY)
+
+    assert pair.get(session_id, "g/b/c/0").status_code == 404
+
+
+def test_a_batch_makes_an_array_and_its_chunks(pair: Replicas) -> None:
+    """Whatever comes first in it."""
+    session_id, name = pair.begin(), secrets.token_hex(4)
+    lead = f"@session.{session_id}/{name}"
+    body = b""
+    for key, data in ((f"{lead}/c/0", b"12"), (f"{lead}/zarr.json", ARRAY)):
+        body += json.dumps({"key": key, "length": len(data)}).encode() + b"\n" + data
+    answer = pair.clients[0].put("/data?batch", content=body)
+    assert answer.status_code == 200, answer.text
+    assert pair.get(session_id, f"{name}/c/0", at=1).content == b"12"
+
+
+def test_a_session_needs_a_writable_dataset(tmp_path: Path) -> None:
+    """Nothing is begun elsewhere."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri())})
+    with serving(settings) as url:
+        answer = httpx.post(f"{url}/api/datasets/data/sessions", json={}, timeout=20)
+    assert answer.status_code == 405
+
+
+def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
+    """Its keys have the path of the repository before them."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
+    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+        path, query = "/api/datasets/data/sessions", {"path": "lab/repo"}
+        session_id = client.post(path, json={}, params=query).json()["session_id"]
+        lead = f"lab/repo/@session.{session_id}/"
+        assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
+        assert "zarr.json" in client.get(f"/data/{lead}").text
+        listed = client.get("/data", params={"list-type": "2", "prefix": lead}).text
+        assert f"<Key>{lead}zarr.json</Key>" in listed
+        answer = client.post(f"{path}/{session_id}/commit", json={"message": "x"}, params=query)
+        assert answer.status_code == 201, answer.text
+        assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
+
+
+def test_time_passes_in_utc(pair: Replicas) -> None:
+    """A session lasts for a day."""
+    answer = pair.clients[0].post("/api/datasets/data/sessions", json={}).json()
+    expires = time.strptime(answer["expires_at"][:16], "%Y-%m-%dT%H:%M")
+    assert abs(time.mktime(expires) - time.mktime(time.gmtime()) - 24 * 3600) < 120

@@ -1,0 +1,240 @@
+"""`repo` replaced while others write, clocks differ and stores fail."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+import pytest
+
+from app.errors import (
+    BusyError,
+    ClockSkewError,
+    ConflictError,
+    DamagedError,
+    LockedError,
+    ReadOnlyError,
+    StorageTimeoutError,
+    UnknownRepositoryError,
+)
+from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.refs import FileRefs, RepoRefs
+from app.formats.icechunk.repo_changes import TagCreated
+from app.formats.icechunk.repo_info import RepoInfo
+from app.formats.icechunk.repository import Repository
+from app.model import ETag, ObjectRef, Piece
+from app.resolve.fetch import Memory, ReadCache
+from app.resolve.icechunk.ref_changes import RefChanges
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.walk import list_names
+from app.storage.contract import Conflict, Expected
+from app.storage.memory import MemoryStore
+from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, update
+
+ROOT = ObjectRef("memory://bucket", "data")
+LATER_S = NOON / 1e6 + 60
+
+
+class RacedStore(MemoryStore):
+    """Lets others put another file there, or fails, before so many swaps."""
+
+    def __init__(self, *before: Callable[[], object]) -> None:
+        super().__init__()
+        self.before = list(before)
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        is_gzip: bool = False,
+    ) -> ETag | Conflict:
+        """Write, after what is to happen before."""
+        if ref == ROOT.join("repo") and self.before:
+            self.before.pop(0)()
+        return await super().put(ref, pieces, expected=expected, is_gzip=is_gzip)
+
+
+@dataclass
+class Swapping:
+    """A repository in a store, and how it is changed."""
+
+    store: RacedStore = field(default_factory=RacedStore)
+    now: float = LATER_S
+    pauses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+        self.swaps = RepoSwaps(
+            self.store,
+            self.fetch,
+            clock=lambda: self.now,
+            sleep=self._sleep,
+            uniform=lambda _, most: most,
+        )
+        repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
+        self.opened = OpenedRepository(
+            repository, self.fetch, partial(list_names, self.store, ROOT)
+        )
+        self.changes = RefChanges(self.swaps, self.opened)
+
+    async def _sleep(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+
+    def place(self, repo: Repo) -> None:
+        """Put a file there."""
+        self.store.place(ROOT.join("repo"), repo.file())
+
+    async def info(self) -> RepoInfo:
+        """Read the file as a reader of this process does."""
+        info = await self.opened.info()
+        assert info is not None
+        return info
+
+
+@pytest.fixture
+def swapping() -> Swapping:
+    """Place a repository."""
+    made = Swapping()
+    made.place(Repo())
+    return made
+
+
+def tagged(name: str) -> Repo:
+    """Describe the repository after somebody made a tag."""
+    ours = Repo()
+    return Repo(
+        tags=[{0: name, 1: ours.branches[0][1]}],
+        updates=(update(5, {0: name}, at=NOON + 1), update(1, {}, "repo.0.A")),
+    )
+
+
+async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
+    """What was known of the file is old once it was replaced."""
+    assert "t" not in (await swapping.info()).tags
+
+    await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    assert (await swapping.info()).tags["t"] == encode_id(FIRST)
+
+
+async def test_the_old_file_is_kept_as_it_was(swapping: Swapping) -> None:
+    """It is in `overwritten`, under the name that the log tells, with the newest first."""
+    await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    (_, first) = (await swapping.info()).updates()
+    assert first.backup_path is not None
+    prefix, number, unique = first.backup_path.split(".")
+    assert (prefix, int(number)) == ("repo", 32503680000000 - int(LATER_S * 1000))
+    assert (len(number), len(unique)) == (14, 20)
+    kept = await swapping.store.get(ROOT.join(f"overwritten/{first.backup_path}"))
+    assert getattr(kept, "data", None) == Repo().file()
+
+
+async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
+    """The tag of another is still there, and where it is of the same name ours is refused."""
+    swapping.store.before = [lambda: swapping.place(tagged("theirs"))]
+    await swapping.changes.create_tag("ours", encode_id(FIRST))
+    assert set((await swapping.info()).tags) == {"theirs", "ours"}
+
+    swapping.store.before = [lambda: swapping.place(tagged("same"))]
+    with pytest.raises(ConflictError):
+        await swapping.changes.create_tag("same", encode_id(FIRST))
+
+
+async def test_patience_has_an_end(swapping: Swapping) -> None:
+    """Five attempts come at once, others after longer and longer pauses, a hundred in all."""
+    numbers = count()
+
+    def race() -> None:
+        swapping.store.before.append(race)
+        swapping.place(tagged(f"{next(numbers)}"))
+
+    swapping.store.before = [race]
+    with pytest.raises(BusyError):
+        await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    assert len(swapping.pauses) == 95
+    assert swapping.pauses[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert max(swapping.pauses) == 2.0
+
+
+async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
+    """A swap that may have been done is looked for by who reads next."""
+
+    def fail() -> None:
+        swapping.place(tagged("t"))
+        raise StorageTimeoutError(ROOT.join("repo"), "no answer")
+
+    await swapping.info()
+    swapping.store.before = [fail]
+    with pytest.raises(StorageTimeoutError):
+        await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    assert "t" in (await swapping.info()).tags
+
+
+async def test_what_is_done_already_is_not_done_again(swapping: Swapping) -> None:
+    """A plan without a change writes nothing."""
+    assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
+
+    listed = [each.ref.key async for each in swapping.store.list(ROOT.prefix)]
+    assert listed == ["data/repo"]
+
+
+async def test_times_rise(swapping: Swapping) -> None:
+    """A clock that is a little behind tells the first microsecond after the newest operation."""
+    swapping.now = NOON / 1e6 - 9.5
+    for name in ("a", "b"):
+        await swapping.changes.create_tag(name, encode_id(FIRST))
+
+    times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
+    assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
+
+
+async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
+    """Where the newest operation is in the future both times are told, and nothing is written."""
+    swapping.now = NOON / 1e6 - 10.5
+    with pytest.raises(ClockSkewError) as raised:
+        await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    assert "2023-11-14T22:13:20.000Z" in str(raised.value)
+    assert "2023-11-14T22:13:09.500Z" in str(raised.value)
+    assert "t" not in (await swapping.info()).tags
+
+
+@pytest.mark.parametrize("availability", [Availability.READ_ONLY, Availability.OFFLINE])
+async def test_a_locked_repository_is_only_unlocked(
+    swapping: Swapping, availability: Availability
+) -> None:
+    """Nothing but its status changes."""
+    swapping.place(Repo(status={0: U8(availability), 1: U64(NOON), 2: "moving"}))
+    with pytest.raises(LockedError, match="moving"):
+        await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    await swapping.changes.set_status(Availability.ONLINE, None)
+    await swapping.changes.create_tag("t", encode_id(FIRST))
+
+    assert (await swapping.info()).status.reason is None
+
+
+async def test_other_files_are_not_replaced(swapping: Swapping) -> None:
+    """Version 1, damage, and a repository that is gone each have an error of their own."""
+    opened = swapping.opened
+    old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
+    change = Planned(None, TagCreated("t", FIRST))
+    for repository, data, error in (
+        (old, Repo().file(), ReadOnlyError),
+        (opened.repository, b"no repository", DamagedError),
+        (opened.repository, Repo(more={13: b"new"}).file(), DamagedError),
+        (opened.repository, None, UnknownRepositoryError),
+    ):
+        swapping.store.remove(ROOT.join("repo"))
+        if data is not None:
+            swapping.store.place(ROOT.join("repo"), data)
+        other = OpenedRepository(repository, swapping.fetch, opened.listing)
+        with pytest.raises(error):
+            await swapping.swaps.update(other, lambda _: change)

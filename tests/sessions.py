@@ -1,0 +1,120 @@
+"""Sessions, as clients of the API begin and commit them."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import icechunk
+import zarr
+
+from app.settings import CacheSettings, DatasetSettings, Settings
+from tests.clients.filling import CLIENTS
+from tests.clients.icechunk.conftest import lab
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Services in front of the repository ``data``, and the library's view of it."""
+
+    urls: tuple[str, ...]
+    clients: tuple[httpx.Client, ...]
+    repo: icechunk.Repository
+
+    def begin(self, at: int = 0, **options: Any) -> str:
+        """Begin a session, and give its id."""
+        answer = self.clients[at].post("/api/datasets/data/sessions", json=options)
+        assert answer.status_code == 201, answer.text
+        session_id: str = answer.json()["session_id"]
+        return session_id
+
+    def commit(self, session_id: str, at: int = 0, key: str = "", **options: Any) -> httpx.Response:
+        """Ask for a commit."""
+        path = f"/api/datasets/data/sessions/{session_id}/commit"
+        headers = {"idempotency-key": key} if key else {}
+        body = {"message": "made in a session"} | options
+        return self.clients[at].post(path, json=body, headers=headers)
+
+    def committed(self, session_id: str, at: int = 0, **options: Any) -> str:
+        """Commit, and give the snapshot."""
+        answer = self.commit(session_id, at, **options)
+        assert answer.status_code == 201, answer.text
+        snapshot_id: str = answer.json()["snapshot_id"]
+        return snapshot_id
+
+    def store(self, session_id: str, at: int = 0, client: str = "obstore") -> Any:
+        """Open the store of a session for zarr-python."""
+        return CLIENTS[client](self.urls[at], f"@session.{session_id}")
+
+    def put(self, session_id: str, key: str, body: bytes, at: int = 0) -> httpx.Response:
+        """Write a key."""
+        return self.clients[at].put(f"/data/@session.{session_id}/{key}", content=body)
+
+    def get(self, session_id: str, key: str, at: int = 0) -> httpx.Response:
+        """Read a key."""
+        return self.clients[at].get(f"/data/@session.{session_id}/{key}")
+
+    def delete(self, session_id: str, key: str, at: int = 0) -> httpx.Response:
+        """Take a key away."""
+        return self.clients[at].delete(f"/data/@session.{session_id}/{key}")
+
+    def keys(self, session_id: str, prefix: str = "", at: int = 0) -> set[str]:
+        """List the keys of a session."""
+        lead, found, token = f"@session.{session_id}/", set(), None
+        while True:
+            query = {"list-type": "2", "prefix": lead + prefix, "max-keys": "7"}
+            query |= {"continuation-token": token} if token else {}
+            text = self.clients[at].get("/data", params=query).text
+            found |= {part.partition("<")[0] for part in text.split("<Key>")[1:]}
+            token = text.partition("<NextContinuationToken>")[2].partition("<")[0]
+            if not token:
+                return {key.removeprefix(lead) for key in found}
+
+    def group(self, ref: str = "main") -> Any:
+        """Open a branch with the library."""
+        return zarr.open_group(self.repo.readonly_session(ref).store, mode="r")
+
+    @property
+    def history(self) -> list[str]:
+        """The snapshots of ``main``, newest first, as the library tells them."""
+        return [each.id for each in self.repo.ancestry(branch="main")]
+
+
+@contextmanager
+def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Generator[Replicas]:
+    """Create a repository with a root group, and run two services in front of it."""
+    repo = icechunk.Repository.create(storage)
+    session = repo.writable_session("main")
+    zarr.create_group(session.store)
+    session.commit("the root")
+    stores = {} if seaweedfs is None else {"lab": lab(seaweedfs)}
+    data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
+    settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=60))
+    with (
+        serving(settings) as one,
+        serving(settings) as other,
+        httpx.Client(base_url=one, timeout=60) as first,
+        httpx.Client(base_url=other, timeout=60) as second,
+    ):
+        yield Replicas((one, other), (first, second), repo)
+
+
+def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """Describe an array of bytes."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+    } | more
+
+
+GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'

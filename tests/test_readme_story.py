@@ -1,0 +1,125 @@
+"""The commands about commits that the README shows: run one after the other, as a reader would."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import icechunk
+import numpy as np
+import zarr
+
+ROOT: Final = Path(__file__).parent.parent
+README: Final = (ROOT / "README.md").read_text("utf-8")
+CHAPTER: Final = "\n## Committing to Icechunk repositories\n"
+URL: Final = "http://127.0.0.1:8000"
+ID: Final = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{20}\b")
+MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+class Step(NamedTuple):
+    """A command, and what it prints."""
+
+    command: str
+    printed: str
+
+
+def chapter() -> str:
+    """Give the text of the chapter."""
+    return README.split(CHAPTER, 1)[1].split("\n## ", 1)[0]
+
+
+def steps() -> list[Step]:
+    """Find the commands in their order."""
+    consoles = re.findall(r"```console\n(.*?)```", chapter(), re.DOTALL)
+    shown = "".join(consoles).removeprefix("$ ").split("\n$ ")
+    return [Step(command, printed) for command, _, printed in (s.partition("\n") for s in shown)]
+
+
+def scripts() -> dict[str, str]:
+    """Find the programs by the names that their first lines tell."""
+    found = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", chapter(), re.DOTALL)
+    return {name: text for text, name in found}
+
+
+class Reader:
+    """Types what the README shows; ids and the address are those that were really told."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self._real = {URL: url}
+
+    def run(self, command: str) -> str:
+        """Run a command, which must succeed."""
+        done = subprocess.run(
+            ["/bin/bash", "-c", self._really(command)],
+            cwd=self.folder,
+            env=environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def write(self, name: str, text: str) -> None:
+        """Save a program."""
+        (self.folder / name).write_text(self._really(text))
+
+    def compare(self, shown: str, printed: str) -> None:
+        """Be sure that what is *shown* was *printed*, and know by now which ids are meant."""
+        ids = zip(ID.findall(shown), ID.findall(printed), strict=True)
+        self._real |= dict(ids)
+        assert MOMENT.sub("TIME", self._really(shown)) == MOMENT.sub("TIME", printed)
+
+    def _really(self, text: str) -> str:
+        for shown, real in self._real.items():
+            text = text.replace(shown, real)
+        return text
+
+
+def environ() -> dict[str, str]:
+    """Let `python` be this one."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
+    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+@contextmanager
+def served(command: str, folder: Path) -> Generator[str]:
+    """Run a service that goes on while others are typed, on a port that is free."""
+    program, *arguments = command.removesuffix(" &").split()
+    assert program == "shardgate"
+    start = [sys.executable, "-c", "from app.cli import main; main()", *arguments, "--port", "0"]
+    with subprocess.Popen(
+        start, cwd=folder, env=environ(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split("/lab/")[0]
+        finally:
+            process.terminate()
+
+
+def test_the_story_of_commits_is_true(tmp_path: Path) -> None:
+    """Each command prints what is shown below it; the programs do what is said of them."""
+    first, serve, *others = steps()
+    assert serve.command.endswith(" &")
+    Reader(tmp_path, "").run(first.command)
+    with served(serve.command, tmp_path) as url:
+        reader = Reader(tmp_path, url)
+        for name, text in scripts().items():
+            reader.write(name, text)
+        for step in others:
+            reader.compare(step.printed.rstrip("\n"), reader.run(step.command).rstrip("\n"))
+        made = reader.run("python many.py").strip()
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "lab")))
+    tip = next(iter(repository.ancestry(branch="main")))
+    assert (tip.id, tip.message) == (made, "16 days")
+    days = zarr.open_array(repository.readonly_session("main").store, path="days", mode="r")
+    assert np.array_equal(np.asarray(days[...]), np.repeat(np.arange(16), 100))

@@ -1,0 +1,113 @@
+"""An Icechunk repository that the service and the real library both write."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import icechunk
+
+from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a repository is to be: a folder, or below a prefix of SeaweedFS."""
+
+    folder: Path
+    seaweedfs: SeaweedFS | None = None
+
+    @property
+    def storage(self) -> icechunk.Storage:
+        """Give what the library reads and writes it with."""
+        if (server := self.seaweedfs) is None:
+            return icechunk.local_filesystem_storage(str(self.folder))
+        return icechunk.s3_storage(
+            bucket=server.bucket,
+            prefix=self.folder.name,
+            region=server.region,
+            endpoint_url=server.endpoint_url,
+            allow_http=True,
+            force_path_style=True,
+            access_key_id=server.access_key_id,
+            secret_access_key=server.secret_access_key,
+        )
+
+    def create(self, **config: Any) -> icechunk.Repository:
+        """Let the library make a repository."""
+        return icechunk.Repository.create(
+            self.storage, config=icechunk.RepositoryConfig(**config) if config else None
+        )
+
+    def open(self) -> icechunk.Repository:
+        """Let the library open the repository."""
+        return icechunk.Repository.open(self.storage)
+
+    def settings(self, *, writable: bool = True, **more: Any) -> Settings:
+        """Configure the dataset ``repo`` there; what can change is known for a minute."""
+        cache = CacheSettings(ttl_s=60)
+        if (server := self.seaweedfs) is None:
+            url = self.folder.resolve().as_uri()
+            datasets = {"repo": DatasetSettings(url=url, writable=writable)}
+            return Settings(datasets=datasets, cache=cache, **more)
+        store = {
+            "endpoint_url": server.endpoint_url,
+            "region": server.region,
+            "access_key_id": server.access_key_id,
+            "secret_access_key": server.secret_access_key,
+        }
+        url = f"s3://{server.bucket}/{self.folder.name}"
+        datasets = {"repo": DatasetSettings(url=url, store="lab", writable=writable)}
+        stores = {"lab": StoreSettings.model_validate(store)}
+        return Settings(datasets=datasets, stores=stores, cache=cache, **more)
+
+
+def new_place(folder: Path, seaweedfs: SeaweedFS | None = None) -> Place:
+    """Find a place where nothing is."""
+    place = folder / f"repo-{uuid4().hex}"
+    if seaweedfs is None:
+        place.mkdir()
+    return Place(place, seaweedfs)
+
+
+@dataclass(frozen=True)
+class Api:
+    """The control plane of the dataset ``repo``."""
+
+    client: httpx.Client
+
+    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request for a route of the repository."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.request(method, f"/api/datasets/repo{route}", json=body, headers=given)
+
+    def do(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request that must be done."""
+        answer = self.send(method, route, body, **headers)
+        assert answer.is_success, answer.text
+        return answer
+
+    def names(self, kind: str) -> dict[str, str]:
+        """List branches or tags."""
+        found = self.do("GET", f"/{kind}").json()[kind]
+        return {each["name"]: each["snapshot_id"] for each in found}
+
+
+@contextmanager
+def api(place: Place, **more: Any) -> Generator[Api]:
+    """Serve what is at *place*.
+
+    Routes are built when they are first asked for, with warnings of pydantic off: of two services
+    in one process each may have them switched on again by the other, so it is done one by one.
+    """
+    with (
+        serving(place.settings(**more)) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        client.get("/openapi.json").raise_for_status()
+        yield Api(client)

@@ -18,10 +18,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from app import demo as examples
 from app import present, present_upkeep, server
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
-from app.formats.icechunk.expiring import Expiring
 from app.model import VirtualKey
 from app.resolve.icechunk.collecting import Collector, GcReport
-from app.resolve.icechunk.expiring import ExpireReport
+from app.resolve.icechunk.expiring import ExpireReport, Expiring
 from app.resolve.icechunk.expiring import expire as expire_snapshots
 from app.resolve.icechunk.older_than import parse_older_than
 from app.resolve.icechunk.repo_swap import RepoSwaps

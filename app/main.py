@@ -16,15 +16,15 @@ from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
 from app.formats.zarr_sharding_indexed.layout import Zarr3
 from app.formats.zarr_storage_transformer.layout import Zarr2022
 from app.http.asked import Limits
-from app.http.commits import build_commits
 from app.http.control import build_control
 from app.http.cors import Cors
 from app.http.dataplane import DataPlane
 from app.http.documents import DocumentReader
 from app.http.gateway import Gateway
+from app.http.icechunk.commits import build_commits
+from app.http.icechunk.repository_changes import build_creation, build_repository_changes
+from app.http.icechunk.sessions import build_sessions
 from app.http.metrics import Metrics
-from app.http.repository_changes import build_creation, build_repository_changes
-from app.http.sessions import build_sessions
 from app.http.taking import Taker
 from app.http.writing import WritingPlane
 from app.model import ObjectRef

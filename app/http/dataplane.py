@@ -14,7 +14,6 @@ from app.errors import (
     UnknownDatasetError,
     UnsupportedError,
 )
-from app.formats.icechunk.keys import names_session
 from app.formats.naming import Name
 from app.http.answer import (
     ALLOW,
@@ -44,6 +43,7 @@ from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
 from app.model import ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
+from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset, Resolver
 
 _GZIP: Final = (b"content-encoding", b"gzip")
@@ -221,7 +221,7 @@ class DataPlane:
 
 def _cache_control(dataset: Dataset, key: str) -> bytes:
     """Tell how long answers about *key* are kept that can change: of sessions not at all."""
-    return _NO_STORE if names_session(key) else dataset.cache_control
+    return _NO_STORE if is_of_session(key) else dataset.cache_control
 
 
 def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:

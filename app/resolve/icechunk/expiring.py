@@ -16,6 +16,8 @@ from app.resolve.icechunk.open_sessions import Sessions, find_sessions
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_unlocked
 from app.resolve.icechunk.repositories import OpenedRepository
 
+__all__ = ["ExpireReport", "Expiring", "expire"]
+
 
 @dataclass(frozen=True, slots=True)
 class ExpireReport:

@@ -24,6 +24,11 @@ from app.resolve.writing import Given, Outcome, Writer
 _NO_STORE: Final = b"no-store"
 
 
+def is_of_session(key: str) -> bool:
+    """Tell whether *key* names a session, without looking for it."""
+    return names_session(key)
+
+
 class Entered(NamedTuple):
     """A session that a key leads into."""
 

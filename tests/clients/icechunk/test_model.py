@@ -46,10 +46,10 @@ def run(lab: Lab, examples: int, steps: int) -> None:
 
 def test_service_and_library_agree(lab: Lab) -> None:
     """A short run."""
-    run(lab, 8, 15)
+    run(lab, 5, 12)
 
 
 @pytest.mark.soak
 def test_service_and_library_agree_for_long(lab: Lab) -> None:
     """A long one."""
-    run(lab, 150, 40)
+    run(lab, 100, 40)

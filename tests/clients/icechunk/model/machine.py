@@ -17,12 +17,7 @@ from tests.clients.icechunk.model.state import (
     Begun,
     choose,
 )
-from tests.clients.icechunk.model.trees import (
-    FEW,
-    MOVES,
-    STEPS,
-    Step,
-)
+from tests.clients.icechunk.model.trees import FEW, MOVES, STEPS, Step
 from tests.clients.icechunk.model.upkeep import Upkeep
 from tests.clients.icechunk.model.writers import edit_by_library
 
@@ -129,7 +124,8 @@ class Repository(Making, Refs, Upkeep, Comparison):
         if by == LIBRARY:
             self._rebase_by_library(begun, policy)
         elif begun.session is not None:
-            self._commit_session(begun, by, policy, amend=False)
+            if not self._commit_session(begun, by, policy, amend=False):
+                self.begun.append(begun)
         elif begun.draft.edits:
             self._commit_at_once(begun, by, policy, amend=False)
 
@@ -140,9 +136,8 @@ class Repository(Making, Refs, Upkeep, Comparison):
 
     def _commit_session(self, begun: Begun, by: int, policy: str, *, amend: bool) -> bool:
         """Commit a session, and tell whether that was done; if so, ask again."""
-        expected = self._expect(
-            begun, policy, begun.touched(is_session=True), amend=self._amends(begun, amend=amend)
-        )
+        touched = begun.touched(is_session=True)
+        expected = self._expect(begun, policy, touched, amend=amend)
         options = {"on_conflict": policy, "amend": amend, "allow_empty": True}
         answer = self.replicas[by].commit_session(begun.session, message=self._message(), **options)
         self._settle(begun, answer, expected, by, amend=amend)

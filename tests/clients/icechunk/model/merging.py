@@ -72,7 +72,7 @@ class _Merge:
             mine = self.after[uid][1]
             merged[uid] = path, replace(node, label=mine.label, shape=mine.shape)
         for uid, chunks in self.touched.items():
-            if uid in self.before:
+            if uid in self.before and chunks:
                 path, node = merged[uid]
                 merged[uid] = path, replace(node, chunks=self._settle(uid, node, chunks))
         merged |= {uid: self.after[uid] for uid in self.new}

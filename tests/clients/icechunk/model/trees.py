@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ class Node:
     uid: int
     label: int = 0
     shape: tuple[int, ...] | None = None
-    chunks: Chunks = frozenset()  # type: ignore[assignment]  # an empty mapping
+    chunks: Chunks = MappingProxyType({})
     """Also those out of the grid, while they may come back."""
 
     @property

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from app.cli import app
 from tests.clients.icechunk.model import agreeing
 from tests.clients.icechunk.model.state import NUMBER, SELDOM, State, choose
+from tests.collecting import age
 
 
 class Upkeep(State):
@@ -69,6 +70,8 @@ class Upkeep(State):
     def _collect(self) -> None:
         """Collect by the command, which leaves what sessions of the service need."""
         self.begun_by_library = []
+        if not self.begun:
+            age(self.folder)
         run("gc", self.folder, "--older-than", "0s", "--execute")
         self._reload()
         tips = [*self.branches.values(), *self.tags.values()]

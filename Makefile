@@ -6,6 +6,9 @@ JS := tests/clients/js
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq)
 
+# Tests start many processes, each of which would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test check bench soak clean
 
 demo: $(VENV)/.demo
@@ -24,7 +27,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 soak: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m soak $(ARGS)
+	$(BIN)/pytest -m soak --numprocesses 2 --dist loadfile $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-data $(JS)/node_modules

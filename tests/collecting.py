@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +29,13 @@ def collect(
     *,
     execute: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.time,
 ) -> GcReport:
     """Collect the garbage of a repository."""
 
     async def run(swaps: RepoSwaps, repository: OpenedRepository) -> GcReport:
-        collector = Collector(swaps, repository, limit_s * 1_000_000, on_progress)
+        ours = RepoSwaps(swaps.store, swaps.fetch, clock=clock)
+        collector = Collector(ours, repository, limit_s * 1_000_000, on_progress)
         return await collector.run(execute=execute)
 
     return asyncio.run(with_repository(str(root), run))
@@ -43,13 +46,14 @@ def collect_theirs(folder: Path, limit_s: int = LIMIT_S) -> icechunk.GCSummary:
     return opened(folder).garbage_collect(datetime.fromtimestamp(limit_s, UTC))
 
 
-def expire(root: Path | str, limit_s: int = FAR_S, *, execute: bool = True) -> ExpireReport:
+def expire(
+    root: Path | str, limit_s: int = FAR_S, *, branches: bool = False, execute: bool = True
+) -> ExpireReport:
     """Let the snapshots of a repository expire."""
 
     async def run(swaps: RepoSwaps, repository: OpenedRepository) -> ExpireReport:
-        return await expire_snapshots(
-            swaps, repository, Expiring(limit_s * 1_000_000), execute=execute
-        )
+        expiring = Expiring(limit_s * 1_000_000, branches)
+        return await expire_snapshots(swaps, repository, expiring, execute=execute)
 
     return asyncio.run(with_repository(str(root), run))
 

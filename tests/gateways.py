@@ -1,5 +1,6 @@
 """The service in processes of its own, which tests may kill."""
 
+import atexit
 import json
 import os
 import select
@@ -8,7 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
@@ -20,13 +22,16 @@ _COMMAND: Final = [sys.executable, "-c", "from app.cli import main; main()", "se
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
 _FORKING: Final = """
-import json, os, signal, socket, sys, time
+import gc, json, os, signal, socket, sys, time
+import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
 
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
 from app.cli import main
 
+gc.collect()
+gc.freeze()
 orders = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
@@ -118,6 +123,21 @@ def gateway(environ: Environ) -> Generator[Gateway]:
         assert process.stdout is not None
         with closing(Gateway(process.pid, _url(process.stdout.readline()))) as running:
             yield running
+
+
+@contextmanager
+def forked(environ: Environ) -> Generator[Gateway]:
+    """Run the service, configured by *environ* alone, in a process that is there at once."""
+    with closing(starting()(environ)) as running:
+        yield running
+
+
+@cache
+def starting() -> Start:
+    """Begin to fork services, until this process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(forking())
 
 
 @contextmanager

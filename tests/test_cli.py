@@ -21,6 +21,7 @@ import tensorstore
 
 from app import demo
 from app.cli import main
+from tests.commands import environ, run
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.small import Small
 from tests.formats.neuroglancer_precomputed import case as precomputed
@@ -31,24 +32,6 @@ from tests.zipped import zipped
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
 START_S = 60
-
-
-def environ(**more: str) -> dict[str, str]:
-    """Give an environment in which nothing else is configured."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
-    return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
-
-
-def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=environ(**more),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
 
 
 @contextmanager

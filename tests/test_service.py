@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import product
 
 import httpx
 import pytest
@@ -339,7 +340,15 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize("step", ["metadata", "index", "chunk"])
+@pytest.mark.parametrize(
+    ("service", "step"),
+    [
+        *product(("s3",), ("metadata", "index", "chunk")),
+        *(pytest.param("http", step, marks=pytest.mark.soak) for step in ("metadata", "index")),
+        ("http", "chunk"),
+    ],
+    indirect=["service"],
+)
 @pytest.mark.parametrize("fault", LASTING)
 def test_fault_of_the_store(service: Service, fault: Fault, step: str) -> None:
     """Whatever fails, at whichever step: its status, no byte, and nothing left behind."""

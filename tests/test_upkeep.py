@@ -10,8 +10,8 @@ from app.present_upkeep import collected
 from app.resolve.icechunk.collecting import GcReport
 from app.resolve.icechunk.sweeping import Swept, Tally
 from tests.collecting import age, files_of
+from tests.commands import run
 from tests.formats.icechunk.histories import History, Step, info_of
-from tests.test_cli import run
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ _WHEN: Final = {
     HTTPStatus.LENGTH_REQUIRED: "The body comes without its length.",
     HTTPStatus.PRECONDITION_FAILED: "The branch is not where `If-Match` says.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is larger than is taken.",
-    HTTPStatus.LOCKED: "The repository is read-only.",
+    HTTPStatus.LOCKED: "The repository is read-only or offline.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The same can be done later; see `Retry-After`.",
 }
 

@@ -1,8 +1,8 @@
 """Replaces files by compare-and-swap, so that whatever happens there is the old one or the new.
 
-A new file is written and made durable beside the old one, and takes its name under a lock of the
-folder, if the old one still is in the version that was expected. Links are followed: what is
-replaced or removed is what they lead to.
+A new file is written and made durable, and then gets its name: where there was none, if nobody
+else has taken that meanwhile; otherwise under a lock of the folder, if the old file still is in the
+version that was expected. Links are followed: what is replaced or removed is what they lead to.
 """
 
 import errno
@@ -20,7 +20,7 @@ from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import CONFLICT, Absent, Conflict, Expected
 from app.storage.directories import Directory, make_folders, try_lock
 from app.storage.local_names import folder_of, name_of, reach, translated_write
-from app.storage.temporary_files import TemporaryFile, sweep
+from app.storage.temporary_files import NamedFile, UnnamedFile, sweep
 from app.storage.warm_files import file_version
 from app.storage.writes import is_as_expected
 
@@ -46,7 +46,9 @@ class LocalWriter:
             old = place.look()
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            with TemporaryFile.made(place.directory) as new:
+            if old is None and (created := place.create(ref, pieces, expected)) is not None:
+                return created
+            with NamedFile.made(place.directory) as new:
                 if not _fill(ref, new.fd, pieces, place, expected):
                     return CONFLICT
                 if old is not None:
@@ -83,7 +85,7 @@ def demand_locks(root: ObjectRef) -> None:
         path = os.path.dirname(path)  # noqa: PTH120
     with translated_write(root), Directory.opened(path) as directory:
         _demand_lock(root, path, directory)
-        with TemporaryFile.made(directory):
+        with NamedFile.made(directory):
             pass
 
 
@@ -109,13 +111,24 @@ class _Place(NamedTuple):
     def look(self) -> os.stat_result | None:
         return self.directory.look(self.name)
 
-    def take(self, new: TemporaryFile, expected: Expected) -> ETag | Conflict:
-        """Give the name to *new*."""
-        if isinstance(expected, Absent) and (linked := new.link(self.name)) is not None:
-            if not linked:
+    def create(
+        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
+    ) -> ETag | Conflict | None:
+        """Give the name to a new file without a lock; `None` where that cannot be."""
+        with UnnamedFile.made(self.directory) as new:
+            if new is None:
+                return None
+            if not _fill(ref, new.fd, pieces, self, expected):
                 return CONFLICT
-            self.directory.sync()
-            return file_version(new.status())
+            new.date(None)
+            os.fsync(new.fd)
+            if linked := new.link(self.name):
+                self.directory.sync()
+                return file_version(new.status())
+            return CONFLICT if linked is False and isinstance(expected, Absent) else None
+
+    def take(self, new: NamedFile, expected: Expected) -> ETag | Conflict:
+        """Give the name to *new*."""
         with self.directory.locked():
             old = self.look()
             if not _is_as_expected(old, expected):

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from app.errors import VersionChangedError
@@ -23,9 +23,10 @@ from app.storage.writes import demand_inside, demand_writable, is_as_expected, i
 
 
 class MemoryStore:
-    """Keeps objects in a dictionary; every bucket exists."""
+    """Keeps objects in a dictionary, with the times of *clock*; every bucket exists."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._objects: dict[ObjectRef, bytes] = {}
         self._modified_s: dict[ObjectRef, int] = {}
         self._gzipped: set[ObjectRef] = set()
@@ -35,7 +36,7 @@ class MemoryStore:
     ) -> ETag:
         """Store *data* in place of what *ref* held, as if at *modified_s* instead of now."""
         self._objects[ref] = data
-        self._modified_s[ref] = int(time.time()) if modified_s is None else modified_s
+        self._modified_s[ref] = int(self._clock()) if modified_s is None else modified_s
         (self._gzipped.add if is_gzip else self._gzipped.discard)(ref)
         return _etag(data)
 

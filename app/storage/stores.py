@@ -1,17 +1,18 @@
 """All stores behind one: each object lies in the store of its bucket."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
-from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.beneath import open_beneath
-from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
+from app.storage.by_bucket import ByBucket
+from app.storage.contract import ObjectStore
 from app.storage.guarded import GuardedStore, is_plain
 from app.storage.http import HttpStore
 from app.storage.http1.errors import BadUrlError
@@ -27,8 +28,8 @@ from app.storage.web_guard import WebGuard
 type Wrap = Callable[[ObjectStore], ObjectStore]
 
 
-class Stores:
-    """Opens a store for each kind of root, and routes by bucket.
+class Stores(ByBucket):
+    """Opens a store for each kind of root, and finds it by the bucket.
 
     *wrap* comes between a store and its retries, so that faults can be injected and every
     upstream call be counted. *on_write* hears how objects of S3 were written.
@@ -87,61 +88,6 @@ class Stores:
         self._by_bucket[root.bucket] = GuardedStore(inner)
         return root
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
-        """Read from the store of the bucket."""
-        store = self._of(ref)
-        return await store.get(ref, request, if_match=if_match, if_none_match=if_none_match)
-
-    def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Stream from the store of the bucket."""
-        return self._of(ref).stream(ref, byte_range, if_match=if_match)
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask the store of the bucket."""
-        return await self._of(ref).stat(ref)
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """List from the store of the bucket."""
-        return self._of(prefix).list(prefix, delimiter=delimiter, after=after)
-
-    async def reach(self, root: ObjectRef) -> None:
-        """Ask the store of the bucket."""
-        await self._of(root).reach(root)
-
-    async def demand_safety(self, root: ObjectRef) -> None:
-        """Ask the store of the bucket."""
-        await self._of(root).demand_safety(root)
-
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
-        """Ask the store of the bucket."""
-        return self._of(ref).keeps_gzip(ref)
-
-    async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        is_gzip: bool = False,
-    ) -> ETag | Conflict:
-        """Write to the store of the bucket."""
-        return await self._of(ref).put(ref, pieces, expected=expected, is_gzip=is_gzip)
-
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove from the store of the bucket."""
-        return await self._of(ref).delete(ref, expected=expected)
-
     async def aclose(self) -> None:
         """Close every store, whatever the others say."""
         async with AsyncExitStack() as stack:
@@ -161,7 +107,11 @@ class Stores:
     ) -> None:
         await self.aclose()
 
-    def _of(self, ref: ObjectRef) -> ObjectStore:
+    def store_of(self, ref: ObjectRef) -> ObjectStore:
+        """Find the store that was opened for the bucket of *ref*.
+
+        Raises: `StorageUnavailableError`.
+        """
         try:
             return self._by_bucket[ref.bucket]
         except KeyError:

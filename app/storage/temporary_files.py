@@ -1,4 +1,8 @@
-"""Files that are not finished. Each is locked by who writes it, as long as that lives."""
+"""Files that are not finished.
+
+What is new has no name until it is whole, where the file system knows such files. All others have
+names of ours, and are locked by who writes them, as long as that lives.
+"""
 
 import errno
 import fcntl
@@ -7,54 +11,26 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, Self
 
 from app.storage.contract import TEMPORARY
 from app.storage.directories import Directory, try_lock
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PREFIX: Final = TEMPORARY.encode()
-_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_UNNAMED: Final = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
+_NONE_UNNAMED: Final = {errno.EISDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.ENOENT}
 _COARSE_NS: Final = 2 * 10**9
 """File systems that count whole seconds, some of them every other, see this as later."""
 
 
-class TemporaryFile:
+class OpenFile:
     """A new file, open for writing."""
 
-    def __init__(self, directory: Directory, name: bytes, fd: int) -> None:
-        self._directory = directory
-        self.name = name
+    def __init__(self, directory: Directory, fd: int) -> None:
+        self.directory = directory
         self.fd = fd
-
-    @classmethod
-    @contextmanager
-    def made(cls, directory: Directory) -> Iterator["TemporaryFile"]:
-        """Make a file in *directory*, which is gone in the end unless it was renamed."""
-        new = cls._make(directory)
-        try:
-            yield new
-        finally:
-            try:
-                with suppress(FileNotFoundError):
-                    os.unlink(new.name, dir_fd=directory.fd)
-            finally:
-                os.close(new.fd)
-
-    @classmethod
-    def _make(cls, directory: Directory) -> "TemporaryFile":
-        """Make and lock; whoever cleans up may have been faster, so that there is no name left."""
-        while True:
-            name = _PREFIX + secrets.token_hex(8).encode()
-            fd = os.open(name, _NEW, 0o666, dir_fd=directory.fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                if os.fstat(fd).st_nlink:
-                    return cls(directory, name, fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
 
     def date(self, old: os.stat_result | None) -> None:
         """Give it a time of its own, after that of *old*.
@@ -72,14 +48,34 @@ class TemporaryFile:
         """Look at the file."""
         return os.fstat(self.fd)
 
-    def link(self, name: bytes) -> bool | None:
-        """Give it the further name *name* if no file has that, which takes no lock.
 
-        Tells whether it has it; `None` where the file system knows no such names.
-        """
-        folder = self._directory.fd
+class UnnamedFile(OpenFile):
+    """A file that is gone in the end unless it was given a name."""
+
+    @classmethod
+    @contextmanager
+    def made(cls, directory: Directory) -> Iterator[Self | None]:
+        """Make a file in *directory*; `None` where there are no files without names."""
         try:
-            os.link(self.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            fd = os.open(b".", _UNNAMED, 0o666, dir_fd=directory.fd)
+        except OSError as error:
+            if error.errno not in _NONE_UNNAMED:
+                raise
+            yield None
+            return
+        try:
+            yield cls(directory, fd)
+        finally:
+            os.close(fd)
+
+    def link(self, name: bytes) -> bool | None:
+        """Give it the name *name* if no file has that, which takes no lock.
+
+        Tells whether it has it; `None` where it cannot be given any.
+        """
+        source, folder = b"/proc/self/fd/%d" % self.fd, self.directory.fd
+        try:
+            os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
         except FileExistsError:
             return False
         except OSError as error:
@@ -88,9 +84,46 @@ class TemporaryFile:
             return None
         return True
 
+
+class NamedFile(OpenFile):
+    """A file that is to take the name of another one."""
+
+    def __init__(self, directory: Directory, name: bytes, fd: int) -> None:
+        super().__init__(directory, fd)
+        self.name = name
+
+    @classmethod
+    @contextmanager
+    def made(cls, directory: Directory) -> Iterator[Self]:
+        """Make a file in *directory*, which is gone in the end unless it was renamed."""
+        new = cls._make(directory)
+        try:
+            yield new
+        finally:
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(new.name, dir_fd=directory.fd)
+            finally:
+                os.close(new.fd)
+
+    @classmethod
+    def _make(cls, directory: Directory) -> Self:
+        """Make and lock; whoever cleans up may have been faster, so that there is no name left."""
+        while True:
+            name = _PREFIX + secrets.token_hex(8).encode()
+            fd = os.open(name, _NEW, 0o666, dir_fd=directory.fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:
+                    return cls(directory, name, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
     def rename(self, name: bytes) -> None:
         """Put it in the place of *name*."""
-        os.rename(self.name, name, src_dir_fd=self._directory.fd, dst_dir_fd=self._directory.fd)
+        os.rename(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
 
 
 def sweep(directory: Directory) -> None:

@@ -16,6 +16,11 @@ from tests.clients.stores import from_folder, from_seaweedfs
 from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
 from tests.seaweedfs import SeaweedFS
 
+from_each_store = pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
+)
+"""For readers: that the bytes from each store are the same, `test_zarr_python.py` finds of all."""
+
 IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
 """The cases that can be members of a group of format 3."""
 

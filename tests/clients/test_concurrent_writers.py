@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.crowds import Plans, impossible, plans, play
-from tests.gateways import gateway, of_dataset
+from tests.gateways import forked, of_dataset
 from tests.labs import Lab
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
@@ -37,7 +37,7 @@ def site(
     lab = Lab(tmp_path_factory.mktemp("lab"), seaweedfs)
     environ = of_dataset(lab.url, seaweedfs, ttl_s=TTL_S)
     with ExitStack() as stack:
-        yield Site(lab, [stack.enter_context(gateway(environ)).url for _ in range(2)])
+        yield Site(lab, [stack.enter_context(forked(environ)).url for _ in range(2)])
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])

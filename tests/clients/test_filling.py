@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from tests.clients.filling import fill, values
-from tests.gateways import gateway, of_dataset
+from tests.gateways import forked, of_dataset
 from tests.seaweedfs import SeaweedFS
 
 PAIRS: Final = (
@@ -58,7 +58,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "seaweedfs":
         seaweedfs = request.getfixturevalue("seaweedfs")
         url = f"s3://{seaweedfs.bucket}/filled"
-    with gateway(of_dataset(url, seaweedfs)) as running:
+    with forked(of_dataset(url, seaweedfs)) as running:
         yield Lab(running.url, folder, seaweedfs)
 
 

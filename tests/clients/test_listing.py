@@ -29,6 +29,14 @@ from tests.serving import serving
 
 _BUCKET: Final = "bucket"
 _V2: Final = {"name": "v2", "separator": "."}
+_MANY: Final = ("", "em", "em/cube/c/")
+"""Below these are hundreds of keys, so that pages of one key each take long."""
+_FEW: Final = ("em/cube/c/1", "em/s0-v2/1", "volume/8_8_8/-", "lab 1/a")
+_PAGES: Final = [
+    *itertools.product((*_MANY, *_FEW), (83, 1000)),
+    *itertools.product(_FEW, (1,)),
+    *(pytest.param(prefix, 1, marks=pytest.mark.soak) for prefix in _MANY),
+]
 
 
 def _sparse(shape: Sequence[int], seed: int) -> Values:
@@ -201,14 +209,9 @@ def _names(keys: Sequence[str], prefix: str) -> list[str]:
     return list(dict.fromkeys(folded))
 
 
-@pytest.mark.parametrize("size", [1, 83, 1000])
-@pytest.mark.parametrize(
-    "prefix", ["", "em", "em/cube/c/", "em/cube/c/1", "em/s0-v2/1", "volume/8_8_8/-", "lab 1/a"]
-)
+@pytest.mark.parametrize(("prefix", "size"), _PAGES)
 def test_boto3_pages_through_the_keys(s3: Any, keys: list[str], prefix: str, size: int) -> None:
     """They are those that were written, in their order, with and without a delimiter."""
-    if size == 1 and not prefix:
-        pytest.skip("takes long")
     for delimiter in ("", "/"):
         pages = s3.get_paginator("list_objects_v2").paginate(
             Bucket=_BUCKET, Prefix=prefix, Delimiter=delimiter, PaginationConfig={"PageSize": size}

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
-from tests.gateways import Gateway, gateway, of_dataset
+from tests.gateways import Gateway, forked, of_dataset
 from tests.seaweedfs import SeaweedFS
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
@@ -118,7 +118,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         url = f"s3://{seaweedfs.bucket}/uploads"
     environ = of_dataset(url, seaweedfs, ttl_s=0.001)
     with ExitStack() as stack:
-        yield Lab(folder, seaweedfs, [stack.enter_context(gateway(environ)) for _ in range(2)])
+        yield Lab(folder, seaweedfs, [stack.enter_context(forked(environ)) for _ in range(2)])
 
 
 def turns(lab: Lab) -> Iterator[Any]:
@@ -256,7 +256,7 @@ def test_an_upload_goes_on_after_a_power_cut(lab: Lab) -> None:
     """The other gateway has all that the first one had."""
     url = f"s3://{lab.seaweedfs.bucket}/uploads" if lab.seaweedfs else str(lab.folder)
     upload = {"Bucket": "data", "Key": "cut"}
-    with gateway(of_dataset(url, lab.seaweedfs)) as third:
+    with forked(of_dataset(url, lab.seaweedfs)) as third:
         s3 = Lab(lab.folder, lab.seaweedfs, [third]).boto3(0)
         upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
         etag = s3.upload_part(**upload, PartNumber=1, Body=b"kept")["ETag"]

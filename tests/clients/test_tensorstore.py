@@ -6,6 +6,7 @@ import pytest
 import tensorstore
 
 from tests.clients.arrays import BY_NAME, VALUES
+from tests.clients.conftest import from_each_store
 from tests.clients.writing import same
 
 _AFTER: Final = "allows no bytes-to-bytes codec after sharding, and the array is served sharded"
@@ -29,6 +30,7 @@ def open_array(url: str, driver: str = "zarr3") -> Any:
     return tensorstore.open({"driver": driver, "kvstore": f"{url}/"}, open=True).result()
 
 
+@from_each_store
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BEYOND])
 def test_reads_the_values(service: str, name: str) -> None:
     """Each array that TensorStore can decode reads as it was written."""

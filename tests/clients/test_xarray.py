@@ -6,7 +6,7 @@ import pytest
 import xarray
 
 from tests.clients.arrays import BY_NAME, VALUES
-from tests.clients.conftest import IN_GROUPS, member
+from tests.clients.conftest import IN_GROUPS, from_each_store, member
 from tests.clients.writing import quiet, same
 
 
@@ -25,6 +25,7 @@ def dataset(request: pytest.FixtureRequest, service: str) -> Generator[xarray.Da
         yield opened
 
 
+@from_each_store
 @pytest.mark.parametrize("name", [case.name for case in IN_GROUPS])
 def test_reads_the_values(dataset: xarray.Dataset, name: str) -> None:
     """Each variable of the group reads as it was written."""
@@ -33,6 +34,7 @@ def test_reads_the_values(dataset: xarray.Dataset, name: str) -> None:
         same(dataset[member(case)].values, case.values)
 
 
+@from_each_store
 @pytest.mark.parametrize("name", [case.name for case in IN_GROUPS])
 def test_sees_inner_chunks_for_chunks(dataset: xarray.Dataset, name: str) -> None:
     """A variable's encoding names the inner chunk shape, and no shards."""

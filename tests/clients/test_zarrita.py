@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.clients.arrays import BY_NAME
+from tests.clients.conftest import from_each_store
 from tests.clients.writing import Json, Values, same
 
 FOLDER: Final = Path(__file__).parent / "js"
@@ -100,18 +101,21 @@ def answers(service: str) -> dict[str, Json]:
     return {url.removeprefix(f"{service}/bucket/"): answer for url, answer in found.items()}
 
 
+@from_each_store
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BEYOND])
 def test_reads_the_values(answers: dict[str, Json], name: str) -> None:
     """Each array that zarrita can decode reads as it was written."""
     same(values(answers[name]), BY_NAME[name].values)
 
 
+@from_each_store
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BEYOND])
 def test_sees_inner_chunks_for_chunks(answers: dict[str, Json], name: str) -> None:
     """Chunks have the inner chunk shape."""
     assert tuple(answers[name]["chunks"]) == BY_NAME[name].served
 
 
+@from_each_store
 @pytest.mark.parametrize("name", list(BEYOND))
 def test_cannot_decode_the_others(answers: dict[str, Json], name: str) -> None:
     """What is left out of the table is refused by zarrita itself, or misread."""

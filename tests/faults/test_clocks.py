@@ -19,6 +19,7 @@ A_BIT_S: Final = 4
 """So far clocks may be apart, and all goes on."""
 WRONG_S: Final = 60
 VERY_WRONG_S: Final = 3600
+DAYS_S: Final = 3 * 24 * 3600
 OLD: Final = [[0, 0], [0, 0]]
 
 
@@ -112,6 +113,31 @@ def test_a_clock_that_is_not_that_of_the_store_writes_nothing(folder: Folder) ->
     folder.demand(values=OLD)
     assert asked(folder.right, session_id, message="ours").status_code == 201
     folder.demand("ours", values=[[1, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
+def test_a_clock_that_is_days_off_ends_no_session(folder: Folder, ahead_s: float) -> None:
+    """Who takes all sessions for expired, or begins some that are, begins none and removes none."""
+    wrong = folder.gateway(ahead_s)
+    session_id = begun(folder.right)
+    assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
+
+    refused = wrong.api.send("POST", "/sessions")
+    assert (refused.status_code, "clock" in refused.text) == (503, True)
+
+    listed = folder.right.api.do("GET", "/sessions").json()["sessions"]
+    assert [each["session_id"] for each in listed] == [session_id]
+    assert asked(folder.right, session_id, message="ours").status_code == 201
+    folder.demand("ours", values=[[1, 0], [0, 0]])
+
+
+def test_a_clock_that_is_hours_ahead_makes_no_ref(folder: Folder) -> None:
+    """The repository would be one from the future for all others, who would not write to it."""
+    tip = folder.right.api.do("GET", "/branches").json()["branches"][0]["snapshot_id"]
+    tag = {"name": "t", "snapshot_id": tip}
+
+    assert folder.gateway(VERY_WRONG_S).api.send("POST", "/tags", tag).status_code == 503
+    assert folder.right.api.send("POST", "/tags", tag).status_code == 201
 
 
 def test_who_takes_a_lease_for_over_commits_no_second_time(folder: Folder) -> None:

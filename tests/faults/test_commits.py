@@ -29,6 +29,13 @@ def mishaps() -> list[Any]:
     ]
 
 
+KILLED: Final = [
+    pytest.param(Mishap.REQUEST_LOST, marks=pytest.mark.soak),
+    Mishap.ANSWER_LOST,
+]
+"""Before a request the repository is as it was after the one before that."""
+
+
 @pytest.fixture(scope="module")
 def site(
     seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
@@ -38,7 +45,7 @@ def site(
         yield made
 
 
-@pytest.mark.parametrize("moment", [Mishap.REQUEST_LOST, Mishap.ANSWER_LOST])
+@pytest.mark.parametrize("moment", KILLED)
 def test_who_is_killed_at_any_step_has_committed_once_or_not(site: Site, moment: Mishap) -> None:
     """The same request with the same key finds out, or does it; other gateways go on."""
     nth, is_killed = 0, True

@@ -93,7 +93,7 @@ def site(
         yield Site(lab, erring, [each.url for each in gateways])
 
 
-@settings(QUIET, max_examples=3)
+@settings(QUIET, max_examples=2)
 @given(plans=plans(WRITERS, deletes=False), seed=st.integers(0, 2**32))
 def test_what_is_acknowledged_is_there(site: Site, plans: Plans, seed: int) -> None:
     """Each chunk is one that was put last, and readers never see anything else or a failure."""

@@ -14,7 +14,11 @@ from tests.gateways import Start
 from tests.seaweedfs import SeaweedFS
 from tests.storage.proxy import Mishap
 
-MOMENTS: Final = {"before": Mishap.REQUEST_LOST, "after": Mishap.ANSWER_LOST}
+MOMENTS: Final = (
+    pytest.param(Mishap.REQUEST_LOST, id="before", marks=pytest.mark.soak),
+    pytest.param(Mishap.ANSWER_LOST, id="after"),
+)
+"""Before a request the session is as it was after the one before that."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def site(
         yield made
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=list(MOMENTS))
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
     "body",
     [

@@ -5,7 +5,9 @@ import gzip
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final
 
 import httpx
 import pytest
@@ -28,6 +30,7 @@ KEY, NEIGHBOUR, _, _, BIG = IDS
 CHUNK = b"what a chunk holds " * 20
 STORED = zipped(CHUNK)
 LARGE = b"".join(number.to_bytes(4, "big") for number in range(5000))
+_numbers: Final = count()
 OBJECTS = build({KEY: CHUNK, NEIGHBOUR: b"neighbour", BIG: LARGE}, sharding=GZIP_DATA)
 
 
@@ -46,11 +49,13 @@ class Service:
 
     client: httpx.Client
     store: FaultyServer
+    folder: str = "em"
+    """Where the volume lies, in the dataset of that name or below it."""
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
         """Ask for *key* with no header but *headers*, and decode nothing."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = self.client.build_request(method, f"/em/{key}")
+        request = self.client.build_request(method, f"/{self.folder}/{key}")
         del request.headers["accept-encoding"]
         request.headers.update(given)
         answer = self.client.send(request, stream=True)
@@ -60,9 +65,15 @@ class Service:
             answer.close()
 
     def put(self, objects: dict[str, bytes]) -> None:
-        """Store objects of the dataset."""
+        """Store objects of the volume."""
         for key, data in objects.items():
-            self.store.put("bucket", f"em/{key}", data)
+            self.store.put("bucket", f"{self.folder}/{key}", data)
+
+    def anew(self) -> "Service":
+        """Write a volume of which the service knows nothing."""
+        found = replace(self, folder=f"em/{next(_numbers)}")
+        found.put(OBJECTS)
+        return found
 
     @contextmanager
     def without_reads(self) -> Generator[None]:
@@ -73,34 +84,43 @@ class Service:
 
 
 @contextmanager
-def _service(
-    faulty: FaultyServer, objects: dict[str, bytes], *, chunk_bytes: int = 0
-) -> Generator[Service]:
-    settings = Settings(
-        cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
-        limits=LimitSettings(
-            timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
-        ),
-        datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
-    )
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
-        found = Service(client, faulty)
-        found.put(objects)
+def _service(*, chunk_bytes: int) -> Generator[Service]:
+    with FaultyServer().running() as faulty:
+        settings = Settings(
+            cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
+            limits=LimitSettings(
+                timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
+            ),
+            datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
+        )
+        with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+            yield Service(client, faulty)
+
+
+@pytest.fixture(scope="module")
+def without_cache() -> Generator[Service]:
+    """Serve volumes whose chunks are gzip, without a chunk cache."""
+    with _service(chunk_bytes=0) as found:
         yield found
 
 
 @pytest.fixture
-def service(faulty: FaultyServer) -> Generator[Service]:
-    """Serve a volume whose chunks are gzip, without a chunk cache."""
-    with _service(faulty, OBJECTS) as found:
-        yield found
+def service(without_cache: Service) -> Service:
+    """Serve one of them."""
+    return without_cache.anew()
 
 
-@pytest.fixture
-def caching(faulty: FaultyServer) -> Generator[Service]:
+@pytest.fixture(scope="module")
+def with_cache() -> Generator[Service]:
     """Serve the same with a chunk cache."""
-    with _service(faulty, OBJECTS, chunk_bytes=2**20) as found:
+    with _service(chunk_bytes=2**20) as found:
         yield found
+
+
+@pytest.fixture
+def caching(with_cache: Service) -> Service:
+    """Serve one of them."""
+    return with_cache.anew()
 
 
 every_state = pytest.mark.parametrize("known", [(), (NEIGHBOUR,), (KEY,)])
@@ -255,26 +275,25 @@ def test_a_chunk_that_is_passed_on_in_pieces(service: Service, accepted: str) ->
     assert service.ask(BIG, range="bytes=9999-10003").body == LARGE[9999:10004]
 
 
-async def test_all_forms_at_once_share_a_read(faulty: FaultyServer) -> None:
+async def test_all_forms_at_once_share_a_read(caching: Service) -> None:
     """Who wants it compressed, inflated or a part of that waits for the same bytes."""
     asked = [{"accept-encoding": "gzip"}, {"accept-encoding": "br"}, {"range": "bytes=3-9"}]
-    with _service(faulty, OBJECTS, chunk_bytes=2**20) as service:
-        service.ask(NEIGHBOUR)
-        before = len(faulty.seen)
-        limits = httpx.Limits(max_connections=60)
-        async with (
-            httpx.AsyncClient(base_url=service.client.base_url, limits=limits) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            tasks = [
-                group.create_task(client.get(f"/em/{KEY}", headers=asked[at % 3]))
-                for at in range(60)
-            ]
-            await asyncio.gather(*tasks)
+    caching.ask(NEIGHBOUR)
+    before = len(caching.store.seen)
+    limits = httpx.Limits(max_connections=60)
+    async with (
+        httpx.AsyncClient(base_url=caching.client.base_url, limits=limits) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        tasks = [
+            group.create_task(client.get(f"/{caching.folder}/{KEY}", headers=asked[at % 3]))
+            for at in range(60)
+        ]
+        await asyncio.gather(*tasks)
 
     for at, task in enumerate(tasks):
         assert task.result().content == (CHUNK[3:10] if at % 3 == 2 else CHUNK)
-    assert len(faulty.seen) - before == 1
+    assert len(caching.store.seen) - before == 1
 
 
 BAD = {
@@ -299,7 +318,7 @@ def test_what_does_not_inflate_is_damage(
 
     assert (got.status, got.headers["cache-control"]) == (502, "no-store")
     if "method" not in headers:
-        assert "em/s0/0.shard: " in json.loads(got.body)["detail"]
+        assert f"{service.folder}/s0/0.shard: " in json.loads(got.body)["detail"]
     compressed = service.ask(accept_encoding="gzip")
     assert (compressed.status, compressed.body) == (200, BAD[name])
 

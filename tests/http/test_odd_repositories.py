@@ -8,6 +8,7 @@ import zarr
 from typer.testing import CliRunner
 
 from app.cli import app
+from app.formats.icechunk.ids import encode_id
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.serving_repositories import serve
 
@@ -23,6 +24,25 @@ def test_offline(tmp_path: Path, route: str) -> None:
         answer = api.client.get(f"/api/datasets/repo{route}")
 
     assert (answer.status_code, "being moved" in answer.json()["detail"]) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body"),
+    [
+        ("POST", "/sessions", {"branch": "main"}),
+        ("POST", "/chunks", {"any": "bytes"}),
+        ("POST", "/commits", {"branch": "main", "message": "m", "changes": []}),
+        ("POST", "/tags", {"name": "t", "snapshot_id": encode_id(FIRST)}),
+    ],
+)
+def test_offline_for_writers(tmp_path: Path, method: str, route: str, body: object) -> None:
+    """To them it is locked, as one that is read-only is: 423, with its reason."""
+    repo = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
+    (tmp_path / "repo").write_bytes(repo.file())
+    with serve(tmp_path, writable=True) as api:
+        answer = api.client.request(method, f"/api/datasets/repo{route}", json=body)
+
+    assert (answer.status_code, "being moved" in answer.json()["detail"]) == (423, True)
 
 
 def test_offline_beside_others(tmp_path: Path) -> None:

@@ -185,6 +185,9 @@ def test_slow_reader_gets_everything(port: int) -> None:
     assert answers == [LARGE] * 5
 
 
+@pytest.mark.parametrize(
+    "port", ["at hand", pytest.param("to be read", marks=pytest.mark.soak)], indirect=True
+)
 def test_idle_connection_is_closed(port: int) -> None:
     """Five seconds after the last of some answers the connection ends, and not before."""
     with _connected(port) as connection:

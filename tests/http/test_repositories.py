@@ -36,13 +36,25 @@ def api(written: Written) -> Generator[Api]:
         yield api
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> Generator[Api]:
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
     """Serve a bucket of repositories and of other things."""
-    plain(create(tmp_path / "lab1/one"))
-    version_1(tmp_path / "lab2/old")
-    (tmp_path / "lab2/notes.txt").write_text("no repository")
-    with serve(tmp_path) as api:
+    folder = tmp_path_factory.mktemp("bucket")
+    plain(create(folder / "lab1/one"))
+    version_1(folder / "lab2/old")
+    (folder / "lab2/notes.txt").write_text("no repository")
+    with serve(folder) as api:
+        yield api
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def young(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Api]:
+    """Serve a repository of each version, in which nothing has happened."""
+    folder = tmp_path_factory.mktemp("young")
+    create(folder, spec_version=request.param)
+    with serve(folder) as api:
         yield api
 
 
@@ -311,12 +323,9 @@ def test_names_without_a_sign(tmp_path: Path) -> None:
         *("@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower()),
     ],
 )
-@pytest.mark.parametrize("version", [1, 2])
-def test_unknown_refs(tmp_path: Path, version: int, ref: str) -> None:
+def test_unknown_refs(young: Api, ref: str) -> None:
     """They are a problem that names them, 404."""
-    create(tmp_path, spec_version=version)
-    with serve(tmp_path) as api:
-        answers = [api.answer("/history", ref=ref), api.answer("/diff", from_=ref)]
+    answers = [young.answer("/history", ref=ref), young.answer("/diff", from_=ref)]
 
     assert [answer.status_code for answer in answers] == [404, 404]
     assert (

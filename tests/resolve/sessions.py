@@ -51,9 +51,9 @@ def files_of_repository(folder: Path) -> Mapping[str, bytes]:
     }
 
 
-def stored(files: Mapping[str, bytes]) -> MemoryStore:
+def stored(files: Mapping[str, bytes], clock: Callable[[], float] = time.time) -> MemoryStore:
     """Put *files* into a store."""
-    store = MemoryStore()
+    store = MemoryStore(clock)
     for name, data in files.items():
         store.place(ROOT.join(name), data)
     return store
@@ -115,7 +115,7 @@ class Replica:
         """Start it."""
         fetch = ReadCache(store, Memory(_LIMIT), ttl_s=60)
         root = Root(ROOT, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
-        committer = Committer(RepoSwaps(store, fetch), ByteBudget(_LIMIT, wait_s=1))
+        committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
         return cls(await open_repository(root, ""), Sessions(store, fetch, clock=clock), committer)
 
     async def begin(self) -> str:

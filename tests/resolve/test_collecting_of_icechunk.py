@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, LockedError, ReadOnlyError
+from app.errors import ClockSkewError, DamagedError, LockedError, ReadOnlyError
 from tests.clients.icechunk.library import contents_of
 from tests.collecting import OLD_S, age, collect, collect_theirs, expire, files_of
 from tests.formats.icechunk.histories import (
@@ -26,6 +27,7 @@ from tests.formats.icechunk.histories import (
     told_of,
 )
 
+DAY_S = 24 * 3600
 COMMITS = [Step("commit", "main", number) for number in (1, 3, 5, 1, 2)]
 
 
@@ -193,6 +195,18 @@ def test_a_repository_that_is_read_only_is_left_alone(littered: Path) -> None:
             collect(littered, execute=execute)
         with pytest.raises(LockedError):
             expire(littered, execute=execute)
+
+
+@pytest.mark.parametrize("ahead_s", [-DAY_S, DAY_S])
+def test_who_has_a_wrong_clock_collects_nothing(littered: Path, ahead_s: float) -> None:
+    """He cannot know what is old, or which sessions have expired."""
+    before = files_of(littered)
+
+    with pytest.raises(ClockSkewError):
+        collect(littered, clock=lambda: time.time() + ahead_s)
+
+    assert files_of(littered) == before
+    assert not list((littered / "sessions").glob("*"))
 
 
 def test_version_1_of_the_format_is_left_alone(tmp_path: Path) -> None:

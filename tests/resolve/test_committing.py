@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,8 @@ class FailingStore(LocalStore):
         self.failing = -1
         self.is_done = False
         self.written: list[str] = []
+        self.before_logs: Callable[[], object] = lambda: None
+        """Is done right before the log of a commit is written."""
 
     async def put(
         self,
@@ -53,6 +56,8 @@ class FailingStore(LocalStore):
         """Write, unless it is this one's turn to fail."""
         fails = len(self.written) == self.failing
         self.written.append(ref.key.partition("/")[0])
+        if self.written[-1] == "transactions":
+            self.before_logs()
         if fails and not self.is_done:
             raise StorageTimeoutError(ref, "no answer")
         done = await super().put(ref, pieces, expected=expected, is_gzip=is_gzip)
@@ -80,12 +85,20 @@ class Committing:
             repository, fetch, partial(list_names, self.store, directory)
         )
 
-    async def add(self, name: str, parent_id: str = ROOT, key: str = "") -> Committed:
+    async def add(
+        self, name: str, parent_id: str = ROOT, key: str = "", *, amend: bool = False
+    ) -> Committed:
         """Commit a group."""
         path = "/" if name == "root" else f"/{name}"
         changes = ChangeSet(new={name.encode().ljust(8): NodeDocument(path, GROUP)})
-        request = CommitRequest("main", parent_id, name, WriteId(key or f"id-{name}"))
+        write_id = WriteId(key or f"id-{name}")
+        request = CommitRequest("main", parent_id, name, write_id, amend=amend)
         return await self.committer.commit(self.opened, changes, request)
+
+    @property
+    def tip(self) -> str:
+        """The snapshot that ``main`` is at."""
+        return self.place.open().lookup_branch("main")
 
     def messages(self) -> list[str]:
         """Tell the history, newest first, but for the first commit."""
@@ -146,6 +159,22 @@ async def test_a_write_that_fails_leaves_nothing_half_done(
         nth += 1
     assert nth == 5  # snapshot, log, backup, repo, and none
     assert failures == (3 if is_done else 4)
+
+
+async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
+    committing: Committing,
+) -> None:
+    """The commit comes after what the amended one comes after by then."""
+    for name in ("root", "a", "b"):
+        last = (await committing.add(name, committing.tip)).snapshot_id
+    expire = committing.place.open().expire_snapshots
+    committing.store.before_logs = lambda: expire(datetime.now(UTC))
+
+    await committing.add("c", last, amend=True)
+
+    assert committing.messages() == ["c"]
+    changed = committing.place.open().diff(from_snapshot_id=ROOT, to_branch="main")
+    assert changed.new_groups == {"/", "/a", "/b", "/c"}
 
 
 @pytest.mark.parametrize("ahead_s", [1200.0, -1200.0])

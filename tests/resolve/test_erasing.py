@@ -7,33 +7,22 @@ import pytest
 
 from app.errors import ReadOnlyError
 from app.model import VirtualKey
-from app.resolve.writing import Given
-from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.repositories import create
-from tests.resolve.writers import Replica, replica, zarr_json
+from tests.resolve.writers import (
+    filled,
+    put_each,
+    replica,
+    stored,
+    zarr_json,
+)
 from tests.resolving import ROOT
 
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    """Put a sharded array without any chunk into a store, and an object beside it."""
-    store = MemoryStore()
-    store.place(ROOT.join("a/zarr.json"), zarr_json())
-    store.place(ROOT.join("notes/one"), b"one")
-    return store
-
-
-async def stored(memory: MemoryStore, key: str) -> bytes | None:
-    """Read an object of the store."""
-    found = await memory.get(ROOT.join(key))
-    return found.data if isinstance(found, Found) else None
-
-
-async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]:
-    """Write many keys."""
-    several = [Given(VirtualKey(key), body) for key, body in given.items()]
-    return list(await one.writer.put_each(one.reading.dataset, several))
+    """Store what most of them begin with."""
+    return filled()
 
 
 async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> None:

@@ -1,12 +1,19 @@
 """The document of a session is asked for afresh, and changes that wait go together."""
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from app.errors import ConflictError
-from app.formats.icechunk.session_document import SessionDocument, decode_session, encode_session
+from app.formats.icechunk.session_document import (
+    ChangedNode,
+    SessionDocument,
+    decode_session,
+    encode_session,
+)
 from app.resolve.icechunk.ledger import Edit, Ledger
 from app.storage.contract import Found
 from tests.resolve.stores import REF, WatchedStore
@@ -95,3 +102,48 @@ async def test_there_may_be_no_document() -> None:
 def _demand_none(document: SessionDocument | None) -> SessionDocument | None:
     assert document is None
     raise ConflictError("there is none")
+
+
+async def test_others_have_their_turn_between_many_changes() -> None:
+    """Each of them may copy what thousands of nodes are told by."""
+    ledger = Ledger(placed(), REF, limit_nbytes=_LIMIT)
+    turns, seen = 0, set[int]()
+
+    def change(document: SessionDocument | None) -> SessionDocument | None:
+        seen.add(turns)
+        return counting()(document)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        others = group.create_task(take_turns())
+        await asyncio.gather(*(ledger.change(change) for _ in range(1000)))
+        others.cancel()
+    assert len(seen) > 10
+
+
+class Told(dict[str, ChangedNode | None]):
+    """Nodes that remember which threads asked for all of them to spell them."""
+
+    def items(self) -> Any:
+        """Give all."""
+        THREADS.add(threading.get_ident())
+        return super().items()
+
+
+THREADS: set[int] = set()
+
+
+async def test_large_documents_are_spelled_in_a_thread() -> None:
+    """That takes a while, and others go on meanwhile."""
+    ledger = Ledger(placed(), REF, limit_nbytes=_LIMIT)
+    nodes = Told(a=ChangedNode(bytes(8), bytes(100_000)))
+    THREADS.clear()
+    await ledger.change(lambda document: document and replace(document, nodes=nodes))
+
+    assert THREADS
+    assert threading.get_ident() not in THREADS

@@ -41,7 +41,8 @@ class RacedStore(MemoryStore):
     """Lets others put another file there, or fails, before so many swaps."""
 
     def __init__(self, *before: Callable[[], object]) -> None:
-        super().__init__()
+        super().__init__(clock=lambda: self.now)
+        self.now = LATER_S
         self.before = list(before)
 
     async def put(
@@ -63,7 +64,6 @@ class Swapping:
     """A repository in a store, and how it is changed."""
 
     store: RacedStore = field(default_factory=RacedStore)
-    now: float = LATER_S
     pauses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Swapping:
         self.swaps = RepoSwaps(
             self.store,
             self.fetch,
-            clock=lambda: self.now,
+            clock=lambda: self.store.now,
             sleep=self._sleep,
             uniform=lambda _, most: most,
         )
@@ -187,7 +187,7 @@ async def test_what_is_done_already_is_not_done_again(swapping: Swapping) -> Non
 
 async def test_times_rise(swapping: Swapping) -> None:
     """A clock that is a little behind tells the first microsecond after the newest operation."""
-    swapping.now = NOON / 1e6 - 9.5
+    swapping.store.now = NOON / 1e6 - 9.5
     for name in ("a", "b"):
         await swapping.changes.create_tag(name, encode_id(FIRST))
 
@@ -197,7 +197,7 @@ async def test_times_rise(swapping: Swapping) -> None:
 
 async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
     """Where the newest operation is in the future both times are told, and nothing is written."""
-    swapping.now = NOON / 1e6 - 10.5
+    swapping.store.now = NOON / 1e6 - 10.5
     with pytest.raises(ClockSkewError) as raised:
         await swapping.changes.create_tag("t", encode_id(FIRST))
 

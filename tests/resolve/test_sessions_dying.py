@@ -1,5 +1,6 @@
 """A replica dies at each request that a write or a commit takes; another one goes on."""
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +80,7 @@ async def test_a_commit_is_made_once(
     """The one who goes on when the lease is over finds what was done, or does it."""
     nth, is_dead = 0, True
     while is_dead:
-        memory, clock = stored(files), Clock()
+        memory = stored(files, clock := Clock(time.time()))
         healthy = await Replica.of(memory, clock)
         session_id = await healthy.begin()
         store = await healthy.enter(session_id)
@@ -106,7 +107,7 @@ async def test_a_commit_is_made_once(
 
 async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     """Unless it is written to; then nothing is left of it once another one begins."""
-    memory, clock = stored(files), Clock()
+    memory = stored(files, clock := Clock(time.time()))
     replica = await Replica.of(memory, clock)
     kept, left = await replica.begin(), await replica.begin()
     for store in (await replica.enter(kept), await replica.enter(left)):

@@ -1,5 +1,7 @@
 """Others do something with a session just before one call to the store, which then comes late."""
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -107,7 +109,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
 @pytest.fixture
 def scene(files: Mapping[str, bytes]) -> Scene:
     """Store it."""
-    return Scene(stored(files), Clock())
+    clock = Clock(time.time())
+    return Scene(stored(files, clock), clock)
 
 
 async def test_a_session_is_not_swept_away_that_was_just_renewed(
@@ -210,6 +213,21 @@ async def test_a_damaged_session_keeps_nobody_from_beginning_another(scene: Scen
 
     assert await scene.late.begin() != session_id
     assert await scene.memory.stat(document) is not None
+
+
+async def test_nobody_waits_long_for_what_is_removed(scene: Scene) -> None:
+    """What takes long is broken off, and another one who begins a session goes on with it."""
+    session_id = await scene.begin()
+    await scene.other.commit(session_id)
+    entries = scene.late.opened.directory.join(f"sessions/{session_id}/")
+
+    scene.store.before("delete", session_id, asyncio.Event().wait)
+    async with asyncio.timeout(10):
+        await scene.late.begin()
+    assert [each async for each in scene.memory.list(entries)]
+
+    await scene.late.begin()
+    assert not [each async for each in scene.memory.list(entries)]
 
 
 async def _refuse(*_: Any) -> Any:

@@ -22,10 +22,10 @@ from app.resolve.entity import Demand
 from app.resolve.opening import Held
 from app.resolve.parts import PartName
 from app.resolve.uploads import Completion, Upload, Uploads
-from app.storage.contract import UPLOADS, Found, ObjectStore
+from app.storage.contract import UPLOADS, ObjectStore
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
-from tests.resolve.writers import Between, Replica, chunks_of, replica, zarr_json
+from tests.resolve.writers import Between, Replica, chunks_of, replica, stored, zarr_json
 from tests.resolving import ROOT
 
 MAX = 100
@@ -102,12 +102,6 @@ async def left(store: MemoryStore) -> list[str]:
     """Name what lies beside the data."""
     listed = [each.ref.key async for each in store.list(ROOT.join(UPLOADS))]
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
-
-
-async def stored(store: MemoryStore, key: str) -> bytes | None:
-    """Read an object of the store."""
-    found = await store.get(ROOT.join(key))
-    return found.data if isinstance(found, Found) else None
 
 
 async def test_processes_take_turns(memory: MemoryStore, clock: Clock) -> None:

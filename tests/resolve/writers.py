@@ -16,6 +16,7 @@ from app.resolve.objects import ObjectWriter
 from app.resolve.rewriting import Rewrites
 from app.resolve.writing import Given, Writer
 from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
+from app.storage.memory import MemoryStore
 from tests.resolving import ROOT, Reading, reading
 
 PER_SHARD: Final = 8
@@ -45,6 +46,20 @@ def zarr_json(**changes: Any) -> bytes:
         "attributes": {},
     }
     return json.dumps(document | changes).encode()
+
+
+def filled() -> MemoryStore:
+    """Put a sharded array without any chunk into a store, and an object beside it."""
+    store = MemoryStore()
+    store.place(ROOT.join("a/zarr.json"), zarr_json())
+    store.place(ROOT.join("notes/one"), b"one")
+    return store
+
+
+async def stored(memory: MemoryStore, key: str) -> bytes | None:
+    """Read an object of the store."""
+    found = await memory.get(ROOT.join(key))
+    return found.data if isinstance(found, Found) else None
 
 
 def chunks_of(shard: bytes) -> dict[int, bytes]:
@@ -97,6 +112,12 @@ def replica(store: ObjectStore) -> Replica:
     writer = Writer(store, looked.fetch, objects, rewrites)
     eraser = Eraser(looked.resolver, objects, writer)
     return Replica(writer, eraser, looked, rewrites, room, told)
+
+
+async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]:
+    """Write many keys."""
+    several = [Given(VirtualKey(key), body) for key, body in given.items()]
+    return list(await one.writer.put_each(one.reading.dataset, several))
 
 
 class Between:

@@ -129,9 +129,9 @@ async def test_a_stream_is_never_short(
 
 @asynccontextmanager
 async def reading(server: FaultyServer) -> AsyncIterator[tuple[HttpStore, ObjectRef]]:
-    """Open a store, and put an object on the server."""
+    """Open a store that waits however long the server takes, and put an object there."""
     server.put("bucket", "key", DATA)
-    store = HttpStore(timeout_s=1)
+    store = HttpStore(timeout_s=60)
     yield store, ObjectRef(server.url, "bucket/key")
     await store.aclose()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from app.formats.icechunk.lineage import Lineage, tips
 from app.formats.icechunk.repo_changes import GcRan
@@ -16,6 +17,21 @@ class Remains:
     logs: frozenset[bytes]
     """Snapshots whose transaction logs are needed; some of them expired."""
     change: GcRan
+
+
+def may_have_collected(info: RepoInfo, latest: timedelta) -> bool:
+    """Tell whether anybody may have collected garbage in the *latest* time before the last update.
+
+    Raises: `DecodeError`.
+    """
+    since: datetime | None = None
+    for update in info.updates():
+        since = since or update.updated_at - latest
+        if update.updated_at < since:
+            return False
+        if update.kind == "gc_ran":
+            return True
+    return info.repo_before_updates is not None
 
 
 def plan_collection(info: RepoInfo, also: Collection[bytes]) -> Remains:

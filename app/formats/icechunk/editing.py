@@ -1,7 +1,7 @@
 """From the changes that a request asks for to what a commit is to change, by the ids of nodes."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from app.errors import BadBodyError
 from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
 from app.formats.icechunk.payloads import Payloads
 from app.formats.icechunk.requested import DeleteNode, Edit, MoveNode, PutNode, SetChunks
+from app.formats.icechunk.sorted_paths import SortedPaths
 from app.formats.icechunk.stored_nodes import StoredNode, StoredSnapshot
 from app.formats.icechunk.updated_chunks import Coords
 
@@ -36,6 +37,7 @@ class _Editing:
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
         self._ids = {path: node.node_id for path, node in parent.nodes.items()}
+        self._paths = SortedPaths(self._ids)
         self._arrays = {path for path, node in parent.nodes.items() if node.array is not None}
         self._documents = {node.node_id: node.document for node in parent.nodes.values()}
         self._new: dict[bytes, NodeDocument] = {}
@@ -70,6 +72,7 @@ class _Editing:
             self._delete(path)
         if (node_id := self._ids.get(path)) is None:
             node_id = self._ids[path] = self._new_id()
+            self._paths.add(path)
             self._new[node_id] = NodeDocument(path, document)
         elif node_id in self._new:
             self._new[node_id] = NodeDocument(path, document)
@@ -81,7 +84,7 @@ class _Editing:
             self._arrays.add(path)
 
     def _delete(self, path: str) -> None:
-        for each in [path, *_below(path, self._ids)]:
+        for each in self._paths.take(path):
             node_id = self._ids.pop(each)
             self._arrays.discard(each)
             self._new.pop(node_id, None)
@@ -101,6 +104,7 @@ class _Moving:
 
     def __init__(self, parent: StoredSnapshot) -> None:
         self._nodes: dict[str, StoredNode] = dict(parent.nodes)
+        self._paths = SortedPaths(self._nodes)
 
     def make(self, each: Edit) -> None:
         """Make one move."""
@@ -116,8 +120,10 @@ class _Moving:
         above = self._nodes.get(target.rpartition("/")[0] or "/")
         if above is None or above.array is not None:
             raise BadBodyError(f"{target} would be in no group")
-        for path in [source, *_below(source, self._nodes)]:
-            self._nodes[target + path.removeprefix(source)] = self._nodes.pop(path)
+        for path in self._paths.take(source):
+            moved = target + path.removeprefix(source)
+            self._nodes[moved] = self._nodes.pop(path)
+            self._paths.add(moved)
 
     def finish(self) -> ChangeSet:
         """Give all that was moved."""
@@ -127,11 +133,6 @@ class _Moving:
             if path != node.path
         }
         return ChangeSet(moved=moved)
-
-
-def _below(path: str, paths: Iterable[str]) -> list[str]:
-    prefix = path.rstrip("/") + "/"
-    return [each for each in paths if each.startswith(prefix) and each != path]
 
 
 def _joined(edits: Sequence[SetChunks]) -> ChunkChanges:

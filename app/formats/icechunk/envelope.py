@@ -79,6 +79,12 @@ def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = 
     return head + zstandard.ZstdCompressor(level).compress(payload)
 
 
+def fits(data: bytes, limit_nbytes: int) -> bool:
+    """Tell whether a file that was just sealed can be opened by who reads *limit_nbytes*."""
+    held = zstandard.frame_content_size(memoryview(data)[HEADER_NBYTES:])
+    return max(len(data), held) <= limit_nbytes
+
+
 def _decompress(data: memoryview, limit_nbytes: int) -> bytes:
     """Inflate frame after frame, each at once into no more memory than its blocks can fill.
 

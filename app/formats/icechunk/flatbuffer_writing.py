@@ -3,7 +3,7 @@
 All offsets are relative, so that a `Block` made elsewhere, by numpy say, can be put anywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Buffer, Sequence
 from struct import Struct, pack, pack_into
 from typing import Final, NamedTuple
 
@@ -50,10 +50,10 @@ class Items(NamedTuple):
 class Block(NamedTuple):
     """An object whose bytes, and those of all that it leads to, are made already.
 
-    It begins *at* in *data*, which lies at a multiple of *align*, no more than 8.
+    It begins *at* in the *pieces*, of which the first lies at a multiple of *align*, at most 8.
     """
 
-    data: bytes
+    pieces: Sequence[Buffer]
     at: int = 0
     align: int = _WIDEST
 
@@ -116,10 +116,11 @@ class _Writing:
                 slots = range(place + 4, place + 4 + 4 * len(values), 4)
                 self._waiting += reversed(list(zip(slots, values, strict=True)))
                 return place
-            case Block(data, at, align):
+            case Block(pieces, at, align):
                 self._pad(align, 0)
                 place = len(self.data) + at
-                self.data += data
+                for piece in pieces:
+                    self.data += memoryview(piece)
                 return place
 
     def _place_vector(self, data: bytes, count: int, align: int) -> int:

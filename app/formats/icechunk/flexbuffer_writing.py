@@ -6,6 +6,7 @@ width: the least that holds all its numbers, and the ways back to what its items
 
 import struct
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Final, NamedTuple
 
 from app.formats.documents import Json
@@ -149,6 +150,8 @@ def _number(value: float | None) -> _Slot:
             return _Slot(_BOOL, value, 1)
         case int():
             return _integer(value)
+    if not isfinite(value):
+        raise ValueError("a number is not finite, and JSON has none such")
     return _Slot(_FLOAT, value, 4 if _is_short(value) else 8)
 
 

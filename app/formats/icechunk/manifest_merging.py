@@ -39,7 +39,7 @@ class Merged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayRewrite:
+class ManifestsRewrite:
     """An array whose manifests are to follow a change."""
 
     node_id: bytes
@@ -55,7 +55,7 @@ class ArrayRewrite:
 class Plan:
     """What becomes of the old manifests of an array."""
 
-    rewrite: ArrayRewrite
+    rewrite: ManifestsRewrite
     sizes: tuple[int, ...]
     changed: frozenset[_Cell]
     """The boxes in which there are changes."""
@@ -77,7 +77,7 @@ class _Rows(NamedTuple):
     """Which of the *places* each goes to."""
 
 
-def plan_manifests(rewrite: ArrayRewrite) -> Plan:
+def plan_manifests(rewrite: ManifestsRewrite) -> Plan:
     """Find out which manifests stay.
 
     One stays that lies in one box of the grid where nothing changes: whatever split it was made

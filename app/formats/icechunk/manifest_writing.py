@@ -22,7 +22,7 @@ from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.manifest_merging import (
     CHANGES,
-    ArrayRewrite,
+    ManifestsRewrite,
     Merged,
     Place,
     Plan,
@@ -58,13 +58,13 @@ class RewrittenManifests(NamedTuple):
     """Both, in the order in which the array is to name them."""
 
 
-def needed_manifests(rewrite: ArrayRewrite) -> frozenset[bytes]:
+def needed_manifests(rewrite: ManifestsRewrite) -> frozenset[bytes]:
     """Name the manifests that have to be read for it."""
     return frozenset(ref.object_id for _, ref in plan_manifests(rewrite).opened)
 
 
 def rewrite_manifests(
-    rewrite: ArrayRewrite,
+    rewrite: ManifestsRewrite,
     manifests: Mapping[bytes, Manifest],
     new_id: Callable[[], bytes],
     level: int = _LEVEL,

@@ -36,12 +36,6 @@ class Amended(NamedTuple):
     snapshot: NewSnapshot
 
 
-class Detached(NamedTuple):
-    """A snapshot that no branch leads to."""
-
-    snapshot: NewSnapshot
-
-
 class TagCreated(NamedTuple):
     """A tag that never was."""
 
@@ -82,25 +76,6 @@ class StatusChanged(NamedTuple):
     reason: str | None = None
 
 
-class MetadataChanged(NamedTuple):
-    """What people say of the repository is replaced."""
-
-    items: Items
-
-
-class ConfigChanged(NamedTuple):
-    """The configuration is replaced by another FlexBuffer; `None` takes it away."""
-
-    config: bytes | None
-
-
-class FeatureFlagChanged(NamedTuple):
-    """A feature is allowed or not; `None` is as it is by default."""
-
-    flag: int
-    value: bool | None
-
-
 class Reparented(NamedTuple):
     """What a snapshot has instead of ancestors that are listed no longer."""
 
@@ -130,16 +105,12 @@ class ExpirationRan:
 type RepoChange = (
     NewCommit
     | Amended
-    | Detached
     | TagCreated
     | TagDeleted
     | BranchCreated
     | BranchReset
     | BranchDeleted
     | StatusChanged
-    | MetadataChanged
-    | ConfigChanged
-    | FeatureFlagChanged
     | GcRan
     | ExpirationRan
 )

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Self, assert_never
 
-from app.formats.icechunk.flatbuffer import U8, U16, Table, required
-from app.formats.icechunk.flatbuffer_writing import Inlay, NewTable, Number, Text
+from app.formats.icechunk.flatbuffer import U16, Table, required
+from app.formats.icechunk.flatbuffer_writing import Inlay, NewTable, Text
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.metadata_items import read_metadata
 from app.formats.icechunk.ops_log_writing import NewUpdate, copy_status, status_table
@@ -13,13 +13,9 @@ from app.formats.icechunk.repo_changes import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
-    ConfigChanged,
-    Detached,
     ExpirationRan,
-    FeatureFlagChanged,
     GcRan,
     Items,
-    MetadataChanged,
     NewCommit,
     RepoChange,
     StatusChanged,
@@ -81,10 +77,11 @@ class RepoDraft:
                 return self._change_tags(change)
             case BranchCreated() | BranchReset() | BranchDeleted():
                 return self._change_branches(change)
-            case NewCommit() | Amended() | Detached():
+            case NewCommit() | Amended():
                 return self._add(change)
-            case StatusChanged() | ConfigChanged() | MetadataChanged() | FeatureFlagChanged():
-                return self._change_settings(change, at_us)
+            case StatusChanged(availability, reason):
+                self.status = status_table(availability, at_us, reason)
+                return NewUpdate(16, (self.status,))
             case GcRan() | ExpirationRan():
                 return self._drop(change)
             case _:
@@ -114,40 +111,13 @@ class RepoDraft:
         self.branches[name] = change.snapshot_id
         return NewUpdate(9, (Text(name), Inlay(before)))
 
-    def _add(self, change: NewCommit | Amended | Detached) -> NewUpdate:
+    def _add(self, change: NewCommit | Amended) -> NewUpdate:
         self.snapshots = self.snapshots.with_new(change.snapshot)
         new = change.snapshot.object_id
-        if isinstance(change, Detached):
-            return NewUpdate(12, (Inlay(new),))
         before, self.branches[change.branch] = self.branches[change.branch], new
         if isinstance(change, Amended):
             return NewUpdate(11, (Text(change.branch), Inlay(before), Inlay(new)))
         return NewUpdate(10, (Text(change.branch), Inlay(new)))
-
-    def _change_settings(
-        self,
-        change: StatusChanged | ConfigChanged | MetadataChanged | FeatureFlagChanged,
-        at_us: int,
-    ) -> NewUpdate:
-        match change:
-            case StatusChanged(availability, reason):
-                self.status = status_table(availability, at_us, reason)
-                return NewUpdate(16, (self.status,))
-            case ConfigChanged(config):
-                self.config = config
-                return NewUpdate(3)
-            case MetadataChanged(items):
-                self.items = items
-                return NewUpdate(4)
-            case FeatureFlagChanged(flag, value):
-                self._set_flag(flag, value=value)
-                is_set = Number(U8, value is not None)
-                return NewUpdate(15, (Number(U16, flag), Number(U8, bool(value)), is_set))
-
-    def _set_flag(self, flag: int, *, value: bool | None) -> None:
-        enabled, disabled = self.enabled_flags or set(), self.disabled_flags or set()
-        self.enabled_flags = (enabled - {flag}) | ({flag} if value else set())
-        self.disabled_flags = (disabled - {flag}) | ({flag} if value is False else set())
 
     def _drop(self, change: GcRan | ExpirationRan) -> NewUpdate:
         self.snapshots = self.snapshots.with_parents(change.reparented).without(change.dropped)

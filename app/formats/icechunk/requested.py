@@ -82,7 +82,11 @@ def _read_put_node(where: str, members: dict[str, Any]) -> PutNode:
     node_type = _demand(document, dict, f"{where}.metadata is an object").get("node_type")
     if node_type not in ("array", "group"):
         raise BadBodyError(f"{where}.metadata.node_type is array or group")
-    return PutNode(_path(where, path), orjson.dumps(document), node_type == "array")
+    try:
+        spelled = orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        raise BadBodyError(f"{where}.metadata nests too deep") from None
+    return PutNode(_path(where, path), spelled, node_type == "array")
 
 
 def _read_delete_node(where: str, members: dict[str, Any]) -> DeleteNode:

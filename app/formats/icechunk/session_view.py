@@ -1,7 +1,7 @@
 """What a session is to who reads it: the nodes of its parent, and over them those it changed."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -81,19 +81,29 @@ class SessionView:
 
     session: SessionDocument
     parent: StoredSnapshot
-    _known: dict[str, ViewedNode | None] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[str, ViewedNode] = field(default_factory=dict, repr=False, compare=False)
 
     def node(self, path: str) -> ViewedNode | None:
         """Find the node at *path*."""
-        if path not in self._known:
-            self._known[path] = self._find(path)
-        return self._known[path]
+        if (known := self._known.get(path)) is not None:
+            return known
+        if (found := self._find(path)) is not None:
+            self._known[path] = found
+        return found
 
     def paths(self) -> Iterator[str]:
         """Give the paths of all nodes, in no order."""
         changed = self.session.nodes
         yield from (path for path, node in changed.items() if node is not None)
         yield from (path[1:] for path in self.parent.nodes if path[1:] not in changed)
+
+    def among(self, node_ids: Collection[bytes]) -> list[ViewedNode]:
+        """Find the nodes whose ids are *node_ids*, in the order of their paths."""
+        changed, stored = self.session.nodes, self.parent.nodes
+        there = {path: node.node_id for path, node in changed.items() if node is not None}
+        there |= {path[1:]: stored[path].node_id for path in stored if path[1:] not in changed}
+        paths = sorted(path for path, node_id in there.items() if node_id in node_ids)
+        return [node for path in paths if (node := self.node(path)) is not None]
 
     def below(self, path: str) -> Iterator[str]:
         """Give the paths of all nodes below *path*, in no order."""

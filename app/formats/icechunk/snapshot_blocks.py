@@ -53,7 +53,7 @@ def manifests_block(refs: Sequence[ManifestRef]) -> Block:
         tables.append(table)
         at += len(table)
     vector = pack(f"<{len(refs) + 1}I", len(refs), *steps)
-    return Block(b"".join((vector, _VTABLE, *tables)), align=4)
+    return Block((vector, _VTABLE, *tables), align=4)
 
 
 def _block(items: Items) -> Block:
@@ -61,4 +61,4 @@ def _block(items: Items) -> Block:
     data = write_flatbuffer(NewTable((items,)))
     table = U32.unpack_from(data)[0]
     field = table + 4
-    return Block(data, field + U32.unpack_from(data, field)[0])
+    return Block((data,), field + U32.unpack_from(data, field)[0])

@@ -73,4 +73,4 @@ def snapshot_block(snapshots: SnapshotColumns) -> Block:
     index[0], index[1:] = count, places - (head + 4 + 4 * np.arange(count))
     parts = (_VTABLES, _ITEM_VTABLE, index.tobytes(), bytes(-(head + vector) % 8))
     tables = (record, words, item, messages, names, values, pruned)
-    return Block(b"".join((*parts, *(part.tobytes() for part in tables))), at=head)
+    return Block((*parts, *tables), at=head)

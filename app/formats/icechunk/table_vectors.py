@@ -74,7 +74,7 @@ def write_vector(count: int, parts: Sequence[tuple[NDArray[np.int64], Tables]]) 
         head[1 + rows] = stop + tables.places - 4 * (1 + rows)
         pieces += tables.pieces
         stop += tables.nbytes
-    return Block(b"".join(pieces))
+    return Block(pieces)
 
 
 def _lay_out(slots: tuple[int, ...], ndim: int) -> tuple[bytes, np.dtype[Any]]:

@@ -88,4 +88,4 @@ def update_block(updates: UpdateColumns) -> Block:
     index[0] = count
     index[1 : count + 1] = places - (len(_HEAD) + 4 + 4 * np.arange(count))
     tables = (index, update, body, status, names, backups, reasons)
-    return Block(b"".join((_HEAD, *(each.tobytes() for each in tables))), at=len(_HEAD))
+    return Block((_HEAD, *tables), at=len(_HEAD))

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request
 
-from app.errors import ReadOnlyError, UnknownDatasetError
 from app.formats.icechunk.conflict_kinds import Policy
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.requested import Edit, read_edits
@@ -22,13 +21,12 @@ from app.http.commit_bodies import (
     parse_key,
 )
 from app.http.described import CommitProblem, problems
-from app.http.repositories import RepositoryPath
+from app.http.icechunk.writable import opens_writable
 from app.http.taking import Taker
-from app.http.target import check_key
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit_request import CommitRequest
-from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.stateless import StatelessCommits
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.uncollected import uncollected
@@ -52,14 +50,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     """Build the routes; all commits that are *decoded* at a time count there."""
     router = APIRouter(prefix="/api/datasets/{dataset}", tags=["Commits"])
 
-    async def open_writable(dataset: str, path: RepositoryPath = "") -> OpenedRepository:
-        if (named := datasets.get(dataset)) is None:
-            raise UnknownDatasetError(f"there is no dataset {dataset}")
-        if not named.is_writable:
-            raise ReadOnlyError(f"{dataset} is not writable")
-        return await open_repository(resolver.root(named), check_key(path.rstrip("/")))
-
-    type Opened = Annotated[OpenedRepository, Depends(open_writable)]
+    type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 
     @router.post(
         "/chunks",

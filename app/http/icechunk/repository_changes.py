@@ -11,20 +11,18 @@ from pydantic import BaseModel
 from app.errors import (
     BadHeaderError,
     BadParameterError,
-    ReadOnlyError,
-    UnknownDatasetError,
 )
 from app.formats.icechunk.fields import Availability
 from app.http.described import problems
 from app.http.documents import Document, DocumentReader, documented
+from app.http.icechunk.writable import find_writable, opens_writable
 from app.http.preconditions import parse_demand
-from app.http.repositories import NamedRef, RepositoryPath
-from app.http.target import check_key
+from app.http.repositories import NamedRef
 from app.resolve.icechunk.creation import create_repository
 from app.resolve.icechunk.named_refs import Named
 from app.resolve.icechunk.ref_changes import RefChanges
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repositories import open_repository
+from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.resolver import Dataset, Resolver
 
 _DATASETS: Final = "/api/datasets"
@@ -95,13 +93,13 @@ def build_repository_changes(
     """Build the routes that change repositories as a whole."""
     router = APIRouter(prefix=f"{_DATASETS}/{{dataset}}", tags=_TAGS)
 
-    async def open_writable(dataset: str, path: RepositoryPath = "") -> RefChanges:
-        named = _writable(datasets, dataset)
-        opened = await open_repository(resolver.root(named), check_key(path.rstrip("/")))
-        await swaps.store.demand_safety(named.root)
+    type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
+
+    async def change(opened: Opened) -> RefChanges:
+        await swaps.store.demand_safety(opened.directory)
         return RefChanges(swaps, opened)
 
-    type Changes = Annotated[RefChanges, Depends(open_writable)]
+    type Changes = Annotated[RefChanges, Depends(change)]
 
     @router.post(
         "/branches",
@@ -190,19 +188,11 @@ def build_creation(
     async def create(request: Request) -> CreatedRepository:
         """Make an Icechunk repository where there is nothing: at the empty root of a dataset."""
         given = await documents.read(request, NewRepository)
-        dataset = _writable(datasets, given.name)
+        dataset = find_writable(datasets, given.name)
         snapshot_id = await create_repository(swaps, dataset)
         return CreatedRepository(name=dataset.name, branch="main", snapshot_id=snapshot_id)
 
     return router
-
-
-def _writable(datasets: Mapping[str, Dataset], name: str) -> Dataset:
-    if (dataset := datasets.get(name)) is None:
-        raise UnknownDatasetError(f"there is no dataset {name}")
-    if not dataset.is_writable:
-        raise ReadOnlyError(f"{name} is not writable")
-    return dataset
 
 
 def _body(model: type[Document]) -> dict[str, Any]:

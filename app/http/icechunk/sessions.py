@@ -8,7 +8,6 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
-from app.errors import ReadOnlyError, UnknownDatasetError
 from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.conflict_kinds import Policy
 from app.formats.icechunk.session_document import SessionDocument
@@ -16,11 +15,10 @@ from app.formats.icechunk.write_ids import WriteId
 from app.http.commit_bodies import CommitOptions, Committed, parse_key
 from app.http.described import CommitProblem, problems
 from app.http.documents import Document, DocumentReader, documented
-from app.http.repositories import RepositoryPath
-from app.http.target import check_key
+from app.http.icechunk.writable import opens_writable
 from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.committing import Committer
-from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_commit import Made, SessionCommit
 from app.resolve.icechunk.sessions import SessionReport, Sessions, report
@@ -70,14 +68,7 @@ def build_sessions(
     """Build the routes of sessions."""
     router = APIRouter(prefix="/api/datasets/{dataset}/sessions", tags=["Sessions"])
 
-    async def open_writable(dataset: str, path: RepositoryPath = "") -> OpenedRepository:
-        if (named := datasets.get(dataset)) is None:
-            raise UnknownDatasetError(f"there is no dataset {dataset}")
-        if not named.is_writable:
-            raise ReadOnlyError(f"{dataset} is not writable")
-        return await open_repository(resolver.root(named), check_key(path.rstrip("/")))
-
-    type Opened = Annotated[OpenedRepository, Depends(open_writable)]
+    type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 
     async def find_session(opened: Opened, session_id: str) -> Session:
         return await sessions.find(opened.repository, session_id, opened.fetch)
@@ -106,7 +97,7 @@ def build_sessions(
     @router.get("/{session_id}", responses=problems(404, 405))  # noqa: FAST003  the dependency takes it
     async def tell_of_session(session: Found) -> SessionState:
         """Tell how a session stands."""
-        return _tell(report(session.place.session_id, (await session.view()).session))
+        return _tell(report(session.place.session_id, await session.ask()))
 
     @router.delete(
         "/{session_id}",  # noqa: FAST003  the dependency takes it

@@ -1,26 +1,32 @@
 """Chunk files of repositories: written under ids of their own, and asked for before a commit."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 import cachetools
 
-from app.errors import BadBodyError, BusyError, ReadOnlyError
+from app.errors import BadBodyError, BusyError
+from app.formats.icechunk.collecting import may_have_collected
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.repo_info import RepoInfo
 from app.model import ObjectRef
-from app.resolve.icechunk.repo_swap import demand_unlocked
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.storage.abreast import abreast
+from app.storage.abreast import abreast, take
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 3
 _MAX_KNOWN: Final = 2**18
 """So many of the last chunk files that this process wrote need not be asked for."""
-_KNOWN_S: Final = 3600
-"""By then those may have been collected to which nothing refers."""
+_KNOWN: Final = timedelta(hours=1)
+"""Longer ago it would be hard to tell whether somebody has collected them since."""
 _MAX_SINGLE: Final = 256
 """More are found by listing all that there are."""
+_PAGE: Final = 1000
+_MAX_LISTED: Final = 100
+"""So many names are looked at for each chunk file; asking for that alone costs no more."""
 
 
 class _Name(NamedTuple):
@@ -33,7 +39,9 @@ class ChunkFiles:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._known: cachetools.TTLCache[_Name, int] = cachetools.TTLCache(_MAX_KNOWN, _KNOWN_S)
+        self._known: cachetools.TTLCache[_Name, int] = cachetools.TTLCache(
+            _MAX_KNOWN, _KNOWN.total_seconds()
+        )
 
     async def put(self, opened: OpenedRepository, body: bytes) -> bytes:
         """Write a chunk file, and give its id.
@@ -43,9 +51,7 @@ class ChunkFiles:
         """
         if not body:
             raise BadBodyError("a chunk has one byte at least: the library refuses empty ones")
-        if (info := await opened.info()) is None:
-            raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
-        demand_unlocked(info, opened.repo)
+        await opened.writable_info()
         for _ in range(_ATTEMPTS):
             chunk_id = secrets.token_bytes(OBJECT_ID_NBYTES)
             name = opened.repository.file("chunks", chunk_id)
@@ -55,41 +61,47 @@ class ChunkFiles:
         raise BusyError(f"{opened.directory}: no id was free")
 
     async def lengths(
-        self, opened: OpenedRepository, wanted: Mapping[bytes, int]
+        self, opened: OpenedRepository, info: RepoInfo, wanted: Mapping[bytes, int]
     ) -> Mapping[bytes, int]:
-        """Tell the lengths of those chunk files of *wanted* that there are.
+        """Tell the lengths of those chunk files of *wanted* that there are, as *info* has it.
 
-        Raises: `StorageError`.
+        Raises: `DamagedError`, `StorageError`.
         """
         found: dict[bytes, int] = {}
         for chunk_id in wanted:
             if (length := self._known.get(_Name(opened.directory, chunk_id))) is not None:
                 found[chunk_id] = length
+        if found:
+            is_old = await opened.think(opened.repo, lambda: may_have_collected(info, _KNOWN))
+            found = {} if is_old else found
         missing = [chunk_id for chunk_id in wanted if chunk_id not in found]
-        listed: Mapping[bytes, int]
         if len(missing) <= _MAX_SINGLE:
-            names = [opened.repository.file("chunks", chunk_id) for chunk_id in missing]
-            stats = zip(missing, await abreast(self._store.stat, names), strict=True)
-            listed = {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
-        else:
-            listed = await self._list(opened, frozenset(missing))
-        for chunk_id, length in listed.items():
-            self._known[_Name(opened.directory, chunk_id)] = length
-        return {**found, **listed}
+            return {**found, **await self._ask(opened, missing)}
+        by_letter: dict[str, list[bytes]] = {}
+        for chunk_id in missing:
+            by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
+        parts = await abreast(partial(self._list, opened), list(by_letter.values()))
+        return {**found, **{chunk_id: size for part in parts for chunk_id, size in part.items()}}
 
-    async def _list(
-        self, opened: OpenedRepository, wanted: frozenset[bytes]
-    ) -> Mapping[bytes, int]:
-        """Find those *wanted* among all; a few listings go on at a time, for ids are random."""
+    async def _ask(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> Mapping[bytes, int]:
+        names = [opened.repository.file("chunks", chunk_id) for chunk_id in wanted]
+        stats = zip(wanted, await abreast(self._store.stat, names), strict=True)
+        return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
 
-        async def part(letter: str) -> dict[bytes, int]:
-            start = opened.directory.join(f"chunks/{letter}")
-            found: dict[bytes, int] = {}
-            async for each in self._store.list(start):
+    async def _list(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> Mapping[bytes, int]:
+        """Find those *wanted*, whose names begin alike, in a listing.
+
+        Where there are far more others it is broken off: ids are random, and so are their places.
+        """
+        listed = self._store.list(opened.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
+        found, left = dict[bytes, int](), set(wanted)
+        for _ in range(1 + _MAX_LISTED * len(wanted) // _PAGE):
+            some = await take(listed, _PAGE)
+            for each in some:
                 chunk_id = decode_id(each.ref.key.rpartition("/")[2])
-                if chunk_id in wanted and each.size is not None:
+                if chunk_id in left and each.size is not None:
                     found[chunk_id] = each.size
-            return found
-
-        parts = await abreast(part, sorted({encode_id(each)[0] for each in wanted}))
-        return {chunk_id: size for found in parts for chunk_id, size in found.items()}
+                    left.remove(chunk_id)
+            if len(some) < _PAGE:
+                return found
+        return {**found, **await self._ask(opened, sorted(left))}

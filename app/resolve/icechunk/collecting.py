@@ -15,8 +15,9 @@ from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
 from app.formats.icechunk.used_chunks import ChunkIdsDecoder, UsedChunks
 from app.formats.reading import Weighable
+from app.resolve.icechunk.clocks import try_clock
 from app.resolve.icechunk.expiring import fresh_info
-from app.resolve.icechunk.journal import Place
+from app.resolve.icechunk.journal import SESSIONS, Place
 from app.resolve.icechunk.older_than import spell_moment
 from app.resolve.icechunk.open_sessions import Sessions, find_sessions, remove_session
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
@@ -88,12 +89,14 @@ class Collector:
     async def run(self, *, execute: bool) -> GcReport:
         """Remove what nothing leads to, or only tell what that is.
 
-        Raises: `LockedError`, `ReadOnlyError`, `UnknownRepositoryError`, `UnwritableError`;
-        `DamagedError` where it cannot be known what is needed, `BusyError` where that changes all
-        the time, `StorageError`. Nothing is removed then but what was before.
+        Raises: `LockedError`, `ReadOnlyError`, `UnknownRepositoryError`, `UnwritableError`,
+        `ClockSkewError`; `DamagedError` where it cannot be known what is needed, `BusyError`
+        where that changes all the time, `StorageError`. Nothing is removed then but what was
+        before.
         """
         if execute:
             await self._store.demand_safety(self._opened.directory)
+            await self._try_clock()
         needed = await self._settle(execute=execute)
         oldest = needed.sessions.oldest if needed.limit_us < self._older_than_us else None
         report = GcReport(
@@ -107,6 +110,11 @@ class Collector:
         if execute:
             await abreast(self._remove_session, needed.sessions.ended)
         return report
+
+    async def _try_clock(self) -> None:
+        """Be sure that what we take for old, or for expired, is."""
+        folder = self._opened.directory.join(SESSIONS)
+        await try_clock(self._store, folder, self._swaps.now_us() / 1_000_000)
 
     async def _settle(self, *, execute: bool) -> _Needed:
         """Find out what is needed, and leave the others out of ``repo``.

@@ -10,8 +10,7 @@ from app.formats.icechunk.conflict_kinds import Policy
 from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.snapshot_list import SnapshotInfo
 from app.formats.icechunk.write_ids import WriteId, find_write
-from app.resolve.icechunk.repo_swap import demand_unlocked
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
 
 
 @dataclass(frozen=True, slots=True)

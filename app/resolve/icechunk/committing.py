@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakValueDictionary
 
-from app.errors import BusyError, StorageError
+from app.errors import BusyError, DamagedError, StorageError
 from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_changes import NewSnapshot
@@ -88,7 +88,7 @@ class Committer:
 
         def plan(info: RepoInfo) -> Planned[Committed | Tip]:
             seen = look(request, info, opened)
-            if isinstance(seen, Committed) or seen.snapshot_id != made.tip_id:
+            if isinstance(seen, Committed) or seen.snapshot != made.tip:
                 return Planned(seen)
             if changes.moved:
                 demand_feature(info, Feature.MOVE_NODE)
@@ -97,7 +97,7 @@ class Committer:
         try:
             return await self._swaps.update(opened, plan)
         except StorageError:
-            with suppress(StorageError):
+            with suppress(StorageError, DamagedError):
                 if isinstance(seen := await self.look(opened, request), Committed):
                     return seen
             raise

@@ -5,15 +5,15 @@ from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
-from app.errors import ReadOnlyError
 from app.formats.icechunk.expiring import Expiring, plan_expiration
 from app.formats.icechunk.fields import EPOCH
 from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.repo_changes import ExpirationRan
 from app.formats.icechunk.repo_info import RepoInfo
 from app.resolve.icechunk.older_than import spell_moment
 from app.resolve.icechunk.open_sessions import Sessions, find_sessions
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_unlocked
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 
 __all__ = ["ExpireReport", "Expiring", "expire"]
@@ -70,29 +70,28 @@ async def expire(
 async def fresh_info(swaps: RepoSwaps, opened: OpenedRepository) -> RepoInfo:
     """Read ``repo`` as it is now, if it may be changed.
 
-    Raises: `ReadOnlyError` for version 1 of the format, `LockedError`, `UnknownRepositoryError`.
+    Raises: what `OpenedRepository.writable_info` does.
     """
     swaps.fetch.forget(opened.repo)
-    if (info := await opened.info()) is None:
-        raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
-    demand_unlocked(info, opened.repo)
-    return info
+    return await opened.writable_info()
 
 
 def _plan(
     expiring: Expiring, sessions: Sessions, info: RepoInfo, *, execute: bool
 ) -> Planned[_Found]:
-    limit_us, session_id = _bounded(expiring.older_than_us, sessions, info)
+    limit_us, session_id = _bounded(expiring, sessions, info)
     change = plan_expiration(info, expiring._replace(older_than_us=limit_us))
     return Planned(_Found(limit_us, session_id, change), change if execute else None)
 
 
-def _bounded(limit_us: int, sessions: Sessions, info: RepoInfo) -> tuple[int, str | None]:
-    """Keep what sessions are to be put on top of, where their branches have moved on."""
-    bound: tuple[int, str | None] = limit_us, None
+def _bounded(expiring: Expiring, sessions: Sessions, info: RepoInfo) -> tuple[int, str | None]:
+    """Keep what sessions are to be put on top of, where their branches have moved on or may go."""
+    bound: tuple[int, str | None] = expiring.older_than_us, None
     for each in sessions.open:
         parent = info.snapshot(each.parent_id)
-        if parent is not None and info.branches.get(each.branch) != each.parent_id:
+        stays = each.branch == MAIN.name or not expiring.branches
+        is_tip = info.branches.get(each.branch) == each.parent_id
+        if parent is not None and not (is_tip and stays):
             written_us = (parent.flushed_at - EPOCH) // timedelta(microseconds=1)
             bound = min(bound, (written_us, each.session_id), key=lambda found: found[0])
     return bound

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from app.errors import DamagedError
-from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.journal_entry import (
     GONE_NBYTES,
     Entry,
@@ -23,13 +23,16 @@ from app.formats.icechunk.journal_entry import (
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.weighed import WeighedCache
+from app.storage.abreast import abreast
 from app.storage.contract import Conflict, Expected, NotModified, ObjectStore
 
 _SHELVES: Final = 16
 """Folders that the entries of an array are divided among: one writer at a time locks each."""
-_FOLDER: Final = "sessions/"
+SESSIONS: Final = "sessions/"
+"""The folder of a repository."""
 _DOCUMENT: Final = ".session"
 _OVERHEAD_NBYTES: Final = 512
+_REMOVED_AT_ONCE: Final = 16
 _NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
 
 
@@ -43,12 +46,12 @@ class Place(NamedTuple):
     @property
     def document(self) -> ObjectRef:
         """Name the document."""
-        return self.directory.join(f"{_FOLDER}{self.session_id}{_DOCUMENT}")
+        return self.directory.join(f"{SESSIONS}{self.session_id}{_DOCUMENT}")
 
     def entries(self, node_id: bytes | None = None) -> ObjectRef:
         """Name the folder of the entries, or of those of one array."""
         below = "" if node_id is None else f"{encode_id(node_id)}/"
-        return self.directory.join(f"{_FOLDER}{self.session_id}/{below}")
+        return self.directory.join(f"{SESSIONS}{self.session_id}/{below}")
 
     def entry(self, node_id: bytes, coords: tuple[int, ...]) -> ObjectRef:
         """Name the entry of a chunk."""
@@ -123,6 +126,14 @@ class Journal:
         """Let a chunk be as it is in the parent."""
         await self._store.delete(place.entry(node_id, coords), expected=None)
 
+    async def arrays(self, place: Place) -> set[bytes]:
+        """Name the arrays that there may be entries of."""
+        folder = place.entries()
+        listed = self._store.list(folder, delimiter="/")
+        names = [each.ref.key.removeprefix(folder.key).rstrip("/") async for each in listed]
+        node_ids = (decode_id(name, NODE_ID_NBYTES) for name in names)
+        return {node_id for node_id in node_ids if node_id is not None}
+
     async def listed(self, place: Place, node_id: bytes) -> AsyncIterator[ListedEntry]:
         """List the entries of an array."""
         folder = place.entries(node_id)
@@ -133,15 +144,18 @@ class Journal:
 
     async def clear(self, place: Place) -> None:
         """Remove all entries; some servers list folders that are empty by now, as if they were."""
+
+        async def remove(ref: ObjectRef) -> None:
+            await self._store.delete(ref, expected=None)
+
         listed = self._store.list(place.entries())
         refs = [each.ref async for each in listed if not each.ref.key.endswith("/")]
-        for ref in refs:
-            await self._store.delete(ref, expected=None)
+        await abreast(remove, refs, at_a_time=_REMOVED_AT_ONCE)
 
 
 async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterator[str]:
     """Give the ids of the sessions of a repository that there are documents of."""
-    folder = directory.join(_FOLDER)
+    folder = directory.join(SESSIONS)
     async for each in store.list(folder, delimiter="/"):
         found = _NAME.fullmatch(each.ref.key.removeprefix(folder.key))
         if found is not None and decode_id(found[1]) is not None:

@@ -10,6 +10,7 @@ from app.formats.icechunk.session_document import SessionDocument, decode_sessio
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight
+from app.storage.abreast import aside, breathe
 from app.storage.contract import Conflict, Found, NotModified, ObjectStore
 
 _ATTEMPTS: Final = 50
@@ -128,7 +129,8 @@ class Ledger:
         known = self._known
         document = before = known and known.document
         made = []
-        for each in taken:
+        for number, each in enumerate(taken):
+            await breathe(number)
             if each.done.done():
                 continue
             try:
@@ -137,7 +139,8 @@ class Ledger:
             except Exception as error:  # noqa: BLE001  who asked for it hears of it
                 _fail(each, error)
         if document is not None and document is not before:
-            data = encode_session(document)
+            is_long = document.nbytes > _IN_THREAD_NBYTES
+            data = await aside(encode_session, document, is_long=is_long)
             if known is None:
                 return False
             etag = await self._store.put(self._ref, [data], expected=known.etag)

@@ -14,6 +14,7 @@ from app.formats.icechunk.metadata_writing import encode_metadata
 from app.formats.icechunk.moments import FutureError, moment_after
 from app.formats.icechunk.repo_changes import Amended, NewCommit, NewSnapshot
 from app.formats.icechunk.repo_info import RepoInfo
+from app.formats.icechunk.snapshot_list import SnapshotInfo
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.write_ids import marked
@@ -30,7 +31,8 @@ _VERSION: Final = 2
 class Made(NamedTuple):
     """A snapshot that is written, and was made on top of a tip."""
 
-    tip_id: str
+    tip: SnapshotInfo
+    """As it was listed then: what comes before it may expire."""
     change: NewCommit | Amended
 
 
@@ -56,14 +58,16 @@ class Making:
         opened, request = self.opened, self.request
         if changes.moved:
             demand_feature(tip.info, Feature.MOVE_NODE)
+        may_be_empty = request.allow_empty
         before = await self._read_tip(tip)
         if tip.snapshot_id != request.parent_id:
             if request.amend:
                 self._rebasing.refuse(tip.snapshot_id, "branch_moved")
             self._rebases += 1
+            may_be_empty |= not changes.is_empty  # for all of it may give way to theirs
             changes = await self._rebasing.rebase(changes, tip.info, before, tip.snapshot_id)
         applied = await asyncio.to_thread(apply_changes, changes, before)
-        if applied.is_empty and not self._rebases and not request.allow_empty:
+        if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         staged = await self._staging.write_manifests(applied, _config(opened, tip.info))
         rewritten = {each.rewrite.node_id: each.rewritten for each in staged}
@@ -75,7 +79,7 @@ class Making:
         if request.amend:
             log = await self._amended_log(tip, log)
         await self._staging.write_snapshot(snapshot, log)
-        return Made(tip.snapshot_id, self._change(tip, snapshot))
+        return Made(tip.snapshot, self._change(tip, snapshot))
 
     async def _read_tip(self, tip: Tip) -> StoredSnapshot:
         opened = self.opened

@@ -5,13 +5,12 @@ from typing import Final, NamedTuple
 
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.session_document import Committed, Discarded, Sealed, SessionDocument
-from app.resolve.icechunk.journal import Place, list_sessions
+from app.resolve.icechunk.clocks import SKEW_S
+from app.resolve.icechunk.journal import Journal, Place, list_sessions
 from app.resolve.icechunk.ledger import Ledger
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.storage.contract import ObjectStore
 
-_CLOCKS_S: Final = 600.0
-"""So far apart may the clocks of a store and of those be who write to it, as for commits."""
 _S: Final = 1_000_000
 
 
@@ -59,7 +58,7 @@ async def find_sessions(store: ObjectStore, opened: OpenedRepository, now_us: in
         if _has_ended(document, now_us / _S):
             ended.append(place)
         elif not isinstance(document.state, Committed):
-            since_us = round((document.created_at_s - _CLOCKS_S) * _S)
+            since_us = round((document.created_at_s - SKEW_S) * _S)
             going_on.append(OpenSession(session_id, document.branch, document.parent_id, since_us))
     return Sessions(going_on, ended)
 
@@ -69,11 +68,10 @@ def _has_ended(document: SessionDocument, now_s: float) -> bool:
     last_s = document.expires_at_s
     if isinstance(document.state, Sealed):
         last_s = max(last_s, document.state.until_s)
-    return isinstance(document.state, Discarded) or last_s + _CLOCKS_S <= now_s
+    return isinstance(document.state, Discarded) or last_s + SKEW_S <= now_s
 
 
 async def remove_session(store: ObjectStore, place: Place) -> None:
     """Remove what is stored of a session: the document last, by which others find the rest."""
-    async for each in store.list(place.entries()):
-        await store.delete(each.ref, expected=None)
+    await Journal(store, max_bytes=0).clear(place)
     await store.delete(place.document, expected=None)

@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 from app.errors import (
     BusyError,
     ClockSkewError,
+    ConflictError,
     DamagedError,
-    LockedError,
     ReadOnlyError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.envelope import fits
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.icechunk.moments import FutureError, moment_after
 from app.formats.icechunk.ops_log_writing import newest_us
@@ -31,7 +31,8 @@ from app.formats.icechunk.repo_writing import rewrite_repo
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.fetch import ReadCache
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.clocks import demand_clock
+from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
@@ -93,8 +94,9 @@ class RepoSwaps:
         between, and may raise what it likes.
 
         Raises: `LockedError`, `ClockSkewError`, `ReadOnlyError` for version 1 of the format,
-        `UnknownRepositoryError`, `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`;
-        after the last nobody knows whether it was done.
+        `ConflictError` where the file would get too large, `UnknownRepositoryError`,
+        `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`; after the last nobody knows
+        whether it was done.
         """
         if not isinstance(opened.repository.refs, RepoRefs):
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
@@ -112,7 +114,7 @@ class RepoSwaps:
     async def _attempt[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T] | Conflict:
-        ref, limit = opened.repo, opened.repository.limit_nbytes
+        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self._clock()
         found = await self.store.get(ref, ByteRange(0, limit + 1))
         if not isinstance(found, Found):
             self.fetch.forget(ref)
@@ -124,6 +126,7 @@ class RepoSwaps:
         backup = opened.directory.join(f"overwritten/{prepared.backup}")
         if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
             return CONFLICT
+        await demand_clock(self.store, backup, began_s)
         swapped = await self._swap(ref, prepared.data, found.etag)
         return CONFLICT if swapped is CONFLICT else prepared
 
@@ -147,22 +150,25 @@ class RepoSwaps:
             if not isinstance(change, StatusChanged):
                 demand_unlocked(info, ref)
             at_us = moment_after(newest_us(info.root()), now_us)
-            return _Prepared(answer, rewrite_repo(info, change, at_us, backup), backup)
+            data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
+        demand_readable(ref, data, limit)
+        return _Prepared(answer, data, backup)
 
 
-def demand_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
-    """Return if *info*, read from *ref*, lets its repository be written to.
+def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
+    """Return if the new file *data* can be read again where *limit_nbytes* are.
 
-    Raises: `LockedError`.
+    Raises: `ConflictError`.
     """
-    availability, reason = info.status.availability, info.status.reason
-    if availability is not Availability.ONLINE:
-        name = availability.name.lower().replace("_", "-")
-        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason is told'}")
+    if not fits(data, limit_nbytes):
+        raise ConflictError(
+            f"{name} would hold more than {limit_nbytes} bytes, and could not be read again: "
+            "limits.repository_file_bytes"
+        )
 
 
 def _backup_name(now_ms: int) -> str:

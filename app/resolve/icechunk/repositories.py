@@ -7,8 +7,16 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from app.errors import DamagedError, UnknownRefError, UnknownRepositoryError
+from app.errors import (
+    DamagedError,
+    LockedError,
+    OfflineError,
+    ReadOnlyError,
+    UnknownRefError,
+    UnknownRepositoryError,
+)
 from app.formats.contract import Listing
+from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, split_ref
 from app.formats.icechunk.layout import RepositoryLayout
@@ -52,6 +60,21 @@ class OpenedRepository:
             return None
         if (info := await self.repository.refs.info(self.fetch)) is None:
             raise UnknownRepositoryError(f"there is no repository any more at {self.directory}")
+        return info
+
+    async def writable_info(self) -> RepoInfo:
+        """Read ``repo`` of a repository that may be changed.
+
+        Raises: `LockedError`, also for one that is offline, `ReadOnlyError` for version 1 of the
+        format, `UnknownRepositoryError`.
+        """
+        try:
+            info = await self.info()
+        except OfflineError as error:
+            raise LockedError(str(error)) from error
+        if info is None:
+            raise ReadOnlyError(f"{self.directory} follows version 1 of Icechunk's format")
+        demand_unlocked(info, self.repo)
         return info
 
     async def think[T](self, ref: ObjectRef, call: Callable[[], T]) -> T:
@@ -138,6 +161,17 @@ async def open_repository(root: Root, path: str) -> OpenedRepository:
     repository = layout.repository
     listing = partial(list_names, root.store, repository.directory)
     return OpenedRepository(repository, root.fetch, listing)
+
+
+def demand_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
+    """Return if *info*, read from *ref*, lets its repository be written to.
+
+    Raises: `LockedError`.
+    """
+    availability, reason = info.status.availability, info.status.reason
+    if availability is not Availability.ONLINE:
+        name = availability.name.lower().replace("_", "-")
+        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason is told'}")
 
 
 def _meanings(spelled: str) -> list[Ref]:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-import cachetools
-
 from app.errors import BusyError, ConflictError, DamagedError, UnknownSessionError
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.repository import Repository
@@ -21,17 +19,26 @@ from app.formats.icechunk.session_view import SessionView
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.reading import Fetch
-from app.model import ETag
+from app.model import ETag, Inline
 from app.resolve.entity import Entity
 from app.resolve.icechunk.journal import Journal, Place
 from app.resolve.icechunk.ledger import Ledger
+from app.resolve.weighed import WeighedCache
 from app.storage.contract import ObjectStore
 
-_MOST_PLACES: Final = 1024
+_ENTITY_NBYTES: Final = 1024
 _RENEWED: Final = 24
 """A session that is written to is renewed so many times while it would last."""
 
 type Change = Callable[[SessionView], SessionDocument]
+type Entities = WeighedCache[tuple[object, str, ETag], Entity]
+"""What keys were in versions that never change, by the sessions they are in."""
+
+
+def weigh_entity(key: tuple[object, str, ETag], entity: Entity) -> int:
+    """Tell how many bytes of memory an entity holds, roughly."""
+    data = entity.source.data if isinstance(entity.source, Inline) else b""
+    return _ENTITY_NBYTES + len(key[1]) + len(data)
 
 
 class Session:
@@ -45,6 +52,7 @@ class Session:
         fetch: Fetch,
         journal: Journal,
         *,
+        entities: Entities,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -55,21 +63,42 @@ class Session:
         self.journal = journal
         self.ledger = Ledger(store, place.document, limit_nbytes=repository.limit_nbytes)
         self.clock = clock
-        self.entities: cachetools.LRUCache[tuple[str, ETag], Entity] = cachetools.LRUCache(
-            _MOST_PLACES
-        )
-        """What keys were in versions that never change."""
+        self._entities = entities
+        self._name = object()
         self._lifetime_s = lifetime_s
         self._view: SessionView | None = None
         self._viewed: SessionDocument | None = None
+        self._weighed: tuple[SessionDocument | None, int] = None, 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that are held, apart from the parent, roughly."""
+        document, nbytes = self._weighed
+        if document is not self.ledger.known:
+            document = self.ledger.known
+            nbytes = 0 if document is None else document.nbytes
+            self._weighed = document, nbytes
+        return nbytes
+
+    @property
+    def parent(self) -> StoredSnapshot | None:
+        """Give the snapshot that the session was last seen to build on."""
+        return None if self._view is None else self._view.parent
 
     async def refresh(self) -> SessionView:
         """Ask how the session stands, at some time from now on.
 
         Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
         """
-        await self.ledger.ask()
+        await self.ask()
         return await self.view()
+
+    async def ask(self) -> SessionDocument:
+        """Ask how the session stands, at some time from now on, apart from what is in it.
+
+        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
+        """
+        return self.demand_there(await self.ledger.ask())
 
     async def view(self) -> SessionView:
         """Show the session as it was known last."""
@@ -117,6 +146,14 @@ class Session:
         if lasts_s > self._lifetime_s * (1 - 1 / _RENEWED):
             return document
         return replace(document, expires_at_s=self.clock() + self._lifetime_s)
+
+    def recall(self, key: str, etag: ETag) -> Entity | None:
+        """Tell what *key* was in the version *etag*, if that is remembered."""
+        return self._entities.get((self._name, key, etag))
+
+    def remember(self, key: str, entity: Entity) -> None:
+        """Keep what *key* is now."""
+        self._entities.put((self._name, key, entity.etag), entity)
 
     async def _see(self, document: SessionDocument) -> SessionView:
         """Show what is committed as the snapshot that it has become."""

@@ -173,8 +173,7 @@ async def _is_committed(
     session: Session, view: SessionView, address: ChunkAddress, entry: Entry
 ) -> bool:
     """Tell whether the snapshot that was committed has what *entry* says."""
-    nodes = (node for path in view.paths() if (node := view.node(path)) is not None)
-    node = next((node for node in nodes if node.node_id == address.node.node_id), None)
+    node = next(iter(view.among({address.node.node_id})), None)
     if node is None or node.chunks is None:
         return False
     found = await session.repository.lookup(

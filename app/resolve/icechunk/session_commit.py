@@ -19,6 +19,7 @@ from app.errors import (
     ClockSkewError,
     CommitConflictError,
     ConflictError,
+    DamagedError,
     LockedError,
     NotAllowedError,
     ReadOnlyError,
@@ -42,6 +43,7 @@ from app.formats.icechunk.session_edits import make_changes
 from app.formats.icechunk.session_view import ChunkAddress, SessionView, ViewedNode
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_chunks import has_parent_chunk
+from app.storage.abreast import abreast
 
 LEASE_S: Final = 20.0
 _FIRST_POLL_S: Final = 0.05
@@ -51,6 +53,7 @@ _FAILED: Final = (
     ClockSkewError,
     CommitConflictError,
     ConflictError,
+    DamagedError,
     LockedError,
     NotAllowedError,
     ReadOnlyError,
@@ -222,40 +225,30 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 
     What is out of an array by now, or gone and was never in the parent, is left out.
     """
-    gate = asyncio.Semaphore(_READS_AT_ONCE)
     found: dict[bytes, ChunkChanges] = {}
-    for path in sorted(view.paths()):
-        node = view.node(path)
-        if node is not None and node.grid is not None:
-            changes = await _gather_array(session, node, gate)
+    for node in view.among(await session.journal.arrays(session.place)):
+        if node.grid is not None:
+            changes = await _gather_array(session, node)
             if len(changes.payloads):
                 found[node.node_id] = changes
     return found
 
 
-async def _gather_array(
-    session: Session, node: ViewedNode, gate: asyncio.Semaphore
-) -> ChunkChanges:
+async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
     place, journal = session.place, session.journal
     payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
-        async with gate:
-            kept = await journal.get(place, node.node_id, coords, etags[coords])
-            if kept is None:
-                return
-            is_gone = kept.entry is None
-            if not is_gone or await has_parent_chunk(session, ChunkAddress(node, coords)):
-                payloads[coords] = kept.entry
+        kept = await journal.get(place, node.node_id, coords, etags[coords])
+        if kept is None:
+            return
+        is_gone = kept.entry is None
+        if not is_gone or await has_parent_chunk(session, ChunkAddress(node, coords)):
+            payloads[coords] = kept.entry
 
     listed = journal.listed(place, node.node_id)
     etags = {each.coords: each.etag async for each in listed if _has(node, each.coords)}
-    try:
-        async with asyncio.TaskGroup() as group:
-            for coords in etags:
-                group.create_task(read(coords))
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    await abreast(read, list(etags), at_a_time=_READS_AT_ONCE)
     ndim = len(node.grid.shape) if node.grid is not None else 0
     return await asyncio.to_thread(_in_order, payloads, ndim)
 

@@ -69,7 +69,8 @@ class Doors:
         session_id = segment.removeprefix(SESSION)
         session = await self.sessions.find(layout.repository, session_id, self.fetch)
         root = root_of(layout.repository, session_id)
-        store = self.sessions.stores.find(root) or SessionStore(session)
+        stores = self.sessions.stores
+        store = stores.find(root) or stores.add(root, SessionStore(session))
         name = f"{dataset.name}/{lead.rstrip('/')}"
         entered = replace(
             dataset, name=name, root=root, containers=self.containers, cache_control=_NO_STORE

@@ -167,7 +167,8 @@ def _overlay(
 
 
 def _rows(coords: list[tuple[int, ...]], ndim: int) -> Coords:
-    return np.array([each for each in coords if len(each) == ndim], np.uint32).reshape(-1, ndim)
+    fitting = [each for each in coords if len(each) == ndim]
+    return np.array(fitting, np.uint32).reshape(len(fitting), ndim)
 
 
 def _are_among(rows: Coords, others: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

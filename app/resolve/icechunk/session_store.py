@@ -187,18 +187,18 @@ class SessionStore:
         return True
 
     async def _find(self, key: str, if_match: Condition | None) -> Entity | None:
-        entities = self.session.entities
-        if isinstance(if_match, str) and (known := entities.get((key, if_match))) is not None:
+        session = self.session
+        if isinstance(if_match, str) and (known := session.recall(key, if_match)) is not None:
             return known
-        view = await self.session.view()
+        view = await session.view()
         if (path := node_path(key)) is not None:
             node = view.node(path)
             return None if node is None else Entity.at(Inline(node.document, node.etag))
         if (address := view.address(key)) is None:
             return None
-        entity, _ = await find_chunk(self.session, view, address)
+        entity, _ = await find_chunk(session, view, address)
         if entity is not None:
-            entities[key, entity.etag] = entity
+            session.remember(key, entity)
         return entity
 
     async def _read(self, entity: Entity, wanted: ByteRange) -> bytes:

@@ -1,94 +1,51 @@
 """All sessions behind one store: each has a bucket of its own."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections import OrderedDict
 from typing import Final
-
-import cachetools
+from weakref import WeakValueDictionary
 
 from app.errors import StorageUnavailableError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from app.model import ObjectRef
 from app.resolve.icechunk.session_store import SessionStore
-from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, Stat
+from app.storage.by_bucket import ByBucket
 
 _MOST_KNOWN: Final = 1024
+_MOST_NBYTES: Final = 64 * 1024**2
 
 
-class SessionStores:
-    """Routes by bucket; of sessions that nobody has asked for of late it knows nothing."""
+class SessionStores(ByBucket):
+    """The sessions that somebody has asked for of late."""
 
     def __init__(self) -> None:
-        self._known: cachetools.LRUCache[str, SessionStore] = cachetools.LRUCache(_MOST_KNOWN)
+        self._known = OrderedDict[str, SessionStore]()
+        self._alive = WeakValueDictionary[str, SessionStore]()
+        """Those too that are kept by nobody but the requests that are under way."""
 
     def find(self, root: ObjectRef) -> SessionStore | None:
         """Find the session whose keys are below *root*."""
-        return self._known.get(root.bucket)
+        if root.bucket in self._known:
+            self._known.move_to_end(root.bucket)
+        return self._alive.get(root.bucket)
 
     def add(self, root: ObjectRef, store: SessionStore) -> SessionStore:
-        """Know a session whose keys are below *root*."""
-        self._known[root.bucket] = store
+        """Know a session whose keys are below *root*, and others no more if they are too many."""
+        self._known[root.bucket] = self._alive[root.bucket] = store
+        while len(self._known) > 1 and self._is_full():
+            self._known.popitem(last=False)
         return store
 
-    async def demand_safety(self, root: ObjectRef) -> None:
-        """Ask the session."""
-        await self._of(root).demand_safety(root)
+    def _is_full(self) -> bool:
+        """Tell whether too much is held; what several build on counts once."""
+        sessions = [store.session for store in self._known.values()]
+        parents = {id(parent): parent.nbytes for each in sessions if (parent := each.parent)}
+        nbytes = sum(each.nbytes for each in sessions) + sum(parents.values())
+        return len(sessions) > _MOST_KNOWN or nbytes > _MOST_NBYTES
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
-        """Ask the session."""
-        return self._of(ref).keeps_gzip(ref)
-
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
-        """Read from the session."""
-        store = self._of(ref)
-        return await store.get(ref, request, if_match=if_match, if_none_match=if_none_match)
-
-    def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Stream from the session."""
-        return self._of(ref).stream(ref, byte_range, if_match=if_match)
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask the session."""
-        return await self._of(ref).stat(ref)
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """List the session."""
-        return self._of(prefix).list(prefix, delimiter=delimiter, after=after)
-
-    async def reach(self, root: ObjectRef) -> None:
-        """Ask the session."""
-        await self._of(root).reach(root)
-
-    async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        is_gzip: bool = False,
-    ) -> ETag | Conflict:
-        """Write to the session."""
-        return await self._of(ref).put(ref, pieces, expected=expected, is_gzip=is_gzip)
-
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove from the session."""
-        return await self._of(ref).delete(ref, expected=expected)
+    def store_of(self, ref: ObjectRef) -> SessionStore:
+        """Find the session that *ref* is a key of."""
+        if (store := self._alive.get(ref.bucket)) is None:
+            raise StorageUnavailableError(ref, "the session was not asked for")
+        return store
 
     async def aclose(self) -> None:
         """Have nothing to give back: others close the store."""
-
-    def _of(self, ref: ObjectRef) -> SessionStore:
-        try:
-            return self._known[ref.bucket]
-        except KeyError:
-            raise StorageUnavailableError(ref, "the session was not asked for") from None

@@ -1,5 +1,6 @@
 """The sessions of all repositories: begun, found on any replica, discarded, swept away."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import cachetools
 
 from app.errors import (
     BusyError,
-    ReadOnlyError,
+    ClockSkewError,
     ShardgateError,
+    StorageError,
     UnknownRefError,
     UnknownSessionError,
 )
@@ -29,22 +31,28 @@ from app.formats.icechunk.session_document import (
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
 from app.resolve.fetch import ReadCache
+from app.resolve.icechunk.clocks import demand_clock
 from app.resolve.icechunk.journal import Journal, Place, list_sessions
 from app.resolve.icechunk.ledger import Ledger
-from app.resolve.icechunk.repo_swap import demand_unlocked
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.icechunk.session import Session
+from app.resolve.icechunk.session import Entities, Session, weigh_entity
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.session_stores import SessionStores
+from app.resolve.weighed import WeighedCache
+from app.storage.abreast import abreast
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 LIFETIME_S: Final = 24 * 3600.0
 """A session that nobody writes to ends after so long."""
 _MOST_SWEPT: Final = 100
 """So many sessions are looked at when another one begins."""
+_SWEEP_S: Final = 2.0
+"""So long that takes at most; the next one goes on."""
 _MOST_KNOWN: Final = 10_000
+_ASKED_AT_ONCE: Final = 16
 _LOOKED_AT_AGAIN_S: Final = 600.0
 _JOURNAL_NBYTES: Final = 32 * 1024**2
+_ENTITIES_NBYTES: Final = 32 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ class Sessions:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._journal = Journal(store, max_bytes=_JOURNAL_NBYTES)
+        self._entities: Entities = WeighedCache(_ENTITIES_NBYTES, weigh_entity)
         self._looked_at: cachetools.LRUCache[Place, float] = cachetools.LRUCache(_MOST_KNOWN)
         """Until when nothing has to be done about a session that nobody uses."""
         self.stores = SessionStores()
@@ -97,15 +106,12 @@ class Sessions:
     async def create(self, opened: OpenedRepository, branch: str) -> SessionReport:
         """Begin a session at the tip of *branch*.
 
-        Raises: `UnknownRefError`, `ReadOnlyError`, `LockedError`, `UnwritableError`,
-        `StorageError`.
+        Raises: `UnknownRefError`, `ReadOnlyError`, `LockedError`, `ClockSkewError`,
+        `UnwritableError`, `StorageError`.
         """
         await self._store.demand_safety(opened.directory)
-        await self._sweep(opened)
         self._fetch.forget(opened.repo)
-        if (info := await opened.info()) is None:
-            raise ReadOnlyError("a repository of version 1 of the format is not written")
-        demand_unlocked(info, opened.repo)
+        info = await opened.writable_info()
         if (parent_id := info.branches.get(branch)) is None:
             raise UnknownRefError(f"there is no branch {branch} in {opened.directory}")
         now_s = self._clock()
@@ -116,27 +122,37 @@ class Sessions:
         made = await self._store.put(place.document, [encode_session(document)], expected=ABSENT)
         if isinstance(made, Conflict):
             raise BusyError("no id was free")
+        try:
+            await demand_clock(self._store, place.document, now_s)
+        except ClockSkewError:
+            await self._store.delete(place.document, expected=None)
+            raise
+        with suppress(StorageError, TimeoutError):  # others go on, when they begin a session
+            async with asyncio.timeout(_SWEEP_S):
+                await self._sweep(opened)
         return report(place.session_id, document)
 
     async def find(self, repository: Repository, session_id: str, fetch: Fetch) -> Session:
-        """Find a session, and ask how it stands.
+        """Find a session, and ask how it stands; the snapshot that it builds on may be gone.
 
         Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
         """
         session = self._session(repository, session_id, fetch)
-        await session.refresh()
+        await session.ask()
         return session
 
     async def every(self, opened: OpenedRepository) -> list[SessionReport]:
         """Tell how all sessions stand that go on, in the order of their ids."""
-        found = []
-        async for session_id in list_sessions(self._store, opened.directory):
+
+        async def ask(session_id: str) -> SessionReport | None:
             document = await self._ledger(opened, Place(opened.directory, session_id)).ask()
             if document is None or isinstance(document.state, Discarded):
-                continue
-            if document.expires_at_s > self._clock():
-                found.append(report(session_id, document))
-        return found
+                return None
+            return report(session_id, document) if document.expires_at_s > self._clock() else None
+
+        ids = [each async for each in list_sessions(self._store, opened.directory)]
+        asked = await abreast(ask, ids, at_a_time=_ASKED_AT_ONCE)
+        return [each for each in asked if each is not None]
 
     async def discard(self, session: Session) -> None:
         """End *session*, and remove what is stored of it but files of chunks.
@@ -164,6 +180,7 @@ class Sessions:
                 self._store,
                 fetch,
                 self._journal,
+                entities=self._entities,
                 lifetime_s=self._lifetime_s,
                 clock=self._clock,
             )
@@ -178,8 +195,12 @@ class Sessions:
             if self._looked_at.get(place, 0.0) > self._clock():
                 continue
             self._looked_at[place] = self._clock() + _LOOKED_AT_AGAIN_S
-            with suppress(ShardgateError):
-                await self._tidy(place, self._ledger(opened, place))
+            try:
+                with suppress(ShardgateError):
+                    await self._tidy(place, self._ledger(opened, place))
+            except asyncio.CancelledError:
+                self._looked_at.pop(place, None)
+                raise
             count += 1
             if count == _MOST_SWEPT:
                 return

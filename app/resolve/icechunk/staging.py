@@ -5,12 +5,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from app.errors import BusyError, ClockSkewError
-from app.formats.icechunk import manifest_merging
+from app.errors import BusyError
 from app.formats.icechunk.applying import Applied, Rewritten
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.icechunk.index import Manifest
+from app.formats.icechunk.manifest_merging import ManifestsRewrite
 from app.formats.icechunk.manifest_writing import (
     RewrittenManifests,
     needed_manifests,
@@ -24,6 +24,7 @@ from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.transaction_log_writing import write_transaction_log
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.repo_swap import demand_readable
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.storage.abreast import abreast
 from app.storage.contract import ABSENT, Conflict, ObjectStore
@@ -31,8 +32,6 @@ from app.storage.contract import ABSENT, Conflict, ObjectStore
 _MEMORY_PER_BYTE: Final = 16
 """Of a compressed manifest, while it is rewritten."""
 _MEMORY_PER_CHANGE: Final = 256
-_SKEW_S: Final = 600
-"""The library writes nothing either where its clock and the store's are further apart."""
 
 
 class Staged(NamedTuple):
@@ -59,9 +58,9 @@ class _Rewriting(NamedTuple):
         leaving = [read[ref.object_id] for ref in self.rewrite.leaving]
         return made, Rewritten(made.refs, self.rewrite.dropped(leaving))
 
-    def _described(self) -> manifest_merging.ArrayRewrite:
+    def _described(self) -> ManifestsRewrite:
         rewrite = self.rewrite
-        return manifest_merging.ArrayRewrite(
+        return ManifestsRewrite(
             rewrite.node_id, rewrite.grid, rewrite.manifests, rewrite.changes, self.splits
         )
 
@@ -118,8 +117,7 @@ class Staging:
     async def write_snapshot(self, snapshot: StoredSnapshot, log: TransactionLog) -> None:
         """Write a snapshot and its log, which nothing refers to as yet.
 
-        Raises: `ClockSkewError` where the store tells another time than we do, `BusyError`,
-        `StorageError`.
+        Raises: `ConflictError` for one that nobody here could read, `BusyError`, `StorageError`.
         """
         opened, object_id = self._opened, snapshot.object_id
         files = await asyncio.to_thread(
@@ -128,19 +126,14 @@ class Staging:
         kinds = ("snapshots", "transactions")
         names = [opened.repository.file(kind, object_id) for kind in kinds]
         await abreast(self.put, list(zip(names, files, strict=True)))
-        stat = await self._store.stat(names[0])
-        if stat is None or stat.modified_s is None:
-            return
-        skew_s = stat.modified_s - snapshot.flushed_at_us // 1_000_000
-        if abs(skew_s) > _SKEW_S:
-            raise ClockSkewError(f"{names[0]}: the store's clock is {skew_s} s ahead of ours")
 
     async def put(self, new: tuple[ObjectRef, bytes]) -> None:
         """Write a file under a name that no other has.
 
-        Raises: `BusyError`, `StorageError`.
+        Raises: `ConflictError` for one that nobody here could read, `BusyError`, `StorageError`.
         """
         name, data = new
+        demand_readable(name, data, self._opened.repository.limit_nbytes)
         if isinstance(await self._store.put(name, [data], expected=ABSENT), Conflict):
             raise BusyError(f"{name}: the id is taken")
 

@@ -62,7 +62,7 @@ class StatelessCommits:
         await asyncio.to_thread(check_inlaid, changes, config.inline_chunk_threshold_bytes)
         await asyncio.to_thread(check_virtual, changes, allowed, config.containers)
         wanted = await asyncio.to_thread(demand_of_natives, changes)
-        lengths = await self._files.lengths(opened, wanted)
+        lengths = await self._files.lengths(opened, info, wanted)
         if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
             await asyncio.to_thread(check_natives, changes, lengths)
 

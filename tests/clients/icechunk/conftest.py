@@ -31,6 +31,11 @@ from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.storage.faulty import FaultyServer, etag
 
+from_each_store = pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
+)
+"""For readers: that the bytes from each store are the same, `test_everything.py` finds."""
+
 KINDS = ("eventful", "placed", "split", "expired")
 
 

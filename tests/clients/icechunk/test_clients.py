@@ -12,6 +12,7 @@ import zarr
 import zarr.storage
 
 from tests.clients.arrays import BY_NAME
+from tests.clients.icechunk.conftest import from_each_store
 from tests.clients.icechunk.repositories import ODD_TAGS, SHARDED, VERSIONS
 from tests.clients.writing import counted, quiet, same
 
@@ -45,6 +46,7 @@ def root(request: pytest.FixtureRequest, service: str) -> str:
     return f"{service}/bucket/eventful/{request.param}"
 
 
+@from_each_store
 @pytest.mark.parametrize("ref", ["@tag.first", "@branch.main", "@branch.reset", ""])
 def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
     """The root of a ref is a group with consolidated metadata; its arrays read."""
@@ -117,6 +119,7 @@ def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
     same(array.read().result(), BY_NAME[name].values)
 
 
+@from_each_store
 @pytest.mark.parametrize("path", ["native", "scalar", "empty", "partly", "big", "group/x"])
 def test_tensorstore_reads_versions(root: str, path: str) -> None:
     """TensorStore reads what zarr-python reads, at a tag."""

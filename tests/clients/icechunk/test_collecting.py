@@ -32,6 +32,12 @@ class Place:
     """Lets all files be old, where the store lets us say so."""
 
 
+mostly_in_a_folder = pytest.mark.parametrize(
+    "place", ["folder", pytest.param("seaweedfs", marks=pytest.mark.soak)], indirect=True
+)
+"""How files are listed and removed elsewhere, two of the tests see."""
+
+
 @pytest.fixture(params=["folder", "seaweedfs"])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +116,7 @@ def test_all_that_refs_lead_to_stays(place: Place) -> None:
     assert _commit(services, 9) in contents_of(opened).keys() | {services.history[0]}
 
 
+@mostly_in_a_folder
 def test_chunks_of_open_sessions_stay(place: Place) -> None:
     """However young files may be that go, a session that goes on keeps its own."""
     services = place.services
@@ -130,6 +137,7 @@ def test_chunks_of_open_sessions_stay(place: Place) -> None:
     assert services.group()["a"][2 * _CHUNK_NBYTES] == 5
 
 
+@mostly_in_a_folder
 def test_what_a_session_began_with_stays(place: Place) -> None:
     """Even if the branch was put elsewhere since, and all of it is old."""
     services = place.services
@@ -147,6 +155,7 @@ def test_what_a_session_began_with_stays(place: Place) -> None:
     assert services.get(session_id, "a/c/0", at=1).content == bytes([2]) * _CHUNK_NBYTES
 
 
+@mostly_in_a_folder
 def test_history_since_the_parent_of_a_session_stays(place: Place) -> None:
     """The session is to be put on top of what others commit meanwhile."""
     services = place.services
@@ -166,6 +175,25 @@ def test_history_since_the_parent_of_a_session_stays(place: Place) -> None:
     services.committed(session_id)
     assert services.group()["a"][2 * _CHUNK_NBYTES] == 5
     assert services.group()["a"][0] == 5
+
+
+def test_the_branch_of_a_session_stays(place: Place) -> None:
+    """Though it is at an old snapshot, and such branches are to go; those of no session go."""
+    services = place.services
+    first, second, third = (_commit(services, value) for value in range(1, 4))
+    services.repo.reset_branch("main", first)
+    services.repo.create_branch("gone", second)
+    services.repo.create_branch("trial", third)
+    session_id = services.begin(branch="trial")
+
+    report = expire(place.url, branches=True)
+
+    assert (report.oldest_session, report.branches) == (session_id, ["gone"])
+    collect(place.url, FAR_S)
+    assert services.get(session_id, "a/c/0", at=1).content == bytes([3]) * _CHUNK_NBYTES
+    assert services.put(session_id, "a/c/2", bytes([5]) * _CHUNK_NBYTES).status_code == 200
+    services.committed(session_id)
+    assert services.group("trial")["a"][2 * _CHUNK_NBYTES] == 5
 
 
 def test_sessions_that_expired_are_removed(place: Place) -> None:

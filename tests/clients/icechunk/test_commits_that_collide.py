@@ -1,6 +1,6 @@
 """Gateways and the real library want the same chunks: conflicts are told where they are."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import count, pairwise
@@ -17,7 +17,7 @@ import zarr
 from tests.committing import Client, put_array, put_group
 from tests.faults.repository_sites import client_of, configured
 from tests.faults.session_work import asked, put
-from tests.gateways import Start, forking
+from tests.gateways import Start, starting
 from tests.seaweedfs import SeaweedFS
 from tests.writable_repositories import Place, new_place
 
@@ -47,10 +47,9 @@ type Write = Callable[[str, int, int], Told]
 
 
 @pytest.fixture(scope="module")
-def start() -> Generator[Start]:
+def start() -> Start:
     """Start gateways in processes of their own."""
-    with forking() as ready:
-        yield ready
+    return starting()
 
 
 def test_conflicts_are_told_where_they_are(

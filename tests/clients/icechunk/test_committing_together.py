@@ -1,7 +1,7 @@
 """Gateways, and the real library, that commit to one repository at the same time."""
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import product
@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from tests.committing import Client, put_array, put_group
-from tests.gateways import Start, forking, of_dataset
+from tests.gateways import Start, of_dataset, starting
 from tests.seaweedfs import SeaweedFS
 from tests.writable_repositories import Api, Place, new_place
 
@@ -29,10 +29,9 @@ type Write = Callable[[str, int], str]
 
 
 @pytest.fixture(scope="module")
-def start() -> Generator[Start]:
+def start() -> Start:
     """Start gateways in processes of their own."""
-    with forking() as ready:
-        yield ready
+    return starting()
 
 
 def test_two_gateways_and_the_library_commit_together(

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import boto3
 import icechunk
@@ -19,8 +19,11 @@ from tests.clients.filling import CLIENTS
 from tests.seaweedfs import SeaweedFS
 from tests.sessions import GROUP, Replicas, array_document, replicas
 
+SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
+"""What clients do to a repository in a folder, `test_session_story.py` has."""
 
-@pytest.fixture(params=["folder", "seaweedfs"])
+
+@pytest.fixture(params=SITES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Replicas]:
     """Run two services in front of a repository in a folder, or in a bucket."""
     if request.param == "folder":

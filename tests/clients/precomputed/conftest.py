@@ -1,8 +1,11 @@
 """The bucket of all precomputed data, its unsharded twins, and the service in front of it."""
 
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
 
 import httpx
 import pytest
@@ -25,6 +28,18 @@ from_each_store = pytest.mark.parametrize(
     "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
 )
 """For readers: that the bytes from each store are the same, `test_bytes.py` finds of all."""
+
+
+_NAP_S: Final = 0.002
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wakeful() -> Generator[None]:
+    """Let cloud-files look more often than each tenth of a second whether it has read all."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock = SimpleNamespace(sleep=lambda rest_s: time.sleep(min(rest_s, _NAP_S)))
+        patch.setattr("cloudfiles.threaded_queue.time", clock)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

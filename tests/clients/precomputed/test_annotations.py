@@ -8,7 +8,7 @@ import pytest
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
 from tests.clients.precomputed.annotations import COLLECTIONS, COUNT, LAST_ID, SEGMENTS
-from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.conftest import Written, from_each_store
 
 ABSENT: Final = 2
 
@@ -28,6 +28,7 @@ def said(annotation: Any) -> str:
     return f"{annotation.to_json()} {related}"
 
 
+@from_each_store
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_annotations_by_id(service: str, written: Written, name: str) -> None:
     """Each annotation reads with its properties and relationships."""
@@ -42,6 +43,7 @@ def test_annotations_by_id(service: str, written: Written, name: str) -> None:
         served.by_id[ABSENT]
 
 
+@from_each_store
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_annotations_by_relationship(service: str, written: Written, name: str) -> None:
     """The annotations of each segment read, in their order."""
@@ -59,6 +61,7 @@ def test_annotations_by_relationship(service: str, written: Written, name: str) 
             served.relationships[relationship][ABSENT]
 
 
+@from_each_store
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_annotations_by_cell(service: str, written: Written, name: str) -> None:
     """Each cell of each spatial level reads, or is absent as in the twin; none is lost."""

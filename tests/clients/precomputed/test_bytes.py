@@ -10,7 +10,7 @@ import pytest
 from tests.clients.asking import ask, raw_body
 from tests.clients.precomputed.annotations import COLLECTIONS
 from tests.clients.precomputed.cases import BY_NAME, CASES, SHAPE
-from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.conftest import Written, from_each_store
 from tests.clients.precomputed.segments import RESHARDED
 from tests.clients.precomputed.volumes import Volume, by_tensorstore, document
 from tests.clients.writing import Json
@@ -61,6 +61,7 @@ def _files(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.exists() else []
 
 
+@from_each_store
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_info_loses_its_sharding_and_nothing_else(
     client: httpx.Client, written: Written, name: str
@@ -73,6 +74,7 @@ def test_info_loses_its_sharding_and_nothing_else(
     assert answer.json() == unsharded(stored)
 
 
+@from_each_store
 @pytest.mark.parametrize(
     "name", [v.name for v in CASES if v.write is by_tensorstore and not v.edit]
 )
@@ -102,6 +104,7 @@ def test_gzip_goes_to_those_who_accept_it(
         assert "accept-encoding" in answer.headers["vary"].lower()
 
 
+@from_each_store
 @pytest.mark.parametrize("name", IN_GZIP)
 def test_range_of_a_chunk_in_gzip_is_decoded(
     client: httpx.Client, written: Written, name: str
@@ -116,6 +119,7 @@ def test_range_of_a_chunk_in_gzip_is_decoded(
     assert answer.headers["content-range"] == f"bytes 5-20/{len(expected)}"
 
 
+@from_each_store
 @pytest.mark.parametrize("name", ["bits/identity_1_2_3", "holes/everything", *IN_GZIP[:1]])
 @pytest.mark.parametrize(
     "key",
@@ -153,6 +157,7 @@ def test_annotations_are_the_files_of_the_twin(
     assert len(files) > 40
 
 
+@from_each_store
 @pytest.mark.parametrize(
     "key",
     [

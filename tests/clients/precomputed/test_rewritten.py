@@ -27,6 +27,23 @@ BY_BOTH = ("shards/", "holes/", "cloudvolume/", "igneous/", "scales/all", "grid/
 """Volumes that cloud-volume reads as well, which is slow at it."""
 
 
+SELDOM = ("dtype/", "encoding/")
+"""What shards know nothing of."""
+LARGE_SELDOM = (*SELDOM, "bits/")
+CHANGED = [
+    pytest.param(
+        volume,
+        is_large,
+        id=f"{volume.name}-{is_large}",
+        marks=pytest.mark.soak
+        if volume.name.startswith(LARGE_SELDOM if is_large else SELDOM)
+        else (),
+    )
+    for volume in SHARDED
+    for is_large in (False, True)
+]
+
+
 @pytest.fixture(params=SHARDED, ids=lambda volume: volume.name)
 def volume(request: pytest.FixtureRequest) -> Volume:
     """Give each volume that has shards."""
@@ -73,7 +90,7 @@ async def test_volumes_made_of_nothing_but_chunks(
     compare(volume, path, twin)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(("volume", "is_large"), CHANGED, indirect=["volume"])
 async def test_volumes_of_which_chunks_change(
     written: Written, tmp_path: Path, volume: Volume, *, is_large: bool
 ) -> None:

@@ -52,7 +52,7 @@ def test_each_number_lies_aligned_where_the_vtable_says(
 def test_an_inlay_and_a_block_are_carried_byte_for_byte() -> None:
     """A struct lies in its table, and what was made elsewhere behind an offset."""
     inner = write_flatbuffer(NewTable([Number(U64, 2**63)]))
-    block = Block(inner, int.from_bytes(inner[:4], "little"))
+    block = Block((inner,), int.from_bytes(inner[:4], "little"))
     data = write_flatbuffer(NewTable([Inlay(b"identifier 12"[:12]), block]))
     root = _root(data)
     at = root.Offset(4) + root.Pos

@@ -1,5 +1,6 @@
 """FlexBuffers as we write them are those of the library, byte for byte."""
 
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [2**64, -(2**63) - 1, {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]]
+    "value",
+    [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]],
 )
 def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
     """It is a `ValueError`, never something else that is read."""

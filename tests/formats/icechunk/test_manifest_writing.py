@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.formats.icechunk.change_set import ChunkChanges
 from app.formats.icechunk.index import Manifest, ManifestDecoder
-from app.formats.icechunk.manifest_merging import ArrayRewrite
+from app.formats.icechunk.manifest_merging import ManifestsRewrite
 from app.formats.icechunk.manifest_writing import (
     RewrittenManifests,
     needed_manifests,
@@ -134,7 +134,7 @@ def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
+def cases(draw: st.DrawFn) -> tuple[ManifestsRewrite, dict[bytes, Manifest]]:
     """Old manifests, some with dictionaries, some in no order; changes, a new grid, splits."""
     ndim = draw(st.integers(0, 3))
     coords = st.tuples(*[st.integers(0, 4)] * ndim)
@@ -158,13 +158,13 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
     changed = draw(st.dictionaries(coords, st.none() | PAYLOADS, max_size=8))
     grid = draw(st.tuples(*[st.integers(0, 6)] * ndim))
     splits = draw(st.none() | st.builds(Splits, st.tuples(*[st.integers(1, 4)] * ndim)))
-    return ArrayRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
+    return ManifestsRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
 
 
 @settings(deadline=None)
 @given(cases())
 def test_changes_and_old_references_are_found_afterwards(
-    case: tuple[ArrayRewrite, dict[bytes, Manifest]],
+    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
 ) -> None:
     """All that was found before and lies in the grid, but what changed; from few manifests."""
     rewrite, manifests = case
@@ -187,7 +187,7 @@ def test_changes_and_old_references_are_found_afterwards(
 @settings(deadline=None)
 @given(cases())
 def test_manifests_span_what_is_in_them_and_no_two_boxes(
-    case: tuple[ArrayRewrite, dict[bytes, Manifest]],
+    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
 ) -> None:
     """Extents are as narrow as can be; references are counted, and rise."""
     rewrite, manifests = case
@@ -239,7 +239,7 @@ def _rewritten(
     }
     grid = tuple(d["num_chunks"] for d in node["shape"])
     node_id = read_id(node["id"])[:8]
-    rewrite = ArrayRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
+    rewrite = ManifestsRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
     found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
     peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
     return found
@@ -314,7 +314,7 @@ def test_the_library_commits_upon_them(peer: Peer, path: str) -> None:
 def test_the_last_reference_takes_its_manifest_with_it() -> None:
     """There is none without references."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
-    rewrite = ArrayRewrite(NODE, (3,), (ref_to([(0, 1)]),), changes({(0,): None}, 1))
+    rewrite = ManifestsRewrite(NODE, (3,), (ref_to([(0, 1)]),), changes({(0,): None}, 1))
 
     assert rewrite_manifests(rewrite, old, new_ids()) == RewrittenManifests((), (), ())
 
@@ -323,10 +323,10 @@ def test_an_old_scalar_gets_no_dimension_again() -> None:
     """Early writers gave one to arrays that have none."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
     split = Splits(())
-    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
+    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
     assert rewrite_manifests(rewrite, {}, new_ids()).refs == rewrite.refs
 
-    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
+    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
     found = rewrite_manifests(rewrite, old, new_ids())
     assert [ref.extents for ref in found.refs] == [()]
     assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
@@ -338,7 +338,7 @@ def test_references_of_other_arrays_are_not_carried_over() -> None:
         OLD, [(NODE, [Ref(index=[0], inline=b"x")]), (OTHER, [Ref(index=[1], inline=b"y")])]
     )
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(payload, MANIFEST))}
-    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
     (new,) = decoded(rewrite_manifests(rewrite, old, new_ids())).values()
 
     assert new.node_ids == [NODE]
@@ -352,7 +352,7 @@ def test_damage_is_not_carried_over() -> None:
     at = data.index(b"s3://a/b") - 4
     data[at : at + 4] = b"\xff\xff\xff\x0f"
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
-    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
 
     with pytest.raises(DecodeError, match="reaches out"):
         rewrite_manifests(rewrite, old, new_ids())

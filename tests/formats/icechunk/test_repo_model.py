@@ -19,11 +19,8 @@ from app.formats.icechunk.repo_changes import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
-    Detached,
     ExpirationRan,
-    FeatureFlagChanged,
     GcRan,
-    MetadataChanged,
     NewCommit,
     NewSnapshot,
     Reparented,
@@ -147,37 +144,34 @@ class Changes(RuleBasedStateMachine):
     def commit(
         self, data: st.DataObject, object_id: bytes, message: str, metadata: dict[str, Any]
     ) -> None:
-        """List a snapshot: on a branch, in place of its tip, or on none."""
+        """List a snapshot: on a branch, or in place of its tip."""
         if encode_id(object_id) in self.snapshots:
             return
         name = data.draw(st.sampled_from(sorted(self.branches)))
-        kind = data.draw(st.sampled_from([NewCommit, Amended, Detached]))
+        is_amended = data.draw(st.booleans())
         tip = self.branches[name]
-        parent = self.snapshots[tip][0] if kind is Amended else tip
+        parent = self.snapshots[tip][0] if is_amended else tip
         if parent is None:
             return
         moment = int(datetime.now(UTC).timestamp() * 1e6)
         items = encode_metadata(metadata)
         new = NewSnapshot(object_id, raw(parent), moment, message, items)
-        self.change(Detached(new) if kind is Detached else kind(name, new))
+        self.change(Amended(name, new) if is_amended else NewCommit(name, new))
         self.snapshots[encode_id(object_id)] = parent, message, metadata
-        if kind is not Detached:
-            self.branches[name] = encode_id(object_id)
+        self.branches[name] = encode_id(object_id)
 
-    @rule(metadata=METADATA, ours=st.booleans())
-    def set_metadata(self, metadata: dict[str, Any], *, ours: bool) -> None:
-        """Either of us says something of the repository."""
-        if ours:
-            self.change(MetadataChanged(encode_metadata(metadata)))
-        else:
-            self.repo.set_metadata(metadata)
-            self.operations += 1
+    @rule(metadata=METADATA)
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Let the library say something of the repository."""
+        self.repo.set_metadata(metadata)
+        self.operations += 1
         self.metadata = metadata
 
     @rule(value=st.sampled_from([True, False, None]))
     def set_flag(self, value: bool | None) -> None:  # noqa: FBT001 - three values
-        """Allow moves, or forbid them."""
-        self.change(FeatureFlagChanged(3, value))
+        """Let the library allow moves, or forbid them."""
+        self.repo.set_feature_flag("move_node", setting=value)
+        self.operations += 1
         self.is_moving = value is not False
 
     @rule()

@@ -16,10 +16,6 @@ from app.formats.icechunk.repo_changes import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
-    ConfigChanged,
-    Detached,
-    FeatureFlagChanged,
-    MetadataChanged,
     NewCommit,
     NewSnapshot,
     RepoChange,
@@ -128,12 +124,11 @@ def test_expired_ancestors_are_kept(tmp_path: Path) -> None:
 
 
 def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> None:
-    """Refs, flags, metadata and status are as told, and so is the log of them."""
+    """Refs and status are as told, and so is the log of them."""
     tip = written.repo.lookup_branch("main")
     tip_id = decode_id(tip)
     assert tip_id is not None
     length = len(list(written.repo.ops_log()))
-    metadata = encode_metadata({"é": [1, 2**64 - 1], "a": {"x": None}})
 
     do(written.folder, BranchCreated("néw", root_id()))
     do(written.folder, BranchReset("néw", tip_id))
@@ -141,26 +136,17 @@ def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> No
     do(written.folder, BranchDeleted("gone"))
     do(written.folder, TagCreated("t", tip_id))
     do(written.folder, TagDeleted("t"))
-    do(written.folder, MetadataChanged(metadata))
-    do(written.folder, FeatureFlagChanged(4, value=False))
-    do(written.folder, FeatureFlagChanged(4, value=None))
-    do(written.folder, ConfigChanged(None))
     repo = do(written.folder, StatusChanged(Availability.READ_ONLY, "é"))
 
     assert repo.lookup_branch("néw") == tip
     assert "gone" not in repo.list_branches()
     assert "t" not in repo.list_tags()
     assert "t" in told(repo)["deleted_tags"]
-    assert repo.get_metadata() == {"é": [1, 2**64 - 1], "a": {"x": None}}
     assert repo.get_status().limited_availability_reason == "é"
     log = list(repo.ops_log())
-    assert len(log) == length + 11
-    assert [type(each.kind).__name__ for each in log[:11]] == [
+    assert len(log) == length + 7
+    assert [type(each.kind).__name__ for each in log[:7]] == [
         "RepoStatusChanged",
-        "ConfigChanged",
-        "FeatureFlagChanged",
-        "FeatureFlagChanged",
-        "MetadataChanged",
         "TagDeleted",
         "TagCreated",
         "BranchDeleted",
@@ -171,23 +157,20 @@ def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> No
 
 
 def test_snapshots_are_listed(written: Written) -> None:
-    """Commits, amended ones and those on no branch are in the list, with parents and metadata."""
+    """Commits and amended ones are in the list, with parents and metadata."""
     tip = decode_id(written.repo.lookup_branch("main"))
     listed = len(told(written.repo)["snapshots"])
     items = encode_metadata(METADATA)
     commit = NewSnapshot(b"\0commit-----", tip, NOON * 2, "née", items)
     amended = NewSnapshot(b"\xffamended----", tip, NOON * 2 + 1, "", (), (root_id(),))
-    detached = NewSnapshot(b"detached----", commit.object_id, NOON * 2 + 2, "on none")
 
     do(written.folder, NewCommit("main", commit))
-    do(written.folder, Amended("main", amended))
-    repo = do(written.folder, Detached(detached))
+    repo = do(written.folder, Amended("main", amended))
 
     snapshots = told(repo)["snapshots"]
-    assert len(snapshots) == listed + 3
+    assert len(snapshots) == listed + 2
     found = {each["message"]: each for each in snapshots}
     assert found["née"]["metadata"] == METADATA
-    assert found["on none"]["parent_id"] == found["née"]["id"]
     info = decode((written.folder / "repo").read_bytes())
     assert [each.snapshot_id for each in info.snapshots()] == sorted(
         each.snapshot_id for each in info.snapshots()

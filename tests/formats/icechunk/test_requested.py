@@ -44,6 +44,11 @@ def only(items: Any) -> SetChunks:
     return edit
 
 
+def nested(depth: int) -> Any:
+    """Put a list into a list, and so on."""
+    return orjson.loads(b"[" * depth + b"]" * depth)
+
+
 def test_nodes_are_put_deleted_and_moved() -> None:
     """Each change has its own members; metadata stay as they are told."""
     metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
@@ -133,6 +138,7 @@ def test_an_array_without_dimensions_has_one_chunk() -> None:
         [{"op": "put_node", "path": "/a", "metadata": "x"}],
         [{"op": "put_node", "path": "/a", "metadata": {}}],
         [{"op": "put_node", "path": "/a", "metadata": {"node_type": "tree"}}],
+        [{"op": "put_node", "path": "/a", "metadata": {"node_type": "group", "a": nested(400)}}],
         [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0]]}],
         [{"op": "delete_chunks", "path": "/a", "coords": [[], []]}],
         [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0, 1]]}],

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.formats.icechunk.index import ManifestDecoder
-from app.formats.icechunk.manifest_merging import ArrayRewrite
+from app.formats.icechunk.manifest_merging import ManifestsRewrite
 from app.formats.icechunk.manifest_writing import needed_manifests, rewrite_manifests
 from app.formats.icechunk.metadata import ManifestRef
 from app.formats.icechunk.payloads import Inlaid
@@ -81,7 +81,7 @@ def test_an_array_is_cut_as_by_the_library(
     grid = tuple(d["num_chunks"] for d in node["shape"])
     splits = parse_splitting(stored(tmp_path)).splits("/g/a", names, len(grid))
     changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
-    rewrite = ArrayRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
+    rewrite = ManifestsRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
     found = rewrite_manifests(rewrite, {}, lambda: os.urandom(12))
 
     boxes = [[list(pair) for pair in ref.extents] for ref in found.refs]
@@ -140,7 +140,7 @@ def _compare(
     )
     grid = tuple(d["num_chunks"] for d in after["shape"])
     payloads = {at: Inlaid(b"%c" % value) if on else None for at, on in changed.items()}
-    rewrite = ArrayRewrite(
+    rewrite = ManifestsRewrite(
         read_id(before["id"])[:8], grid, refs, changes(payloads, 2), Splits(split)
     )
     manifests = {

@@ -6,6 +6,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ import icechunk
 import numpy as np
 import pytest
 import zarr
+from pydantic import ByteSize
 
-from app.settings import DatasetSettings, VirtualPrefix
+from app.settings import DatasetSettings, LimitSettings, VirtualPrefix
+from tests.collecting import FAR_S, collect
 from tests.committing import (
     ONES,
     Client,
@@ -33,6 +36,17 @@ FIRST = [put_group("/"), put_array("/a", 4, 4), put_group("/g"), put_array("/g/b
 def client(tmp_path: Path) -> Generator[Client]:
     """Serve a repository that has two arrays without chunks."""
     place = new_place(tmp_path)
+    place.create()
+    with api(place) as served:
+        made = Client(served, place)
+        made.commit(*FIRST, message="first")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Generator[Client]:
+    """Serve one repository for all that changes nothing in it."""
+    place = new_place(tmp_path_factory.mktemp("refusing"))
     place.create()
     with api(place) as served:
         made = Client(served, place)
@@ -222,9 +236,12 @@ def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
 
 
 def test_a_commit_of_nothing_is_made_only_when_asked(client: Client) -> None:
-    """What is replaced by the same is nothing."""
+    """What is replaced by the same is nothing, also where others have gone on since the parent."""
+    first = client.tip
     assert client.ask().status_code == 400
     client.commit(message="empty", allow_empty=True)
+    assert client.ask(parent_id=first).status_code == 400
+    assert client.ask(put_array("/a", 4, 4), parent_id=first).status_code == 400
 
     assert client.messages() == ["empty", "first"]
 
@@ -260,6 +277,23 @@ def test_chunks_of_others_are_found_one_by_one_or_in_a_listing(client: Client) -
     client.commit({"op": "put_chunks", "path": "/many", "chunks": told})
 
     assert client.values("many") == [i % 256 for i in range(300)]
+
+
+def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
+    """That it was written, or there when a commit before was refused, says nothing."""
+    parent = client.tip
+    with api(client.place) as other:
+        chunk_id = Client(other, client.place).chunk()
+    client.commit(put_group("/new"))
+    refused = client.ask(put_group("/new"), put_chunks("/a", chunk_id, [0, 0]), parent_id=parent)
+    own_id = client.chunk()
+    collect(client.place.folder, FAR_S)
+    client.commit(put_group("/newer"))
+
+    answers = [client.ask(put_chunks("/a", each, [0, 0])) for each in (chunk_id, own_id)]
+
+    assert [each.status_code for each in (refused, *answers)] == [409, 400, 400]
+    assert all("does not exist" in each.json()["detail"] for each in answers)
 
 
 def test_manifests_are_split_as_the_repository_says(tmp_path: Path) -> None:
@@ -308,15 +342,39 @@ def _chunks_of(length: int) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_be_committed_is_refused(
-    client: Client, change: dict[str, Any], status: int
+    refusing: Client, change: dict[str, Any], status: int
 ) -> None:
     """And nothing has changed."""
-    tip = client.tip
+    tip = refusing.tip
 
-    answer = client.ask(**{"changes": [put_group("/new")]} | change)
+    answer = refusing.ask(**{"changes": [put_group("/new")]} | change)
 
     assert answer.status_code == status, answer.text
-    assert client.tip == tip
+    assert refusing.tip == tip
+
+
+def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None:
+    """Be it a snapshot, by what it says or stores, a manifest, or `repo` by all messages."""
+    place = new_place(tmp_path)
+    place.create()
+    limits = LimitSettings(repository_file_bytes=ByteSize(2**16))
+    with api(place, limits=limits) as served:
+        client = Client(served, place)
+        client.commit(put_group("/"), put_array("/a", 4000, chunk_grid=_chunks_of(1)))
+        tip = client.commit(put_group("/m"), message="x" * 40_000)
+        chunk_id = client.chunk()
+
+        refused = [
+            client.ask(put_group("/n"), message="x" * 40_000),
+            client.ask(put_group("/n", x="x" * 70_000)),
+            client.ask(put_group("/n", x=token_hex(35_000))),
+            client.ask(put_chunks("/a", chunk_id, *([at] for at in range(4000)))),
+        ]
+
+        assert {each.status_code for each in refused} == {409}
+        assert all("repository_file_bytes" in each.json()["detail"] for each in refused)
+        assert client.tip == tip
+        client.commit(put_chunks("/a", chunk_id, [0]))
 
 
 def test_bodies_are_bounded_and_announced(client: Client) -> None:

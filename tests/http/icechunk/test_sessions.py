@@ -82,6 +82,20 @@ def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
     assert pair.history == before
 
 
+def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
+    """The library collects what no ref leads to, whatever sessions build on it."""
+    folder = tmp_path / "repo"
+    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+        session_id = pair.begin()
+        (folder / "snapshots" / pair.history[0]).unlink()
+        path = f"/api/datasets/data/sessions/{session_id}"
+
+        assert pair.get(session_id, "zarr.json").status_code == 502
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.clients[0].delete(path).status_code == 204
+        assert tell(pair, session_id, at=1).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("key", "body", "status"),
     [
@@ -132,6 +146,23 @@ def test_what_one_replica_wrote_another_reads_at_once(pair: Replicas, session_id
     assert pair.get(session_id, "g/zarr.json", at=1).content == GROUP
     pair.delete(session_id, "g/zarr.json", at=1)
     assert pair.get(session_id, "g/zarr.json").status_code == 404
+
+
+def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
+    """Before its chunk is there, with it, and from the parent, changed or gone."""
+    lead = secrets.token_hex(4)
+    document, chunk = f"{lead}/zarr.json", f"{lead}/c"
+    pair.put(session_id, document, json.dumps(array_document((), ())).encode())
+    assert pair.keys(session_id, f"{lead}/") == {document}
+    pair.put(session_id, chunk, b"1")
+    assert pair.keys(session_id, f"{lead}/", at=1) == {document, chunk}
+    pair.committed(session_id)
+    later = pair.begin()
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.put(later, chunk, b"2")
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.delete(later, chunk)
+    assert pair.keys(later, f"{lead}/") == {document}
 
 
 def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
@@ -275,3 +306,24 @@ def test_time_passes_in_utc(pair: Replicas) -> None:
     answer = pair.clients[0].post("/api/datasets/data/sessions", json={}).json()
     expires = time.strptime(answer["expires_at"][:16], "%Y-%m-%dT%H:%M")
     assert abs(time.mktime(expires) - time.mktime(time.gmtime()) - 24 * 3600) < 120
+
+
+def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
+    """What is damaged can be deleted in it, and all else is committed."""
+    folder = tmp_path / "repo"
+    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+        first = pair.begin()
+        pair.put(first, "a/zarr.json", ARRAY)
+        pair.put(first, "a/c/0", b"12")
+        pair.committed(first)
+        session_id = pair.begin()
+        pair.put(session_id, "a/c/1", b"34")
+        pair.put(session_id, "g/zarr.json", GROUP)
+        (manifest,) = (folder / "manifests").iterdir()
+        manifest.write_bytes(b"damaged")
+
+        assert pair.commit(session_id, at=1).status_code == 502
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.delete(session_id, "a/zarr.json").status_code in (200, 204)
+        pair.committed(session_id)
+        assert list(pair.group()) == ["g"]

@@ -1,0 +1,74 @@
+"""Chunk files that are asked for before a commit, among very many others."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.refs import RepoRefs
+from app.formats.icechunk.repository import Repository
+from app.model import ObjectRef
+from app.resolve.fetch import Memory, ReadCache
+from app.resolve.icechunk.chunk_files import ChunkFiles
+from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.walk import list_names
+from app.storage.abreast import breathe
+from app.storage.contract import Listed
+from app.storage.local import LocalStore
+from tests.writable_repositories import new_place
+
+LIMIT = 2**20
+
+
+class CrowdedStore(LocalStore):
+    """Lists chunk files of others before all that there are, for ever if that is told."""
+
+    def __init__(self, crowd: int | None) -> None:
+        super().__init__()
+        self.crowd = crowd
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Make names up."""
+        others = 0
+        while self.crowd is None or others < self.crowd:
+            others += 1
+            name = prefix.key + encode_id(secrets.token_bytes(12))[1:]
+            yield Listed(ObjectRef(prefix.bucket, name), 1)
+            await breathe(others)
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+@pytest.mark.parametrize("crowd", [0, 2000, None])
+@pytest.mark.parametrize("count", [3, 1000])
+async def test_chunk_files_are_found_however_many_there_are(
+    tmp_path: Path, crowd: int | None, count: int
+) -> None:
+    """Those that are missing are not told; a listing that does not end is not waited for."""
+    store = CrowdedStore(crowd)
+    place = new_place(tmp_path)
+    place.create()
+    directory = ObjectRef(place.folder.as_uri(), "")
+    opened = OpenedRepository(
+        Repository(directory, RepoRefs(directory, LIMIT), LIMIT, ()),
+        ReadCache(store, Memory(LIMIT), ttl_s=60),
+        partial(list_names, store, directory),
+    )
+    ids = [secrets.token_bytes(12) for _ in range(count)]
+    (place.folder / "chunks").mkdir()
+    for number, chunk_id in enumerate(ids[1:], 1):
+        (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
+
+    info = await opened.info()
+    assert info is not None
+
+    async with asyncio.timeout(20):
+        found = await ChunkFiles(store).lengths(opened, info, dict.fromkeys(ids, 1))
+
+    assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}

@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m "not soak" --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not soak" --numprocesses 3 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

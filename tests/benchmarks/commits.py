@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import time
@@ -56,6 +57,7 @@ _REQUEST: Final = {
 def measure(home: Path) -> Iterator[Figure]:
     """Commit one chunk beside a million, many references at once, and put chunks."""
     home.mkdir()
+    os.sync()  # or what other parts wrote is on its way to the disk meanwhile
     yield from _commit_one(home / "one")
     yield from _commit_many(home / "many")
     yield from asyncio.run(_put_all(home / "puts"))

@@ -177,7 +177,10 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    """Spell a time as the library does: in whole seconds, milliseconds or microseconds."""
+    unit = "microseconds" if moment.microsecond % 1000 else "milliseconds"
+    spelled = moment.isoformat(timespec=unit if moment.microsecond else "seconds")
+    return spelled.replace("+00:00", "Z")
 
 
 def _snapshot(info: SnapshotInfo) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _COARSE_NS: Final = 2 * 10**9
 """File systems that count whole seconds, some of them every other, see this as later."""
 
 
-class OpenFile:
+class NewFile:
     """A new file, open for writing."""
 
     def __init__(self, directory: Directory, fd: int) -> None:
@@ -49,7 +49,7 @@ class OpenFile:
         return os.fstat(self.fd)
 
 
-class UnnamedFile(OpenFile):
+class UnnamedFile(NewFile):
     """A file that is gone in the end unless it was given a name."""
 
     @classmethod
@@ -85,7 +85,7 @@ class UnnamedFile(OpenFile):
         return True
 
 
-class NamedFile(OpenFile):
+class NamedFile(NewFile):
     """A file that is to take the name of another one."""
 
     def __init__(self, directory: Directory, name: bytes, fd: int) -> None:

@@ -72,8 +72,8 @@ class ChunkFiles:
             if (length := self._known.get(_Name(opened.directory, chunk_id))) is not None:
                 found[chunk_id] = length
         if found:
-            is_old = await opened.think(opened.repo, lambda: may_have_collected(info, _KNOWN))
-            found = {} if is_old else found
+            may_be_gone = await opened.think(opened.repo, lambda: may_have_collected(info, _KNOWN))
+            found = {} if may_be_gone else found
         missing = [chunk_id for chunk_id in wanted if chunk_id not in found]
         if len(missing) <= _MAX_SINGLE:
             return {**found, **await self._ask(opened, missing)}

@@ -22,7 +22,8 @@ _PAUSE_S: Final = 0.01
 class Directory:
     """An open folder."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, path: bytes, fd: int) -> None:
+        self.path = path
         self.fd = fd
 
     @classmethod
@@ -31,7 +32,7 @@ class Directory:
         """Open the folder *path*, which links may lead to."""
         fd = os.open(path, _FOLDER)
         try:
-            yield cls(fd)
+            yield cls(path, fd)
         finally:
             os.close(fd)
 

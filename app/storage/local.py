@@ -30,6 +30,8 @@ from app.storage.writes import demand_writable
 
 _PIECE_BYTES: Final = 1024**2
 _TRIES: Final = 3
+_WRITING: Final = 8
+"""Threads that write; more of them fight for the interpreter more than they write."""
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -51,7 +53,7 @@ class LocalStore:
     def __init__(self, *, threads: int = 16, open_file: OpenFile = _open_file) -> None:
         self._open_file = open_file
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
-        self._writing = ThreadPoolExecutor(threads, thread_name_prefix="local-writes")
+        self._writing = ThreadPoolExecutor(_WRITING, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
         self._safe: set[ObjectRef] = set()

@@ -26,7 +26,8 @@ from app.storage.writes import is_as_expected
 
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 60
-_BUFFER_BYTES: Final = 1024**2
+_BUFFER_BYTES: Final = 128 * 1024
+_COPY_BYTES: Final = 1024**2
 _NO_COPY: Final = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
@@ -34,7 +35,7 @@ class LocalWriter:
     """Writes files; its methods wait for the disk."""
 
     def __init__(self) -> None:
-        self._swept: TTLCache[tuple[int, int], bool] = TTLCache(_SWEPT, _SWEEP_S)
+        self._swept: TTLCache[bytes, bool] = TTLCache(_SWEPT, _SWEEP_S)
         self._lock = threading.Lock()
 
     def replace(
@@ -69,11 +70,10 @@ class LocalWriter:
 
     def _sweep(self, directory: Directory) -> None:
         """Clean up in *directory*, once in a while."""
-        status = os.fstat(directory.fd)
         with self._lock:
-            if (status.st_dev, status.st_ino) in self._swept:
+            if directory.path in self._swept:
                 return
-            self._swept[status.st_dev, status.st_ino] = True
+            self._swept[directory.path] = True
         sweep(directory)
 
 
@@ -159,12 +159,17 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_Place]:
         raise BadKeyError(f"{ref.key!r} can be the name of no file")
     folder = folder_of(ref.bucket)
     path = folder + b"/" + name
-    if is_new and not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
-        make_folders(folder, name.split(b"/")[:-1])
     if os.path.islink(path):  # noqa: PTH114  paths are bytes
         path = os.path.realpath(path)
     above, _, last = path.rpartition(b"/")
-    with Directory.opened(above or b"/") as directory:
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(Directory.opened(above or b"/"))
+        except FileNotFoundError:
+            if not is_new:
+                raise
+            make_folders(folder, name.split(b"/")[:-1])
+            directory = stack.enter_context(Directory.opened(above or b"/"))
         yield _Place(directory, last)
 
 
@@ -212,7 +217,7 @@ def _copied(source: int, target: BinaryIO, at: int, nbytes: int) -> int:
     except OSError as error:
         if error.errno not in _NO_COPY:
             raise
-    data = os.pread(source, min(nbytes, _BUFFER_BYTES), at)
+    data = os.pread(source, min(nbytes, _COPY_BYTES), at)
     target.write(data)
     target.flush()
     return len(data)

@@ -40,7 +40,7 @@ class NewFile:
         before_ns = 0 if old is None else old.st_mtime_ns
         now_ns = max(time.time_ns(), before_ns + 1)
         os.utime(self.fd, ns=(now_ns, now_ns))
-        if self.status().st_mtime_ns <= before_ns:
+        if old is not None and self.status().st_mtime_ns <= before_ns:
             later_ns = before_ns + _COARSE_NS
             os.utime(self.fd, ns=(later_ns, later_ns))
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ _REFERENCES: Final = 100_000
 _PUTS: Final = 2_000
 _PUT_NBYTES: Final = 64 * 1024
 _IN_FLIGHT: Final = 64
+_ENTRY_NBYTES: Final = 200
+_WRITERS: Final = 8
 _API: Final = "/api/datasets/data"
 
 _ONE: Final = Goal("at most", 1.5)
@@ -194,26 +197,48 @@ async def _put_all(root: Path) -> list[Figure]:
     )
     session.commit("Create an array")
     body = random.Random(0).randbytes(_PUT_NBYTES)
-    rates, writes = [], []
+    rates, bare, writes = [], [], []
     connector = aiohttp.TCPConnector(limit=_IN_FLIGHT)
     with gateway(of_dataset(str(root))) as service:
         async with aiohttp.ClientSession(
             service.url, connector=connector, raise_for_status=True
         ) as client:
-            for _ in range(3):
+            for number in range(3):
+                bare.append(await asyncio.to_thread(_write_bare, root / f"bare{number}", body))
                 async with client.post(f"{_API}/sessions", json={"branch": "main"}) as answer:
                     session_id = (await answer.json())["session_id"]
                 before, began = _count_files(root), time.perf_counter()
                 async with asyncio.TaskGroup() as group:
-                    for number in range(_PUTS):
-                        key = f"/data/@session.{session_id}/{ARRAY}/c/{number}"
+                    for at in range(_PUTS):
+                        key = f"/data/@session.{session_id}/{ARRAY}/c/{at}"
                         group.create_task(_put(client, key, body))
                 rates.append(_PUTS / (time.perf_counter() - began))
                 writes.append((_count_files(root) - before) / _PUTS)
     return [
         Figure.over("i", "PUT of 64 KiB into a session, folder", "1/s", rates, _RATE),
+        Figure.over("i", "  a program that only writes such files", "1/s", bare),
         Figure.over("i", "  files written per PUT", "", writes, _WRITES),
     ]
+
+
+def _write_bare(folder: Path, body: bytes) -> float:
+    """Tell how many times a second two files as those of a PUT are made durable."""
+    folder.mkdir()
+
+    def write(number: int) -> None:
+        for name, data in (f"c{number}", body), (f"j{number}", body[:_ENTRY_NBYTES]):
+            path = folder / name
+            with path.open("wb", buffering=0) as file:
+                file.write(data)
+                os.fsync(file)
+            above = os.open(folder, os.O_RDONLY)
+            os.fsync(above)
+            os.close(above)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(write, range(_PUTS)))
+    return _PUTS / (time.perf_counter() - began)
 
 
 def _watch(home: Path) -> Iterator[Figure]:

@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from app import demo as examples
 from app import present, present_upkeep, server
+from app.configuration import load
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.model import VirtualKey
 from app.resolve.icechunk.collecting import Collector, GcReport
@@ -30,7 +31,7 @@ from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
 from app.resolve.walk import Root
 from app.roots import open_root, with_repository, with_root
-from app.settings import Settings, load
+from app.settings import Settings
 from app.storage.stores import Stores
 
 app = typer.Typer(
@@ -261,6 +262,8 @@ def _settings(roots: list[str], given: dict[str, Any], *, writable: bool = False
 def _datasets(roots: list[str], told: dict[str, Any]) -> dict[str, dict[str, Any]]:
     datasets: dict[str, dict[str, Any]] = {}
     for root in roots:
+        if root.endswith(".toml"):
+            raise ConfigurationError(f"{root}: a configuration file goes without roots beside it")
         named = _NAMED_ROOT.fullmatch(root)
         name, url = named.groups() if named else (_default_name(root), root)
         if name in datasets:

@@ -1,6 +1,5 @@
 """Small example datasets of every supported format, written by their own libraries."""
 
-import json
 import shlex
 import shutil
 import sys
@@ -9,12 +8,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
 from app.errors import ConfigurationError
+from app.http import viewer
+from app.http.neuroglancer import PUBLIC_PAGE, link, precomputed_source, zarr_source
 
 INNER_CHUNK: Final = (32, 32, 32)
 SHARD: Final = (128, 128, 128)
@@ -63,25 +63,28 @@ def write(folder: Path) -> dict[str, Path]:
 def guide(base: str) -> str:
     """Say what to open while the examples are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
-    cells = {"type": "segmentation", "name": "cells", "source": f"precomputed://{base}/cells"}
+    page = f"{base}/{viewer.PAGE}" if viewer.is_installed() else PUBLIC_PAGE
     lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
     states = {"tagged": f"{base}/history/@tag.{TAG}", "now": f"{base}/history/@branch.main"}
     lines += [
+        "",
+        "What is served, and how to read it:",
+        f"  {base}/",
         "",
         "One inner chunk of a shard is an object of its own:",
         f"  curl -sSD - -o /dev/null {chunk}",
         "The array, as if it were not sharded:",
         f"  {_show(f'{base}/image/s0', '80, 128, ::32')}",
         "The image in a viewer:",
-        f"  {_link(_image('image', f'{base}/image'))}",
+        f"  {link(page, 'image', 'image', zarr_source(f'{base}/image'))}",
         "The cells in it, a precomputed segmentation:",
-        f"  {_link(cells)}",
+        f"  {link(page, 'segmentation', 'cells', precomputed_source(f'{base}/cells'))}",
         "",
         "A repository keeps its past: the image as it was tagged, and as it is now:",
         *(f"  {url}/" for url in states.values()),
         *(f"  curl -sSD - -o /dev/null {url}/s1/c/1/2/2" for url in states.values()),
         *(f"  {_show(f'{url}/s1', '40, 64, ::16')}" for url in states.values()),
-        *(f"  {_link(_image(name, url))}" for name, url in states.items()),
+        *(f"  {link(page, 'image', name, zarr_source(url))}" for name, url in states.items()),
         "",
         "Ctrl+C stops.",
     ]
@@ -92,17 +95,6 @@ def _show(url: str, at: str) -> str:
     """Print a few voxels of the array at *url* from a shell."""
     script = f'import zarr; print(zarr.open_array("{url}", mode="r")[{at}])'
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
-
-
-def _image(name: str, url: str) -> dict[str, Any]:
-    """Make a layer of the image at *url*."""
-    return {"type": "image", "name": name, "source": f"{url}/|zarr3:"}
-
-
-def _link(layer: dict[str, Any]) -> str:
-    """Open *layer* in a viewer."""
-    state = {"layers": [layer], "layout": "4panel"}
-    return f"https://neuroglancer-demo.appspot.com/#!{quote(json.dumps(state), safe=':/')}"
 
 
 def _write_once(path: Path, put: Callable[[Path], None]) -> Path:

@@ -14,6 +14,10 @@ ShardgateError
 │   ├── UnknownCodingError
 │   ├── UnsupportedError          S3 has it, and this service has not
 │   ├── ForeignPageError
+│   ├── UnauthenticatedError      no credentials that are good for anything
+│   ├── SignatureError            S3's signature of the request is not right
+│   ├── ForbiddenError            credentials that are good for other things
+│   ├── TooManyRequestsError      as many of the same client are being answered
 │   ├── PreconditionFailedError
 │   ├── BadPartError              a part of an upload is missing, or another one
 │   ├── PartOrderError
@@ -31,6 +35,8 @@ ShardgateError
 ├── LockedError                   the owner of the repository lets nobody write to it
 ├── ClockSkewError                somebody's clock is wrong, who wrote to the repository, or ours
 ├── BusyError                     the client comes back later
+├── IssuerUnavailableError        who signed a token does not tell its keys
+├── OverdueError                  the answer took too long, whatever it waited for
 ├── StorageError                  the store did not give the bytes
 │   ├── StorageDeniedError
 │   ├── StorageThrottledError
@@ -107,6 +113,26 @@ class UnsupportedError(RequestError):
 
 class ForeignPageError(RequestError):
     """A page would write that may not even read."""
+
+
+class UnauthenticatedError(RequestError):
+    """The request shows no credentials, or wrong ones, where some are needed."""
+
+
+class SignatureError(RequestError):
+    """The signature of the request cannot be taken; *code* is S3's name for the reason."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class ForbiddenError(RequestError):
+    """Who asks may see the dataset, and may not do this."""
+
+
+class TooManyRequestsError(RequestError):
+    """As many requests of the same client are being answered as may be at once."""
 
 
 class PreconditionFailedError(RequestError):
@@ -186,7 +212,15 @@ class ClockSkewError(ShardgateError):
 
 
 class BusyError(ShardgateError):
-    """All room for bytes in flight is taken."""
+    """All room for bytes in flight is taken, or for requests."""
+
+
+class OverdueError(ShardgateError):
+    """The answer has not begun in the time that one may take."""
+
+
+class IssuerUnavailableError(ShardgateError):
+    """The keys that an issuer signs tokens with cannot be read, so that nobody can tell theirs."""
 
 
 class StorageError(ShardgateError):

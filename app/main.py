@@ -1,40 +1,45 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
+import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
-from app.formats.contract import Format
-from app.formats.documents import DocumentFormat
-from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.virtual import Allowed, allow
-from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
-from app.formats.neuroglancer_precomputed.layout import Precomputed
-from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
-from app.formats.zarr_sharding_indexed.layout import Zarr3
-from app.formats.zarr_storage_transformer.layout import Zarr2022
+from app.datasets import open_datasets, session_formats
+from app.http import viewer
 from app.http.asked import Limits
 from app.http.control import build_control
 from app.http.cors import Cors
+from app.http.credentials.access import Datasets
+from app.http.credentials.bearers import Bearers
+from app.http.credentials.door import Door
+from app.http.credentials.issuers import Issuers
+from app.http.credentials.minted import Minter
+from app.http.credentials.signatures import Signatures
+from app.http.credentials.tokens import build_tokens
+from app.http.crowd import Crowd
 from app.http.dataplane import DataPlane
 from app.http.documents import DocumentReader
 from app.http.gateway import Gateway
 from app.http.icechunk.commits import build_commits
 from app.http.icechunk.repository_changes import build_creation, build_repository_changes
 from app.http.icechunk.sessions import build_sessions
-from app.http.metrics import Metrics
+from app.http.shard_of import ShardNames
+from app.http.start.figures import watch
+from app.http.start.glances import Glances
+from app.http.start.page import StartPage
 from app.http.taking import Taker
+from app.http.watched import Watched
 from app.http.writing import WritingPlane
-from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.erasing import Eraser
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.chunk_files import ChunkFiles
-from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.session_keys import (
     Doors,
@@ -45,103 +50,38 @@ from app.resolve.icechunk.session_keys import (
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.icechunk.stateless import StatelessCommits
 from app.resolve.objects import ObjectWriter
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.resolve.rewriting import Rewrites
 from app.resolve.uploads import Uploads
 from app.resolve.writing import Writer
-from app.settings import DatasetSettings, LimitSettings, Settings
-from app.storage.contract import ObjectStore
+from app.seeing.access_log import open_access_log
+from app.seeing.faults import tell_of_fault
+from app.seeing.icechunk.repository_work import CountingCommitter, CountingSessions
+from app.seeing.metrics import Metrics
+from app.seeing.tracing import Tracing
+from app.settings import LimitSettings, Settings
+from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.stores import Stores
+from app.storage.traced import Call, OnCall, TracedStore
 
 
-def create_app(
-    settings: Settings, *, wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store
-) -> Gateway:
-    """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
-    limits = settings.limits
-    metrics = Metrics()
-    stores = Stores(limits, wrap=wrap, on_write=metrics.on_write)
-    fetch = ReadCache(stores, Memory(settings.cache.index_bytes), ttl_s=settings.cache.ttl_s)
-    chunks = ChunkReader(
-        stores,
-        max_bytes=settings.cache.chunk_bytes,
-        max_gap_bytes=limits.coalesce_gap_bytes,
-        max_span_bytes=limits.stream_bytes,
-    )
-    budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
-    room = ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s)
-    sessions = Sessions(stores, fetch)
-    inside = open_inside(
-        sessions, around=fetch, budget=budget, room=room, limits=limits, metrics=metrics
-    )
-    doors = Doors(sessions, Containers(session_formats(limits)), fetch)
-    resolver = SessionResolver(
-        stores,
-        fetch,
-        chunks,
-        budget,
-        stream_bytes=limits.stream_bytes,
-        decoded_bytes=limits.decoded_bytes,
-        doors=doors,
-        inner=inside.resolver,
-    )
-    objects = ObjectWriter(
-        stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
-    )
-    rewrites = Rewrites(stores, fetch, room, metrics.on_rewrite)
-    writer = SessionWriter(stores, fetch, objects, rewrites, doors=doors, inner=inside.writer)
-    datasets = {
-        name: Dataset(
-            name=name,
-            root=_open_root(stores, dataset, settings),
-            containers=Containers(
-                formats(dataset, limits, open_allowed(stores, dataset, settings))
-            ),
-            format=dataset.format,
-            cache_control=dataset.cache_control.encode(),
-            is_writable=dataset.writable,
-        )
-        for name, dataset in settings.datasets.items()
-    }
+class Shared(NamedTuple):
+    """What all parts of the service have in common."""
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        async with stores, aclosing(rewrites), aclosing(inside.rewrites):
-            yield
-
-    cors = Cors(settings.server.cors_origins)
-    swaps = RepoSwaps(stores, fetch)
-    rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
-    files = ChunkFiles(stores)
-    committer = Committer(swaps, rewriting)
-    commits = build_commits(
-        datasets,
-        resolver,
-        Taker(budget, timeout_s=limits.timeout_s),
-        files,
-        StatelessCommits(committer, files),
-        max_chunk_nbytes=limits.max_chunk_bytes,
-        decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
-    )
-    documents = DocumentReader(budget, limits.timeout_s)
-    routes = [
-        build_creation(datasets, swaps, documents),
-        build_repository_changes(datasets, resolver, swaps, documents),
-        commits,
-        build_sessions(datasets, resolver, sessions, committer, documents),
-    ]
-    control = build_control(datasets, resolver, metrics, lifespan, routes)
-    bounds = Limits(limits.max_chunk_bytes, limits.max_batch_bytes, limits.timeout_s)
-    uploads = Uploads(stores, writer, max_nbytes=limits.max_chunk_bytes)
-    eraser = SessionEraser(resolver, objects, writer, doors=doors, inner=inside.eraser)
-    writing = WritingPlane(
-        datasets, resolver, writer, eraser, uploads, budget=budget, limits=bounds
-    )
-    return Gateway(control, DataPlane(datasets, resolver, writing, cors), cors)
+    settings: Settings
+    metrics: Metrics
+    stores: Stores
+    fetch: ReadCache
+    chunks: ChunkReader
+    budget: ByteBudget
+    """For bytes that go to and fro."""
+    room: ByteBudget
+    """For shards that are rewritten."""
+    sessions: Sessions
 
 
-class Inside(NamedTuple):
-    """What reads and writes the keys of sessions: it asks each time, and shares no answer."""
+class Paths(NamedTuple):
+    """The ways of bytes, out and in."""
 
     resolver: Resolver
     writer: Writer
@@ -149,84 +89,206 @@ class Inside(NamedTuple):
     rewrites: Rewrites
 
 
-def open_inside(  # noqa: PLR0913 - what it shares with what is around sessions
-    sessions: Sessions,
+def create_app(
+    settings: Settings,
     *,
-    around: ReadCache,
-    budget: ByteBudget,
-    room: ByteBudget,
-    limits: LimitSettings,
-    metrics: Metrics,
-) -> Inside:
-    """Build what reads and writes the keys of *sessions*."""
-    stores = sessions.stores
-    fetch = ReadCache(stores, around.memory, ttl_s=0, is_shared=False)
-    chunks = ChunkReader(
-        stores,
-        max_bytes=0,
-        max_gap_bytes=limits.coalesce_gap_bytes,
-        max_span_bytes=limits.stream_bytes,
+    wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
+    tracing: Tracing | None = None,
+) -> Watched:
+    """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
+    shared = _share(settings, wrap, tracing)
+    inside = _open_inside(shared)
+    paths = _open_paths(shared, inside)
+    issuers = Issuers(settings.issuers)
+    minter = Minter(settings.tokens)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        asyncio.get_running_loop().set_exception_handler(tell_of_fault)
+        async with shared.stores, issuers, aclosing(paths.rewrites), aclosing(inside.rewrites):
+            yield
+        if tracing is not None:
+            await tracing.aclose()
+
+    cors = Cors(settings.server.cors_origins)
+    datasets = Datasets(open_datasets(shared.stores, settings), settings.server.metrics)
+    bearers = Bearers(settings.callers, [minter.identify, issuers.identify])
+    door = Door(datasets, bearers, Signatures(settings.callers))
+    routes = _build_routes(shared, paths.resolver, datasets, minter)
+    start_page = StartPage(
+        datasets,
+        Glances(paths.resolver),
+        watch(shared.fetch.memory, shared.chunks, shared.metrics.requests),
+        has_viewer=viewer.is_installed(),
     )
+    control = build_control(
+        datasets, paths.resolver, shared.metrics, lifespan, routes, start_page=start_page
+    )
+    writing = _build_writing(shared, paths, door)
+    data = DataPlane(datasets, door, paths.resolver, writing, cors)
+    shards = ShardNames(datasets, paths.resolver, settings.server.trusted_proxies)
+    gateway = Gateway(control, data, shards, door=door, cors=cors, crowd=_build_crowd(settings))
+    return Watched(
+        gateway,
+        {dataset.name: dataset.is_public for dataset in datasets},
+        shared.metrics.requests,
+        access_log=open_access_log(settings.server),
+        tracing=tracing,
+        proxies=settings.server.trusted_proxies,
+    )
+
+
+def _build_crowd(settings: Settings) -> Crowd:
+    limits = settings.limits
+    return Crowd(
+        most=limits.requests,
+        most_of_one=limits.client_requests,
+        longest_s=limits.answer_s,
+        proxies=settings.server.trusted_proxies,
+    )
+
+
+def _share(
+    settings: Settings, wrap: Callable[[ObjectStore], ObjectStore], tracing: Tracing | None
+) -> Shared:
+    limits = settings.limits
+    metrics = Metrics(
+        settings.datasets, worker=None if settings.server.workers == 1 else str(os.getpid())
+    )
+    on_call = _tell_of_calls(metrics, tracing)
+    on_write = metrics.writes.on_write
+    stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
+    build = ReadCache if tracing is None else tracing.read_cache
+    fetch = build(stores, Memory(settings.cache.index_bytes), ttl_s=settings.cache.ttl_s)
+    metrics.caches.watch("index", fetch.memory, fetch.tally)
+    shared = Shared(
+        settings,
+        metrics,
+        stores,
+        fetch,
+        _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
+        budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
+        room=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
+        sessions=CountingSessions(stores, fetch, metrics.repositories.sessions),
+    )
+    metrics.caches.watch_budget("bodies", shared.budget)
+    metrics.caches.watch_budget("rewrites", shared.room)
+    return shared
+
+
+def _tell_of_calls(metrics: Metrics, tracing: Tracing | None) -> OnCall:
+    """Tell all who want to hear of calls of stores."""
+    if tracing is None:
+        return metrics.upstream.on_call
+
+    def on_call(call: Call) -> None:
+        metrics.upstream.on_call(call)
+        tracing.on_call(call)
+
+    return on_call
+
+
+def _open_paths(shared: Shared, inside: Paths) -> Paths:
+    """Open the ways of all keys; those of sessions go *inside*."""
+    limits = shared.settings.limits
+    fetch = shared.fetch
+    doors = Doors(shared.sessions, Containers(session_formats(limits)), fetch)
+    resolver = SessionResolver(
+        shared.stores,
+        fetch,
+        shared.chunks,
+        shared.budget,
+        stream_bytes=limits.stream_bytes,
+        decoded_bytes=limits.decoded_bytes,
+        doors=doors,
+        inner=inside.resolver,
+    )
+    objects = _object_writer(shared.stores, fetch, limits)
+    rewrites = Rewrites(shared.stores, fetch, shared.room, shared.metrics.writes.on_rewrite)
+    writer = SessionWriter(
+        shared.stores, fetch, objects, rewrites, doors=doors, inner=inside.writer
+    )
+    eraser = SessionEraser(resolver, objects, writer, doors=doors, inner=inside.eraser)
+    return Paths(resolver, writer, eraser, rewrites)
+
+
+def _open_inside(shared: Shared) -> Paths:
+    """Open the ways of keys in sessions: these ask each time, and share no answer."""
+    limits = shared.settings.limits
+    stores = shared.sessions.stores
+    fetch = ReadCache(stores, shared.fetch.memory, ttl_s=0, is_shared=False)
+    shared.metrics.caches.watch("index", fetch.memory, fetch.tally)
     resolver = Resolver(
         stores,
         fetch,
-        chunks,
-        budget,
+        _chunk_reader(stores, limits, 0, shared.metrics),
+        shared.budget,
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    objects = ObjectWriter(
+    objects = _object_writer(stores, fetch, limits)
+    rewrites = Rewrites(stores, fetch, shared.room, shared.metrics.writes.on_rewrite)
+    writer = Writer(stores, fetch, objects, rewrites)
+    return Paths(resolver, writer, Eraser(resolver, objects, writer), rewrites)
+
+
+def _chunk_reader(
+    stores: ObjectReader, limits: LimitSettings, max_bytes: int, metrics: Metrics
+) -> ChunkReader:
+    chunks = ChunkReader(
+        stores,
+        max_bytes=max_bytes,
+        max_gap_bytes=limits.coalesce_gap_bytes,
+        max_span_bytes=limits.stream_bytes,
+    )
+    metrics.caches.watch("chunk", chunks.cache, chunks.tally)
+    return chunks
+
+
+def _object_writer(stores: ObjectStore, fetch: ReadCache, limits: LimitSettings) -> ObjectWriter:
+    return ObjectWriter(
         stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
     )
-    rewrites = Rewrites(stores, fetch, room, metrics.on_rewrite)
-    writer = Writer(stores, fetch, objects, rewrites)
-    return Inside(resolver, writer, Eraser(resolver, objects, writer), rewrites)
 
 
-def session_formats(limits: LimitSettings) -> list[Format]:
-    """Name the formats of what is in sessions."""
-    zarr = Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes)
-    return [DocumentFormat("zarr", ZARR_JSON, (zarr,), limits.metadata_bytes)]
-
-
-def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> ObjectRef:
-    if dataset.store is None:
-        return stores.open_root(dataset.url)
-    return stores.open_root(dataset.url, settings.stores[dataset.store], dataset.store)
-
-
-def open_allowed(
-    stores: Stores, dataset: DatasetSettings, settings: Settings
-) -> tuple[Allowed, ...]:
-    """Open what virtual references may lead to."""
-    allowed = []
-    scheme = dataset.url.partition("://")[0]
-    for prefix in dataset.virtual_chunk_prefixes:
-        is_alike = prefix.url.startswith(f"{scheme}://")
-        name = prefix.store or (dataset.store if is_alike else None)
-        store = None if name is None else settings.stores[name]
-        root = stores.open_prefix(prefix.url, store, name)
-        allowed.append(allow(prefix.url, root))
-    return tuple(allowed)
-
-
-def formats(
-    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
-) -> list[Format]:
-    """Name the formats whose containers are looked for in *dataset*.
-
-    Virtual references of Icechunk may be followed where *allowed*.
-    """
-    if dataset.view == "raw":
-        return []
-    zarr = (
-        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
-        Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
+def _build_routes(
+    shared: Shared, resolver: Resolver, datasets: Datasets, minter: Minter
+) -> list[APIRouter]:
+    """Build the routes that change repositories, and the one that mints tokens."""
+    limits = shared.settings.limits
+    swaps = RepoSwaps(shared.stores, shared.fetch)
+    files = ChunkFiles(shared.stores)
+    rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
+    committer = CountingCommitter(swaps, rewriting, shared.metrics.repositories.commits)
+    documents = DocumentReader(shared.budget, limits.timeout_s)
+    commits = build_commits(
+        datasets,
+        resolver,
+        Taker(shared.budget, timeout_s=limits.timeout_s),
+        files,
+        StatelessCommits(committer, files),
+        max_chunk_nbytes=limits.max_chunk_bytes,
+        decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
     )
-    precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
-    known: tuple[Format, ...] = (
-        DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes),
-        DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes),
-        Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
+    return [
+        build_creation(datasets, swaps, documents),
+        build_repository_changes(datasets, resolver, swaps, documents),
+        commits,
+        build_sessions(datasets, resolver, shared.sessions, committer, documents),
+        build_tokens(datasets.find, minter, documents),
+    ]
+
+
+def _build_writing(shared: Shared, paths: Paths, door: Door) -> WritingPlane:
+    limits = shared.settings.limits
+    bounds = Limits(limits.max_chunk_bytes, limits.max_batch_bytes, limits.timeout_s)
+    uploads = Uploads(shared.stores, paths.writer, max_nbytes=limits.max_chunk_bytes)
+    return WritingPlane(
+        door,
+        paths.resolver,
+        paths.writer,
+        paths.eraser,
+        uploads,
+        budget=shared.budget,
+        limits=bounds,
     )
-    return [each for each in known if dataset.format in ("auto", each.name)]

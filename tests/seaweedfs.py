@@ -4,8 +4,9 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import batched
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -97,11 +98,15 @@ class SeaweedFS:
 
 
 @contextmanager
-def running(weed: Path, folder: Path) -> Generator[SeaweedFS]:
-    """Run the binary *weed* with its data in *folder* until the context ends."""
-    ports = _free_ports(2 * len(_SERVICES))
-    listen = {name: (ports[2 * i], ports[2 * i + 1]) for i, name in enumerate(_SERVICES)}
-    server = SeaweedFS(listen["s3"][0], "test")
+def running(
+    weed: Path, folder: Path, ports: tuple[int, Sequence[str]] | None = None
+) -> Generator[SeaweedFS]:
+    """Run the binary *weed* with its data in *folder* until the context ends, as by a power cut.
+
+    On the same ports, of `own_ports`, it is the same server again.
+    """
+    port, listening = ports or own_ports(folder)
+    server = SeaweedFS(port, "test")
     command = [
         str(weed),
         f"-logdir={folder}",
@@ -114,12 +119,9 @@ def running(weed: Path, folder: Path) -> Generator[SeaweedFS]:
         "-master.telemetry=false",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
-        f"-s3.localSocket={folder}/s3.sock",
-        f"-filer.localSocket={folder}/filer.sock",
         f"-bucket={server.bucket}",
+        *listening,
     ]
-    for name, (http, grpc) in listen.items():
-        command += [f"-{name}.port={http}", f"-{name}.port.grpc={grpc}"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     with (
         (folder / "output.txt").open("wb") as output,
@@ -133,8 +135,23 @@ def running(weed: Path, folder: Path) -> Generator[SeaweedFS]:
             yield server
         finally:
             process.kill()  # the data is thrown away, and a polite stop takes it 10 s
-            for name, (_, grpc) in listen.items():
-                Path(f"/tmp/seaweedfs-{name}-grpc-{grpc}.sock").unlink(missing_ok=True)
+            remove_sockets(listening)
+
+
+def own_ports(folder: Path) -> tuple[int, list[str]]:
+    """Find ports that nothing listens on: that of S3, and the arguments that tell all."""
+    listen = dict(zip(_SERVICES, batched(free_ports(2 * len(_SERVICES)), 2), strict=True))
+    arguments = [f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock"]
+    for name, (http, grpc) in listen.items():
+        arguments += [f"-{name}.port={http}", f"-{name}.port.grpc={grpc}"]
+    return listen["s3"][0], arguments
+
+
+def remove_sockets(listening: Sequence[str]) -> None:
+    """Remove what a server that was killed has left of those."""
+    for argument in listening:
+        name, _, port = argument.removeprefix("-").partition(".port.grpc=")
+        Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 def _wait_until_it_stores(
@@ -154,7 +171,7 @@ def _wait_until_it_stores(
             return
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Find ports that nothing listens on, all held at once so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
+from app.http.watched import Watched
 from app.main import create_app
 from app.server import configure
 from app.settings import Settings
@@ -58,10 +59,16 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def serving(
-    settings: Settings, *, wrap: Callable[[ObjectStore], ObjectStore] | None = None
+    settings: Settings,
+    *,
+    wrap: Callable[[ObjectStore], ObjectStore] | None = None,
+    around: Callable[[Watched], Any] = lambda watched: watched,
 ) -> Generator[str]:
-    """Run the service with *settings* and give its URL, which ends without a slash."""
-    app = create_app(settings) if wrap is None else create_app(settings, wrap=wrap)
+    """Run the service with *settings* and give its URL, which ends without a slash.
+
+    *wrap* goes around its stores, and *around* around itself.
+    """
+    app = around(create_app(settings) if wrap is None else create_app(settings, wrap=wrap))
     quiet = settings.server.model_copy(update={"log_level": "critical"})
     server = _Server(configure(app, quiet))
     with socket.socket() as listener:

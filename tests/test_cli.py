@@ -194,7 +194,7 @@ def test_the_demo_prints_lines_that_work_verbatim(tmp_path: Path) -> None:
         )
 
     assert [curl.splitlines()[0] for curl in curls] == ["HTTP/1.1 200 OK"] * 3
-    assert len(shown) == len(demo.EXAMPLES) + 2
+    assert len(shown) == len(demo.EXAMPLES) + 3 + 4  # the viewer is installed
     image, tagged, now = ([int(number) for number in re.findall(r"\d+", line)] for line in pythons)
     assert len(image) == len(tagged) == 8
     assert min(max(image), max(tagged)) > 0

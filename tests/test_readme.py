@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefinedType
 from typer.main import get_command
 
 from app.cli import app
+from app.configuration import load
 from app.http.problems import STATUS
 from app.main import create_app
-from app.settings import TABLES, Settings, load
+from app.settings import TABLES, Settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -24,7 +26,7 @@ def spelled_default(field: FieldInfo) -> str:
     match field.get_default():
         case _ if field.is_required():
             return "required"
-        case None:
+        case None | PydanticUndefinedType():
             return ""
         case ByteSize() as size:
             unit, name = (1024**2, "MiB") if size >= 1024**2 else (1024, "KiB")
@@ -38,7 +40,7 @@ def spelled_default(field: FieldInfo) -> str:
 
 def settings_rows() -> list[str]:
     """Write the rows of the table of settings."""
-    names = {"stores": "stores.NAME", "datasets": "datasets.NAME"}
+    names = {each: f"{each}.NAME" for each in ("stores", "callers", "issuers", "datasets")}
     return [
         f"| `{names.get(section, section)}.{name}` | {spelled_default(field)} "
         f"| {field.description} |"
@@ -100,7 +102,8 @@ def test_every_command_and_option_is_there() -> None:
 def test_every_route_is_there() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", README, re.MULTILINE))
-    paths = set(create_app(Settings())._control.openapi()["paths"])
+    service: Any = create_app(Settings()).service
+    paths = set(service._control.openapi()["paths"])
 
     assert paths <= routes
     assert {route for route in routes if route.startswith(("/api", "/healthz", "/ready"))} <= paths

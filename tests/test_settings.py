@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.configuration import load
 from app.errors import ConfigurationError
-from app.settings import TABLES, Settings, load
+from app.settings import TABLES, Settings
 
 MIB = 1024**2
 
@@ -31,7 +32,7 @@ def test_nothing_given_is_the_defaults() -> None:
     """Without file and environment the documented defaults hold."""
     settings = load(None, {})
 
-    assert settings == Settings()
+    assert settings == Settings(tokens=settings.tokens)
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8000)
     assert settings.cache.index_bytes == 256 * MIB
 
@@ -337,3 +338,45 @@ def test_prefixes_of_virtual_chunks_are_checked(config: Path, prefix: str, reaso
     assert said.startswith("datasets.era5.virtual_chunk_prefixes")
     assert reason in said
     assert "hunter2" not in said
+
+
+ANA = {"ana": {"token_sha256": ["0" * 64]}}
+LAB = {"url": "https://a.example", "audience": "b"}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"datasets": {"em": {"url": "/em", "read": ["bob"]}}}, "names no caller and no issuer"),
+        ({"datasets": {"em": {"url": "/em", "read": ["lab:"]}}}, "names no caller and no issuer"),
+        ({"server": {"metrics": ["bob"]}}, "server.metrics: 'bob' names no caller"),
+        ({"callers": {"public": {}}}, "is not a name for a caller"),
+        ({"callers": {"a:b": {}}}, "is not a name for a caller"),
+        ({"callers": {"~a": {}}}, "is not a name for a caller"),
+        ({"callers": {"ana": {"token_sha256": ["secret"]}}}, "is not a SHA-256 digest"),
+        ({"callers": {"ana": {"access_key_id": "a"}}}, "go together"),
+        ({"callers": {**ANA, "bob": ANA["ana"]}}, "callers.bob: has the token or key of another"),
+        ({"issuers": {"lab": {"url": "http://a.example", "audience": "b"}}}, "is not https://"),
+        ({"issuers": {"lab": LAB, "again": LAB}}, "issuers.again: has the url of another issuer"),
+        ({"tokens": {"secret": "short"}}, "shorter than 32"),
+        (
+            {"callers": ANA, "datasets": {"em": {"url": "/em", "read": ["ana"], "writable": True}}},
+            "write says who may",
+        ),
+        ({"datasets": {"em": {"url": "/em", "write": ["public"]}}}, "write goes with writable"),
+        (
+            {
+                "callers": ANA,
+                "datasets": {
+                    "em": {"url": "/em", "read": ["ana"], "cache_control": "Public, max-age=60"}
+                },
+            },
+            "cache_control says private or no-store",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_meant_stop_the_start(
+    document: dict[str, dict[str, object]], told: str
+) -> None:
+    """A slip in who may do what is told, and no value that may be secret."""
+    assert told in complaint(None, {}, document)

@@ -42,6 +42,13 @@ class Layout(Protocol):
         """
         ...
 
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Name the shard that *key* is in, from metadata alone; `None` for what is in none.
+
+        Raises: `DamagedError`.
+        """
+        ...
+
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key*, which may name nothing yet, is written.
 

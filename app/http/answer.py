@@ -12,6 +12,8 @@ from app.http.cors import Cors
 from app.http.problems import problem, status_of
 from app.http.s3_answers import code_of, error_document
 from app.http.s3_requests import speaks_s3
+from app.seeing.failures import tell_of_failure
+from app.seeing.seen import note_request_id
 
 type Scope = Mapping[str, Any]
 type Headers = list[tuple[bytes, bytes]]
@@ -19,6 +21,7 @@ type Body = bytes | AsyncIterator[bytes]
 type Respond = Callable[[], Awaitable[None]]
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"
+NO_REFERRER: Final = (b"referrer-policy", b"no-referrer")
 NO_STORE: Final = (b"cache-control", b"no-store")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _process: Final = secrets.token_hex(4)
@@ -26,11 +29,15 @@ _numbers: Final = itertools.count(1)
 
 
 class AtHand(NamedTuple):
-    """A whole answer that needs no waiting."""
+    """A whole answer that needs no waiting; the last of its headers is the id of the request."""
 
     status: HTTPStatus
     headers: Headers
     body: bytes
+    dataset: str = ""
+    """Of what, for metrics and logs."""
+    caller: str = ""
+    """Who asks, for logs."""
 
 
 class Write(Protocol):
@@ -56,6 +63,7 @@ class Answer:
         self.given = given
         self._query = query
         self.request_id = request_id(given.get(b"x-request-id"))
+        note_request_id(self.request_id)
         self.has_started = False
         self._write = write
         self._cors = cors
@@ -86,6 +94,9 @@ class Answer:
     async def fail(self, error: ShardgateError) -> None:
         """Tell of *error*."""
         status = status_of(error)
+        tell_of_failure(status, error)
+        if status is HTTPStatus.UNAUTHORIZED and self.is_s3:
+            status = HTTPStatus.FORBIDDEN
         extra = [(b"allow", ALLOW)] if status is HTTPStatus.METHOD_NOT_ALLOWED else []
         await self.problem(status, str(error), *extra, code=code_of(status, error))
 
@@ -118,7 +129,7 @@ class Answer:
     def completed(self, headers: Headers) -> Headers:
         """Add to the *headers* of another application what every answer carries."""
         present = {name for name, _ in headers}
-        more = [*self._cors.headers(self.given.get(b"origin")), NO_STORE]
+        more = [*self._cors.headers(self.given.get(b"origin")), NO_STORE, NO_REFERRER]
         more.append((b"x-request-id", self.request_id))
         return [*headers, *(header for header in more if header[0] not in present)]
 

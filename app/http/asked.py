@@ -1,7 +1,7 @@
 """A request that is not GET, HEAD or OPTIONS, and how what came of it is told."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -43,6 +43,8 @@ class Asked(NamedTuple):
     names: frozenset[bytes]
     """Of the parameters in *query*."""
     budget: ByteBudget
+    enter: Callable[[str], Awaitable[Dataset]]
+    """Gives another dataset by its name, if who asks may read there."""
 
     @property
     def given(self) -> Mapping[bytes, bytes]:

@@ -5,10 +5,12 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final
 
 from app.errors import BadBodyError, LengthRequiredError, SlowBodyError, TooLargeError
 from app.http.answer import Body, Headers, Write
+from app.http.credentials.seals import Seal, seal_of
 from app.http.disconnect import ClientGoneError
 from app.resolve.opening import Held
 
@@ -21,20 +23,34 @@ _LINGER_S: Final = 2.0
 """Closed at once, a connection on which bytes still arrive takes the answer away with it."""
 _LINGER_NBYTES: Final = 64 * 1024**2
 LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_NO_SCOPE: Final[Mapping[str, Any]] = MappingProxyType({})
 _CLOSE: Final = (b"connection", b"close")
 
 
 class Incoming:
-    """The body of the request with the headers *given*, which *receive* brings."""
+    """The body of the request *scope* with the headers *given*, which *receive* brings."""
 
-    def __init__(self, receive: Any, given: Mapping[bytes, bytes], *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        receive: Any,
+        given: Mapping[bytes, bytes],
+        *,
+        timeout_s: float,
+        scope: Mapping[str, Any] = _NO_SCOPE,
+    ) -> None:
         self.receive = receive
+        self._scope = scope
         self._timeout_s = timeout_s
         self._length = given.get(b"content-length")
         self._is_chunked = b"transfer-encoding" in given
         self._is_expecting = b"expect" in given
-        self.is_unread = self._is_chunked or (self._length or b"0").strip(b"0") != b""
+        self.is_unread = is_announced(given)
         """Whether some of it may still arrive."""
+
+    @property
+    def seal(self) -> Seal | None:
+        """What its frames are signed with; it is known once who asks is."""
+        return seal_of(self._scope)
 
     def length(self, most_nbytes: int) -> int:
         """Tell how many bytes are announced, of which nothing has been asked for yet.
@@ -53,12 +69,34 @@ class Incoming:
         Raises: `BusyError`, `SlowBodyError`, `BadBodyError` for another length,
         `ClientGoneError`.
         """
+        arrived = 0
+        async for piece in self._arriving(length, held):
+            arrived += len(piece)
+            yield piece
+        if arrived != length:
+            raise BadBodyError(f"the body has not the {length} bytes that were announced")
+
+    async def read(self, length: int, held: Held) -> bytes:
+        """Read all *length* bytes as `pieces` does."""
+        return b"".join([piece async for piece in self.pieces(length, held)])
+
+    async def read_framed(self, most_nbytes: int, held: Held) -> bytes:
+        """Read a body that tells itself where it ends, of which no length need be announced.
+
+        Raises: what `pieces` and `length` do.
+        """
+        if not self._is_chunked or self._length is not None:
+            return await self.read(self.length(most_nbytes), held)
+        return b"".join([piece async for piece in self._arriving(most_nbytes, held)])
+
+    async def _arriving(self, most_nbytes: int, held: Held) -> AsyncIterator[bytes]:
+        """Give up to *most_nbytes* as they arrive."""
         arrived = reserved = 0
         waited_s = 0.0
         is_more = self.is_unread
         while is_more:
             if arrived >= reserved:
-                reserved = min(length, arrived + _AHEAD_NBYTES)
+                reserved = min(most_nbytes, arrived + _AHEAD_NBYTES)
                 await held.reserve(reserved)
             left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
             began_at = asyncio.get_running_loop().time()
@@ -66,16 +104,12 @@ class Incoming:
             waited_s += asyncio.get_running_loop().time() - began_at
             arrived += len(message["body"])
             is_more = message["more_body"]
-            if arrived > length:
+            if arrived > most_nbytes:
                 break
             yield message["body"]
         self.is_unread = is_more
-        if arrived != length:
-            raise BadBodyError(f"the body has not the {length} bytes that were announced")
-
-    async def read(self, length: int, held: Held) -> bytes:
-        """Read all *length* bytes as `pieces` does."""
-        return b"".join([piece async for piece in self.pieces(length, held)])
+        if arrived > most_nbytes:
+            raise BadBodyError(f"the body has more than {most_nbytes} bytes")
 
     async def drain(self) -> None:
         """Let the rest arrive, a while and up to a bound, and drop it."""
@@ -98,6 +132,11 @@ class Incoming:
         if message["type"] != "http.request":
             raise ClientGoneError
         return {"body": message.get("body", b""), "more_body": message.get("more_body", False)}
+
+
+def is_announced(given: Mapping[bytes, bytes]) -> bool:
+    """Tell whether a request with the headers *given* has a body."""
+    return b"transfer-encoding" in given or given.get(b"content-length", b"").strip(b"0") != b""
 
 
 def lingering_writer(send: Any, incoming: Incoming) -> Write:

@@ -9,6 +9,7 @@ from app.errors import BadKeyError, BadParameterError, ShardgateError
 from app.http import batch_read, batch_write, s3, s3_answers, s3_delete
 from app.http.answer import NO_STORE
 from app.http.asked import Asked, Limits
+from app.http.checksums import SignedDigest
 from app.http.disconnect import UntilDisconnect
 from app.http.payload import read_payload
 from app.http.preconditions import parse_demand
@@ -34,9 +35,10 @@ class Bulk:
         """Send many keys."""
         asked.refuse_coding()
         async with asked.held() as held:
-            length = asked.incoming.length(batch_read.MAX_NBYTES)
-            body = await asked.incoming.read(length, held)
-            wanted = await asyncio.to_thread(batch_read.parse_batch, body)
+            payload = await read_payload(
+                asked.incoming, asked.given, held, most_nbytes=batch_read.MAX_NBYTES
+            )
+            wanted = await asyncio.to_thread(batch_read.parse_batch, payload.body)
         async with UntilDisconnect(asked.incoming.receive):
             try:
                 async with TaskGroup() as group:
@@ -51,9 +53,12 @@ class Bulk:
         asked.refuse_coding()
         length = asked.incoming.length(self._limits.max_batch_nbytes)
         frames = batch_write.Frames(most_nbytes=self._limits.max_chunk_nbytes)
+        digest = SignedDigest(asked.given)
         async with asked.held() as held:
             async for piece in asked.incoming.pieces(length, held):
+                digest.feed(piece)
                 frames.feed(piece)
+            digest.finish()
             given = frames.finish()
             outcomes = await self._writer.put_each(asked.dataset, given)
         await asked.tell_json({"results": batch_write.describe(given, outcomes)})

@@ -1,6 +1,6 @@
 """The control plane: ``/api``, health, and the list of datasets, with OpenAPI at ``/docs``."""
 
-import html
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -9,20 +9,25 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from app.errors import ShardgateError, StorageError, UnknownDatasetError
+from app.errors import ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.http.answer import ALLOW
+from app.http.credentials.access import Datasets
 from app.http.described import OTHERWISE
-from app.http.metrics import MEDIA_TYPE, Metrics
 from app.http.problems import members_of, problem, status_of
 from app.http.repositories import RepositoryPath, build_repositories
+from app.http.start.page import StartPage
 from app.http.target import check_key
+from app.http.viewer import add_viewer
 from app.resolve.icechunk.named_refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
+from app.seeing.failures import tell_of_failure
+from app.seeing.metrics import MEDIA_TYPE, Metrics
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -73,12 +78,14 @@ class Readiness(BaseModel):
     datasets: dict[str, str]
 
 
-def build_control(
-    datasets: Mapping[str, Dataset],
+def build_control(  # noqa: PLR0913 - its parts, each made by the composition root
+    datasets: Datasets,
     resolver: Resolver,
     metrics: Metrics,
     lifespan: Lifespan,
     writing: Sequence[APIRouter] = (),
+    *,
+    start_page: StartPage,
 ) -> FastAPI:
     """Build the FastAPI application, with the routes that write."""
     app = FastAPI(
@@ -86,6 +93,7 @@ def build_control(
         description=_ABOUT,
         lifespan=lifespan,
         redoc_url=None,
+        default_response_class=_Json,
         responses=dict(OTHERWISE),
     )
     for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
@@ -93,27 +101,28 @@ def build_control(
 
     @app.get("/", include_in_schema=False)
     async def start(request: Request) -> Response:
-        summaries = [_summary(dataset) for dataset in datasets.values()]
         if "text/html" in request.headers.get("accept", ""):
-            return Response(_start_page(summaries), media_type="text/html")
+            return await start_page(request)
+        summaries = _summaries(datasets, request)
         return Response(
             DatasetList(datasets=summaries).model_dump_json(), media_type="application/json"
         )
 
     @app.get("/api/datasets")
-    async def list_datasets() -> DatasetList:
+    async def list_datasets(request: Request) -> DatasetList:
         """List what is served."""
-        return DatasetList(datasets=[_summary(dataset) for dataset in datasets.values()])
+        return DatasetList(datasets=_summaries(datasets, request))
 
     @app.get("/api/datasets/{dataset}")
     async def describe_dataset(
+        request: Request,
         dataset: str,
         path: RepositoryPath = "",
         after: str = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> DatasetDescription:
         """Describe the arrays and the like of a dataset as they are stored and served."""
-        named = _named(datasets, dataset)
+        named = datasets.find(dataset, request.scope["caller"])
         root = resolver.root(named)
         reports = await inspect_root(root, after=after, limit=limit)
         containers = await list_containers(root, check_key(path.rstrip("/")))
@@ -132,20 +141,31 @@ def build_control(
         return {"status": "ok"}
 
     @app.get("/readyz", responses={503: {"model": Readiness}})
-    async def is_ready(response: Response) -> Readiness:
-        """Tell whether the root of every dataset can be reached."""
-        states = {name: await _reach(resolver, dataset) for name, dataset in datasets.items()}
+    async def is_ready(request: Request, response: Response) -> Readiness:
+        """Tell whether the root of every dataset can be reached; of those that one may see, why."""
+        states = {each.name: await _reach(resolver, each) for each in datasets}
         if any(state != "ok" for state in states.values()):
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return Readiness(datasets=states)
+        seen = [each.name for each in datasets.seen_by(request.scope["caller"])]
+        return Readiness(datasets={name: states[name] for name in seen})
 
     @app.get("/metrics")
-    async def count() -> Response:
+    async def count(request: Request) -> Response:
         """Tell what this process has done, for Prometheus."""
+        datasets.demand_watching(request.scope["caller"])
         return Response(metrics.exposition(), media_type=MEDIA_TYPE)
 
+    add_viewer(app)
     _include(app, build_repositories(datasets, resolver), *writing)
     return app
+
+
+class _Json(JSONResponse):
+    """JSON in ASCII: names in metadata may have characters that UTF-8 has not."""
+
+    def render(self, content: Any) -> bytes:
+        """Write *content*."""
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _include(app: FastAPI, *routers: APIRouter) -> None:
@@ -156,10 +176,8 @@ def _include(app: FastAPI, *routers: APIRouter) -> None:
         route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
 
 
-def _named(datasets: Mapping[str, Dataset], name: str) -> Dataset:
-    if name not in datasets:
-        raise UnknownDatasetError(f"there is no dataset {name}")
-    return datasets[name]
+def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
+    return [_summary(dataset) for dataset in datasets.seen_by(request.scope["caller"])]
 
 
 def _summary(dataset: Dataset) -> DatasetSummary:
@@ -173,18 +191,9 @@ async def _reach(resolver: Resolver, dataset: Dataset) -> str:
     try:
         await resolver.reach(dataset)
     except StorageError as error:
+        tell_of_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
         return str(error)
     return "ok"
-
-
-def _start_page(summaries: list[DatasetSummary]) -> str:
-    links = "\n".join(
-        f'<li><a href="{html.escape(s.path)}">{html.escape(s.name)}</a></li>' for s in summaries
-    )
-    return (
-        "<!doctype html>\n<html><head><title>Shardgate</title></head>\n<body><h1>Datasets</h1>\n"
-        f'<ul>\n{links}\n</ul>\n<p><a href="/docs">API</a></p></body></html>\n'
-    )
 
 
 def _problem_response(
@@ -201,6 +210,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
     match error:
         case ShardgateError():
             status = status_of(error)
+            tell_of_failure(status, error)
             more = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
             return _problem_response(status, str(error), more, members_of(error))
         case HTTPException():

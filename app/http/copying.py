@@ -9,7 +9,6 @@ from app.errors import (
     BadHeaderError,
     PreconditionFailedError,
     TooLargeError,
-    UnknownDatasetError,
     UnsupportedError,
 )
 from app.http import s3, s3_answers
@@ -36,17 +35,14 @@ _UNSERVED: Final = (
 class Copier:
     """Copies keys, from any dataset into those that are writable."""
 
-    def __init__(
-        self, datasets: Mapping[str, Dataset], resolver: Resolver, writer: Writer, limits: Limits
-    ) -> None:
-        self._datasets = datasets
+    def __init__(self, resolver: Resolver, writer: Writer, limits: Limits) -> None:
         self._resolver = resolver
         self._writer = writer
         self._limits = limits
 
     async def copy(self, asked: Asked) -> None:
         """Write what another key names now, up to the size that a body may have."""
-        dataset, key = self._source(asked.given)
+        dataset, key = await _source(asked)
         conditions = _conditions(asked.given)
         demand = asked.demand()
 
@@ -70,23 +66,22 @@ class Copier:
             etag = await self._writer.put(asked.dataset, given)
         await asked.tell(s3.MEDIA_TYPE, s3_answers.copied(etag))
 
-    def _source(self, given: Mapping[bytes, bytes]) -> tuple[Dataset, VirtualKey]:
-        """Read which key is to be copied.
 
-        Raises: `BadHeaderError`, `BadKeyError`, `UnknownDatasetError`, `UnsupportedError`.
-        """
-        spelled, query, _ = given[SOURCE].partition(b"?")
-        if query or any(name in given for name in _UNSERVED):
-            raise UnsupportedError("CopyObject of a version, by dates or with a key is not served")
-        try:
-            name, _, key = unquote_to_bytes(spelled).decode().removeprefix("/").partition("/")
-        except UnicodeDecodeError:
-            raise BadHeaderError("x-amz-copy-source is not percent-encoded UTF-8") from None
-        if not key or key.endswith("/"):
-            raise BadHeaderError("x-amz-copy-source names no key")
-        if (dataset := self._datasets.get(name)) is None:
-            raise UnknownDatasetError(f"there is no dataset {name}")
-        return dataset, check_key(key)
+async def _source(asked: Asked) -> tuple[Dataset, VirtualKey]:
+    """Read which key is to be copied.
+
+    Raises: `BadHeaderError`, `BadKeyError`, `UnsupportedError`, and what `Door.enter` raises.
+    """
+    spelled, query, _ = asked.given[SOURCE].partition(b"?")
+    if query or any(name in asked.given for name in _UNSERVED):
+        raise UnsupportedError("CopyObject of a version, by dates or with a key is not served")
+    try:
+        name, _, key = unquote_to_bytes(spelled).decode().removeprefix("/").partition("/")
+    except UnicodeDecodeError:
+        raise BadHeaderError("x-amz-copy-source is not percent-encoded UTF-8") from None
+    if not key or key.endswith("/"):
+        raise BadHeaderError("x-amz-copy-source names no key")
+    return await asked.enter(name), check_key(key)
 
 
 def _conditions(given: Mapping[bytes, bytes]) -> Conditions:

@@ -1,7 +1,7 @@
 """``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -11,7 +11,6 @@ from app.errors import (
     BadKeyError,
     RequestError,
     ShardgateError,
-    UnknownDatasetError,
     UnsupportedError,
 )
 from app.formats.naming import Name
@@ -22,7 +21,6 @@ from app.http.answer import (
     Headers,
     Later,
     Respond,
-    Scope,
     Write,
     asgi_writer,
     combined,
@@ -32,9 +30,12 @@ from app.http.asked import allowed
 from app.http.bodies import lingering_writer
 from app.http.buckets import list_buckets, tell_of_bucket
 from app.http.cors import Cors
+from app.http.credentials.access import Datasets, may_read
+from app.http.credentials.caller import NOBODY, Caller
+from app.http.credentials.door import Door, Request
 from app.http.dates import last_modified
 from app.http.disconnect import ClientGoneError, UntilDisconnect
-from app.http.pages import MOST_LINKS, content_type, listing_page
+from app.http.pages import MOST_LINKS, content_type, listing_page, page_headers
 from app.http.ranges import content_range
 from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.s3_requests import names_in, unserved
@@ -45,10 +46,14 @@ from app.model import ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset, Resolver
+from app.seeing.seen import note_caller
 
 _GZIP: Final = (b"content-encoding", b"gzip")
-_LASTING: Final = b"public, max-age=31536000, immutable"
+_EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
+_LASTING: Final = b"max-age=31536000, immutable"
 """For what a key will name for ever (RFC 8246)."""
+_OF_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), (b"referrer-policy", b"no-referrer")]
+"""Answers that depend on who asks; a token may be in the path."""
 _NO_STORE: Final = b"no-store"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VARY: Final = (b"vary", b"Accept-Encoding")
@@ -60,20 +65,24 @@ class DataPlane:
 
     def __init__(
         self,
-        datasets: Mapping[str, Dataset],
+        datasets: Datasets,
+        door: Door,
         resolver: Resolver,
         writing: WritingPlane,
         cors: Cors,
     ) -> None:
+        self._door = door
         self._datasets = datasets
         self._resolver = resolver
         self._writing = writing
         self._cors = cors
 
-    def begin(self, raw_path: bytes, headers: Headers) -> AtHand | Later | None:
+    def begin(
+        self, raw_path: bytes, headers: Headers, token: str | None = None
+    ) -> AtHand | Later | None:
         """Begin to answer a GET for a chunk or document outside of ASGI; see `GatewayProtocol`.
 
-        `None` leaves the request to ASGI.
+        `None` leaves the request to ASGI. The *token* was in the path.
         """
         try:
             name, key = split_target(raw_path)
@@ -81,31 +90,38 @@ class DataPlane:
             if dataset is None or not key or key.endswith("/"):
                 return None
             given = combined(headers)
+            caller = NOBODY
+            if not dataset.is_public:
+                known = self._door.recall(given, token)
+                if known is None or not may_read(known, dataset):
+                    return None
+                caller = known
             conditions = Conditions.parse("GET", given)
             opened = self._at_hand(dataset, key, conditions)
         except RequestError:
             return None
         if opened is None:
-            return partial(self._read_later, given, dataset, key, conditions)
-        if (found := _entity_headers(dataset, key, opened)) is None:
+            read = partial(self._read, dataset, key, conditions)
+            return partial(self._read_later, given, caller, read)
+        found, body = _entity_headers(dataset, key, opened), opened.body
+        if found is None or not isinstance(body, bytes):
             return None
         found += self._cors.headers(given.get(b"origin"))
         found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
-        body = opened.body
-        return AtHand(opened.choice.status, found, body) if isinstance(body, bytes) else None
+        return AtHand(opened.choice.status, found, body, name, caller.name)
 
     def _read_later(
         self,
         given: Mapping[bytes, bytes],
-        dataset: Dataset,
-        key: VirtualKey,
-        conditions: Conditions,
+        caller: Caller,
+        read: Callable[[Answer], Awaitable[None]],
         write: Write,
     ) -> Awaitable[None]:
+        note_caller(caller.name)
         answer = Answer(given, write, self._cors)
-        return self._guarded(answer, partial(self._read, answer, dataset, key, conditions))
+        return self._guarded(answer, partial(read, answer))
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Request, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""
         given, query = combined(scope["headers"]), scope["query_string"]
         with suppress(ClientGoneError):
@@ -114,14 +130,14 @@ class DataPlane:
                 async with UntilDisconnect(receive):
                     await self._guarded(answer, partial(self._respond, answer, scope))
             else:
-                incoming = self._writing.incoming(receive, given)
+                incoming = self._writing.incoming(scope, receive, given)
                 answer = Answer(given, lingering_writer(send, incoming), self._cors, query)
                 respond = partial(self._writing.respond, answer, scope, incoming)
                 await self._guarded(answer, respond)
 
-    async def list_buckets(self, answer: Answer) -> None:
+    async def list_buckets(self, answer: Answer, caller: Caller) -> None:
         """Answer S3 clients that ask what is served."""
-        await list_buckets(answer, self._datasets)
+        await list_buckets(answer, [each.name for each in self._datasets.seen_by(caller)])
 
     async def _guarded(self, answer: Answer, respond: Respond) -> None:
         """Let *respond* fail with a problem document; what broke off is raised again."""
@@ -129,7 +145,7 @@ class DataPlane:
             await respond()
         except ShardgateError as error:
             if answer.has_started:
-                _log.warning("request %s broke off: %s", answer.request_id.decode(), error)
+                _log.warning("an answer broke off", exc_info=error)
                 raise
             await answer.fail(error)
         except ClientGoneError:
@@ -137,24 +153,23 @@ class DataPlane:
         except Exception:
             if answer.has_started:
                 raise
-            _log.exception("request %s failed", answer.request_id.decode())
+            _log.exception("a request failed")
             await answer.problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
 
-    async def _respond(self, answer: Answer, scope: Scope) -> None:
+    async def _respond(self, answer: Answer, scope: Request) -> None:
         method, query = scope["method"], scope["query_string"]
         if method == "OPTIONS":
             await answer.preflight(self._allowed(scope["raw_path"], names_in(query)))
             return
         name, key = split_target(scope["raw_path"])
-        dataset = self._datasets.get(name)
-        if dataset is None:
-            raise UnknownDatasetError(f"there is no dataset {name}")
+        dataset = await self._door.enter(scope, name)
         names = names_in(query) if query else frozenset[bytes]()
         operation = unserved(method, names, {}, of_key=bool(key))
         if operation is not None and answer.is_s3:
             raise UnsupportedError(f"{operation} is not served")
         if key and not key.endswith("/"):
-            await self._read(answer, dataset, key, Conditions.parse(method, answer.given))
+            conditions = Conditions.parse(method, answer.given)
+            await self._read(dataset, key, conditions, answer)
         elif not key and (request := ListRequest.parse(query)) is not None:
             await self._list_objects(answer, dataset, request)
         elif not key and answer.is_s3:
@@ -170,7 +185,10 @@ class DataPlane:
             name, key = split_target(raw_path)
         except BadKeyError:
             return ALLOW
-        return allowed(self._datasets.get(name), key, names)
+        dataset = self._datasets.get(name)
+        if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
+            return _EVERY_METHOD  # whether there is such a dataset takes credentials
+        return allowed(dataset, key, names)
 
     def _at_hand(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions
@@ -185,7 +203,7 @@ class DataPlane:
         return None if body is None else Opened(entity, selection, body)
 
     async def _read(
-        self, answer: Answer, dataset: Dataset, key: VirtualKey, conditions: Conditions
+        self, dataset: Dataset, key: VirtualKey, conditions: Conditions, answer: Answer
     ) -> None:
         def choose_part(entity: Entity) -> Selection | None:
             return choose(conditions, entity)
@@ -216,6 +234,7 @@ class DataPlane:
             return
         body = listing_page(f"/{dataset.name}/{prefix}", listed)
         headers = _listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
+        headers += [header for header in page_headers() if header not in headers]
         await answer.send(HTTPStatus.OK, headers, body)
 
 
@@ -224,18 +243,27 @@ def _cache_control(dataset: Dataset, key: str) -> bytes:
     return _NO_STORE if is_of_session(key) else dataset.cache_control
 
 
+def _keeping(dataset: Dataset, key: str) -> Headers:
+    """Tell who may keep an answer about *key* that can change, and how long."""
+    cache_control = (b"cache-control", _cache_control(dataset, key))
+    return [cache_control, *([] if dataset.is_public else _OF_PRIVATE)]
+
+
+def _lasting(dataset: Dataset) -> bytes:
+    return (b"public, " if dataset.is_public else b"private, ") + _LASTING
+
+
 def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:
     return [
         (b"content-type", media_type),
         (b"content-length", b"%d" % len(body)),
-        (b"cache-control", _cache_control(dataset, prefix)),
+        *_keeping(dataset, prefix),
     ]
 
 
 async def _missing(answer: Answer, dataset: Dataset, key: str, detail: str) -> None:
     """Answer 404; absence is cached by clients like any answer that can change."""
-    cache_control = (b"cache-control", _cache_control(dataset, key))
-    await answer.problem(HTTPStatus.NOT_FOUND, detail, cache_control)
+    await answer.problem(HTTPStatus.NOT_FOUND, detail, *_keeping(dataset, key))
 
 
 async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
@@ -244,7 +272,7 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
     headers = [
         (b"location", f"./{name}/".encode()),
         (b"content-length", b"0"),
-        (b"cache-control", _cache_control(dataset, key)),
+        *_keeping(dataset, key),
     ]
     await answer.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
 
@@ -268,7 +296,7 @@ async def _send_entity(
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Describe what is sent of an entity; `None` if that is a problem instead."""
     (status, part, _, is_gzip), entity = opened.choice, opened.entity
-    cache_control = _LASTING if entity.is_lasting else _cache_control(dataset, key)
+    cache_control = _lasting(dataset) if entity.is_lasting else _cache_control(dataset, key)
     if part is not None:
         headers = [*_headers(etag_of_opened(opened), part.length, key, cache_control)]
         if status is HTTPStatus.PARTIAL_CONTENT:
@@ -280,6 +308,8 @@ def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
         headers = [(b"etag", etag), (b"cache-control", cache_control)]
     else:
         return None
+    if not dataset.is_public:
+        headers += _OF_PRIVATE
     if entity.coding is not Coding.PLAIN:
         headers.append(_VARY)
     headers += last_modified(entity.modified_s)

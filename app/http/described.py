@@ -10,6 +10,7 @@ type Responses = dict[int | str, dict[str, Any]]
 _MEDIA_TYPE: Final = "application/problem+json"
 _WHEN: Final = {
     HTTPStatus.BAD_REQUEST: "A parameter, a header or the body cannot be what it should be.",
+    HTTPStatus.UNAUTHORIZED: "No credentials, or none that are good here.",
     HTTPStatus.FORBIDDEN: "The store, or what the operator allows, does not let it be.",
     HTTPStatus.NOT_FOUND: "There is no such dataset, repository, ref, snapshot or session.",
     HTTPStatus.METHOD_NOT_ALLOWED: "The dataset is not `writable`, or the repository is of a "
@@ -34,13 +35,13 @@ class Problem(BaseModel, use_attribute_docstrings=True):
 
 
 class CommitProblem(Problem):
-    """Why there is no commit."""
+    """Why there is no commit; the further members only where others have changed the same."""
 
-    expected_parent: str
+    expected_parent: str | None = None
     """The snapshot that the changes were made against."""
-    actual_parent: str
+    actual_parent: str | None = None
     """Where the branch is by now."""
-    conflicts: list[dict[str, Any]]
+    conflicts: list[dict[str, Any]] = []
     """What others changed that does not go together with the commit: `kind`, `path`, and in
     `chunks` the coordinates of the first of `count` chunks."""
 

@@ -8,9 +8,11 @@ from pydantic import BaseModel, ValidationError
 
 from app.errors import BadBodyError
 from app.http.answer import combined
-from app.http.bodies import Incoming
+from app.http.bodies import is_announced
+from app.http.checksums import check
+from app.http.credentials.seals import seal_of
+from app.http.taking import Taker
 from app.resolve.budget import ByteBudget
-from app.resolve.opening import Held
 
 _MOST_NBYTES: Final = 64 * 1024
 
@@ -25,30 +27,27 @@ class DocumentReader:
     def __init__(
         self, budget: ByteBudget, timeout_s: float, most_nbytes: int = _MOST_NBYTES
     ) -> None:
-        self._budget = budget
-        self._timeout_s = timeout_s
+        self._taker = Taker(budget, timeout_s=timeout_s)
         self._most_nbytes = most_nbytes
 
     async def read[M: Document](self, request: Request, model: type[M]) -> M:
         """Read the body of *request*; one without a body says nothing of what has a default.
 
-        Raises: `LengthRequiredError`, `TooLargeError`, `SlowBodyError`, `BadBodyError`,
-        `BusyError`.
+        Raises: `BadBodyError`, and what `Taker` raises.
         """
-        given = combined(request.scope["headers"])
-        incoming = Incoming(request.receive, given, timeout_s=self._timeout_s)
-        held = Held(self._budget)
         try:
-            body = b"{}"
-            if incoming.is_unread:
-                body = await incoming.read(incoming.length(self._most_nbytes), held)
-            return model.model_validate_json(body)
+            given = combined(request.scope["headers"])
+            if not is_announced(given):
+                check(b"", b"", given)
+                if seal_of(request.scope) is not None:
+                    raise BadBodyError("the body is missing whose frames are signed")
+                return model.model_validate_json(b"{}")
+            async with self._taker.taken(request, self._most_nbytes) as body:
+                return model.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"
             raise BadBodyError(f"{where}: {first['msg']}") from None
-        finally:
-            await held.release()
 
 
 def documented(model: type[Document]) -> Mapping[str, Any]:

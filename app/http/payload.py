@@ -7,6 +7,7 @@ from app.errors import BadBodyError, LengthRequiredError, TooLargeError, Unknown
 from app.http import aws_chunked
 from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check
+from app.http.credentials.seals import Seal
 from app.resolve.opening import Held
 from app.storage.abreast import aside
 
@@ -54,7 +55,7 @@ async def read_payload(
 ) -> Payload:
     """Read and check a body of up to *most_nbytes*.
 
-    Raises: `UnknownCodingError`, `DigestError`, and what `Incoming` raises.
+    Raises: `UnknownCodingError`, `DigestError`, `SignatureError`, and what `Incoming` raises.
     """
     coding = Coding.parse(given)
     if not coding.is_framed:
@@ -62,9 +63,9 @@ async def read_payload(
         await aside(check, body, body, given, is_long=len(body) > _IN_THREAD_NBYTES)
         return Payload(body, coding.is_gzip)
     length = _decoded_length(given, most_nbytes)
-    received = await incoming.read(incoming.length(_framed_nbytes(length)), held)
+    received = await incoming.read_framed(_framed_nbytes(length), held)
     is_long = len(received) > _IN_THREAD_NBYTES
-    body = await aside(_unframe, received, length, given, is_long=is_long)
+    body = await aside(_unframe, received, length, given, incoming.seal, is_long=is_long)
     return Payload(body, coding.is_gzip)
 
 
@@ -82,8 +83,11 @@ def _framed_nbytes(length: int) -> int:
     return length + length // 8 + _FRAMES_NBYTES
 
 
-def _unframe(received: bytes, length: int, given: Mapping[bytes, bytes]) -> bytes:
-    body, trailers = aws_chunked.decode(received, length)
+def _unframe(
+    received: bytes, length: int, given: Mapping[bytes, bytes], seal: Seal | None
+) -> bytes:
+    chain = None if seal is None else seal.chain()
+    body, trailers = aws_chunked.decode(received, length, chain)
     announced = {name.strip() for name in given.get(b"x-amz-trailer", b"").lower().split(b",")}
     if not announced - {b""} <= trailers.keys():
         raise BadBodyError("a trailer is missing that x-amz-trailer announces")

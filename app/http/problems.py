@@ -21,6 +21,10 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.UnknownCodingError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
     errors.ForeignPageError: HTTPStatus.FORBIDDEN,
+    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    errors.SignatureError: HTTPStatus.FORBIDDEN,
+    errors.ForbiddenError: HTTPStatus.FORBIDDEN,
+    errors.TooManyRequestsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
     errors.BadPartError: HTTPStatus.BAD_REQUEST,
     errors.PartOrderError: HTTPStatus.BAD_REQUEST,
@@ -38,6 +42,8 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.LockedError: HTTPStatus.LOCKED,
     errors.ClockSkewError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.IssuerUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.OverdueError: HTTPStatus.GATEWAY_TIMEOUT,
     errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
     errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -52,7 +58,13 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
 
 RETRY_AFTER_S: Final = 1
 _NO_MEMBERS: Final[Mapping[str, object]] = MappingProxyType({})
-_RETRIED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
+_RETRIED: Final = frozenset(
+    {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
 
 type Headers = list[tuple[bytes, bytes]]
 
@@ -83,9 +95,11 @@ def problem(
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),
     ]
-    return headers + retry_headers(status), body
+    return headers + further_headers(status), body
 
 
-def retry_headers(status: HTTPStatus) -> Headers:
-    """Say when to come back, where that is worth it."""
+def further_headers(status: HTTPStatus) -> Headers:
+    """Say when to come back, where that is worth it, or with what."""
+    if status is HTTPStatus.UNAUTHORIZED:
+        return [(b"www-authenticate", b'Bearer realm="shardgate"')]
     return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in _RETRIED else []

@@ -3,8 +3,7 @@
 A chunk in the cache needs no task, no scope, no checks of headers that are our own and no timer
 of its own: written straight from the parser's callback it costs 20 µs less of the 45 that a
 request takes. A chunk that must be read first gets a task, but neither scope nor checks: 29 µs
-less of 104. All else goes uvicorn's way. What is used of `HttpToolsProtocol` beyond
-`asyncio.Protocol` is in this file alone.
+less of 104. All else goes uvicorn's way.
 """
 
 import asyncio
@@ -13,11 +12,9 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, Final
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
 from app.errors import ShardgateError
 from app.http.answer import AtHand, Body, Headers, Later
+from app.http.bounded import BoundedProtocol
 
 _CLOSE: Final = (b"connection", b"close")
 _STALLED_S: Final = 30.0
@@ -26,41 +23,24 @@ _STALLED_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(BoundedProtocol):
     """Lets the application begin to answer before it is asked by ASGI."""
-
-    app: Any
-    cycle: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_begun = False
-        self._running: Any = None
-        """What answers now: an `_Exchange`, or uvicorn's cycle, which need not be the newest."""
         self._alarm: asyncio.TimerHandle | None = None
-        self._is_resting = False
-        """Whether the timer for idle connections is ours, which outlasts requests."""
-        self._idle_since: float | None = None
 
-    def on_message_begin(self) -> None:
-        """Begin a request; uvicorn's scope is made when uvicorn answers it."""
-        self.url, self.headers, self.expect_100_continue = b"", [], False
-        self._idle_since = None
-
-    def on_headers_complete(self) -> None:
+    def begin(self) -> bool:
         """Answer, or begin to, if nothing else is under way on this connection."""
         self._is_begun = self._is_simple() and self._begin()
-        if not self._is_begun:
-            self._stop_resting()
-            url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
-            super().on_message_begin()
-            self.url, self.headers, self.expect_100_continue = url, headers, is_expecting
-            self.scope["headers"] = headers
-            super().on_headers_complete()
+        return self._is_begun
 
     def on_body(self, body: bytes) -> None:
         """Drop the body of a GET."""
-        if not self._is_begun:
+        if self._is_begun:
+            self.go_on()
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -68,14 +48,16 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._is_begun:
             super().on_message_complete()
 
+    def connection_made(self, transport: Any) -> None:
+        """Count a connection."""
+        super().connection_made(transport)
+        self.app.counts.connections += 1
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop working for a client that has gone."""
         super().connection_lost(exc)
-        if self._running is not None:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self.app.counts.connections -= 1
         self._trust()
-        self._stop_resting()
 
     def pause_writing(self) -> None:
         """Wait for a client that reads slowly, but not for one that does not read."""
@@ -101,45 +83,6 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    def _rest(self) -> None:
-        """Await the next request as `on_response_complete` does, but set no timer for each."""
-        self.server_state.total_requests += 1
-        self._idle_since = self.loop.time()
-        if not self._is_resting:
-            self._is_resting = True
-            self._wake_in(self.timeout_keep_alive)
-
-    def _wake_in(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self._wake)
-
-    def _wake(self) -> None:
-        if self._idle_since is None:  # a request is arriving
-            self._stop_resting()
-        elif (left := self._idle_since + self.timeout_keep_alive - self.loop.time()) > 0:
-            self._wake_in(left)
-        else:
-            self.timeout_keep_alive_handler()
-
-    def _stop_resting(self) -> None:
-        self._is_resting = False
-        self._unset_keepalive_if_required()
-
-    def _unset_keepalive_if_required(self) -> None:
-        if not self._is_resting:
-            super()._unset_keepalive_if_required()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def write_head(self, status: HTTPStatus, headers: Headers, body: bytes) -> None:
-        """Write the head of an answer, and the body as far as it is there."""
-        head = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n")
-        self.transport.writelines((b"".join(head), body))
-
     def _is_simple(self) -> bool:
         is_idle = self.cycle is None or self.cycle.response_complete
         return (
@@ -149,22 +92,20 @@ class GatewayProtocol(HttpToolsProtocol):
             and self.parser.get_method() == b"GET"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
-            and not self.parser.should_upgrade()
         )
 
     def _begin(self) -> bool:
-        url = httptools.parse_url(self.url)
-        if url.query:
+        if self.target.query:
             return False
-        begun: AtHand | Later | None = self.app.begin(url.path, self.headers)
+        begun: AtHand | Later | None = self.app.begin(self.target.path, self.headers, self.client)
         if begun is None:
             return False
         if isinstance(begun, AtHand):
-            self.write_head(*begun)
-            self._rest()
+            self.write_head(*begun[:3])
+            self.rest()
         else:
-            self._stop_resting()
-            self.cycle = self._running = _Exchange(self, begun)
+            self.stop_resting()
+            self.cycle = self.running = _Exchange(self, begun)
         return True
 
 
@@ -177,7 +118,7 @@ class _Exchange:
 
     def __init__(self, protocol: GatewayProtocol, begun: Later) -> None:
         self._protocol = protocol
-        self.response_complete = False
+        self.response_started = self.response_complete = False
         self.keep_alive = True
         self.disconnected = False
         self.message_event = self
@@ -206,6 +147,7 @@ class _Exchange:
         await self._writable()
         if not self.keep_alive:
             headers.append(_CLOSE)
+        self.response_started = True
         if isinstance(body, bytes):
             self._protocol.write_head(status, headers, body)
         else:

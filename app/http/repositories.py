@@ -1,21 +1,20 @@
 """The control plane of Icechunk repositories: refs, history, operations, changes."""
 
 import asyncio
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from app.errors import UnknownDatasetError
+from app.http.credentials.access import Datasets
 from app.http.target import check_key
 from app.resolve.icechunk.diff import read_diff
 from app.resolve.icechunk.history import read_history
 from app.resolve.icechunk.named_refs import read_branches, read_tags
 from app.resolve.icechunk.operations import SetStatus, read_operations
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 
 class _Model(BaseModel, use_attribute_docstrings=True, from_attributes=True):
@@ -159,14 +158,14 @@ type _After = Annotated[str | None, Query(description="What the page before gave
 type _Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def build_repositories(datasets: Mapping[str, Dataset], resolver: Resolver) -> APIRouter:
+def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
     """Build the routes of repositories."""
     router = APIRouter(prefix="/api/datasets/{dataset}", tags=["Icechunk repositories"])
 
-    async def open_named(dataset: str, path: RepositoryPath = "") -> OpenedRepository:
-        if dataset not in datasets:
-            raise UnknownDatasetError(f"there is no dataset {dataset}")
-        root = resolver.root(datasets[dataset])
+    async def open_named(
+        request: Request, dataset: str, path: RepositoryPath = ""
+    ) -> OpenedRepository:
+        root = resolver.root(datasets.find(dataset, request.scope["caller"]))
         return await open_repository(root, check_key(path.rstrip("/")))
 
     diffs = asyncio.Semaphore(_DIFFS_AT_ONCE)

@@ -9,13 +9,14 @@ from xml.etree import ElementTree as ET
 
 from app import errors
 from app.errors import ShardgateError
-from app.http.problems import retry_headers, status_of
+from app.http.problems import further_headers, status_of
 from app.http.s3 import MEDIA_TYPE, NAMESPACE, add, write_time
 from app.model import ETag
 from app.resolve.writing import Outcome
 
 _CODES: Final = {
     HTTPStatus.BAD_REQUEST: "InvalidRequest",
+    HTTPStatus.UNAUTHORIZED: "AccessDenied",
     HTTPStatus.FORBIDDEN: "AccessDenied",
     HTTPStatus.NOT_FOUND: "NoSuchKey",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowed",
@@ -28,6 +29,7 @@ _CODES: Final = {
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplemented",
     HTTPStatus.LOCKED: "AccessDenied",
+    HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
 }
 _OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
@@ -47,6 +49,8 @@ type Headers = list[tuple[bytes, bytes]]
 
 def code_of(status: HTTPStatus, error: ShardgateError | None = None) -> str:
     """Name what went wrong as clients of S3 know it."""
+    if isinstance(error, errors.SignatureError):
+        return error.code
     special = None if error is None else _OF_ERRORS.get(type(error))
     return special or _CODES.get(status, "InternalError")
 
@@ -59,7 +63,7 @@ def error_document(
     add(root, {"Code": code, "Message": _speakable(detail), "RequestId": request_id})
     body = _written(root)
     headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
-    return headers + retry_headers(status), body
+    return headers + further_headers(status), body
 
 
 def buckets(names: Iterable[str]) -> bytes:

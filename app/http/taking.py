@@ -25,10 +25,10 @@ class Taker:
         """Hold the body of *request*, of up to *most_nbytes*, while the block lasts.
 
         Raises: `LengthRequiredError`, `TooLargeError`, `UnknownCodingError`, `SlowBodyError`,
-        `DigestError`, `BusyError`.
+        `DigestError`, `SignatureError`, `BusyError`.
         """
         given = combined(request.headers.raw)
-        incoming = Incoming(request.receive, given, timeout_s=self._timeout_s)
+        incoming = Incoming(request.receive, given, timeout_s=self._timeout_s, scope=request.scope)
         held = Held(self._budget)
         try:
             if Coding.parse(given).is_gzip:

@@ -12,14 +12,14 @@ from app.errors import (
     BadKeyError,
     BadParameterError,
     ForeignPageError,
-    UnknownDatasetError,
     UnsupportedError,
 )
-from app.http.answer import NO_STORE, Answer, Scope
+from app.http.answer import NO_STORE, Answer
 from app.http.asked import Asked, Limits, allowed
 from app.http.bodies import Incoming
 from app.http.bulk import Bulk
 from app.http.copying import SOURCE, Copier
+from app.http.credentials.door import Door, Request
 from app.http.payload import read_payload
 from app.http.s3_requests import names_in, unserved, uploading
 from app.http.target import split_target
@@ -49,7 +49,7 @@ class WritingPlane:
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
-        datasets: Mapping[str, Dataset],
+        door: Door,
         resolver: Resolver,
         writer: Writer,
         eraser: Eraser,
@@ -58,13 +58,13 @@ class WritingPlane:
         budget: ByteBudget,
         limits: Limits,
     ) -> None:
-        self._datasets = datasets
+        self._door = door
         self._writer = writer
         self._budget = budget
         self._limits = limits
         self._bulk = Bulk(resolver, writer, eraser, limits)
         self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, limits).steps
-        self._copier = Copier(datasets, resolver, writer, limits)
+        self._copier = Copier(resolver, writer, limits)
         self._of_keys: Mapping[str, _Respond] = {"PUT": self._put, "DELETE": self._delete}
         self._of_datasets: Mapping[str, Mapping[bytes, _Respond]] = {
             "PUT": {b"batch": self._bulk.put},
@@ -72,30 +72,31 @@ class WritingPlane:
             "DELETE": {b"prefix": self._bulk.erase},
         }
 
-    def incoming(self, receive: Any, given: Mapping[bytes, bytes]) -> Incoming:
+    def incoming(self, scope: Request, receive: Any, given: Mapping[bytes, bytes]) -> Incoming:
         """Take charge of the body that *receive* brings."""
-        return Incoming(receive, given, timeout_s=self._limits.timeout_s)
+        return Incoming(receive, given, timeout_s=self._limits.timeout_s, scope=scope)
 
-    async def respond(self, answer: Answer, scope: Scope, incoming: Incoming) -> None:
+    async def respond(self, answer: Answer, scope: Request, incoming: Incoming) -> None:
         """Answer one request."""
         method, query = scope["method"], scope["query_string"]
         name, key = split_target(scope["raw_path"])
-        dataset = self._datasets.get(name)
-        if dataset is None:
-            raise UnknownDatasetError(f"there is no dataset {name}")
+        dataset = await self._door.enter(scope, name)
         names = names_in(query)
         respond = self._find(method, key, names)
         is_read = respond == self._bulk.read
         if respond is None or not (dataset.is_writable or is_read):
             await _refuse(answer, method, dataset, allowed(dataset, key, names))
             return
+        if not is_read:
+            await self._door.demand_writing(scope, dataset)
         if answer.is_foreign and not is_read:
             raise ForeignPageError(FOREIGN)
         operation = unserved(method, names, answer.given, of_key=bool(key))
         if operation is not None:
             raise UnsupportedError(f"{operation} is not served")
-        asked = Asked(answer, incoming, dataset, key or VirtualKey(""), query, names, self._budget)
-        await respond(asked)
+        enter = partial(self._door.enter, scope)
+        key = key or VirtualKey("")
+        await respond(Asked(answer, incoming, dataset, key, query, names, self._budget, enter))
 
     def _find(
         self, method: str, key: VirtualKey | None, names: frozenset[bytes]

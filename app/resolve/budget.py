@@ -24,7 +24,7 @@ class ByteBudget:
     """
 
     def __init__(self, max_bytes: int, *, wait_s: float) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._wait_s = wait_s
         self._held = 0
         self._stuck = 0
@@ -78,7 +78,7 @@ class ByteBudget:
         self._admit()
 
     def _fits(self, nbytes: int) -> bool:
-        return self._held == self._stuck or self._held + nbytes <= self._max_bytes
+        return self._held == self._stuck or self._held + nbytes <= self.max_bytes
 
     def _admit(self) -> None:
         while (queue := self._growing or self._waiting) and (

@@ -9,6 +9,7 @@ from typing import Any, Final
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
 from app.resolve.coalesce import plan_reads, span_of
+from app.resolve.tally import CHUNK, Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import Found, ObjectReader
 
@@ -110,25 +111,24 @@ class ChunkReader:
         self._store = store
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
-        self._cache = WeighedCache[Stored, bytes](
+        self.cache = WeighedCache[Stored, bytes](
             max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
         )
+        self.tally = Tally()
         self._wanted: dict[Stored, _Wanted] = {}
         self._moments: dict[_Version, _Moment] = {}
         self._spans: defaultdict[_Version, list[ByteRange]] = defaultdict(list)
 
-    @property
-    def nbytes(self) -> int:
-        """What all cached bodies weigh."""
-        return self._cache.nbytes
-
     def cached(self, chunk: Stored) -> bytes | None:
         """Give the bytes of *chunk* if they are at hand."""
-        return self._cache.get(chunk)
+        data = self.cache.get(chunk)
+        if data is not None:
+            self.tally.hits += 1
+        return data
 
     def keep(self, chunk: Stored, data: bytes) -> None:
         """Put *data*, which was read otherwise, at hand."""
-        self._cache.put(chunk, data)
+        self.cache.put(chunk, data)
 
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
         """Read exactly the bytes of *chunk*, and *keep* them at hand.
@@ -139,8 +139,11 @@ class ChunkReader:
             return b""
         wanted = self._wanted.get(chunk)
         if wanted is None:
+            self.tally.misses += 1
             wanted = self._wanted[chunk] = _Wanted(chunk)
             self._gather(wanted)
+        else:
+            self.tally.joins += 1
         wanted.is_kept |= keep
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         wanted.waiters.append(waiter)
@@ -179,6 +182,7 @@ class ChunkReader:
             max_gap_bytes=self._max_gap_bytes,
             max_span_bytes=self._max_span_bytes,
         )
+        self.tally.merged += len(chunks) - len(spans)
         readings = {span: self._start(version, span) for span in spans}
         for wanted in chunks:
             wanted.reading = readings[span_of(wanted.chunk.byte_range, spans)]
@@ -216,6 +220,7 @@ class ChunkReader:
     async def _get(self, span: Stored) -> bytes:
         """Read *span*, or less of an object that nobody has seen the size of."""
         ref, byte_range, version = span
+        kind_of_read.set(CHUNK)
         try:
             found = await self._store.get(ref, byte_range, if_match=condition_of(version))
         except (RangeNotSatisfiedError, VersionChangedError) as error:

@@ -29,6 +29,9 @@ class PassThrough:
         """Take *key* for the name of an object."""
         return Whole(self.root.join(key))
 
+    async def shard(self, _: VirtualKey, __: Fetch) -> None:
+        """Know of no shards."""
+
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Take *key* for the name of an object."""
         return Whole(self.root.join(key))
@@ -86,6 +89,11 @@ class Containers:
             start = slash + 1
             directory = root.join(key[:slash])
         return found, rest
+
+    async def shard(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Name the shard that *key* is in; see `Layout.shard`."""
+        layout, rest = await self.find(root, key, fetch)
+        return await layout.shard(rest, fetch)
 
     async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written; see `Layout.target`."""

@@ -13,6 +13,7 @@ from app.formats.reading import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
 from app.resolve.flight import Apart, SingleFlight
 from app.resolve.perform import perform
+from app.resolve.tally import Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
 from app.storage.contract import NotModified, ObjectReader, Stat
 
@@ -82,6 +83,7 @@ class ReadCache:
         self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self._all_forgotten_at = -inf
+        self.tally = Tally()
         self.generation = 0
         """Grows when something that was known turns out to be otherwise."""
 
@@ -94,7 +96,10 @@ class ReadCache:
     async def remember(self, read: Read[Any], *, ever: bool = False) -> Remembered:
         """Perform *read* unless its answer is known, and tell how long that is good."""
         entry = self._fresh(read, read.ref) or (self._ever(read) if ever else None)
-        entry = entry or await self._share(read, read.ref, lambda: self._perform(read))
+        if entry is None:
+            entry = await self._share(read, read.ref, lambda: self._perform(read))
+        else:
+            self._note_hit(read)
         return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
 
     async def has_changed(self, read: Read[Any]) -> bool:
@@ -106,7 +111,10 @@ class ReadCache:
     async def stat(self, ref: ObjectRef) -> Remembered:
         """Ask for the size and version of *ref* unless they are known."""
         entry = self.recall(ref)
-        return entry or await self._share(ref, ref, lambda: self._perform_stat(ref))
+        if entry is None:
+            return await self._share(ref, ref, lambda: self._perform_stat(ref))
+        self._note_hit(ref)
+        return entry
 
     def recall(self, ref: ObjectRef) -> Remembered | None:
         """Tell what is known of *ref* as a whole, without asking; `None` is nothing."""
@@ -174,11 +182,19 @@ class ReadCache:
         self.memory.put(key, entry)
         return entry
 
+    def _note_hit(self, _: Hashable) -> None:
+        self.tally.hits += 1
+
     async def _share(
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
     ) -> Remembered:
         """Join a call of *key* that began after *ref* was last forgotten, or begin one."""
-        return await self._flights.run((key, self._forgotten_at(ref)), call)
+        flight = (key, self._forgotten_at(ref))
+        if flight in self._flights:
+            self.tally.joins += 1
+        else:
+            self.tally.misses += 1
+        return await self._flights.run(flight, call)
 
     async def _perform_stat(self, ref: ObjectRef) -> Remembered:
         asked_at = self.clock()
@@ -188,12 +204,15 @@ class ReadCache:
         asked_at = self.clock()
         known = self._stale(read)
         etag = None if known is None else known.etag
-        match await perform(self._store, read, etag, self._room):
-            case NotModified():
-                return self._keep(read, known, asked_at)
-            case found:
-                is_pinned = read.is_pinned and found is not None
-                return self._keep(read, found, asked_at, is_pinned=is_pinned)
+        before = kind_of_read.set(read.kind)
+        try:
+            found = await perform(self._store, read, etag, self._room)
+        finally:
+            kind_of_read.reset(before)
+        if isinstance(found, NotModified):
+            return self._keep(read, known, asked_at)
+        is_pinned = read.is_pinned and found is not None
+        return self._keep(read, found, asked_at, is_pinned=is_pinned)
 
     def _stale(self, read: Read[Any]) -> Versioned[Any] | None:
         """Find what a conditional read could confirm."""

@@ -26,6 +26,10 @@ class SingleFlight[K: Hashable]:
     def __len__(self) -> int:
         return len(self._flights)
 
+    def __contains__(self, key: K) -> bool:
+        """Tell whether a call of *key* is under way."""
+        return key in self._flights
+
     async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for the call of *key* that is under way, or for a new *call*."""
         if key not in self._flights:
@@ -44,6 +48,10 @@ class SingleFlight[K: Hashable]:
 
 class Apart[K: Hashable]:
     """Lets each make its own call: what is told was asked for after the caller came."""
+
+    def __contains__(self, _: K) -> bool:
+        """Tell that there is no call to join."""
+        return False
 
     async def run[T](self, _: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Make a new *call*."""

@@ -37,6 +37,7 @@ from app.resolve.noting import TRUSTED_S, Noting
 from app.resolve.opening import Held, Opening
 from app.resolve.settling import settled
 from app.resolve.walk import Root
+from app.setting_fields import PUBLIC
 from app.storage.contract import Found, ObjectReader, Stat
 
 
@@ -52,6 +53,15 @@ class Dataset:
     cache_control: bytes
     """The header of answers that can change."""
     is_writable: bool = False
+    readers: frozenset[str] = frozenset({PUBLIC})
+    """Of whose grants one lets a caller read."""
+    writers: frozenset[str] = frozenset({PUBLIC})
+    """Of whose grants one lets a caller write, where that can be done."""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody may read."""
+        return PUBLIC in self.readers
 
 
 _NAMES: Final = 1000

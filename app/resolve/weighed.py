@@ -12,10 +12,12 @@ class WeighedCache[K: Hashable, V]:
     """Holds values up to *max_bytes* in all, by what *weigh* says of each and its key."""
 
     def __init__(self, max_bytes: int, weigh: Callable[[K, V], int]) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._weigh = weigh
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._nbytes = 0
+        self.evictions = 0
+        """How many entries had to make room."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -36,13 +38,14 @@ class WeighedCache[K: Hashable, V]:
         """Keep *value*, unless it is heavier than everything together may be."""
         self.discard(key)
         nbytes = self._weigh(key, value)
-        if nbytes > self._max_bytes:
+        if nbytes > self.max_bytes:
             return
         self._entries[key] = value
         self._nbytes += nbytes
-        while self._nbytes > self._max_bytes:
+        while self._nbytes > self.max_bytes:
             oldest = self._entries.popitem(last=False)
             self._nbytes -= self._weigh(*oldest)
+            self.evictions += 1
 
     def discard(self, key: K) -> None:
         """Forget *key* if it is there."""

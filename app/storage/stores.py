@@ -9,7 +9,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
 from app.model import GUARDED, ObjectRef
-from app.settings import SCHEMES, LimitSettings, StoreSettings
+from app.setting_fields import SCHEMES
+from app.settings import LimitSettings, StoreSettings
 from app.storage.beneath import open_beneath
 from app.storage.by_bucket import ByBucket
 from app.storage.contract import ObjectStore

@@ -1,9 +1,10 @@
-"""A store that tells of what it is asked: for metrics, and for counting in tests."""
+"""A store that tells of what it is asked: for metrics and traces, and for counting in tests."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Protocol
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self, get_args
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
@@ -11,28 +12,56 @@ from app.storage.writes import given_nbytes
 
 type Method = Literal["get", "stream", "stat", "list", "reach", "safety", "put", "delete"]
 
+METHODS: Final[tuple[str, ...]] = get_args(Method.__value__)
 
-class OnCall(Protocol):
-    """Hears of one finished call, also of one that failed.
 
-    *nbytes* counts what arrived, and of a put the new bytes that were to go up.
-    """
+class Call(NamedTuple):
+    """A finished call, also one that failed."""
 
-    def __call__(
-        self,
-        method: Method,
-        ref: ObjectRef,
-        request: ByteRequest | None,
-        seconds: float,
-        nbytes: int,
-        /,
+    method: Method
+    ref: ObjectRef
+    request: ByteRequest | None
+    seconds: float
+    nbytes: int
+    """What arrived, and of a put the new bytes that were to go up."""
+    error: BaseException | None
+
+
+type OnCall = Callable[[Call], None]
+"""Hears of each call, on the event loop, where the caller's context variables are."""
+
+
+class _Calling:
+    """A call under way."""
+
+    __slots__ = ("_began", "_method", "_on_call", "_ref", "_request", "nbytes")
+
+    def __init__(
+        self, on_call: OnCall, method: Method, ref: ObjectRef, request: ByteRequest | None = None
     ) -> None:
-        """Take note; it is called on the event loop."""
-        ...
+        self._on_call = on_call
+        self._method: Method = method
+        self._ref = ref
+        self._request = request
+        self.nbytes = 0
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        call = Call(self._method, self._ref, self._request, seconds, self.nbytes, error)
+        self._on_call(call)
 
 
 class TracedStore:
-    """Calls *on_call* at the end of each call of *inner*, with its seconds and bytes."""
+    """Calls *on_call* at the end of each call of *inner*."""
 
     def __init__(self, inner: ObjectStore, on_call: OnCall) -> None:
         self._inner = inner
@@ -47,69 +76,50 @@ class TracedStore:
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Read, and tell."""
-        began, nbytes = time.perf_counter(), 0
-        try:
+        with _Calling(self._on_call, "get", ref, request) as calling:
             found = await self._inner.get(
                 ref, request, if_match=if_match, if_none_match=if_none_match
             )
-            nbytes = len(found.data) if isinstance(found, Found) else 0
+            calling.nbytes = len(found.data) if isinstance(found, Found) else 0
             return found
-        finally:
-            self._on_call("get", ref, request, time.perf_counter() - began, nbytes)
 
     @asynccontextmanager
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Stream, and tell when the context ends."""
-        began, nbytes = time.perf_counter(), 0
 
         async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            nonlocal nbytes
             async for piece in pieces:
-                nbytes += len(piece)
+                calling.nbytes += len(piece)
                 yield piece
 
-        try:
+        with _Calling(self._on_call, "stream", ref, byte_range) as calling:
             async with self._inner.stream(ref, byte_range, if_match=if_match) as pieces:
                 yield counted(pieces)
-        finally:
-            self._on_call("stream", ref, byte_range, time.perf_counter() - began, nbytes)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask, and tell."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "stat", ref):
             return await self._inner.stat(ref)
-        finally:
-            self._on_call("stat", ref, None, time.perf_counter() - began, 0)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
         """List, and tell at the end."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "list", prefix):
             async for each in self._inner.list(prefix, delimiter=delimiter, after=after):
                 yield each
-        finally:
-            self._on_call("list", prefix, None, time.perf_counter() - began, 0)
 
     async def reach(self, root: ObjectRef) -> None:
         """Ask, and tell."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "reach", root):
             await self._inner.reach(root)
-        finally:
-            self._on_call("reach", root, None, time.perf_counter() - began, 0)
 
     async def demand_safety(self, root: ObjectRef) -> None:
         """Ask, and tell."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "safety", root):
             await self._inner.demand_safety(root)
-        finally:
-            self._on_call("safety", root, None, time.perf_counter() - began, 0)
 
     def keeps_gzip(self, ref: ObjectRef) -> bool:
         """Ask."""
@@ -124,20 +134,14 @@ class TracedStore:
         is_gzip: bool = False,
     ) -> ETag | Conflict:
         """Write, and tell."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "put", ref) as calling:
+            calling.nbytes = given_nbytes(pieces)
             return await self._inner.put(ref, pieces, expected=expected, is_gzip=is_gzip)
-        finally:
-            nbytes = given_nbytes(pieces)
-            self._on_call("put", ref, None, time.perf_counter() - began, nbytes)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove, and tell."""
-        began = time.perf_counter()
-        try:
+        with _Calling(self._on_call, "delete", ref):
             return await self._inner.delete(ref, expected=expected)
-        finally:
-            self._on_call("delete", ref, None, time.perf_counter() - began, 0)
 
     async def aclose(self) -> None:
         """Close the inner store."""

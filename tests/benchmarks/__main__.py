@@ -7,12 +7,23 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, commits, manifest, memory, minishard, throughput, writing
+from . import (
+    blocks,
+    commits,
+    manifest,
+    memory,
+    minishard,
+    private,
+    starting,
+    throughput,
+    watching,
+    writing,
+)
 from .data import write_arrays, write_many_shards
 from .figures import Figure, show, write_json
 from .machine import describe
 from .repositories import write_same
-from .servers import BUCKET, nginx_files
+from .servers import BUCKET, Server, nginx_files
 
 
 def main() -> int:
@@ -36,10 +47,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
     write_arrays(root)
     write_same(root)
     with nginx_files(home / "nginx", objects) as store:
-        if compared := "".join(part for part in "abc" if part in options.only):
-            yield from throughput.measure(
-                home / "abc", root, store, compared, rounds=options.rounds, seconds=options.seconds
-            )
+        yield from _compare(home, root, store, options)
         if "d" in options.only:
             yield from blocks.measure(home / "d", root, store)
         if "e" in options.only:
@@ -49,10 +57,25 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from minishard.measure()
         if "g" in options.only:
             yield from manifest.measure(home / "g", store)
+        if "l" in options.only:
+            yield from starting.measure(home / "l", store)
     if "h" in options.only:
         yield from writing.measure(home / "h")
     if "i" in options.only:
         yield from commits.measure(home / "i")
+
+
+def _compare(
+    home: Path, root: Path, store: Server, options: argparse.Namespace
+) -> Iterator[Figure]:
+    """Run the parts in which contestants take turns."""
+    load = {"rounds": options.rounds, "seconds": options.seconds}
+    if compared := "".join(part for part in "abc" if part in options.only):
+        yield from throughput.measure(home / "abc", root, store, compared, **load)
+    if "j" in options.only:
+        yield from watching.measure(home / "j", root, store, **load)
+    if "k" in options.only:
+        yield from private.measure(home / "k", root, store, **load)
 
 
 def _parse() -> argparse.Namespace:
@@ -60,10 +83,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdefghi",
+        default="abcdefghijkl",
         metavar="a,b,…",
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
-        "g: manifest, h: writing, i: commits",
+        "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -75,8 +98,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdefghi"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i")
+    if not parts or set(parts) - set("abcdefghijkl"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i, j, k, l")
     return parts
 
 

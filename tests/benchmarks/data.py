@@ -83,14 +83,14 @@ def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
     tensorstore.open(spec).result().write(data.T[..., np.newaxis]).result()
 
 
-def write_many_shards(path: Path) -> None:
-    """Write an array of 1,000 full shards of 32³ entries, all of them one file."""
+def write_many_shards(path: Path, shards: Coords = _MANY_SHARDS) -> None:
+    """Write an array of full shards of 32³ entries, 1,000 by default, all of them one file."""
     path.mkdir()
-    shape = [s * n * i for s, n, i in zip(_MANY_SHARDS, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
+    shape = [s * n * i for s, n, i in zip(shards, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
     (path / "zarr.json").write_text(json.dumps(_many_metadata(shape)))
     original = path / "shard"
     original.write_bytes(_many_shard())
-    for coords in itertools.product(*map(range, _MANY_SHARDS)):
+    for coords in itertools.product(*map(range, shards)):
         name = path / "c" / "/".join(map(str, coords))
         name.parent.mkdir(parents=True, exist_ok=True)
         os.link(original, name)
@@ -127,9 +127,9 @@ def _many_metadata(shape: list[int]) -> dict[str, object]:
     }
 
 
-def many_keys() -> list[str]:
-    """Name the first chunk of each of the 1,000 shards."""
-    firsts = (range(0, s * n, n) for s, n in zip(_MANY_SHARDS, _MANY_PER_SHARD, strict=True))
+def many_keys(shards: Coords = _MANY_SHARDS) -> list[str]:
+    """Name the first chunk of each of the shards."""
+    firsts = (range(0, s * n, n) for s, n in zip(shards, _MANY_PER_SHARD, strict=True))
     return [chunk_key(coords) for coords in itertools.product(*firsts)]
 
 

@@ -6,10 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from .client import Connection
@@ -131,8 +132,13 @@ def shardgate(
     index_bytes: int = 256 << 20,
     chunk_bytes: int = 0,
     more: str = "",
+    command: str = "from app.cli import main; main()",
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[Server]:
-    """Run the service over the bucket of *store*, through its S3 path, with *more* datasets."""
+    """Run the service over the bucket of *store*, through its S3 path, with *more* datasets.
+
+    Or another *command*, configured alike, and by *environ* too.
+    """
     home.mkdir()
     port = _free_port()
     config = home / "config.toml"
@@ -145,8 +151,8 @@ def shardgate(
         bucket=BUCKET,
     )
     config.write_text(text + more)
-    command = [sys.executable, "-c", "from app.cli import main; main()", "serve", str(config)]
-    with _running(command, home, port, _environ()) as server:
+    arguments = [sys.executable, "-c", command, "serve", str(config)]
+    with _running(arguments, home, port, _environ() | dict(environ)) as server:
         yield server
 
 

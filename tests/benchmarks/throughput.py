@@ -52,9 +52,9 @@ def measure(
     with _contestants(home, root, store) as everybody:
         contestants = [c for c in everybody if set(c.parts) & set(parts)]
         samples = run_rounds(home, contestants, rounds=rounds, seconds=seconds)
-    speeds = [_speed(c.parts[0], c.name, samples[c.name]) for c in contestants]
+    speeds = [speed(c.parts[0], c.name, samples[c.name]) for c in contestants]
     ratios = [
-        _ratio(part, f"ratio to {label}", samples[ours], samples[theirs], goal)
+        ratio(part, f"ratio to {label}", samples[ours], samples[theirs], goal)
         for part, ours, theirs, label, goal in _RATIOS
         if part in parts
     ]
@@ -64,7 +64,7 @@ def measure(
 @contextmanager
 def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contestant]]:
     """Start everybody, and see that everybody answers with the right bytes."""
-    bodies = _read_bodies(root / "plain")
+    bodies = read_bodies(root / "plain")
     ours = [Request(f"/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
     files = [Request(f"{_OBJECTS}/plain/{key}", {}, body) for key, body in bodies.items()]
     volume = [
@@ -113,7 +113,7 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         yield contestants
 
 
-def _read_bodies(plain: Path) -> dict[str, bytes]:
+def read_bodies(plain: Path) -> dict[str, bytes]:
     """Read the unsharded chunks, in an order without neighbours."""
     keys = [chunk_key(coords) for coords in inner_chunks()]
     random.Random(0).shuffle(keys)
@@ -131,7 +131,8 @@ def _range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
     return requests
 
 
-def _speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
+def speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
+    """Tell how fast a contestant was."""
     speeds = [sample.per_second for sample in samples]
     return Figure(
         part,
@@ -146,7 +147,7 @@ def _speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
     )
 
 
-def _ratio(
+def ratio(
     part: str, what: str, ours: Sequence[Sample], theirs: Sequence[Sample], goal: Goal | None
 ) -> Figure:
     """Compare round by round: what disturbs a round disturbs both."""

@@ -143,7 +143,7 @@ def test_others_look_at_datasets(url: str) -> None:
         ("bucket", True),
         ("fixed", False),
     ]
-    assert 'href="/bucket/"' in page.text
+    assert 'href="./bucket/"' in page.text
 
 
 @pytest.mark.parametrize(

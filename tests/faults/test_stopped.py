@@ -5,11 +5,12 @@ It waits for the lock of the folder then, which the tests hold.
 
 import fcntl
 import os
+import signal
 import socket
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateways import Gateway, Start, of_dataset
+from tests.attacks.raw import connect, heard
+from tests.gateways import Gateway, Start, gateway_process, of_dataset
 from tests.labs import SMALL, Lab, value
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
@@ -25,6 +27,8 @@ OURS: Final = value(SMALL, 2, 0)
 THEIRS: Final = value(SMALL, 3, 0)
 DEADLINE_S: Final = 30
 GRACE_S: Final = 25
+SOON_S: Final = 3
+WRITERS: Final = 8
 FILLED_S: Final = 0.3
 """A new file that is there has its bytes by then, and waits for the lock."""
 
@@ -113,13 +117,16 @@ def test_who_is_killed_before_the_renaming_has_written_nothing(folder: Folder) -
 
 
 def test_who_is_asked_to_end_answers_first(folder: Folder) -> None:
-    """A rewrite that has begun is finished, and told, before the process ends."""
+    """A rewrite that has begun is finished, and told, and nothing else is taken meanwhile."""
     with folder.gateway() as ending:
         with folder.held_up(ending) as answer:
             ending.terminate()
             assert not ending.wait(0.5)
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{ending.url}/readyz")
 
         assert answer.result(DEADLINE_S).is_success
+        assert answer.result().headers["connection"] == "close"
         assert ending.wait(GRACE_S)
         folder.demand(OLD[0], OURS)
 
@@ -136,3 +143,59 @@ def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
 
             assert ending.wait(GRACE_S)
         folder.demand(*OLD.values())
+
+
+def test_who_is_asked_twice_ends_at_once(folder: Folder) -> None:
+    """What it was about to write is not there."""
+    with folder.gateway() as ending:
+        with folder.held_up(ending) as answer:
+            ending.terminate()
+            assert not ending.wait(0.3)
+            ending.terminate()
+            assert ending.wait(SOON_S)
+        with pytest.raises(httpx.TransportError):
+            answer.result(DEADLINE_S)
+        folder.demand(*OLD.values())
+
+
+def test_idle_connections_do_not_keep_it_from_ending(folder: Folder) -> None:
+    """Neither those on which nothing was asked yet, nor half a head, nor those that are kept."""
+    with folder.gateway() as ending, ExitStack() as stack:
+        connections = [stack.enter_context(connect(ending.url)) for _ in range(3)]
+        connections[1].sendall(b"GET /healthz HTTP/1.1\r\nHo")
+        connections[2].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while not received.endswith(b"}"):
+            received += connections[2].recv(65536)
+        ending.terminate()
+
+        assert ending.wait(SOON_S)
+        assert [heard(each) for each in connections] == [b""] * 3
+
+
+def test_nothing_acknowledged_is_lost_under_load(folder: Folder) -> None:
+    """Who is asked to end while many write tells them the truth, and ends well."""
+    environ = of_dataset(folder.lab.url)
+    with gateway_process(environ) as (process, url), ThreadPoolExecutor(WRITERS) as pool:
+        writers = [pool.submit(write_on, f"{url}/data/{folder.name}", n) for n in range(WRITERS)]
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        told = [each.result(DEADLINE_S) for each in writers]
+
+        assert process.wait(GRACE_S) == 0
+    found = folder.lab.read(folder.name)
+    for number, last in enumerate(told):
+        assert last > 0
+        allowed = [value(SMALL, 9, last), value(SMALL, 9, last + 1)]
+        assert found[f"{folder.name}/c/{number}"] in allowed
+
+
+def write_on(base: str, chunk: int) -> int:
+    """Write numbered values until nobody answers; tell the last that was acknowledged."""
+    last = 0
+    with httpx.Client(timeout=DEADLINE_S) as client, suppress(httpx.TransportError):
+        while True:
+            answer = client.put(f"{base}/c/{chunk}", content=value(SMALL, 9, last + 1))
+            assert answer.is_success
+            last += 1
+    return last

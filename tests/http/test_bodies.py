@@ -124,6 +124,19 @@ def test_the_length_is_told_and_bounded(given: dict[bytes, bytes], error: type[E
         Incoming(None, given, timeout_s=1).length(4)
 
 
+@pytest.mark.parametrize("pieces", [[b"abc", b"de"], [b"abcd", b"ef"]])
+async def test_a_body_that_tells_where_it_ends_is_bounded(pieces: list[bytes]) -> None:
+    """Its length need not be announced."""
+    client = Client(pieces)
+    body = Incoming(client.receive, {b"transfer-encoding": b"chunked"}, timeout_s=1)
+    held = Held(ByteBudget(MIB, wait_s=1))
+    if sum(map(len, pieces)) > 5:
+        with pytest.raises(BadBodyError):
+            await body.read_framed(5, held)
+    else:
+        assert await body.read_framed(5, held) == b"abcde"
+
+
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_a_connection_with_an_unread_body_is_closed(is_read: bool) -> None:  # noqa: FBT001
     """What still arrives is dropped first, or the answer could be lost."""

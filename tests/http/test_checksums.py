@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import DigestError
-from app.http.checksums import check
+from app.http.checksums import SignedDigest, check
 
 BODY = b"123456789"
 TOLD = {  # of the catalogue of CRCs, and of OpenSSL
@@ -47,9 +47,28 @@ def test_what_cannot_be_checked_is_not(name: bytes, value: bytes) -> None:
     check(BODY, BODY, {name: value})
 
 
-def test_md5_is_of_what_was_sent() -> None:
-    """Content-MD5 sums up the body with its frames, the others what is in them."""
-    md5, crc = b"content-md5", b"x-amz-checksum-crc32"
+def test_signatures_are_of_what_was_sent() -> None:
+    """The digest that is signed sums up the body with its frames, all others what is in them."""
+    signed, md5 = b"x-amz-content-sha256", b"content-md5"
 
-    check(BODY, b"x", {md5: TOLD[md5]})
-    check(b"x", BODY, {crc: TOLD[crc]})
+    check(BODY, b"x", {signed: TOLD[signed]})
+    check(b"x", BODY, {md5: TOLD[md5]})
+
+
+@pytest.mark.parametrize("pieces", [[BODY], [b"123", b"", b"456789"], [b"1", BODY[1:]]])
+def test_a_signed_digest_is_compared_as_the_body_arrives(pieces: list[bytes]) -> None:
+    """In whatever pieces; where none is told there is nothing to compare."""
+    for told, more in ((TOLD, []), ({}, [b"0"])):
+        digest = SignedDigest(told)
+        for piece in pieces + more:
+            digest.feed(piece)
+        digest.finish()
+
+
+def test_a_body_that_arrives_otherwise_is_refused() -> None:
+    """Longer, shorter, or changed."""
+    for body in (b"", BODY[:-1], BODY + b"0"):
+        digest = SignedDigest(TOLD)
+        digest.feed(body)
+        with pytest.raises(DigestError):
+            digest.finish()

@@ -118,7 +118,7 @@ def test_start_page_for_people(client: httpx.Client) -> None:
     """A browser gets links."""
     answer = client.get("/", headers={"accept": "text/html"})
 
-    assert '<a href="/em/">em</a>' in answer.text
+    assert '<a href="./em/">em</a>' in answer.text
 
 
 def test_start_page_for_programs(client: httpx.Client) -> None:

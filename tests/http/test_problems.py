@@ -51,9 +51,13 @@ def test_problem_document() -> None:
 
 
 def test_temporary_problems_say_when_to_come_back() -> None:
-    """503 and 504 carry Retry-After, others do not."""
+    """429, 503 and 504 carry Retry-After, others do not."""
     with_retry = {
         status for status in HTTPStatus if b"retry-after" in dict(problem(status, "x")[0])
     }
 
-    assert with_retry == {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+    assert with_retry == {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }

@@ -51,6 +51,9 @@ class BoxLayout:
         """Nobody asks for pebbles here."""
         return MISSING
 
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> None:
+        """Know of none."""
+
     async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
         """Refuse."""
         raise ReadOnlyError(key)

@@ -42,6 +42,9 @@ class Pointers:
         """Look *key* up."""
         return self.locations.get(key, MISSING)
 
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> None:
+        """Know of none."""
+
     async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
         """Hide everything."""
         return NOTHING

@@ -402,9 +402,9 @@ async def test_the_bound_of_the_cache_is_kept() -> None:
     case = _Case(max_bytes=5000)
     for start in range(50):
         case.reader.keep(case.chunk(start, start + 500), _DATA[start : start + 500])
-        assert case.reader.nbytes <= 5000
+        assert case.reader.cache.nbytes <= 5000
 
-    assert case.reader.nbytes > 3000
+    assert case.reader.cache.nbytes > 3000
 
 
 async def test_a_bound_of_nothing_switches_the_cache_off() -> None:

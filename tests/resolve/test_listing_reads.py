@@ -9,7 +9,7 @@ from app.errors import DamagedError, StorageUnavailableError
 from app.formats.naming import Window
 from app.model import VirtualKey
 from app.storage.memory import MemoryStore
-from app.storage.traced import Method, TracedStore
+from app.storage.traced import Call, TracedStore
 from tests.formats.zarr_sharding_indexed.case import array_metadata, encode_shard, sharding
 from tests.resolve.stores import Unlisted
 from tests.resolving import ROOT, Reading, reading
@@ -38,8 +38,8 @@ class _Traced:
     def __init__(self, store: MemoryStore) -> None:
         self.calls: list[tuple[str, str]] = []
 
-        def note(method: Method, ref: object, *_: object) -> None:
-            self.calls.append((method, str(ref)))
+        def note(call: Call) -> None:
+            self.calls.append((call.method, str(call.ref)))
 
         self.data: Reading = reading(TracedStore(store, note))
 

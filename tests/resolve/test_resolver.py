@@ -302,7 +302,7 @@ async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
     assert await case.read("large.bin", reading=reading) == data
 
     assert case.store.methods == ["get" if reading else "stat", "stream"]
-    assert case.chunks.nbytes == 0
+    assert case.chunks.cache.nbytes == 0
 
 
 async def test_a_large_chunk_streams() -> None:
@@ -322,7 +322,7 @@ async def test_a_large_chunk_streams() -> None:
 
     assert b"".join(pieces) == data
     assert len(pieces) > 1
-    assert (case.store.methods, case.chunks.nbytes) == (["stream"], 0)
+    assert (case.store.methods, case.chunks.cache.nbytes) == (["stream"], 0)
 
 
 async def test_an_overwritten_shard_gives_the_new_bytes() -> None:

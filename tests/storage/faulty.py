@@ -8,6 +8,7 @@ that tests of any kind, with or without an event loop, can use it.
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Container, Generator
@@ -93,7 +94,7 @@ class _Order:
 class FaultyServer:
     """The objects, the requests seen, and the faults ordered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, bytes] = {}
         self.redirects: dict[str, str] = {}
         """Where requests for a path are sent on to."""
@@ -103,8 +104,9 @@ class FaultyServer:
         self.stopping = threading.Event()
         self._orders: list[_Order] = []
         self._noted = threading.Condition()
-        self._server = _Listener(self)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = _Listener(self, tls)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
 
     def put(self, bucket: str, key: str, data: bytes) -> str:
         """Store *data* as ``/bucket/key`` and return its ETag."""
@@ -175,10 +177,14 @@ class _Listener(ThreadingHTTPServer):
     block_on_close = True
     request_queue_size = 128
 
-    def __init__(self, owner: FaultyServer) -> None:
+    def __init__(self, owner: FaultyServer, tls: ssl.SSLContext | None) -> None:
         self.owner = owner
         self.open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def hang_up(self) -> None:
         """End idle connections, whose threads would wait for requests."""

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Container, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -20,6 +20,7 @@ class Mishap(StrEnum):
 
     ANSWER_LOST = "it is done, and the connection breaks"
     REQUEST_LOST = "the connection breaks before it is done"
+    BODY_LOST = "the connection breaks when the server has its head"
     DONE_AND_500 = "it is done, and the proxy says 500"
     ERROR = "500"
     SLOW_DOWN = "503 SlowDown"
@@ -142,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if mishap in _DONE:
             self._passed_on(body)
+        if mishap is Mishap.BODY_LOST:
+            self._pass_head_on()
         owner.between()
         if mishap in _STATUS:
             self._refuse(*_STATUS[mishap])
@@ -166,17 +169,29 @@ class _Handler(BaseHTTPRequestHandler):
         return is_write and bool({"if-match", "if-none-match"} & {k.lower() for k in self.headers})
 
     def _passed_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
-        with closing(connection) as upstream:
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                hidden = name.lower() in ("connection", "expect")
-                if not hidden and not self.server.owner.hides(self.command, name.lower()):
-                    upstream.putheader(name, value)
+        with closing(self._begun()) as upstream:
             upstream.endheaders(body)
             answer = upstream.getresponse()
             data = answer.read()
             return answer.status, answer.getheaders(), data
+
+    def _pass_head_on(self) -> None:
+        """Send no body; the server is given time to make something of that."""
+        with closing(self._begun()) as upstream:
+            upstream.endheaders()
+            upstream.sock.shutdown(socket.SHUT_WR)
+            with suppress(OSError):
+                upstream.sock.recv(1)
+
+    def _begun(self) -> http.client.HTTPConnection:
+        """Send the head, as far as it is passed on."""
+        upstream = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            hidden = name.lower() in ("connection", "expect")
+            if not hidden and not self.server.owner.hides(self.command, name.lower()):
+                upstream.putheader(name, value)
+        return upstream
 
     def _send(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)

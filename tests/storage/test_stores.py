@@ -98,7 +98,7 @@ async def test_the_wrapper_hears_every_attempt(faulty: FaultyServer) -> None:
     heard = []
 
     def wrap(store: ObjectStore) -> ObjectStore:
-        return TracedStore(store, lambda *told: heard.append(told[0]))
+        return TracedStore(store, lambda call: heard.append(call.method))
 
     faulty.put("bucket", "key", b"data")
     faulty.fail(Fault.SLOW_DOWN, nth=[0])

@@ -8,7 +8,7 @@ from app.errors import VersionChangedError
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT
 from app.storage.memory import MemoryStore
-from app.storage.traced import TracedStore
+from app.storage.traced import Call, TracedStore
 
 REF = ObjectRef("memory://bucket", "key")
 
@@ -16,11 +16,15 @@ REF = ObjectRef("memory://bucket", "key")
 class Heard(list[tuple[Any, ...]]):
     """Keeps what was told, all but the seconds."""
 
-    def __call__(self, *told: Any) -> None:
+    def __call__(self, told: Call) -> None:
         """Keep it."""
-        method, ref, request, seconds, nbytes = told
-        assert 0 <= seconds < 60
-        self.append((method, ref, request, nbytes))
+        assert 0 <= told.seconds < 60
+        self.append((told.method, told.ref, told.request, told.nbytes))
+        self.errors.append(told.error)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException | None] = []
 
 
 async def test_each_call_is_told() -> None:
@@ -68,10 +72,11 @@ async def test_each_write_is_told() -> None:
 
 
 async def test_a_failed_call_is_told() -> None:
-    """An error does not go untold."""
+    """Nor does its error go untold."""
     heard = Heard()
 
     with pytest.raises(VersionChangedError):
         await TracedStore(MemoryStore(), heard).get(REF, if_match=ETag('"1"'))
 
     assert heard == [("get", REF, None, 0)]
+    assert [type(error) for error in heard.errors] == [VersionChangedError]

@@ -21,7 +21,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]
     written = demo.write(tmp_path_factory.mktemp("examples"))
     datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()}
     with serving(Settings(datasets=datasets)) as url:
-        links = re.findall(r"https://\S+/#!(\S+)", demo.guide(url))
+        links = re.findall(r"http\S+/#!(\S+)", demo.guide(url))
         found = [json.loads(unquote(link)) for link in links]
         yield {state["layers"][0]["name"]: state for state in found}
 

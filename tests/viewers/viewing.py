@@ -19,6 +19,7 @@ type Pixels = npt.NDArray[np.int16]
 """Rows of columns of red, green and blue."""
 
 _LOAD_S: Final = 30.0
+_POLL_MS: Final = 20
 _SIZE: Final = ViewportSize(width=800, height=600)
 
 _RESTORE: Final = "state => viewer.state.restoreState(state)"
@@ -102,7 +103,7 @@ class Neuroglancer:
             page.wait_for_function("window.viewer")
             page.evaluate(_RESTORE, state)
             try:
-                picture = _picture_when_still(page, len(state["layers"]))
+                picture = picture_when_still(page, len(state["layers"]))
             except Error as error:
                 page.screenshot(path=file)
                 refused = [each for each in asked if each.status not in {200, 206}]
@@ -132,12 +133,17 @@ class Neuroglancer:
         return asked, faults
 
 
-def _picture_when_still(page: Page, layers: int) -> bytes:
-    """Wait until all is loaded and two pictures in a row are the same."""
+def picture_when_still(page: Page, layers: int) -> bytes:
+    """Wait until all is loaded and two pictures in a row are the same.
+
+    The page may forbid scripts of others, such as those that wait in it.
+    """
     deadline = time.monotonic() + _LOAD_S
     before = b""
     while time.monotonic() < deadline:
-        page.wait_for_function(_LOADED, arg=layers, timeout=_LOAD_S * 1000)
+        if not page.evaluate(_LOADED, layers):
+            page.wait_for_timeout(_POLL_MS)
+            continue
         page.evaluate("viewer.display.draw()")
         picture = page.screenshot(style=_PASSING)
         if picture == before:

@@ -69,6 +69,11 @@ class ArrayReader:
         found = await self.repository.lookup(node_id, self.chunks, coords, self.fetch)
         return None if found is None else (coords, *found)
 
+    def shard(self, key: str) -> tuple[int, ...] | None:
+        """Give the coords of what is stored for *key*."""
+        address = self._parse(key)
+        return address and address[0]
+
     def _parse(self, key: str) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
         """Read the coords of what is stored for *key*, and the origin of an inner chunk."""
         coords, array = self.chunks.keys.parse(key), self.node.document.array

@@ -42,9 +42,15 @@ def find_ref(key: VirtualKey) -> int | None:
 
 def names_session(key: str) -> bool:
     """Tell whether the first ref that *key* names is a session."""
-    if SESSION not in key or (start := find_ref(VirtualKey(key))) is None:
-        return False
-    return key.startswith(SESSION, start)
+    return session_prefix(key) is not None
+
+
+def session_prefix(key: str) -> str | None:
+    """Give *key* up to the session, and with it, if that is the first ref that it names."""
+    start = find_ref(VirtualKey(key)) if SESSION in key else None
+    if start is None or not key.startswith(SESSION, start):
+        return None
+    return key[:start] + key[start:].partition("/")[0]
 
 
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:

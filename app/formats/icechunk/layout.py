@@ -94,6 +94,16 @@ class RepositoryLayout:
         """Know that nothing in a repository is another container."""
         return True
 
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Name the place of the shard in its array, which is the same in all refs."""
+        if (found := await self._find(key, fetch)) is None:
+            return None
+        _, _, path, node, rest = found
+        if node.chunks is None or node.document.array is None:
+            return None
+        coords = self._array(node, node.chunks, fetch).shard(rest)
+        return None if coords is None else f"{self.repository.directory}/{path}/{coords}"
+
     async def target(self, _: VirtualKey, __: Fetch) -> NoReturn:
         """Refuse: refs change by commits only."""
         raise ReadOnlyError(

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import orjson
 import zstandard
+from pydantic import ConfigDict, TypeAdapter
 
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.reading import DecodeError
@@ -104,21 +105,51 @@ def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
         nbytes = zstandard.frame_content_size(data)
         text = b"" if nbytes > limit_nbytes else zstandard.decompress(data, limit_nbytes)
         return _read_session(orjson.loads(text))
-    except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
+    except (zstandard.ZstdError, ValueError) as error:
         raise DecodeError(f"no session: {error!r:.80}") from None
 
 
-_STATES: Final[Mapping[str, type[Any]]] = {
-    each.__name__.lower(): each for each in (Open, Sealed, Committed, Discarded)
+class _StoredNode(TypedDict):
+    node_id: str
+    document: str
+
+
+class _Stored(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
+    format: int
+    branch: str
+    parent_id: str
+    inline_nbytes: int
+    created_at_s: float
+    expires_at_s: float
+    state: dict[str, str | float | None]
+    attempt: int
+    nodes: dict[str, _StoredNode | None]
+
+
+_STORED: Final = TypeAdapter(_Stored)
+_STATES: Final[Mapping[object, TypeAdapter[Any]]] = {
+    each.__name__.lower(): TypeAdapter(each) for each in (Open, Sealed, Committed, Discarded)
 }
 
 
-def _read_session(document: dict[str, Any]) -> SessionDocument:
-    if document.pop("format") != _FORMAT:
+def _read_session(document: Any) -> SessionDocument:
+    if isinstance(document, dict) and document.get("format", _FORMAT) != _FORMAT:
         raise DecodeError("the session was written by a later release")
-    state = document.pop("state")
-    nodes = {path: _read_node(node) for path, node in document.pop("nodes").items()}
-    return SessionDocument(**document, state=_STATES[state.pop("is")](**state), nodes=nodes)
+    stored = _STORED.validate_python(document)
+    name = stored["state"].pop("is", None)
+    if name not in _STATES:
+        raise DecodeError("the session is in no state")
+    return SessionDocument(
+        stored["branch"],
+        stored["parent_id"],
+        stored["inline_nbytes"],
+        stored["created_at_s"],
+        stored["expires_at_s"],
+        _STATES[name].validate_python(stored["state"]),
+        stored["attempt"],
+        {path: _read_node(node) for path, node in stored["nodes"].items()},
+    )
 
 
 def _spell_node(node: ChangedNode | None) -> dict[str, str] | None:
@@ -127,7 +158,7 @@ def _spell_node(node: ChangedNode | None) -> dict[str, str] | None:
     return {"node_id": encode_id(node.node_id), "document": node.document.decode()}
 
 
-def _read_node(node: dict[str, str] | None) -> ChangedNode | None:
+def _read_node(node: _StoredNode | None) -> ChangedNode | None:
     if node is None:
         return None
     if (node_id := decode_id(node["node_id"], NODE_ID_NBYTES)) is None:

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from operator import lt
 from typing import Final, NamedTuple
 
+from app.errors import DamagedError
 from app.formats.icechunk.listing import DOCUMENT
 from app.formats.icechunk.metadata import Chunks, ManifestRef
 from app.formats.icechunk.session_document import SessionDocument
@@ -21,7 +22,7 @@ from app.formats.zarr_sharding_indexed.unshard import (
     configuration,
     shape_of,
 )
-from app.model import ETag
+from app.model import ETag, ObjectRef
 
 _MOST_CHUNKS: Final = 2**32 - 1
 """Along one dimension: coordinates are stored in 4 bytes."""
@@ -81,10 +82,15 @@ class SessionView:
 
     session: SessionDocument
     parent: StoredSnapshot
+    ref: ObjectRef
+    """What holds the session."""
     _known: dict[str, ViewedNode] = field(default_factory=dict, repr=False, compare=False)
 
     def node(self, path: str) -> ViewedNode | None:
-        """Find the node at *path*."""
+        """Find the node at *path*.
+
+        Raises: `DamagedError`.
+        """
         if (known := self._known.get(path)) is not None:
             return known
         if (found := self._find(path)) is not None:
@@ -136,7 +142,10 @@ class SessionView:
             return None
         is_kept = stored is not None and stored.node_id == changed.node_id
         manifests = stored.array.manifests if is_kept and stored and stored.array else ()
-        grid = read_grid(changed.document)
+        try:
+            grid = read_grid(changed.document)
+        except DecodeError as error:
+            raise DamagedError(self.ref, f"the document of /{path}: {error}") from None
         return ViewedNode(changed.node_id, path, changed.document, grid, manifests)
 
 

@@ -77,6 +77,15 @@ class PrecomputedLayout:
         paths = self.info.value.paths
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
+    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
+        """Name the object, or the two, without the ending."""
+        path, _slash, name = key.rpartition("/")
+        for part in self.info.value.parts_at.get(path, ()):
+            if (chunk_id := part.names.parse(name)) is not None:
+                number, _minishard = part.sharding.address(chunk_id)
+                return str(self.directory.join(path).join(part.sharding.shard_name(number)))
+        return None
+
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Find where a chunk is written, be it there or not; all else is stored as it is.
 

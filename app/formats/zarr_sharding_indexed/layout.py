@@ -86,6 +86,14 @@ class ZarrLayout:
         """Know that an array has no nodes below it."""
         return self.node.value.kind == "array"
 
+    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
+        """Name the object."""
+        array = self.node.value.array
+        coords = None if array is None else array.keys.parse(key)
+        if array is None or coords is None or (origin := array.origin(coords)) is None:
+            return None
+        return str(self.directory.join(array.shard_key(origin)))
+
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Find where a chunk is written, be it there or not; all else is stored as it is."""
         if key == MARKER:

@@ -78,6 +78,17 @@ class HierarchyLayout:
         """Know that a hierarchy has the store to itself."""
         return True
 
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Name the object."""
+        data_key = None if self.hierarchy.why_sharded else split_data_key(key)
+        found = data_key and await self._array(data_key.path, fetch)
+        if not data_key or not found or (array := found.value.array) is None:
+            return None
+        coords = array.identifiers.parse(data_key.identifier)
+        if coords is None or not array.grid.holds(coords):
+            return None
+        return str(self._shard(array, data_key.path, coords))
+
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where a chunk is written, be it there or not; all else is stored as it is."""
         ref = self.directory.join(key)

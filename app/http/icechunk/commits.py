@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -20,6 +19,7 @@ from app.http.commit_bodies import (
     parse_commit,
     parse_key,
 )
+from app.http.credentials.access import Datasets
 from app.http.described import CommitProblem, problems
 from app.http.icechunk.writable import opens_writable
 from app.http.taking import Taker
@@ -28,7 +28,7 @@ from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.stateless import StatelessCommits
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.resolve.uncollected import uncollected
 
 _MAX_NBYTES: Final = 64 * 1024**2
@@ -38,7 +38,7 @@ _MEMORY_PER_BYTE: Final = 16
 
 
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
-    datasets: Mapping[str, Dataset],
+    datasets: Datasets,
     resolver: Resolver,
     taker: Taker,
     files: ChunkFiles,

@@ -1,6 +1,5 @@
 """The control plane of Icechunk repositories that may be written: refs, status, creation."""
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
@@ -13,9 +12,10 @@ from app.errors import (
     BadParameterError,
 )
 from app.formats.icechunk.fields import Availability
+from app.http.credentials.access import Datasets
 from app.http.described import problems
 from app.http.documents import Document, DocumentReader, documented
-from app.http.icechunk.writable import find_writable, opens_writable
+from app.http.icechunk.writable import opens_writable
 from app.http.preconditions import parse_demand
 from app.http.repositories import NamedRef
 from app.resolve.icechunk.creation import create_repository
@@ -23,7 +23,7 @@ from app.resolve.icechunk.named_refs import Named
 from app.resolve.icechunk.ref_changes import RefChanges
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"
 _TAGS: Final[list[str | Enum]] = ["Icechunk repositories"]
@@ -88,7 +88,7 @@ type _IfMatch = Annotated[
 
 
 def build_repository_changes(
-    datasets: Mapping[str, Dataset], resolver: Resolver, swaps: RepoSwaps, documents: DocumentReader
+    datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, documents: DocumentReader
 ) -> APIRouter:
     """Build the routes that change repositories as a whole."""
     router = APIRouter(prefix=f"{_DATASETS}/{{dataset}}", tags=_TAGS)
@@ -172,9 +172,7 @@ def build_repository_changes(
     return router
 
 
-def build_creation(
-    datasets: Mapping[str, Dataset], swaps: RepoSwaps, documents: DocumentReader
-) -> APIRouter:
+def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: DocumentReader) -> APIRouter:
     """Build the route that makes repositories."""
     router = APIRouter(prefix=_DATASETS, tags=_TAGS)
 
@@ -188,7 +186,7 @@ def build_creation(
     async def create(request: Request) -> CreatedRepository:
         """Make an Icechunk repository where there is nothing: at the empty root of a dataset."""
         given = await documents.read(request, NewRepository)
-        dataset = find_writable(datasets, given.name)
+        dataset = datasets.find_writable(given.name, request.scope["caller"])
         snapshot_id = await create_repository(swaps, dataset)
         return CreatedRepository(name=dataset.name, branch="main", snapshot_id=snapshot_id)
 

@@ -1,6 +1,5 @@
 """Sessions of Icechunk repositories: begun, told of, ended, committed."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Final, NamedTuple
@@ -13,6 +12,7 @@ from app.formats.icechunk.conflict_kinds import Policy
 from app.formats.icechunk.session_document import SessionDocument
 from app.formats.icechunk.write_ids import WriteId
 from app.http.commit_bodies import CommitOptions, Committed, parse_key
+from app.http.credentials.access import Datasets
 from app.http.described import CommitProblem, problems
 from app.http.documents import Document, DocumentReader, documented
 from app.http.icechunk.writable import opens_writable
@@ -22,7 +22,7 @@ from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_commit import Made, SessionCommit
 from app.resolve.icechunk.sessions import SessionReport, Sessions, report
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 
 class SessionOptions(Document):
@@ -59,7 +59,7 @@ class SessionList(BaseModel):
 
 
 def build_sessions(
-    datasets: Mapping[str, Dataset],
+    datasets: Datasets,
     resolver: Resolver,
     sessions: Sessions,
     committer: Committer,

@@ -120,7 +120,7 @@ class Session:
         def edit(document: SessionDocument | None) -> SessionDocument:
             document = self.demand_there(document)
             demand_open(document)
-            return self.renewed(change(SessionView(document, parent)))
+            return self.renewed(change(self._shown(document, parent)))
 
         await self.ledger.change(edit)
 
@@ -159,8 +159,11 @@ class Session:
         """Show what is committed as the snapshot that it has become."""
         if isinstance(document.state, Committed):
             parent = await self.snapshot(document.state.snapshot_id)
-            return SessionView(replace(document, nodes={}), parent)
-        return SessionView(document, await self.snapshot(document.parent_id))
+            return self._shown(replace(document, nodes={}), parent)
+        return self._shown(document, await self.snapshot(document.parent_id))
+
+    def _shown(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
+        return SessionView(document, parent, self.place.document)
 
     async def snapshot(self, spelled: str) -> StoredSnapshot:
         """Read a snapshot of the repository.

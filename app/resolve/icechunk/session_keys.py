@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from app.errors import ShardgateError
-from app.formats.icechunk.keys import SESSION, find_ref, names_session
+from app.formats.icechunk.keys import SESSION, find_ref, names_session, session_prefix
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.session_view import node_path
 from app.formats.naming import Name, Window
@@ -27,6 +27,11 @@ _NO_STORE: Final = b"no-store"
 def is_of_session(key: str) -> bool:
     """Tell whether *key* names a session, without looking for it."""
     return names_session(key)
+
+
+def session_of(key: str) -> str | None:
+    """Give *key* up to the session that it names, and with it, without looking for that."""
+    return session_prefix(key)
 
 
 class Entered(NamedTuple):

@@ -1,0 +1,101 @@
+"""Opens what the configuration names: roots, the formats looked for in them, who may do what."""
+
+from collections.abc import Mapping
+
+from app.formats.contract import Format
+from app.formats.documents import DocumentFormat
+from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.virtual import Allowed, allow
+from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
+from app.formats.neuroglancer_precomputed.layout import Precomputed
+from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
+from app.formats.zarr_sharding_indexed.layout import Zarr3
+from app.formats.zarr_storage_transformer.layout import Zarr2022
+from app.http.credentials.minted import grant_to_read
+from app.model import ObjectRef
+from app.resolve.containers import Containers
+from app.resolve.resolver import Dataset
+from app.setting_fields import PUBLIC
+from app.settings import DatasetSettings, LimitSettings, Settings
+from app.storage.stores import Stores
+
+
+def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
+    """Open all datasets, by name."""
+    return {name: _open(stores, name, settings) for name in settings.datasets}
+
+
+def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
+    dataset = settings.datasets[name]
+    allowed = open_allowed(stores, dataset, settings)
+    writers = _writers(dataset)
+    return Dataset(
+        name=name,
+        root=_open_root(stores, dataset, settings),
+        containers=Containers(formats(dataset, settings.limits, allowed)),
+        format=dataset.format,
+        cache_control=_cache_control(dataset).encode(),
+        is_writable=dataset.writable,
+        readers=writers.union(dataset.read, {grant_to_read(name)}),
+        writers=writers,
+    )
+
+
+def _writers(dataset: DatasetSettings) -> frozenset[str]:
+    if not dataset.writable:
+        return frozenset()
+    return frozenset((PUBLIC,) if dataset.write is None else dataset.write)
+
+
+def session_formats(limits: LimitSettings) -> list[Format]:
+    """Name the formats of what is in sessions."""
+    zarr = Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes)
+    return [DocumentFormat("zarr", ZARR_JSON, (zarr,), limits.metadata_bytes)]
+
+
+def _cache_control(dataset: DatasetSettings) -> str:
+    kept_by = "public" if dataset.is_public else "private"
+    return dataset.cache_control or f"{kept_by}, max-age=60"
+
+
+def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> ObjectRef:
+    if dataset.store is None:
+        return stores.open_root(dataset.url)
+    return stores.open_root(dataset.url, settings.stores[dataset.store], dataset.store)
+
+
+def open_allowed(
+    stores: Stores, dataset: DatasetSettings, settings: Settings
+) -> tuple[Allowed, ...]:
+    """Open what virtual references may lead to."""
+    allowed = []
+    scheme = dataset.url.partition("://")[0]
+    for prefix in dataset.virtual_chunk_prefixes:
+        is_alike = prefix.url.startswith(f"{scheme}://")
+        name = prefix.store or (dataset.store if is_alike else None)
+        store = None if name is None else settings.stores[name]
+        root = stores.open_prefix(prefix.url, store, name)
+        allowed.append(allow(prefix.url, root))
+    return tuple(allowed)
+
+
+def formats(
+    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
+) -> list[Format]:
+    """Name the formats whose containers are looked for in *dataset*.
+
+    Virtual references of Icechunk may be followed where *allowed*.
+    """
+    if dataset.view == "raw":
+        return []
+    zarr = (
+        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
+        Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
+    )
+    precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
+    known: tuple[Format, ...] = (
+        DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes),
+        DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes),
+        Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
+    )
+    return [each for each in known if dataset.format in ("auto", each.name)]

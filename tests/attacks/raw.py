@@ -1,0 +1,53 @@
+"""What arrives on a connection, byte for byte."""
+
+import re
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+_STATUS = re.compile(rb"^HTTP/1\.1 (\d{3})", re.MULTILINE)
+LONGEST_S = 10
+
+
+def connect(url: str) -> socket.socket:
+    """Open a connection to the service at *url*."""
+    where = urlsplit(url)
+    return socket.create_connection((where.hostname, where.port or 0), LONGEST_S)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """Read until the other side closes."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+def exchange(url: str, *pieces: bytes) -> bytes:
+    """Send *pieces* and read until the other side closes."""
+    with connect(url) as connection:
+        with suppress(ConnectionError):
+            for piece in pieces:
+                connection.sendall(piece)
+        return heard(connection)
+
+
+def statuses(received: bytes) -> list[int]:
+    """Tell the statuses of the answers."""
+    return [int(status) for status in _STATUS.findall(received)]
+
+
+def flood(url: str, first: bytes, pieces: Iterable[bytes]) -> tuple[int, bytes]:
+    """Send *pieces* behind *first* until the other side closes; tell how many it took, and said."""
+    taken, received = 0, b""
+    with connect(url) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(first)
+            for piece in pieces:
+                connection.sendall(piece)
+                taken += len(piece)
+        with suppress(ConnectionError):
+            received = heard(connection)
+    return taken, received

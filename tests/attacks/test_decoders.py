@@ -1,0 +1,212 @@
+"""Every function that understands bytes from outside: a value, or the error that it documents."""
+
+import ast
+import gzip
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pytest
+import zstandard
+from flatbuffers import flexbuffers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import app
+from app.errors import RequestError
+from app.formats.gzipped import inflate, inflate_to_array, inflated_nbytes
+from app.formats.icechunk import array_grids, session_view
+from app.formats.icechunk.config import read_config
+from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.icechunk.journal_entry import decode_entry
+from app.formats.icechunk.metadata_items import decode_messagepack
+from app.formats.icechunk.refs import read_ref_file
+from app.formats.icechunk.session_document import decode_session
+from app.formats.reading import DecodeError
+from app.formats.zarr_sharding_indexed.translating import parse_given
+from app.http import aws_chunked
+from app.http.batch_read import parse_batch
+from app.http.batch_write import Frames
+from app.http.commit_bodies import parse_commit
+from app.http.credentials.verification_keys import decode_jwks
+from app.http.s3_delete import parse_deletion
+from app.http.s3_parts import parse_parts
+from app.storage.ranges import parse_content_range, parse_unsatisfied
+from tests.attacks.mutating import Change, changes
+from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
+from tests.sessions import GROUP, array_document
+
+MOST: Final = 2**20
+MOST_S: Final = 2
+COMMIT: Final = {
+    "branch": "main",
+    "message": "x",
+    "metadata": {"a": [1, None]},
+    "changes": [
+        {"op": "put_node", "path": "/a", "metadata": array_document((6,), (2,))},
+        {"op": "put_chunks", "path": "/a", "chunks": [{"coords": [0], "chunk_id": "0" * 20}]},
+        {"op": "delete_chunks", "path": "/a", "coords": [[1]]},
+        {"op": "move_node", "path": "/a", "to": "/b"},
+    ],
+}
+SESSION: Final = {
+    "format": 1,
+    "branch": "main",
+    "parent_id": "1CECHNKREP0F1RSTCMT0",
+    "inline_nbytes": 512,
+    "created_at_s": 1.0,
+    "expires_at_s": 2.0,
+    "state": {"is": "open"},
+    "attempt": 0,
+    "nodes": {"a": {"node_id": "0" * 13, "document": GROUP.decode()}, "b": None},
+}
+FRAMED: Final = b"4;chunk-signature=" + b"a" * 64 + b"\r\nabcd\r\n0;chunk-signature="
+JWK: Final = {"kty": "RSA", "kid": "a", "use": "sig", "alg": "RS256", "n": "AQAB" * 90, "e": "AQAB"}
+
+
+class Decoder(NamedTuple):
+    """A function of bytes, bytes that it understands, and the errors that it documents."""
+
+    decode: Callable[[bytes], Any]
+    valid: Sequence[bytes]
+    errors: tuple[type[Exception], ...] = ()
+
+
+def frames(data: bytes) -> None:
+    """Take a batch of writes apart."""
+    found = Frames(most_nbytes=MOST)
+    found.feed(data)
+    found.finish()
+
+
+def text(document: Any) -> bytes:
+    """Write JSON."""
+    return json.dumps(document).encode()
+
+
+PARTS: Final = (
+    b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>a</ETag></Part>"
+    b"</CompleteMultipartUpload>"
+)
+ARRAY: Final = text(array_metadata([8, 8], [4, 4], [sharding([2, 2])]))
+GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
+DECODERS: Final = {
+    "gzipped.inflated_nbytes": Decoder(inflated_nbytes, [GZIPPED], (DecodeError,)),
+    "gzipped.inflate": Decoder(lambda data: inflate(data, 99), [GZIPPED], (DecodeError,)),
+    "gzipped.inflate_to_array": Decoder(
+        lambda data: inflate_to_array(data, MOST), [GZIPPED], (DecodeError,)
+    ),
+    "array_grids.read_grid": Decoder(array_grids.read_grid, [ARRAY], (DecodeError,)),
+    "session_view.read_grid": Decoder(session_view.read_grid, [ARRAY], (DecodeError,)),
+    "config.read_config": Decoder(
+        read_config,
+        [b"inline_chunk_threshold_bytes: 5\nvirtual_chunk_containers:\n  a:\n    b: c"],
+        (DecodeError,),
+    ),
+    "flexbuffer.decode_flexbuffer": Decoder(
+        decode_flexbuffer, [bytes(flexbuffers.Dumps({"a": [1, 2.5, "x", None]}))], (DecodeError,)
+    ),
+    "journal_entry.decode_entry": Decoder(decode_entry, [b"{}", b"\0", b"\1abc"], (DecodeError,)),
+    "metadata_items.decode_messagepack": Decoder(
+        decode_messagepack, [msgpack.packb({"a": [1, None, 2.5, {"b": b"c"}]})], (DecodeError,)
+    ),
+    "refs.read_ref_file": Decoder(
+        read_ref_file, [b'{"snapshot": "VY76P925PRY57WFEK410"}'], (DecodeError,)
+    ),
+    "session_document.decode_session": Decoder(
+        lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
+    ),
+    "translating.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
+    "aws_chunked.decode": Decoder(
+        lambda data: aws_chunked.decode(data, 4),
+        [FRAMED + b"b" * 64 + b"\r\n\r\n"],
+        (RequestError,),
+    ),
+    "batch_read.parse_batch": Decoder(
+        parse_batch, [b'{"keys": [{"key": "c/0", "range": "bytes=0-9"}]}'], (RequestError,)
+    ),
+    "batch_write.Frames": Decoder(
+        frames,
+        [b'{"key": "c/0", "length": 2}\nab{"key": "c/1", "delete": true}\n'],
+        (RequestError,),
+    ),
+    "commit_bodies.parse_commit": Decoder(parse_commit, [text(COMMIT)], (RequestError,)),
+    "verification_keys.decode_jwks": Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
+    "s3_delete.parse_deletion": Decoder(
+        parse_deletion, [b"<Delete><Object><Key>a</Key></Object></Delete>"], (RequestError,)
+    ),
+    "s3_parts.parse_parts": Decoder(
+        parse_parts,
+        [PARTS],
+        (RequestError,),
+    ),
+    "ranges.parse_content_range": Decoder(parse_content_range, [b"bytes 0-9/10"]),
+    "ranges.parse_unsatisfied": Decoder(parse_unsatisfied, [b"bytes */10"]),
+}
+WITHIN: Final = {"s3_xml.read_xml", "reference_reading.read_references"}
+"""What others of the table, or of the changed objects, call with more than bytes."""
+
+
+def play(name: str, examples: int) -> None:
+    """Decode what is valid, changed at random."""
+    decoder = DECODERS[name]
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.sampled_from(decoder.valid), st.lists(changes(), max_size=3))
+    def check(data: bytes, made: list[Change]) -> None:
+        for change in made:
+            data = change(data)
+        began_at = time.monotonic()
+        with suppress(*decoder.errors):
+            decoder.decode(data)
+        assert time.monotonic() - began_at < MOST_S
+
+    check()
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_is_changed_is_understood_or_refused(name: str, examples: int) -> None:
+    """There is no other error, and none takes long."""
+    play(name, examples)
+
+
+@pytest.mark.parametrize("data", [b"[" * 10**6, b'{"a":' * 10**6, b"9" * 10**6, b"\xff" * 10**6])
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_is_deep_or_long_is_refused_soon(name: str, data: bytes) -> None:
+    """Without an end of the stack."""
+    decoder = DECODERS[name]
+    began_at = time.monotonic()
+    with suppress(*decoder.errors):
+        decoder.decode(data)
+    assert time.monotonic() - began_at < MOST_S
+
+
+def test_every_decoder_is_in_the_table() -> None:
+    """A function that understands bytes is changed here, or it has no place."""
+    found = set()
+    for path in Path(app.__path__[0]).rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and understands_bytes(node):
+                found.add(f"{path.stem}.{node.name}")
+
+    assert found - WITHIN == DECODERS.keys() - {"batch_write.Frames"}
+
+
+def understands_bytes(function: ast.FunctionDef) -> bool:
+    """Tell whether it is a decoder by its name and its first argument."""
+    names = ("decode", "parse", "read_", "inflate")
+    if not function.name.startswith(names) or not function.args.args:
+        return False
+    first = function.args.args[0].annotation
+    return isinstance(first, ast.Name) and first.id == "bytes"

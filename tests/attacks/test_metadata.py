@@ -1,0 +1,192 @@
+"""Metadata as nobody should write them: told as damaged, soon, and the rest is served."""
+
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from app.settings import DatasetSettings, Settings
+from tests.attacks.memory import peak_growth
+from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
+from tests.serving import serving
+
+ARRAY: Final = array_metadata([8, 8], [4, 4], [sharding([2, 2])])
+MOST_S: Final = 5
+MOST_BYTES: Final = 512 * 1024**2
+CLIMBING: Final = ["../secret", "/secret", "..", "a/../../secret", "//secret", "%2e%2e/secret"]
+UNSPEAKABLE: Final = ["s\r\nSet-Cookie: a=b", "s\0", "\ud800", "a" * 20_000]
+
+
+def with_text(member: str, text: str) -> bytes:
+    """Write the metadata of an array with *text* as one of its members."""
+    return json.dumps({**ARRAY, member: "?"}).replace('"?"', text).encode()
+
+
+def nested(levels: int) -> bytes:
+    """Write an array with so many shards within each other."""
+    outer, inner = json.dumps(sharding([2, 2], ["?"])).split('"?"')
+    codec = json.dumps({"name": "bytes", "configuration": {"endian": "little"}})
+    return with_text("codecs", f"[{outer * levels}{codec}{inner * levels}]")
+
+
+def info(**scale: Any) -> bytes:
+    """Write an info with one scale."""
+    spec = {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "preshift_bits": 1,
+        "hash": "identity",
+        "minishard_bits": scale.pop("minishard_bits", 1),
+        "shard_bits": scale.pop("shard_bits", 1),
+    }
+    members = {
+        "key": "s",
+        "size": [64, 64, 64],
+        "resolution": [1, 1, 1],
+        "chunk_sizes": [[32, 32, 32]],
+        "encoding": "raw",
+        "sharding": spec,
+        **scale,
+    }
+    return volume([members])
+
+
+def volume(scales: list[Any], **members: Any) -> bytes:
+    """Write the info of a volume."""
+    head = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint8"}
+    return json.dumps({**head, "num_channels": 1, "scales": scales, **members}).encode()
+
+
+def group(metadata: dict[str, Any]) -> bytes:
+    """Write a group with consolidated metadata."""
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
+    head = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return json.dumps({**head, "consolidated_metadata": consolidated}).encode()
+
+
+REFUSED: Final = {
+    "lists in lists": with_text("attributes", "[" * 1_000_000 + "]" * 1_000_000),
+    "objects in objects": with_text("attributes", '{"a":' * 500_000 + "1" + "}" * 500_000),
+    "shards in shards": nested(5_000),
+    "a long number": with_text("shape", f"[{'9' * 5_000}, 4]"),
+    "a number beyond 2^63": with_text("shape", f"[{2**63}, 4]"),
+    "infinity": with_text("shape", "[1e400, 4]"),
+    "NaN": with_text("shape", "[NaN, 4]"),
+    "100,000 dimensions": json.dumps({**ARRAY, "shape": [4] * 100_000}).encode(),
+    "a separator that climbs": with_text(
+        "chunk_key_encoding", '{"name": "default", "configuration": {"separator": "/../"}}'
+    ),
+    "no object": b"[]",
+    "another encoding": json.dumps(ARRAY).encode("utf-16"),
+    "more than may be": with_text("attributes", json.dumps("a" * 9_000_000)),
+}
+REFUSED_INFOS: Final = {
+    "minishard bits": info(minishard_bits=10**9),
+    "shard bits": info(shard_bits=64),
+    "negative bits": info(minishard_bits=-1),
+    "a size beyond 2^64": info(size=[2**70] * 3),
+    "chunks of nothing": info(chunk_sizes=[[0, 0, 0]]),
+    "100,000 sizes of chunks": info(chunk_sizes=[[32, 32, 32]] * 100_000),
+    "lists in an info": info()[:-1] + b', "mesh": ' + b"[" * 1_000_000,
+}
+SERVED: Final = {
+    "300 shards in shards": nested(300),
+    "attributes 1,000 deep": with_text("attributes", "[" * 1_000 + "]" * 1_000),
+    "no UTF-8": with_text("attributes", '"\\ud800"'),
+    "lines in names": json.dumps({**ARRAY, "dimension_names": ["a\r\nb", "\ud800"]}).encode(),
+    "one name twice": json.dumps(ARRAY)[:-1].encode() + b', "shape": [8, 8]}',
+    "9,000 consolidated arrays": group({f"a{n}": ARRAY for n in range(9_000)}),
+    "400,000 consolidated nothings": group({f"a{n}": {} for n in range(400_000)}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder, with a secret beside it."""
+    root = tmp_path_factory.mktemp("beside")
+    (root / "secret").mkdir()
+    (root / "secret" / "0-32_0-32_0-32").write_bytes(b"secret")
+    return root / "served"
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Generator[httpx.Client]:
+    """Serve what is there."""
+    for kind, documents in (("zarr.json", REFUSED | SERVED), ("info", REFUSED_INFOS)):
+        for name, document in documents.items():
+            place(folder / name / kind, document)
+    for number, key in enumerate(CLIMBING + UNSPEAKABLE):
+        place(folder / f"scale{number}" / "info", info(key=key))
+        mesh = volume([], mesh=key, skeletons=key, type="segmentation")
+        place(folder / f"mesh{number}" / "info", mesh)
+    settings = Settings(datasets={"any": DatasetSettings(url=folder.as_uri())})
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+def place(path: Path, data: bytes) -> None:
+    """Write a file."""
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [f"{name}/zarr.json" for name in REFUSED]
+    + [f"{name}/c/0/0" for name in REFUSED]
+    + [f"{name}/info" for name in REFUSED_INFOS]
+    + [f"{name}/s/0-32_0-32_0-32" for name in REFUSED_INFOS],
+)
+def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
+    """The object is named, and nothing below it is taken for absent."""
+    began_at = time.monotonic()
+    answer = client.get(f"/any/{key}")
+
+    assert answer.status_code == 502
+    assert key.partition("/")[0] in answer.json()["detail"]
+    assert time.monotonic() - began_at < MOST_S
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_only_odd_is_served(client: httpx.Client, name: str) -> None:
+    """Soon."""
+    began_at = time.monotonic()
+    answer = client.get(f"/any/{name}/zarr.json")
+
+    assert answer.status_code == 200
+    assert answer.json()["zarr_format"] == 3
+    assert time.monotonic() - began_at < MOST_S
+
+
+@pytest.mark.parametrize("number", range(len(CLIMBING + UNSPEAKABLE)))
+def test_no_name_in_an_info_leads_out(client: httpx.Client, number: int) -> None:
+    """The document is served; what it names elsewhere is not there."""
+    for kind, key in (("scale", "0-32_0-32_0-32"), ("mesh", "1")):
+        name = (CLIMBING + UNSPEAKABLE)[number]
+        assert client.get(f"/any/{kind}{number}/info").status_code == 200
+        for path in (f"/any/{kind}{number}/secret/{key}", f"/any/{kind}{number}/{name}/{key}"):
+            answer = client.get(httpx.URL(str(client.base_url), raw_path=raw(path)))
+
+            assert answer.status_code in (400, 404, 431)
+            assert answer.content != b"secret"
+            assert "set-cookie" not in answer.headers
+
+
+def raw(path: str) -> bytes:
+    """Percent-encode what no path may have, and nothing else."""
+    return b"".join(
+        b"%%%02x" % byte if byte <= 32 or byte >= 127 else bytes([byte])
+        for byte in path.encode("utf-8", "surrogatepass")
+    )
+
+
+def test_all_of_it_can_be_described(client: httpx.Client) -> None:
+    """The damaged beside the others, in memory that is bounded."""
+    with peak_growth() as growth:
+        found = client.get("/api/datasets/any").json()
+
+    assert {each["path"] for each in found["damaged"]} >= REFUSED.keys() | REFUSED_INFOS.keys()
+    assert growth() < MOST_BYTES

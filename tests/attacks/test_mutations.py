@@ -1,0 +1,206 @@
+"""Objects that somebody has changed: read, listed, described and written to without a fault.
+
+The answer is right, or tells what is damaged; it comes soon, whatever is changed in whichever
+object of whichever format.
+"""
+
+import ast
+import asyncio
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import app
+from app.main import create_app
+from app.model import ObjectRef
+from app.settings import DatasetSettings, Settings
+from app.storage.memory import MemoryStore
+from tests.attacks.memory import peak_growth
+from tests.attacks.mutating import Change, changes
+from tests.formats.test_conformance import CASES
+from tests.sessions import GROUP, array_document
+
+ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 423, 502, 503}
+"""Not 500; nor 504, for nothing here is slow."""
+PLAIN: Final = {"accept-encoding": "identity"}
+"""What is stored as gzip is looked into then."""
+MOST_S: Final = 5
+MOST_BYTES: Final = 512 * 1024**2
+ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
+KINDS: Final = {
+    "metadata", "shard-index", "index-entry", "minishard-index", "mesh-manifest", "shard-end",
+    "repo", "repo-beside", "ref", "snapshot-header", "chunk",
+}  # fmt: skip
+"""What formats read; each is read of some container here."""
+ELSEWHERE: Final = {"backup", "repo-backup", "config", "ref-deleted"}
+"""Kinds that `verify`, old operations and version 1 lead to: see Icechunk's own tests."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """Objects, and keys to ask for."""
+
+    name: str
+    objects: Mapping[str, bytes]
+    chunks: Mapping[str, bytes]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@cache
+def containers() -> list[Container]:
+    """Build one of each kind."""
+    found = [Container(str(case), case.build(case.chunks), case.chunks) for case in CASES]
+    return [*found, asyncio.run(in_session())]
+
+
+async def in_session() -> Container:
+    """Let the service make a repository, with an open session in it."""
+    store = MemoryStore()
+    async with serving(store) as client:
+        await client.post("/api/datasets", json={"name": "any"})
+        begun = await client.post("/api/datasets/any/sessions")
+        prefix = f"@session.{begun.json()['session_id']}"
+        chunks = {}
+        for key, body in {
+            "zarr.json": GROUP,
+            "a/zarr.json": httpx.Response(200, json=array_document((6,), (2,))).content,
+            "a/c/0": b"ab",
+            "a/c/2": b"ef",
+        }.items():
+            assert (await client.put(f"/any/{prefix}/{key}", content=body)).is_success
+            chunks[f"{prefix}/{key}"] = body
+        await client.delete(f"/any/{prefix}/a/c/0")
+    objects = {ref.key: data for ref, data in store._objects.items()}
+    return Container("icechunk session", objects, chunks)
+
+
+def serving(store: MemoryStore) -> httpx.AsyncClient:
+    """Call the service without a server between."""
+    settings = Settings(datasets={"any": DatasetSettings(url="memory://bucket", writable=True)})
+    gateway = create_app(settings, wrap=lambda _: store)
+    transport = httpx.ASGITransport(gateway)
+    return httpx.AsyncClient(transport=transport, base_url="http://any", headers=PLAIN)
+
+
+type Request = tuple[str, str, bytes | None]
+
+
+class Service:
+    """The service, whose store is filled anew each time."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self._client = serving(self._store)
+        self._runner = asyncio.Runner()
+        self._number = 0
+
+    def ask(self, objects: Mapping[str, bytes], chunks: Mapping[str, bytes]) -> None:
+        """Ask for everything that is known of *objects*."""
+        self._number += 1
+        prefix = f"n{self._number}"
+        self._store._objects.clear()
+        for key, data in objects.items():
+            self._store.place(ObjectRef("memory://bucket", f"{prefix}/{key}"), data)
+        self._runner.run(self._ask(requests(prefix, objects, chunks)))
+
+    async def _ask(self, asked: list[Request]) -> None:
+        for method, path, body in asked:
+            began_at = time.monotonic()
+            answer = await self._client.request(method, path, content=body)
+
+            assert answer.status_code in ANSWERS, (method, path, answer.text)
+            assert time.monotonic() - began_at < MOST_S, (method, path)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._runner.close()
+
+
+def requests(
+    prefix: str, objects: Mapping[str, bytes], chunks: Mapping[str, bytes]
+) -> list[Request]:
+    """List what is asked."""
+    keys = [f"/any/{prefix}/{quote(key, safe='/@')}" for key in (*chunks, *objects)]
+    found: list[Request] = [("GET", key, None) for key in keys[:12]]
+    found += [("GET", f"/any?list-type=2&prefix={prefix}/{end}", None) for end in ("", "a/")]
+    found += [("GET", f"/any/{prefix}/", None), ("GET", "/api/datasets/any", None)]
+    if "repo" in objects or any(key.startswith("refs/") for key in objects):
+        base = "/api/datasets/any"
+        found += [("GET", f"{base}/{route}?path={prefix}", None) for route in ROUTES]
+        found.append(("GET", f"{base}/diff?path={prefix}&from=@tag.v1&to=main", None))
+    found += [
+        ("PUT", key, body) for key, body in zip(keys, list(chunks.values())[:2], strict=False)
+    ]
+    return [*found, ("DELETE", f"/any?prefix={prefix}/", None)]
+
+
+@pytest.fixture(scope="module")
+def service() -> Generator[Service]:
+    """Run one service for all."""
+    with closing(Service()) as running:
+        yield running
+
+
+@pytest.mark.parametrize("container", containers(), ids=str)
+def test_what_nobody_has_changed_is_served(service: Service, container: Container) -> None:
+    """Without a fault, whatever is asked."""
+    service.ask(container.objects, container.chunks)
+
+
+def change_at_random(service: Service, examples: int) -> None:
+    """Change one object of a container, and ask for all."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        st.sampled_from(containers()),
+        st.floats(0, 1, exclude_max=True),
+        st.lists(changes(), min_size=1, max_size=3),
+    )
+    def check(container: Container, which: float, made: list[Change]) -> None:
+        name = sorted(container.objects)[int(which * len(container.objects))]
+        data = container.objects[name]
+        for change in made:
+            data = change(data)
+        service.ask({**container.objects, name: data}, container.chunks)
+
+    check()
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_what_somebody_has_changed_is_served_or_damaged(service: Service, examples: int) -> None:
+    """Whatever is changed, nothing is a fault, and nothing takes long or much memory."""
+    with peak_growth() as growth:
+        change_at_random(service, examples)
+
+    assert growth() < MOST_BYTES
+
+
+def test_every_kind_of_read_is_known_here() -> None:
+    """A decoder that is added needs a container above that is read with it."""
+    found = set()
+    for path in Path(app.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Read" and node.args:
+                kind = node.args[0]
+                if isinstance(kind, ast.Constant):
+                    found.add(kind.value)
+
+    assert found == KINDS | ELSEWHERE

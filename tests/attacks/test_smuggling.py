@@ -1,0 +1,182 @@
+"""What two servers could understand differently is one request, or none and the connection ends."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.settings import DatasetSettings, ServerSettings, Settings
+from tests.attacks.raw import connect, exchange, heard, statuses
+from tests.serving import serving
+
+PUT = b"PUT /any/k HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
+LAST = b"GET /any/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+"""Is answered with 404, if it is taken for a request."""
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+UNCLEAR = {
+    "both lengths": PUT + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
+    "both lengths, turned": PUT + CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
+    "both lengths of a GET": GET + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
+    "two lengths": PUT + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "one length twice": PUT + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    "a list of lengths": PUT + b"Content-Length: 5, 5\r\n\r\nhello",
+    "a sign": PUT + b"Content-Length: +5\r\n\r\nhello",
+    "a negative length": PUT + b"Content-Length: -5\r\n\r\nhello",
+    "a hexadecimal length": PUT + b"Content-Length: 0x5\r\n\r\nhello",
+    "a length in two parts": PUT + b"Content-Length: 5 5\r\n\r\nhello",
+    "an empty length": PUT + b"Content-Length: \r\n\r\nhello",
+    "a length beyond 2^64": PUT + b"Content-Length: 18446744073709551621\r\n\r\nhello",
+    "a space before a colon": PUT + b"Content-Length : 5\r\n\r\nhello",
+    "a chunk that is no number": PUT + CHUNKED + b"\r\nzz\r\nhello\r\n0\r\n\r\n",
+    "a chunk with 0x": PUT + CHUNKED + b"\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "a chunk beyond 2^64": PUT + CHUNKED + b"\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n",
+    "a chunk without its end": PUT + CHUNKED + b"\r\n5\r\nhelloX0\r\n\r\n",
+    "a newline in a chunk's extension": PUT + CHUNKED + b"\r\n5;a\nb\r\nhello\r\n0\r\n\r\n",
+    "chunks with bare newlines": PUT + CHUNKED + b"\r\n5\nhello\n0\n\n",
+    "bad chunks of a GET": GET + CHUNKED + b"\r\nzz\r\n",
+    "chunked first": PUT + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "chunked twice": PUT + CHUNKED + CHUNKED + b"\r\n0\r\n\r\n",
+    "another coding": PUT + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "another coding of a GET": GET + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a tab before a coding": PUT + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "identity": PUT + b"Transfer-Encoding: identity\r\n\r\n",
+    "a folded header": GET + b"X-A: b\r\n c\r\n\r\n",
+    "a folded coding": PUT + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a fold first": b"GET /any/there HTTP/1.1\r\n Host: x\r\n\r\n",
+    "bare newlines": b"GET /any/there HTTP/1.1\nHost: x\n\n",
+    "a bare return": GET + b"X-A: b\rTransfer-Encoding: chunked\r\n\r\n",
+    "NUL in a value": GET + b"X-A: b\0c\r\n\r\n",
+    "NUL in a name": GET + b"X\0A: b\r\n\r\n",
+    "NUL in the target": b"GET /any/th\0ere HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a header without a colon": GET + b"hello\r\n\r\n",
+    "a header without a name": GET + b": b\r\n\r\n",
+    "a space in a name": GET + b"X A: b\r\n\r\n",
+    "no Host": b"GET /any/there HTTP/1.1\r\n\r\n",
+    "two Hosts": GET + b"Host: y\r\n\r\n",
+    "one Host twice": GET + b"Host: x\r\n\r\n",
+    "a target of an authority": b"CONNECT other:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target without a path": b"GET http://other HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target with a query only": b"GET http://other?x HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target that is not ASCII": b"GET /any/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    "another version": b"GET /any/there HTTP/1.2\r\nHost: x\r\n\r\n",
+    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "an upgrade with a body": PUT
+    + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve a place that may be written, for pages of one origin."""
+    folder: Path = tmp_path_factory.mktemp("any")
+    (folder / "there").write_bytes(b"bytes\n")
+    settings = Settings(
+        server=ServerSettings(cors_origins=("https://a.example",)),
+        datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
+    )
+    with serving(settings) as served:
+        yield served
+
+
+@pytest.mark.parametrize("request_bytes", UNCLEAR.values(), ids=UNCLEAR)
+def test_unclear_requests_end_the_connection(url: str, request_bytes: bytes) -> None:
+    """Nothing behind one is taken for a request, and nothing of one is stored."""
+    assert statuses(exchange(url, request_bytes + LAST)) in ([400], [411])
+    assert httpx.get(f"{url}/any/k").status_code == 404
+
+
+def test_bad_chunks_are_told_though_a_get_needs_no_body(url: str) -> None:
+    """A GET at hand is answered before its body is looked at; then the connection ends."""
+    httpx.get(f"{url}/any/there")
+    received = exchange(url, GET + CHUNKED + b"\r\nzz\r\n" + LAST)
+
+    assert statuses(received) in ([200], [400])
+
+
+@pytest.mark.parametrize(
+    "body", [CHUNKED + b"\r\n5\r\nhello\r\n0\r\n\r\n", b"Content-Length: 5\r\n\r\nhello"]
+)
+def test_the_body_of_a_get_is_not_the_next_request(url: str, body: bytes) -> None:
+    """It is dropped as far as its length says."""
+    assert statuses(exchange(url, GET + body + LAST)) == [200, 404]
+
+
+@pytest.mark.parametrize("path", [b"/nothing/k", b"/any/k?acl", b"/any", b"/any/there/../k"])
+@pytest.mark.parametrize("length", [b"Content-Length: %d\r\n\r\n", CHUNKED + b"\r\n%x\r\n"])
+def test_a_refused_body_is_not_the_next_request(url: str, path: bytes, length: bytes) -> None:
+    """Whatever it is refused for, and whether it arrives before the answer or after it."""
+    head = b"PUT %s HTTP/1.1\r\nHost: x\r\n" % path + length % len(LAST)
+    for pieces in ([head + LAST + b"\r\n0\r\n\r\n" + LAST], [head, LAST, LAST]):
+        received = exchange(url, *pieces)
+
+        assert len(statuses(received)) == 1
+        assert b"connection: close" in received
+
+
+@pytest.mark.parametrize("path", [b"/api/datasets", b"/api/nothing", b"/healthz", b"/"])
+def test_a_body_that_is_not_asked_for_is_not_the_next_request(url: str, path: bytes) -> None:
+    """The control plane answers before it has arrived."""
+    body = GET + b"\r\n"
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
+    first, *others = statuses(exchange(url, head, body, LAST))
+
+    assert first >= 400
+    assert others in ([], [404])
+
+
+def test_trailers_are_no_headers(url: str) -> None:
+    """What comes behind a body does not count."""
+    trailing = GET + CHUNKED + b"\r\n0\r\nRange: bytes=0-0\r\nIf-None-Match: *\r\n\r\n"
+
+    assert statuses(exchange(url, trailing + LAST)) == [200, 404]
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_other_protocols_are_not_spoken(url: str, protocol: bytes) -> None:
+    """Who asks for one is answered in this one, and may go on."""
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n\r\n" % protocol
+    answers = statuses(exchange(url, GET + upgrade + GET + upgrade, GET + b"\r\n" + LAST))
+
+    assert answers == [200, 200, 200, 404]
+
+
+def test_the_target_may_be_absolute(url: str) -> None:
+    """Its host is as little to us as the one in Host (RFC 9112 §3.2.2)."""
+    absolute = b"GET http://other/any/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    assert exchange(url, absolute).endswith(b"bytes\n")
+
+
+def test_refusals_are_problem_documents(url: str) -> None:
+    """Pages can read them, and logs find them, as far as the headers had come."""
+    headers = b"Origin: https://a.example\r\nX-Request-ID: mine\r\nX-B: c\r\nX A: b\r\n"
+    received = exchange(url, GET + headers)
+
+    for line in (
+        b"content-type: application/problem+json",
+        b"access-control-allow-origin: https://a.example",
+        b"x-request-id: mine",
+        b"connection: close",
+    ):
+        assert line in received
+
+
+def test_garbage_does_not_take_the_place_of_an_answer(url: str) -> None:
+    """What was asked for before it is answered; then the connection ends."""
+    for good, status in ((GET + b"\r\n", 200), (b"GET /any/ HTTP/1.1\r\nHost: x\r\n\r\n", 200)):
+        assert statuses(exchange(url, good + b"what?\r\n\r\n" + LAST))[0] == status
+
+
+def test_who_closes_one_side_has_answers_that_are_at_hand(url: str) -> None:
+    """What must be waited for is not read for one who may be gone, as nginx does it."""
+    httpx.get(f"{url}/any/there")
+    with connect(url) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert connection.recv(65536)
+        connection.sendall(LAST[:-2])
+        connection.shutdown(1)
+        assert heard(connection) == b""
+    assert httpx.get(f"{url}/healthz").is_success

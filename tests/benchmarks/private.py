@@ -1,0 +1,63 @@
+"""Part k: what it costs to know who asks for a cached chunk."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from .figures import Figure, Goal
+from .load import Contestant, Request, check, run_rounds
+from .servers import DATASET, Server, shardgate
+from .throughput import ratio, read_bodies, speed
+
+_TOKEN: Final = "a-token-as-long-as-those-that-people-make"
+_PUBLIC: Final = "shardgate, chunk that everybody may read"
+_BEARER: Final = "shardgate, chunk of who has a bearer token"
+_PATH: Final = "shardgate, chunk of who has a token in the path"
+_DIGEST: Final = hashlib.sha256(_TOKEN.encode()).hexdigest()
+_ENVIRON: Final = {
+    "SHARDGATE_CALLERS__ANA__TOKEN_SHA256": json.dumps([_DIGEST]),
+    f"SHARDGATE_DATASETS__{DATASET.upper()}__READ": json.dumps(["ana"]),
+}
+
+
+def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int) -> list[Figure]:
+    """Compare the service with itself, round by round."""
+    home.mkdir()
+    with _contestants(home, root, store) as contestants:
+        samples = run_rounds(home, contestants, rounds=rounds, seconds=seconds)
+    goal = Goal("at least", 0.95)
+    return [
+        *(speed("k", c.name, samples[c.name]) for c in contestants),
+        ratio("k", "ratio of a bearer token", samples[_BEARER], samples[_PUBLIC], goal),
+        ratio("k", "ratio of a token in the path", samples[_PATH], samples[_PUBLIC], goal),
+    ]
+
+
+@contextmanager
+def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contestant]]:
+    bodies = read_bodies(root / "plain")
+    shown = {"Authorization": f"Bearer {_TOKEN}"}
+    public, bearer = (
+        [Request(f"/{DATASET}/morton/{key}", headers, body) for key, body in bodies.items()]
+        for headers in ({}, shown)
+    )
+    path = [Request(f"/~{_TOKEN}/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
+    with ExitStack() as running:
+        open_one, private = (
+            running.enter_context(
+                shardgate(home / name, store, chunk_bytes=256 << 20, environ=environ)
+            )
+            for name, environ in (("public", {}), ("private", _ENVIRON))
+        )
+        contestants = [
+            Contestant(_PUBLIC, "k", open_one, 200, public),
+            Contestant(_BEARER, "k", private, 200, bearer),
+            Contestant(_PATH, "k", private, 200, path),
+        ]
+        for contestant in contestants:
+            asyncio.run(check(contestant))
+        yield contestants

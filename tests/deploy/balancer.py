@@ -1,0 +1,150 @@
+"""Debian's nginx with the configuration from `deploy/`, completed as an operator does it."""
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import httpx
+import trustme
+from botocore.config import Config
+
+_CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
+_LONGEST_S: Final = 20.0
+
+
+class Balancer:
+    """A running nginx."""
+
+    def __init__(self, folder: Path, port: int, process: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.host = f"localhost:{port}"
+        self.url = f"https://{self.host}"
+        self._process = process
+
+    @property
+    def ca_file(self) -> Path:
+        """What clients trust."""
+        return self.folder / "ca.pem"
+
+    def tls(self) -> ssl.SSLContext:
+        """Trust it."""
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+    def client(self, **options: Any) -> httpx.Client:
+        """Connect to it."""
+        return httpx.Client(base_url=self.url, verify=self.tls(), timeout=20, **options)
+
+    def s3_client(self) -> Any:
+        """Connect boto3 to it."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            verify=str(self.ca_file),
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+
+    @property
+    def output(self) -> str:
+        """All that it has logged."""
+        return (self.folder / "output").read_text()
+
+    def logged(self, since: int = 0, at_least: int = 0) -> list[dict[str, Any]]:
+        """Give the lines of the access log from number *since* on, once there are enough."""
+        deadline = time.monotonic() + _LONGEST_S
+        while True:
+            lines = [line for line in self.output.splitlines() if line.startswith("{")][since:]
+            if len(lines) >= at_least:
+                return [json.loads(line) for line in lines]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def logged_so_far(self) -> int:
+        """Count the lines of the access log when nothing is written any more."""
+        count = -1
+        while count != (count := len(self.logged())):
+            time.sleep(0.2)
+        return count
+
+    def send_to(self, urls: Sequence[str]) -> None:
+        """Change the list of replicas, and wait until it counts; all clients are gone by then."""
+        before = self._workers()
+        write_replicas(self.folder, urls)
+        self._process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + _LONGEST_S
+        while not (now := self._workers()) or now & before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        _wait_until_it_listens(self.host, self._process)
+
+    def _workers(self) -> set[str]:
+        pid = self._process.pid
+        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+@contextmanager
+def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
+    """Run nginx before the replicas at *urls*."""
+    port = _free_port()
+    shutil.copy(_CONFIGURATION / "nginx.conf", folder)
+    site = (_CONFIGURATION / "site.conf").read_text()
+    (folder / "site.conf").write_text(site.replace("listen 443", f"listen 127.0.0.1:{port}"))
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    certificate.private_key_pem.write_to_path(folder / "tls.key")
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(folder / "tls.crt", append=True)
+    write_replicas(folder, urls)
+    user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
+    command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [*command, "-g", f"daemon off; {user}"], stdout=output, stderr=output
+        )
+    balancer = Balancer(folder, port, process)
+    try:
+        _wait_until_it_listens(balancer.host, process)
+        yield balancer
+    finally:
+        process.terminate()
+        process.wait(_LONGEST_S)
+
+
+def write_replicas(folder: Path, urls: Sequence[str]) -> None:
+    """List the replicas at *urls* as the example does."""
+    (example, *_) = (_CONFIGURATION / "replicas.conf").read_text().splitlines()
+    _, _, rest = example.split(" ", 2)
+    lines = [f"server {url.removeprefix('http://')} {rest}\n" for url in urls]
+    (folder / "replicas.conf").write_text("".join(lines))
+
+
+def _wait_until_it_listens(host: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _LONGEST_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", int(host.partition(":")[2]))) == 0:
+                return
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,77 @@
+"""A name server as Kubernetes has one: SRV records tell the pods behind a headless Service."""
+
+import socketserver
+import struct
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Final
+
+_QUESTION: Final = b"\xc0\x0c"
+"""Points to the name that was asked for."""
+
+
+class Kind(IntEnum):
+    """What is asked."""
+
+    A = 1
+    SRV = 33
+
+
+class Names:
+    """The ports of pods by their names, which may change meanwhile; all are at 127.0.0.1."""
+
+    def __init__(self, service: str, pods: Mapping[str, int]) -> None:
+        self.pods = pods
+        self._service = service
+
+    def answer(self, query: bytes) -> bytes:
+        """Answer one question."""
+        end = query.index(0, 12) + 5
+        name = _decode(query[12 : end - 4]).removesuffix(f".{self._service}")
+        (kind,) = struct.unpack(">H", query[end - 4 : end - 2])
+        match kind, name:
+            case Kind.SRV, "_http._tcp":
+                found = [
+                    struct.pack(">HHH", 0, 100, port) + _encode(f"{pod}.{self._service}")
+                    for pod, port in self.pods.items()
+                ]
+            case Kind.A, pod if pod in self.pods:
+                found = [bytes([127, 0, 0, 1])]
+            case _:
+                found = []
+        head = struct.pack(">2sHHHHH", query[:2], 0x8580, 1, len(found), 0, 0)
+        records = [_QUESTION + struct.pack(">HHIH", kind, 1, 1, len(data)) + data for data in found]
+        return head + query[12:end] + b"".join(records)
+
+
+@contextmanager
+def naming(names: Names) -> Generator[str]:
+    """Serve *names*, and give the address."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            query, channel = self.request
+            channel.sendto(names.answer(query), self.client_address)
+
+    with socketserver.ThreadingUDPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _decode(labels: bytes) -> str:
+    words = []
+    while labels and labels[0]:
+        words.append(labels[1 : 1 + labels[0]].decode())
+        labels = labels[1 + labels[0] :]
+    return ".".join(words)
+
+
+def _encode(name: str) -> bytes:
+    return b"".join(bytes([len(word)]) + word.encode() for word in name.split(".")) + b"\0"

@@ -1,0 +1,234 @@
+"""What Helm makes of the chart is what Kubernetes and the service take."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import trustme
+import yaml
+
+from app.configuration import load
+from app.server import STOP_S
+from tests.deploy.charts import CHART, EVERYTHING, Chart, Rendered
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.programs import helm, new_nginx
+
+README = (CHART / "README.md").read_text("utf-8")
+KUBERNETES = ("1.30", "1.37")
+RESOLVER = "kube-dns.kube-system.svc.cluster.local"
+GATEWAY, BALANCER = ("Deployment", "demo-shardgate"), ("Deployment", "demo-shardgate-balancer")
+
+
+@pytest.fixture(scope="module")
+def chart(request: pytest.FixtureRequest) -> Chart:
+    """Find Helm."""
+    return Chart(helm(request))
+
+
+@pytest.fixture(scope="module")
+def plain(chart: Chart) -> Rendered:
+    """Render with the default values."""
+    return chart.render()
+
+
+@pytest.fixture(scope="module")
+def everything(chart: Chart) -> Rendered:
+    """Render with everything on."""
+    return chart.render(EVERYTHING)
+
+
+@pytest.fixture(params=["plain", "everything"])
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    """Render with either."""
+    found: Rendered = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("values", [(), (f"--values={EVERYTHING}",)], ids=["plain", "everything"])
+def test_helm_finds_no_fault(chart: Chart, values: tuple[str, ...]) -> None:
+    """Its linter passes, with warnings as errors."""
+    done = chart.run("lint", "--strict", str(CHART), *values)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_its_image_is_of_this_version() -> None:
+    """The tag that is taken where the values name none is the version of the project."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project["version"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_knows_every_field(rendered: Rendered, version: str) -> None:
+    """Each resource of its own fits the schema, which allows no other members."""
+    for (kind, _), resource in rendered.resources.items():
+        if kind != "ServiceMonitor":
+            kubernetes_validate.validate(resource, version, strict=True)
+
+
+def test_everything_is_there(everything: Rendered) -> None:
+    """Each kind that is switched on is made."""
+    kinds = {kind for kind, _ in everything.resources}
+
+    assert kinds == {
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
+        "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "ServiceMonitor",
+    }  # fmt: skip
+
+
+def test_the_service_takes_its_configuration(everything: Rendered, tmp_path: Path) -> None:
+    """What the values say comes out as a file that it reads, with secrets from the environment."""
+    path = tmp_path / "shardgate.toml"
+    path.write_text(everything.resources["ConfigMap", GATEWAY[1]]["data"]["shardgate.toml"])
+
+    settings = load(path, {"SHARDGATE_CALLERS__LAB__SECRET_ACCESS_KEY": "secret"})
+
+    assert settings.tokens.longest_s == 3600
+    assert settings.datasets["em"].read == ("lab",)
+
+
+def test_the_example_of_the_readme_works(chart: Chart, tmp_path: Path) -> None:
+    """Who copies it gets what it says."""
+    (example,) = re.findall(r"```yaml\n(# values.yaml\n.*?)```", README, re.DOTALL)
+    (tmp_path / "values.yaml").write_text(example)
+    resources = chart.render(tmp_path / "values.yaml").resources
+
+    assert resources["Ingress", "demo-shardgate"]["spec"]["rules"][0]["host"] == "chunks.example"
+    read = tomllib.loads(resources["ConfigMap", "demo-shardgate"]["data"]["shardgate.toml"])
+    assert read["datasets"]["em"]["url"] == "s3://bucket/em.zarr"
+
+
+def test_secrets_come_from_secrets(everything: Rendered) -> None:
+    """Their keys are variables of the gateway, and of nothing else."""
+    sources = {
+        name: [each.get("envFrom") for each in pod["containers"]]
+        for name, pod in everything.pods().items()
+    }
+
+    assert sources.pop(GATEWAY[1]) == [[{"secretRef": {"name": "shardgate"}}]]
+    assert {json.dumps(each) for each in sources.values()} == {"[null]"}
+
+
+def test_no_pod_may_more_than_it_has_to(rendered: Rendered) -> None:
+    """All fit the restricted standard of Kubernetes, and have read-only root file systems."""
+    for pod in rendered.pods().values():
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod["automountServiceAccountToken"]
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_a_service_of_the_same_name_is_no_setting(rendered: Rendered) -> None:
+    """Kubernetes gives no pod variables such as SHARDGATE_PORT, which would stop its start."""
+    assert all(pod["enableServiceLinks"] is False for pod in rendered.pods().values())
+
+
+def test_answers_under_way_are_finished(rendered: Rendered) -> None:
+    """A gateway is killed only after its balancer forgot it, and its own time to stop is over."""
+    pod = rendered.pods()[GATEWAY[1]]
+    (gateway,) = pod["containers"]
+    forgetting_s = gateway["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert pod["terminationGracePeriodSeconds"] > forgetting_s + STOP_S
+
+
+def test_a_store_that_is_down_takes_no_replica_out(rendered: Rendered) -> None:
+    """No probe asks for the state of stores."""
+    (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
+    kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+
+    assert [gateway[kind]["httpGet"]["path"] for kind in kinds] == ["/healthz"] * 3
+
+
+@pytest.mark.parametrize(
+    ("owner", "value"),
+    [(GATEWAY, {"config": "[cache]\n"}), (BALANCER, {"balancer.clusterDomain": "other"})],
+    ids=["gateway", "balancer"],
+)
+def test_a_changed_configuration_starts_pods_anew(
+    chart: Chart, plain: Rendered, owner: tuple[str, str], value: dict[str, str]
+) -> None:
+    """The template of the pods carries its checksum, and nothing that changes by itself."""
+
+    def template(rendered: Rendered) -> object:
+        return rendered.resources[owner]["spec"]["template"]
+
+    assert template(chart.render()) == template(plain)
+    assert template(chart.render(**value)) != template(plain)
+
+
+def test_an_autoscaler_owns_the_number_of_replicas(everything: Rendered) -> None:
+    """An upgrade does not set back what it has decided."""
+    assert "replicas" not in everything.resources[GATEWAY]["spec"]
+
+
+def test_selectors_find_the_pods_they_mean(everything: Rendered) -> None:
+    """Each of them fits the labels of one Deployment."""
+    resources = everything.resources
+    labels = {name: resources["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+              for kind, name in resources if kind == "Deployment"}  # fmt: skip
+    meant = {
+        ("Service", "demo-shardgate"): BALANCER[1],
+        ("Service", "demo-shardgate-replicas"): GATEWAY[1],
+        ("PodDisruptionBudget", "demo-shardgate-gateway"): GATEWAY[1],
+        ("PodDisruptionBudget", "demo-shardgate-balancer"): BALANCER[1],
+        ("NetworkPolicy", "demo-shardgate"): GATEWAY[1],
+    }
+    for resource, owner in meant.items():
+        spec = resources[resource]["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        selector = selector.get("matchLabels", selector)
+        assert [name for name, own in labels.items() if selector.items() <= own.items()] == [owner]
+
+
+def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
+    """It selects the headless Service, and a port that this has."""
+    monitor = everything.resources["ServiceMonitor", "demo-shardgate"]["spec"]
+    service = everything.resources["Service", "demo-shardgate-replicas"]
+
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replica": 3},
+        {"replicas": "three"},
+        {"balancer": {"tls": {"secret": "x"}}},
+        {"autoscaling.requestsInFlight": 0},
+        {"ingress.hosts": [{"host": "a"}]},
+    ],
+    ids=json.dumps,
+)
+def test_a_wrong_value_is_refused(chart: Chart, wrong: dict[str, object]) -> None:
+    """One that is misspelled, or of another type, renders nothing."""
+    with pytest.raises(ValueError, match="schema"):
+        chart.render(**wrong)
+
+
+def test_nginx_takes_the_files_of_the_chart(
+    request: pytest.FixtureRequest, everything: Rendered, tmp_path: Path
+) -> None:
+    """It finds no fault in them, with TLS and an Ingress before it."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("chunks.example.test")
+    certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    files = everything.resources["ConfigMap", BALANCER[1]]["data"]
+    for name, text in files.items():
+        here = text.replace("/certificates", str(tmp_path)).replace(RESOLVER, "127.0.0.1")
+        (tmp_path / name).write_text(here)
+    command = [new_nginx(request), "-t", "-p", str(tmp_path), "-e", "stderr"]
+
+    subprocess.run([*command, "-c", f"{tmp_path}/nginx.conf"], check=True, timeout=60)

@@ -1,0 +1,150 @@
+"""The image: built from the Dockerfile, and run with a root file system that is read-only."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.deploy.building import PROGRAMS, Builder, Image
+from tests.seaweedfs import free_ports
+
+pytestmark = pytest.mark.soak
+
+UNUSED: Final = 65533
+IMPORTED: Final = """
+import os, sys
+import app.cli, app.server, uvicorn.lifespan.on, uvicorn.loops.uvloop
+files = [getattr(each, "__cached__", None) for each in list(sys.modules.values())]
+sys.exit(any(file and not os.path.exists(file) for file in files))
+"""
+"""Fails where a module would be compiled by each process."""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Generator[Image]:
+    """Build it: that takes minutes."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing or os.geteuid() != 0 or sys.base_prefix == "/usr":
+        pytest.skip(f"needs root, a Python apart from the system's, and {', '.join(PROGRAMS)}")
+    builder = Builder(tmp_path_factory.mktemp("image"))
+    yield builder.build()
+    builder.close()
+
+
+@pytest.fixture(scope="module")
+def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a sharded array that everybody may read."""
+    path = tmp_path_factory.mktemp("data", numbered=True)
+    for each in (path, *path.parents[:1]):
+        each.chmod(0o755)
+    made = zarr.create_array(
+        path / "a.zarr", shape=(8, 8), shards=(4, 4), chunks=(2, 2), dtype="u1", compressors=None
+    )
+    made[:] = np.arange(64, dtype="u1").reshape(8, 8)
+    return path
+
+
+class Running(NamedTuple):
+    """The service in a container."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    started_s: float
+
+
+@contextmanager
+def serving(image: Image, data: Path) -> Generator[Running]:
+    """Run its own command, and wait until it answers."""
+    (port,) = free_ports(1)
+    command = [*image.config["Entrypoint"], *image.config["Cmd"]]
+    begun = time.monotonic()
+    process = image.start(
+        command, data, SHARDGATE_SERVER__PORT=str(port), SHARDGATE_DATASETS__A__URL="/mnt/a.zarr"
+    )
+    try:
+        while not _answers(port):
+            assert process.poll() is None
+            assert time.monotonic() < begun + 60
+            time.sleep(0.01)
+        yield Running(process, port, time.monotonic() - begun)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz"):
+            return True
+    except URLError:
+        return False
+
+
+def test_a_chunk_is_read_through_it(image: Image, array: Path) -> None:
+    """Its command, as its user, with nothing to write to, serves what is mounted."""
+    with serving(image, array) as running:
+        with urlopen(f"http://127.0.0.1:{running.port}/a/c/1/2") as answer:
+            body = answer.read()
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+
+    assert body == bytes([20, 21, 28, 29])
+    assert "\nUid:\t65532\t65532\t65532\t65532\n" in status
+    assert "\nCapEff:\t0000000000000000\n" in status
+    print(f"{image.nbytes / 1e6:.0f} MB, answers after {running.started_s:.1f} s")
+
+
+def test_its_health_is_told(image: Image, array: Path) -> None:
+    """The check succeeds while the service answers, and only then."""
+    _, *check = image.config["Healthcheck"]["Test"]
+    with serving(image, array) as running:
+        here = [word.replace("8000", str(running.port)) for word in check]
+        assert image.run(here, array) == 0
+    assert image.run(here, array) != 0
+
+
+def test_it_ends_when_told(image: Image, array: Path) -> None:
+    """SIGTERM reaches the service, which succeeds."""
+    with serving(image, array) as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("tool", ["cc", "gcc", "g++", "ld", "make", "pip", "pip3"])
+def test_it_has_no_build_tools(image: Image, tool: str) -> None:
+    """Who gets in finds nothing to build or install with."""
+    folders = ("venv/bin", "usr/local/bin", "usr/bin", "usr/sbin", "bin", "sbin")
+    assert [each for each in folders if os.path.lexists(image.root / each / tool)] == []
+
+
+@pytest.mark.parametrize("module", ["pip", "ensurepip"])
+def test_python_has_no_installer(image: Image, array: Path, module: str) -> None:
+    """Neither for the service nor beside it."""
+    for python in ("/venv/bin/python", "/usr/local/bin/python3"):
+        assert image.run([python, "-c", "import sys"], array) == 0
+        assert image.run([python, "-c", f"import {module}"], array) == 1
+
+
+def test_nothing_is_compiled_at_the_start(image: Image, array: Path) -> None:
+    """All that the service imports has its bytecode beside it."""
+    assert image.run(["python", "-c", IMPORTED], array) == 0
+
+
+def test_it_is_small(image: Image) -> None:
+    """What is added to Python takes a quarter of a gigabyte at most."""
+    added = subprocess.run(
+        ["du", "-sb", image.root / "venv"], check=True, capture_output=True, text=True
+    ).stdout
+
+    assert int(added.split()[0]) < 256e6, sys.version

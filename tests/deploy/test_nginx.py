@@ -1,0 +1,256 @@
+"""What nginx, configured as in `deploy/`, passes on, and what it keeps."""
+
+import http.client
+import os
+from collections.abc import Generator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+from tests.deploy.balancer import Balancer, balancing
+from tests.deploy.conftest import TOKEN
+from tests.deploy.recorder import Received, Recorder, recording
+
+PATHS: Final = (
+    "/em/c/0/1",
+    "/em/@branch.a%2Fb/c%20d/%7Ee",
+    "/em//c/0//1",
+    "/em/../c/./0",
+    "/em/%2e%2e/%7F",
+    "/em/a+b?x=%2F&y=+",
+    "/em?list-type=2&prefix=a/",
+    "/",
+    f"/~{TOKEN}/em/c/0",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Balancer, list[Recorder]]]:
+    """Start nginx before two recorders."""
+    with ExitStack() as stack:
+        recorders = [stack.enter_context(recording()) for _ in range(2)]
+        folder = tmp_path_factory.mktemp("nginx")
+        urls = [recorder.url for recorder in recorders]
+        yield stack.enter_context(balancing(folder, urls)), recorders
+
+
+@pytest.fixture
+def balancer(site: tuple[Balancer, list[Recorder]]) -> Balancer:
+    """Give nginx."""
+    return site[0]
+
+
+@pytest.fixture
+def recorders(site: tuple[Balancer, list[Recorder]]) -> Generator[list[Recorder]]:
+    """Give the replicas, which have got nothing as yet, and whose failures are forgotten then."""
+    balancer, recorders = site
+    for recorder in recorders:
+        recorder.received.clear()
+        recorder.asked.clear()
+        recorder.name, recorder.answers = b"name", True
+    yield recorders
+    if not all(recorder.answers and recorder.name for recorder in recorders):
+        balancer.send_to([recorder.url for recorder in recorders])
+
+
+def send(balancer: Balancer, method: str, target: str, **headers: str) -> int:
+    """Send *target* as it is, and give the status."""
+    port = int(balancer.host.partition(":")[2])
+    connection = http.client.HTTPSConnection("localhost", port, context=balancer.tls(), timeout=20)
+    connection.putrequest(method, target, skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def only(received: list[list[Received]]) -> Received:
+    """Give the only request."""
+    [request] = [request for each in received for request in each]
+    return request
+
+
+@pytest.mark.parametrize("target", PATHS)
+def test_targets_arrive_as_they_were_sent(
+    balancer: Balancer, recorders: list[Recorder], target: str
+) -> None:
+    """Keys are spelled in one way only, and clients of S3 sign what they have spelled."""
+    assert send(balancer, "GET", target) == 200
+
+    assert only([each.received for each in recorders]).target == target
+    path = target.partition("?")[0]
+    assert only([each.asked for each in recorders]).target == f"/_shard{path}"
+
+
+def test_targets_arrive_so_over_http_2_too(balancer: Balancer, recorders: list[Recorder]) -> None:
+    """As far as clients can say so."""
+    with balancer.client(http2=True) as client:
+        client.get("/em//@tag.a%2Fb/%20?x=%2F").raise_for_status()
+
+    request = only([each.received for each in recorders])
+    assert request.target == "/em//@tag.a%2Fb/%20?x=%2F"
+    assert request.headers["host"] == balancer.host
+
+
+def test_headers_arrive(balancer: Balancer, recorders: list[Recorder]) -> None:
+    """Host as it is signed, credentials of any size, and where the client is."""
+    given = {"authorization": "Bearer " + "x" * 12_000, "range": "bytes=0-1"}
+    assert send(balancer, "GET", "/em/" + "%C3%A9" * 512, **given, x_forwarded_for="1.2.3.4") == 200
+
+    headers = only([each.received for each in recorders]).headers
+    assert headers["host"] == balancer.host
+    assert {name: headers[name] for name in given} == given
+    assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "https")
+
+
+def test_what_clients_of_s3_sign_arrives(balancer: Balancer, recorders: list[Recorder]) -> None:
+    """The target and each signed header, so that the signature holds."""
+    sent: list[Any] = []
+    client = balancer.s3_client()
+    client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request))
+    client.get_object(Bucket="em", Key="a//b c+é/%2F~", Range="bytes=0-4")
+
+    [[request], received] = sent, only([each.received for each in recorders])
+    assert received.target == request.url.removeprefix(balancer.url)
+    authorization = request.headers["authorization"].decode()
+    assert received.headers["authorization"] == authorization
+    signed = authorization.partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    expected = {name: request.headers[name].decode() for name in signed if name != "host"}
+    assert {name: received.headers[name] for name in signed} == expected | {"host": balancer.host}
+
+
+def test_who_names_shards_gets_no_credentials(
+    balancer: Balancer, recorders: list[Recorder]
+) -> None:
+    """It needs none."""
+    send(balancer, "GET", "/em/c/0?X-Amz-Signature=abc", authorization="Bearer x", cookie="y=z")
+
+    asked = only([each.asked for each in recorders])
+    assert not asked.headers.keys() & {"authorization", "cookie"}
+    assert "Signature" not in asked.target
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST", "OPTIONS"])
+def test_every_method_goes_by_shard(
+    balancer: Balancer, recorders: list[Recorder], method: str
+) -> None:
+    """Who writes a shard has its index."""
+    length = {} if method in ("GET", "HEAD") else {"content_length": "0"}
+    for number in range(8):
+        assert send(balancer, method, f"/em/c/{number}", **length) == 200
+
+    assert sorted(len(each.received) for each in recorders) == [0, 8]
+    assert sum(len(each.asked) for each in recorders) == 8
+
+
+def test_what_has_no_name_goes_anywhere(balancer: Balancer, recorders: list[Recorder]) -> None:
+    """Not all to the same."""
+    for recorder in recorders:
+        recorder.name = b""
+    for _ in range(32):
+        assert send(balancer, "POST", "/em?batch", content_length="0") == 200
+
+    assert all(recorder.received for recorder in recorders)
+
+
+def test_requests_are_answered_where_no_names_are_told(
+    balancer: Balancer, recorders: list[Recorder]
+) -> None:
+    """Names are of use, and not needed."""
+    for recorder in recorders:
+        recorder.name = None
+    assert [send(balancer, "GET", f"/em/c/{number}") for number in range(4)] == [200] * 4
+
+
+def test_reads_that_break_off_go_to_the_next_replica(
+    balancer: Balancer, recorders: list[Recorder]
+) -> None:
+    """The client does not notice."""
+    recorders[0].answers = False
+    for number in range(16):
+        recorders[0].name = recorders[1].name = b"%d" % number
+        assert send(balancer, "GET", f"/em/c/{number}") == 200
+
+    assert recorders[0].received
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST"])
+def test_no_write_is_sent_twice(balancer: Balancer, recorders: list[Recorder], method: str) -> None:
+    """One that breaks off may have been done."""
+    for recorder in recorders:
+        recorder.answers = False
+
+    assert send(balancer, method, "/em/c/0", content_length="0") == 503
+    only([each.received for each in recorders])
+
+
+def test_where_nobody_answers_clients_are_told_to_come_again(
+    balancer: Balancer, recorders: list[Recorder]
+) -> None:
+    """Pages can read that, too."""
+    for recorder in recorders:
+        recorder.answers = False
+    with balancer.client() as client:
+        answer = client.get("/em/c/0")
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"] == "no replica answered"
+
+
+@pytest.mark.parametrize(
+    "target", ["/metrics", "/%6detrics", "/em/../metrics", "/readyz", "/_shard/em/c/0", "/_shard"]
+)
+def test_what_is_for_operators_stays_inside(
+    balancer: Balancer, recorders: list[Recorder], target: str
+) -> None:
+    """However it is spelled."""
+    assert send(balancer, "GET", target) == 404
+
+    assert not [each for recorder in recorders for each in (*recorder.received, *recorder.asked)]
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_no_log_has_a_token(
+    balancer: Balancer,
+    recorders: list[Recorder],
+    is_answered: bool,  # noqa: FBT001
+) -> None:
+    """Nor a signature, whatever goes wrong."""
+    for recorder in recorders:
+        recorder.answers = is_answered
+    before = balancer.logged_so_far()
+    targets = [
+        f"/~{TOKEN}/em/c/0?x={TOKEN}",
+        f"/%7e{TOKEN}/em/c/0",
+        f"/em/c/0?X-Amz-Security-Token={TOKEN}",
+        f"/~{TOKEN}",
+        f"//~{TOKEN}/em",
+    ]
+    for target in targets:
+        send(balancer, "GET", target, referer=f"{balancer.url}/~{TOKEN}/", authorization=TOKEN)
+
+    lines = balancer.logged(before, len(targets))
+    assert [line["path"] for line in lines] == ["/~/em/c/0", "/~/em/c/0", "/em/c/0", "/~", "//~/em"]
+    assert TOKEN not in balancer.output
+
+
+@pytest.mark.parametrize("http2", [False, True])
+def test_bodies_are_passed_on_as_they_arrive(
+    balancer: Balancer, recorders: list[Recorder], *, http2: bool
+) -> None:
+    """No file holds them meanwhile, not even a part."""
+    body = os.urandom(8 * 2**20)
+    with balancer.client(http2=http2) as client:
+        client.put("/em/c/0", content=body).raise_for_status()
+
+    assert only([each.received for each in recorders]).body_nbytes == len(body)
+    written = [path for path in balancer.folder.rglob("nginx-*/**/*") if path.is_file()]
+    assert written == []
+    assert "buffered to a temporary file" not in balancer.output

@@ -1,0 +1,268 @@
+"""Three replicas before SeaweedFS, and nginx before them, as an operator runs them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+import httpx
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore
+
+from tests.deploy.balancer import Balancer, balancing
+from tests.deploy.conftest import TOKEN
+from tests.deploy.containers import SHAPE, by_shard, by_shard_of_volume, keys_of_many
+from tests.deploy.load import READS, Load
+from tests.gateways import Environ, Gateway, forked
+from tests.histories import possible
+from tests.labs import Lab
+
+_BY_TENSORSTORE: Final = """
+import sys, tensorstore
+spec = {"driver": "zarr3", "kvstore": {"driver": "http", "base_url": sys.argv[1]}}
+sys.stdout.buffer.write(tensorstore.open(spec).result().read().result().tobytes())
+"""
+
+
+def routed(balancer: Balancer, keys: Iterable[str]) -> dict[str, str]:
+    """Read *keys* over one connection, and tell which replica answered each."""
+    before, wanted = len(balancer.logged()), list(keys)
+    with balancer.client(http2=True) as client:
+        for key in wanted:
+            answer = client.get(f"/data/{key}")
+            assert answer.status_code == 200, answer.text
+    lines = balancer.logged(before, len(wanted))
+    return {line["path"].removeprefix("/data/"): line["replica"] for line in lines}
+
+
+def replicas_of(balancer: Balancer, keys: dict[Any, list[str]]) -> list[set[str]]:
+    """Tell which replicas answered some keys of each shard."""
+    some = [each[::5] for each in keys.values()]
+    found = routed(balancer, (key for each in some for key in each))
+    return [{found[key] for key in each} for each in some]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [by_shard("array"), by_shard_of_volume(), by_shard("repository/@branch.main/array")],
+    ids=["zarr", "precomputed", "icechunk"],
+)
+def test_the_chunks_of_a_shard_reach_one_replica(
+    balancer: Balancer, keys: dict[Any, list[str]]
+) -> None:
+    """Shards are spread over all, whatever the format."""
+    found = replicas_of(balancer, keys)
+
+    assert all(len(replicas) == 1 for replicas in found)
+    assert len(set.union(*found)) > 1
+
+
+def test_a_token_in_the_path_leads_to_the_same_replica(balancer: Balancer) -> None:
+    """Private data is where it is for others who may read it."""
+    keys = [f"private/{each[0]}" for each in by_shard("array").values()]
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    with balancer.client(http2=True) as client:
+        before = len(balancer.logged())
+        for key in keys:
+            assert client.get(f"/{key}").status_code == 401
+            assert client.get(f"/{key}", headers=bearer).status_code == 200
+            assert client.get(f"/~{TOKEN}/{key}").status_code == 200
+
+    replicas = [line["replica"] for line in balancer.logged(before, 3 * len(keys))]
+    assert replicas[::3] == replicas[1::3] == replicas[2::3]
+    assert TOKEN not in balancer.output
+
+
+def test_every_replica_has_its_share(balancer: Balancer) -> None:
+    """Of 64 shards each answers a tenth at least."""
+    found = Counter(routed(balancer, keys_of_many()).values())
+
+    assert len(found) == 3
+    assert min(found.values()) > 64 / 10
+
+
+def test_a_replica_out_and_in_again_moves_only_its_share(
+    balancer: Balancer, replicas: list[Gateway]
+) -> None:
+    """All other shards stay where their indexes are, and the old ones are found again."""
+    urls = [replica.url for replica in replicas]
+    before = routed(balancer, keys_of_many())
+    balancer.send_to(urls[1:])
+    without = routed(balancer, keys_of_many())
+    balancer.send_to(urls)
+    again = routed(balancer, keys_of_many())
+
+    gone = urls[0].removeprefix("http://")
+    assert {key for key in before if without[key] != before[key]} == {
+        key for key, replica in before.items() if replica == gone
+    }
+    assert again == before
+
+
+def test_index_memory_of_a_replica_falls_with_their_number(
+    tmp_path: Path, environ: Environ
+) -> None:
+    """Three hold together what one holds alone, each its share."""
+    with ExitStack() as stack:
+        one, *three = [stack.enter_context(forked(environ)) for _ in range(4)]
+        balancer = stack.enter_context(balancing(tmp_path, [one.url]))
+        [alone] = held(balancer, [one])
+        balancer.send_to([replica.url for replica in three])
+        shares = held(balancer, three)
+
+    assert alone > 30 * 2**20  # 64 indexes of 512 KiB
+    assert max(shares) < 0.6 * alone
+    assert sum(shares) < 1.3 * alone
+
+
+def held(balancer: Balancer, replicas: Sequence[Gateway]) -> list[int]:
+    """Look into every shard, and tell by how much the memory of *replicas* grew."""
+    for replica in replicas:  # what it takes to speak to the store is no index
+        httpx.get(f"{replica.url}/data/many/zarr.json", timeout=20).raise_for_status()
+    before = [replica.resident_nbytes for replica in replicas]
+    routed(balancer, keys_of_many())
+    routed(balancer, keys_of_many())
+    return [replica.resident_nbytes - at for replica, at in zip(replicas, before, strict=True)]
+
+
+def test_a_replica_that_is_killed_loses_nothing(tmp_path: Path, environ: Environ, lab: Lab) -> None:
+    """In the midst of load under 1 % of reads fail, and what was acknowledged is there."""
+    names = [lab.new_array() for _ in range(4)]
+    keys = [key for each in by_shard("array").values() for key in each]
+    killed_at = inf
+    with ExitStack() as stack:
+        doomed, *others = [stack.enter_context(forked(environ)) for _ in range(3)]
+        urls = [replica.url for replica in (doomed, *others)]
+        balancer = stack.enter_context(balancing(tmp_path, urls))
+
+        def kill() -> None:
+            nonlocal killed_at
+            doomed.kill()
+            killed_at = time.monotonic()
+
+        load = Load(balancer, keys, names)
+        asyncio.run(load.run(kill))
+        seen = [read_back(balancer.url, balancer, names)]
+        seen += [read_back(replica.url, balancer, names) for replica in others]
+
+    assert len(load.failed_reads) < 0.01 * READS, load.failed_reads
+    assert any(killed_at < write.end < inf for write in load.writes)
+    served = [line["replica"] for line in balancer.logged()]
+    assert doomed.url.removeprefix("http://") in served
+    for found in (*seen, *(lab.read(name) for name in names)):
+        for key, data in found.items():
+            assert data in possible(load.writes, key)
+
+
+def read_back(url: str, balancer: Balancer, names: Sequence[str]) -> dict[str, bytes | None]:
+    """Read all chunks that may have been written."""
+    found: dict[str, bytes | None] = {}
+    with httpx.Client(base_url=f"{url}/data/", verify=balancer.tls(), timeout=20) as client:
+        for key in (f"{name}/c/{number}" for name in names for number in range(16)):
+            answer = client.get(key)
+            assert answer.status_code in (200, 404), answer.text
+            found[key] = answer.content if answer.is_success else None
+    return found
+
+
+@pytest.mark.parametrize("http2", [True, False])
+def test_both_versions_of_http_are_spoken(balancer: Balancer, *, http2: bool) -> None:
+    """To whom they are spoken."""
+    with balancer.client(http1=not http2, http2=http2) as client:
+        answer = client.get("/data/array/zarr.json")
+
+    assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
+    assert answer.json()["shape"] == list(SHAPE)
+
+
+def test_zarr_python_reads_through_it(balancer: Balancer, lab: Lab) -> None:
+    """The array is as it is stored."""
+    files = fsspec.filesystem("https", asynchronous=True, ssl=balancer.tls())
+    store = FsspecStore(files, read_only=True, path=f"{balancer.url}/data/array")
+
+    assert np.array_equal(opened(store), opened(lab.folder / "array"))
+
+
+def opened(store: Any) -> Any:
+    """Read an array with zarr-python."""
+    return zarr.open_array(store, mode="r")[:]
+
+
+def test_tensorstore_reads_through_it(balancer: Balancer, lab: Lab) -> None:
+    """It speaks HTTP/2, with many requests at once on a connection."""
+    before = len(balancer.logged())
+    environ = os.environ | {"TENSORSTORE_CA_BUNDLE": str(balancer.ca_file)}
+    command = [sys.executable, "-c", _BY_TENSORSTORE, f"{balancer.url}/data/array"]
+    found = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True).stdout
+
+    assert found == opened(lab.folder / "array").tobytes()
+    assert {line["protocol"] for line in balancer.logged(before)} == {"HTTP/2.0"}
+
+
+def test_boto3_reads_writes_and_lists_through_it(balancer: Balancer) -> None:
+    """Bodies of 8 MiB too."""
+    client = balancer.s3_client()
+    body = os.urandom(8 * 2**20)
+    client.put_object(Bucket="data", Key="objects/a b%2Fc/é", Body=body)
+
+    assert client.get_object(Bucket="data", Key="objects/a b%2Fc/é")["Body"].read() == body
+    [listed] = client.list_objects_v2(Bucket="data", Prefix="objects/")["Contents"]
+    assert (listed["Key"], listed["Size"]) == ("objects/a b%2Fc/é", len(body))
+
+
+CHUNK: Final = "/data/array/c/0/0"
+GZIP: Final = "/data/volume/1_1_1/0-8_0-8_0-8"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", CHUNK, {"origin": "https://viewer.example"}),
+        ("HEAD", CHUNK, {}),
+        ("GET", CHUNK, {"range": "bytes=2-5"}),
+        ("GET", CHUNK, {"range": "bytes=99-"}),
+        ("GET", CHUNK, {"if-none-match": "*"}),
+        ("GET", CHUNK, {"if-match": '"another"'}),
+        ("GET", GZIP, {"accept-encoding": "gzip"}),
+        ("GET", GZIP, {"accept-encoding": "identity"}),
+        ("GET", "/data/array/c/99/99", {}),
+        ("GET", "/data/array//c/0/0", {}),
+        ("GET", "/data/array/c%2F0%2F0", {}),
+        ("GET", "/none/c/0/0", {}),
+        ("OPTIONS", CHUNK, {"access-control-request-headers": "range", "origin": "https://a.b"}),
+        ("DELETE", "/data/array/c/99/99", {}),
+        ("GET", "/data/", {}),
+        ("GET", "/api/datasets", {}),
+    ],
+)
+def test_answers_pass_as_they_are(
+    balancer: Balancer, replicas: list[Gateway], method: str, path: str, headers: dict[str, str]
+) -> None:
+    """Status, headers, each once, and the bytes of the body are those of a replica."""
+    with balancer.client(http2=True) as client:
+        through = answered(client, method, path, headers)
+    with httpx.Client(base_url=replicas[0].url, timeout=20) as client:
+        direct = answered(client, method, path, headers)
+
+    assert through == direct
+
+
+def answered(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Ask, and tell of the answer what does not change from one to the next."""
+    passing = {"date", "server", "connection", "x-request-id"}
+    with client.stream(method, path, headers=headers) as answer:
+        body = b"".join(answer.iter_raw())
+    kept = [each for each in answer.headers.multi_items() if each[0] not in passing]
+    return answer.status_code, sorted(kept), body

@@ -1,0 +1,137 @@
+"""A disk without room takes no write and tears nothing; when there is room again all goes on."""
+
+import json
+import os
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from app.settings import DatasetSettings, Settings
+from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, sharding
+from tests.serving import serving
+
+CHUNK: Final = 256
+OLD, NEW = b"1" * CHUNK, b"2" * CHUNK
+GROUP: Final = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+SHARDED: Final = array_metadata([1024], [512], [sharding([CHUNK], [LITTLE])])
+PLAIN: Final = array_metadata([1024], [CHUNK], [LITTLE])
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """Mount a small disk."""
+    folder = tmp_path_factory.mktemp("disk")
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def client(disk: Path) -> Generator[httpx.Client]:
+    """Serve an array and a repository on it, with a chunk in each."""
+    datasets = {}
+    for name in ("array", "repo"):
+        (disk / name).mkdir()
+        datasets[name] = DatasetSettings(url=(disk / name).as_uri(), writable=True)
+    (disk / "array" / "zarr.json").write_text(json.dumps(SHARDED))
+    with (
+        serving(Settings(datasets=datasets)) as url,
+        httpx.Client(base_url=url, timeout=20) as opened,
+    ):
+        assert opened.put("/array/c/0", content=OLD).is_success
+        assert opened.post("/api/datasets", json={"name": "repo"}).is_success
+        yield opened
+
+
+@contextmanager
+def full(disk: Path) -> Generator[None]:
+    """Leave no room on the disk."""
+    left = os.statvfs(disk)
+    fill = disk / "fill"
+    fill.write_bytes(bytes(left.f_bavail * left.f_frsize))
+    try:
+        yield
+    finally:
+        fill.unlink()
+
+
+def files(disk: Path) -> dict[str, bytes]:
+    """Read all that is there."""
+    found = [path for path in disk.rglob("*") if path.is_file() and path.name != "fill"]
+    return {str(path.relative_to(disk)): path.read_bytes() for path in found}
+
+
+def begin(client: httpx.Client) -> str:
+    """Begin a session with an array, of which one chunk is there."""
+    session_id: str = client.post("/api/datasets/repo/sessions").json()["session_id"]
+    base = f"/repo/@session.{session_id}"
+    assert client.put(f"{base}/zarr.json", json=GROUP).is_success
+    assert client.put(f"{base}/t/zarr.json", json=PLAIN).is_success
+    assert client.put(f"{base}/t/c/0", content=OLD).is_success
+    return session_id
+
+
+def demand_refused(answer: httpx.Response) -> None:
+    """Be sure that the reason is told, and when to come back."""
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "No space left on device" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("key", ["c/0", "c/1", "object", "new/folder/object", "big"])
+def test_a_write_without_room_changes_nothing(disk: Path, client: httpx.Client, key: str) -> None:
+    """Of a shard, an object, or a folder; the same write goes well afterwards."""
+    data = bytes(100_000) if key == "big" else NEW
+    before = files(disk)
+    with full(disk):
+        demand_refused(client.put(f"/array/{key}", content=data))
+        assert client.get("/array/c/0").content in (OLD, NEW)
+    assert files(disk) == before
+
+    assert client.put(f"/array/{key}", content=data).is_success
+    assert client.get(f"/array/{key}").content == data
+    assert client.delete(f"/array/{key}").is_success
+    assert client.put("/array/c/0", content=OLD).is_success
+
+
+def test_what_takes_no_room_is_done(disk: Path, client: httpx.Client) -> None:
+    """A full disk can be read, and emptied."""
+    client.put("/array/object", content=NEW)
+    with full(disk):
+        assert client.get("/array/object").content == NEW
+        assert client.delete("/array/object").status_code == 204
+        assert client.get("/array/object").status_code == 404
+
+
+def test_each_key_of_a_batch_is_told_for_itself(disk: Path, client: httpx.Client) -> None:
+    """None of a shard is there, or all."""
+    framed = b'{"key":"c/1","length":256}\n' + NEW
+    with full(disk):
+        (told,) = client.put("/array?batch", content=framed).json()["results"]
+
+        assert (told["status"], told["key"]) == (503, "c/1")
+        assert client.get("/array/c/1").status_code == 404
+
+
+def test_a_commit_without_room_is_none(disk: Path, client: httpx.Client) -> None:
+    """The session goes on, and what was acknowledged in it is committed when there is room."""
+    session_id = begin(client)
+    commit = f"/api/datasets/repo/sessions/{session_id}/commit"
+    with full(disk):
+        demand_refused(client.put(f"/repo/@session.{session_id}/t/c/1", content=NEW))
+        demand_refused(client.post(commit, json={"message": "no room"}))
+        assert client.get("/repo/t/c/0").status_code == 404
+
+    assert client.put(f"/repo/@session.{session_id}/t/c/1", content=NEW).is_success
+    assert client.post(commit, json={"message": "room"}).status_code == 201
+    assert client.get("/repo/t/c/0").content == OLD
+    assert client.get("/repo/t/c/1").content == NEW
+    history = client.get("/api/datasets/repo/history").json()["history"]
+    assert "no room" not in [each["message"] for each in history]

@@ -1,0 +1,173 @@
+"""`app.seeing.metrics`: what Prometheus reads, whatever clients ask for."""
+
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.errors import StorageDeniedError, VersionChangedError
+from app.model import ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.tally import Tally, kind_of_read
+from app.resolve.weighed import WeighedCache
+from app.seeing.metrics import Metrics
+from app.seeing.outcomes import OUTCOMES
+from app.storage.moved import Moved
+from app.storage.traced import Call
+
+REF = ObjectRef("s3+lab://bucket", "key")
+
+
+def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """Find a sample as Prometheus does."""
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return float(sample.value)
+    return None
+
+
+def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
+    """Those at hand are counted another way, and told in the same."""
+    metrics = Metrics(["em"])
+    counts = metrics.requests
+    counts.count_at_hand("em", 100, is_modified=True)
+    counts.count_at_hand("em", 0, is_modified=False)
+    counts.count("em", "GET", "not_modified", 0, 0.02)
+    counts.count("em", "GET", "answered", 50, 0.02)
+    counts.count("", "GET", "absent", 7, 0.001)
+
+    name = "shardgate_requests_total"
+    assert _read(metrics, name, dataset="em", method="GET", outcome="hit") == 1
+    assert _read(metrics, name, dataset="em", method="GET", outcome="answered") == 1
+    assert _read(metrics, name, dataset="em", method="GET", outcome="not_modified") == 2
+    assert _read(metrics, name, dataset="", method="GET", outcome="absent") == 1
+    assert _read(metrics, "shardgate_sent_bytes_total", dataset="em") == 150
+    of_time = "shardgate_request_seconds"
+    assert _read(metrics, f"{of_time}_count", method="GET", outcome="hit") is None
+    assert _read(metrics, f"{of_time}_sum", method="GET", outcome="answered") == 0.02
+    labels = {"method": "GET", "outcome": "answered"}
+    assert _read(metrics, f"{of_time}_bucket", le="0.01", **labels) == 0
+    assert _read(metrics, f"{of_time}_bucket", le="0.025", **labels) == 1
+    assert _read(metrics, f"{of_time}_bucket", le="+Inf", **labels) == 1
+
+
+def _call(error: BaseException | None = None, **more: Any) -> Call:
+    told = {"method": "get", "ref": REF, "request": None, "seconds": 0.3, "nbytes": 10}
+    return Call(**(told | more), error=error)
+
+
+def test_calls_of_stores_are_counted_by_store_method_and_kind() -> None:
+    """The kind is the one of the read that is being performed."""
+    metrics = Metrics([])
+    before = kind_of_read.set("shard-index")
+    metrics.upstream.on_call(_call())
+    kind_of_read.reset(before)
+    metrics.upstream.on_call(_call(method="put", ref=ObjectRef("file:///folder", "key")))
+
+    labels = {"store": "s3+lab", "method": "get", "kind": "shard-index"}
+    assert _read(metrics, "shardgate_upstream_bytes_total", **labels) == 10
+    assert _read(metrics, "shardgate_upstream_seconds_count", **labels) == 1
+    labels = {"store": "file", "method": "put", "kind": "object"}
+    assert _read(metrics, "shardgate_upstream_bytes_total", **labels) == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (StorageDeniedError(REF, "no"), "StorageDeniedError"),
+        (VersionChangedError(REF), "VersionChangedError"),
+        (ZeroDivisionError(), "other"),
+    ],
+)
+def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> None:
+    """A class that is not ours is no label."""
+    metrics = Metrics([])
+    metrics.upstream.on_call(_call(error))
+
+    assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
+
+
+def test_caches_tell_what_they_hold_and_how_often_they_help() -> None:
+    """Two that share their entries are one, asked by two."""
+    metrics = Metrics([])
+    entries = WeighedCache[str, bytes](100, lambda _, value: len(value))
+    for each in (Tally(hits=3, joins=2, misses=1, merged=5), Tally(hits=1)):
+        metrics.caches.watch("chunk", entries, each)
+    for key in "abc":
+        entries.put(key, bytes(40))
+
+    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="hit") == 4
+    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="joined") == 2
+    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="miss") == 1
+    assert _read(metrics, "shardgate_cache_entries", cache="chunk") == 2
+    assert _read(metrics, "shardgate_cache_bytes", cache="chunk") == 80
+    assert _read(metrics, "shardgate_cache_max_bytes", cache="chunk") == 100
+    assert _read(metrics, "shardgate_cache_evictions_total", cache="chunk") == 1
+    assert _read(metrics, "shardgate_coalesced_chunks_total") == 5
+
+
+async def test_bytes_in_flight_are_told_beside_their_bound() -> None:
+    """An alert compares them."""
+    metrics, budget = Metrics([]), ByteBudget(100, wait_s=1)
+    metrics.caches.watch_budget("bodies", budget)
+    await budget.acquire(30)
+
+    assert _read(metrics, "shardgate_in_flight_bytes", use="bodies") == 30
+    assert _read(metrics, "shardgate_in_flight_max_bytes", use="bodies") == 100
+
+
+def test_writes_add_up() -> None:
+    """Rewrites of shards, and what S3 was sent for them."""
+    metrics = Metrics([])
+    metrics.writes.on_rewrite(3, 1)
+    metrics.writes.on_rewrite(5, 0)
+    metrics.writes.on_write("copy", REF, Moved(10, 20, 30))
+    metrics.writes.on_write("put", REF, Moved(1, 2, 3))
+
+    assert _read(metrics, "shardgate_rewrite_changes_count") == 2
+    assert _read(metrics, "shardgate_rewrite_changes_sum") == 8
+    assert _read(metrics, "shardgate_swaps_lost_total") == 1
+    assert _read(metrics, "shardgate_writes_total", way="copy") == 1
+    assert _read(metrics, "shardgate_written_bytes_total") == 11
+    assert _read(metrics, "shardgate_fetched_bytes_total") == 22
+    assert _read(metrics, "shardgate_copied_bytes_total") == 33
+
+
+def test_of_several_processes_each_names_itself() -> None:
+    """A scrape reaches one of them, and adds nothing up that belongs to others."""
+    metrics = Metrics(["em"], worker="17")
+
+    families = list(text_string_to_metric_families(metrics.exposition().decode()))
+    samples = [sample for family in families for sample in family.samples]
+
+    assert len(samples) > 20
+    assert all(sample.labels["worker"] == "17" for sample in samples)
+
+
+def test_the_process_tells_of_itself() -> None:
+    """Memory, descriptors and collections of garbage are what libraries tell."""
+    metrics = Metrics([])
+
+    assert (_read(metrics, "process_resident_memory_bytes") or 0) > 2**20
+    assert (_read(metrics, "process_open_fds") or 0) > 2
+    assert _read(metrics, "python_gc_collections_total", generation="2") is not None
+
+
+def test_a_scrape_is_quick() -> None:
+    """The event loop stands still for a few milliseconds, of many datasets and kinds too."""
+    metrics = Metrics([f"dataset-{number}" for number in range(50)])
+    for name in metrics.requests.datasets:
+        for outcome in OUTCOMES[:4]:
+            metrics.requests.count(name, "GET", outcome, 1, 0.1)  # type: ignore[arg-type]  # of the set
+    for kind in ("metadata", "shard-index", "chunk", "manifest", "snapshot", "repo", "object"):
+        kind_of_read.set(kind)
+        metrics.upstream.on_call(_call())
+
+    def cpu_s() -> float:
+        began = time.thread_time()
+        metrics.exposition()
+        return time.thread_time() - began
+
+    assert min(cpu_s() for _ in range(5)) < 0.02

@@ -1,0 +1,45 @@
+"""`app.seeing.tracing`: OpenTelemetry's own variables say whether there are traces."""
+
+import pytest
+
+from app.errors import ConfigurationError
+from app.seeing.tracing import open_tracing
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_SERVICE_NAME": "shardgate"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": ""},
+        {"OTEL_TRACES_EXPORTER": "none", **ENDPOINT},
+        {"OTEL_SDK_DISABLED": "true", **ENDPOINT},
+    ],
+)
+def test_it_is_off_unless_they_say_so(environ: dict[str, str]) -> None:
+    """A variable that means something else, or nothing, begins no traces."""
+    assert open_tracing(environ) is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        ENDPOINT,
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"},
+        {"OTEL_TRACES_EXPORTER": "otlp"},
+    ],
+)
+async def test_an_endpoint_or_an_exporter_is_enough(environ: dict[str, str]) -> None:
+    """Either says that somebody listens."""
+    tracing = open_tracing(environ)
+
+    assert tracing is not None
+    await tracing.aclose()
+
+
+def test_another_exporter_is_refused() -> None:
+    """The start says so, instead of sending nothing."""
+    with pytest.raises(ConfigurationError, match="OTEL_TRACES_EXPORTER: zipkin"):
+        open_tracing({"OTEL_TRACES_EXPORTER": "zipkin"})

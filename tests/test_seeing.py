@@ -1,0 +1,312 @@
+"""What an operator sees of a running service: metrics, lines of the log, and traces."""
+
+import hashlib
+import http.server
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.commands import environ
+from tests.formats.zarr_sharding_indexed.case import build
+
+ROOT: Final = Path(__file__).parent.parent
+TOKEN: Final = "token-of-ana"
+CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}
+TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID: Final = "b7ad6b7169203331"
+SECRETS: Final = (TOKEN, "signature-in-the-query")
+
+
+class Span(NamedTuple):
+    """A span as a collector has it."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Any]
+
+
+class Shown(NamedTuple):
+    """What was shown of some requests."""
+
+    lines: list[dict[str, Any]]
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float]
+    spans: list[Span]
+
+    def sample(self, name: str, **labels: str) -> float:
+        """Give the value of a sample."""
+        return self.samples[name, tuple(sorted(labels.items()))]
+
+    def accessed(self, request_id: str) -> dict[str, Any]:
+        """Give the line of a request."""
+        (line,) = (
+            line
+            for line in self.lines
+            if line["logger"] == "app.access" and line["request_id"] == request_id
+        )
+        return line
+
+    def request(self, request_id: str) -> Span:
+        """Give the span of a request."""
+        (span,) = (
+            span for span in self.spans if span.attributes.get("shardgate.request_id") == request_id
+        )
+        return span
+
+    def within(self, span: Span) -> list[Span]:
+        """Give the spans in *span*, and those in them."""
+        inner = [each for each in self.spans if each.parent_id == span.span_id]
+        return inner + [each for one in inner for each in self.within(one)]
+
+
+class _Collector(http.server.BaseHTTPRequestHandler):
+    """Takes spans, and decodes them by what OpenTelemetry made of its own protocol."""
+
+    spans: list[Span]
+
+    def do_POST(self) -> None:
+        """Keep what is sent."""
+        body = self.rfile.read(int(self.headers["content-length"]))
+        sent = ExportTraceServiceRequest.FromString(body)
+        for resource in sent.resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            assert names["service.name"] == "shardgate"
+            for scope in resource.scope_spans:
+                self.spans += map(_span, scope.spans)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def _span(sent: Any) -> Span:
+    attributes = {
+        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in sent.attributes
+    }
+    ids = (sent.trace_id.hex(), sent.span_id.hex(), sent.parent_span_id.hex())
+    return Span(sent.name, *ids, attributes)
+
+
+@contextmanager
+def _collecting() -> Generator[tuple[str, list[Span]]]:
+    spans: list[Span] = []
+    handler = type("Collector", (_Collector,), {"spans": spans})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", spans
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def _running(log: Path, **more: str) -> Generator[str]:
+    """Run the command, whose standard error is *log*, and let it end by itself."""
+    command = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            command, env=environ(**more), stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        found = re.match(r"(http://[^/]+)/", process.stdout.readline())
+        assert found is not None
+        try:
+            yield found[1]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    for name in "open", "private":
+        for key, data in build(CHUNKS).items():
+            path = folder / name / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    return {
+        "SHARDGATE_SERVER__PORT": "0",
+        "SHARDGATE_SERVER__ACCESS_LOG": "true",
+        "SHARDGATE_SERVER__LOG_FORMAT": "json",
+        "SHARDGATE_SERVER__METRICS": '["ana"]',
+        "SHARDGATE_CALLERS__ANA__TOKEN_SHA256": json.dumps([digest]),
+        "SHARDGATE_DATASETS__OPEN__URL": str(folder / "open"),
+        "SHARDGATE_DATASETS__PRIVATE__URL": str(folder / "private"),
+        "SHARDGATE_DATASETS__PRIVATE__READ": '["ana"]',
+    }
+
+
+def _ask(client: httpx.Client) -> str:
+    """Send requests, each with an id of its own, and give what /metrics tells of them."""
+
+    def get(path: str, request_id: str, **headers: str) -> httpx.Response:
+        return client.get(path, headers={"x-request-id": request_id, **headers})
+
+    traceparent = f"00-{TRACE_ID}-{PARENT_ID}-01"
+    assert get("/open/c/0/0", "read", traceparent=traceparent).content == CHUNKS["c/0/0"]
+    assert get("/open/c/0/0", "hit", traceparent=traceparent).content == CHUNKS["c/0/0"]
+    assert get(f"/~{TOKEN}/private/c/0/1", "in-path").content == CHUNKS["c/0/1"]
+    assert get(f"/~{TOKEN}/private/c/0/1", "in-path-hit").content == CHUNKS["c/0/1"]
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    assert get("/private/c/1/1", "bearer", **bearer).content == CHUNKS["c/1/1"]
+    assert get("/private/c/1/1", "nobody").status_code == 401
+    assert get(f"/open/c/0/1?a={SECRETS[1]}", "query").content == CHUNKS["c/0/1"]
+    assert get("/open/c/7/7", "absent").status_code == 404
+    assert client.put("/open/c/0/0", headers={"x-request-id": "put"}).status_code == 405
+    return get("/metrics", "metrics", **bearer).text
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """Run the service, ask it for something, and gather all that it tells."""
+    folder = tmp_path_factory.mktemp("seeing")
+    log = folder / "log"
+    with _collecting() as (endpoint, spans):
+        settings = _settings(folder) | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        with _running(log, **settings) as url, httpx.Client(base_url=url) as client:
+            text = _ask(client)
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    return Shown(lines, samples, spans)
+
+
+def test_requests_are_counted_by_what_became_of_them(shown: Shown) -> None:
+    """What was at hand is told from what was read, and from what is not there."""
+    name, of = "shardgate_requests_total", {"dataset": "open", "method": "GET"}
+
+    assert shown.sample(name, outcome="hit", **of) == 1
+    assert shown.sample(name, outcome="answered", **of) == 2
+    assert shown.sample(name, outcome="absent", **of) == 1
+    assert shown.sample(name, dataset="open", method="PUT", outcome="refused") == 1
+    assert shown.sample(name, dataset="private", method="GET", outcome="hit") == 1
+    assert shown.sample("shardgate_connections") == 1
+    assert shown.sample("shardgate_requests_in_flight") == 1  # the scrape
+
+
+def test_reads_of_the_store_are_counted_by_kind(shown: Shown) -> None:
+    """Metadata, indexes and chunks, of both datasets."""
+    of = {"store": "file", "method": "get"}
+
+    assert shown.sample("shardgate_upstream_seconds_count", kind="shard-index", **of) == 2
+    assert shown.sample("shardgate_upstream_seconds_count", kind="chunk", **of) == 4
+    total = sum(map(len, CHUNKS.values())) + len(CHUNKS["c/0/1"])
+    assert shown.sample("shardgate_upstream_bytes_total", kind="chunk", **of) == total
+
+
+def test_caches_are_counted(shown: Shown) -> None:
+    """Each body was read once, and two were at hand later."""
+    name = "shardgate_cache_lookups_total"
+
+    assert shown.sample(name, cache="chunk", result="hit") == 2
+    assert shown.sample(name, cache="chunk", result="miss") == 4
+    assert shown.sample("shardgate_cache_entries", cache="chunk") == 4
+    assert shown.sample(name, cache="index", result="miss") > 0
+
+
+@pytest.mark.parametrize(
+    ("request_id", "dataset", "status", "outcome", "caller"),
+    [
+        ("read", "open", 200, "answered", ""),
+        ("hit", "open", 200, "hit", ""),
+        ("in-path", "private", 200, "answered", "ana"),
+        ("in-path-hit", "private", 200, "hit", "ana"),
+        ("bearer", "private", 200, "answered", "ana"),
+        ("nobody", "private", 401, "refused", ""),
+        ("query", "open", 200, "answered", ""),
+        ("absent", "open", 404, "absent", ""),
+        ("put", "open", 405, "refused", ""),
+        ("metrics", "", 200, "answered", "ana"),
+    ],
+)
+def test_each_request_has_a_line(  # noqa: PLR0917
+    shown: Shown, request_id: str, dataset: str, status: int, outcome: str, caller: str
+) -> None:
+    """Who asked, of which dataset, and what became of it."""
+    line = shown.accessed(request_id)
+
+    assert (line["dataset"], line["status"], line["outcome"]) == (dataset, status, outcome)
+    assert line["caller"] == caller
+    assert line["client"] == "127.0.0.1"
+    assert line["bytes"] > 0
+    assert line["ms"] > 0
+
+
+def test_no_line_has_a_key_or_a_secret(shown: Shown) -> None:
+    """Neither tokens in paths and headers, nor queries, nor what was asked for."""
+    text = json.dumps(shown.lines)
+
+    assert not [secret for secret in (*SECRETS, *CHUNKS, "c/7/7") if secret in text]
+
+
+def test_a_trace_goes_on_from_the_client(shown: Shown) -> None:
+    """The span of a request is in the client's, and lines of the log name the trace."""
+    for request_id in "read", "hit":
+        span = shown.request(request_id)
+        assert (span.trace_id, span.parent_id) == (TRACE_ID, PARENT_ID)
+        assert shown.accessed(request_id)["trace_id"] == TRACE_ID
+    other = shown.request("in-path")
+    assert other.parent_id == ""
+    assert shown.accessed("in-path")["trace_id"] == other.trace_id
+
+
+def test_described_reads_are_spans_in_that_of_their_request(shown: Shown) -> None:
+    """With what they are for, where that is, and what came of asking the cache."""
+    first = shown.within(shown.request("read"))
+    index = next(span for span in first if span.name == "read shard-index")
+    (call,) = shown.within(index)
+    chunk = next(span for span in first if span.attributes["shardgate.kind"] == "chunk")
+
+    assert index.attributes["shardgate.cache"] == "miss"
+    assert index.attributes["shardgate.store"] == "file"
+    assert call.name == "get file"
+    assert call.attributes["shardgate.bytes"] > 0
+    assert chunk.attributes["shardgate.bytes"] == len(CHUNKS["c/0/0"])
+    assert shown.within(shown.request("hit")) == []
+    known = [
+        span.attributes["shardgate.cache"]
+        for span in shown.within(shown.request("query"))
+        if "shardgate.cache" in span.attributes
+    ]
+    assert "hit" in known
+
+
+def test_spans_name_keys_of_public_data_only(shown: Shown) -> None:
+    """And no secret at all."""
+    private = [span for span in shown.spans if span.attributes.get("shardgate.dataset") != "open"]
+
+    assert shown.request("read").attributes["shardgate.key"] == "c/0/0"
+    assert len(private) > 3
+    assert not [key for key in CHUNKS if key in str(private)]
+    assert not [secret for secret in SECRETS if secret in str(shown.spans)]
+
+
+def test_the_extra_is_not_imported_unless_asked_for() -> None:
+    """Neither OpenTelemetry's SDK nor what sends spans; FastAPI looks for the API by itself."""
+    code = (
+        "import sys; from app.server import make_app; from app.settings import Settings; "
+        "make_app(Settings()); "
+        "sys.exit(any(name in sys.modules for name in ('opentelemetry.sdk', "
+        "'opentelemetry.exporter', 'app.seeing.spans')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ(), cwd=ROOT, check=False)
+
+    assert done.returncode == 0

@@ -1,0 +1,122 @@
+"""The start page in a browser, on a desk and in a hand, and the viewer that it leads to."""
+
+import io
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, Route, ViewportSize
+
+from app import demo
+from app.settings import DatasetSettings, Settings
+from tests.serving import serving
+from tests.viewers.viewing import picture_when_still
+
+DESK: Final = ViewportSize(width=1200, height=900)
+HAND: Final = ViewportSize(width=360, height=740)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve the examples, all of them in one folder too, and what has long names."""
+    examples = tmp_path_factory.mktemp("examples")
+    written = demo.write(examples)
+    datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()}
+    datasets["everything"] = DatasetSettings(url=str(examples))
+    datasets["away"] = DatasetSettings(url=f"file:///{'nothing-at-all-' * 6}")
+    with serving(Settings(datasets=datasets)) as served:
+        yield served
+
+
+def opened(browser: Browser, url: str, **options: object) -> Generator[Page]:
+    """Open the page in a window of its own; what goes wrong in it is a failure."""
+    faults: list[str] = []
+    with browser.new_context(**options) as context:  # type: ignore[arg-type]  # playwright's names
+        page = context.new_page()
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{url}/")
+        yield page
+    assert not faults
+
+
+@pytest.fixture
+def desk(browser: Browser, url: str) -> Generator[Page]:
+    """Open the page on a large screen."""
+    yield from opened(browser, url, viewport=DESK)
+
+
+@pytest.fixture
+def hand(browser: Browser, url: str) -> Generator[Page]:
+    """Open the page on a phone, in the dark, without scripts."""
+    dark = {"viewport": HAND, "color_scheme": "dark", "java_script_enabled": False}
+    yield from opened(browser, url, **dark)
+
+
+def width(picture: bytes) -> int:
+    """Tell how wide a picture is."""
+    with Image.open(io.BytesIO(picture)) as image:
+        return image.width
+
+
+def test_fits_a_desk(desk: Page, pictures: Path) -> None:
+    """Nothing reaches past the edge."""
+    assert width(desk.screenshot(path=pictures / "start-desk.png", full_page=True)) == 1200
+
+
+def test_fits_a_phone(hand: Page, pictures: Path) -> None:
+    """Without scripts, and with all snippets open, nobody has to scroll to the side."""
+    for summary in hand.get_by_text("TensorStore").all() + hand.get_by_text("xarray").all():
+        summary.click()
+
+    assert width(hand.screenshot(path=pictures / "start-phone.png", full_page=True)) == 360
+
+
+def test_keeps_figures_up_to_date(browser: Browser, url: str) -> None:
+    """Where scripts run, they are asked for again while the rest stays."""
+    with browser.new_context(viewport=DESK) as context:
+        page = context.new_page()
+        page.clock.install()
+        page.goto(f"{url}/")
+        with page.expect_response(f"{url}/?figures") as answered:
+            page.clock.run_for(6000)
+
+        assert answered.value.ok
+        assert page.locator("#figures dt").count() == 6
+
+
+def test_code_can_be_taken_at_once(desk: Page) -> None:
+    """One click chooses all of it, and the rest of the page stays out."""
+    desk.locator("#dataset-image ~ .snippets code").first.click()
+
+    taken = str(desk.evaluate("String(getSelection())"))
+    assert taken.strip().startswith("curl -sS http://127.0.0.1:")
+    assert len(taken.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["image", "cells", "nested"])
+def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) -> None:
+    """A click on the page shows the data, and nobody else is asked for anything."""
+    others: list[str] = []
+
+    def stop(route: Route) -> None:
+        others.append(route.request.url)
+        route.abort()
+
+    here = urlsplit(url).netloc
+    desk.route(lambda asked: urlsplit(asked).netloc not in {here, ""}, stop)
+    desk.locator(f"article[aria-labelledby='dataset-{name}'] .views a").click()
+    desk.wait_for_url("**/viewer/v/page/**")
+    while desk.evaluate("typeof viewer") == "undefined":
+        desk.wait_for_timeout(20)
+    with Image.open(io.BytesIO(picture_when_still(desk, 1))) as image:
+        image.save(pictures / f"start-viewer-{name}.png")
+        pixels = np.asarray(image.convert("RGB"), np.int16)
+
+    assert not others
+    middle = pixels[100:800, 400:1100].reshape(-1, 3)
+    assert len(np.unique(middle, axis=0)) > 30

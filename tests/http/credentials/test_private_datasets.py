@@ -1,5 +1,6 @@
 """Datasets that not everybody may see, over the wire."""
 
+import hashlib
 from collections.abc import Generator
 from typing import Final
 from urllib.parse import quote
@@ -145,6 +146,15 @@ def test_a_balancer_is_told_nothing_of_private_shards(people: People) -> None:
 def test_what_is_for_operators_is_not_below_a_token(people: People, path: str) -> None:
     """Proxies know it by its path."""
     assert people.ask("GET", f"/~{TOKENS['ana']}/{path}").status_code == 400
+
+
+def test_a_signed_body_cannot_be_left_out(people: People) -> None:
+    """Where a body has only defaults, none would mean something else."""
+    digest = hashlib.sha256(b'{"dataset": "private"}').hexdigest()
+    answer = people.ask("POST", "/api/tokens", "ana", headers={"x-amz-content-sha256": digest})
+
+    detail = "the body is not what x-amz-content-sha256 says"
+    assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
 def test_a_reader_may_not_write(people: People) -> None:

@@ -7,6 +7,7 @@ what is not there, others are told the hash of what they ask for.
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from http import HTTPStatus
@@ -16,7 +17,7 @@ from cachetools import LRUCache
 
 from app.errors import BadKeyError, ShardgateError
 from app.formats.contract import Layout
-from app.http.answer import AtHand, Later, Scope, Write, asgi_writer
+from app.http.answer import AtHand, Headers, Later, Scope, Write, asgi_writer
 from app.http.clients import Client, Networks, is_within
 from app.http.credentials.access import Datasets
 from app.http.credentials.door import split_token
@@ -62,7 +63,7 @@ class ShardNames:
         """Begin to answer outside of ASGI; see `GatewayProtocol`."""
         path = _asked(raw_path)
         if not self._may_know(path, client):
-            return AtHand(HTTPStatus.NO_CONTENT, [(b"x-shard", _opaque(path))], b"")
+            return AtHand(HTTPStatus.NO_CONTENT, _by_itself(path), b"")
         known = self._known.get(path)
         if known is None or known.expires_at < time.monotonic():
             return partial(self._answer, path)
@@ -74,7 +75,7 @@ class ShardNames:
         if self._may_know(path, scope["client"]):
             await self._answer(path, write)
         else:
-            await write(HTTPStatus.NO_CONTENT, [(b"x-shard", _opaque(path))], b"")
+            await write(HTTPStatus.NO_CONTENT, _by_itself(path), b"")
 
     def _may_know(self, path: bytes, client: Client) -> bool:
         """Tell whether a *client* may know which keys are like that of *path*."""
@@ -87,17 +88,14 @@ class ShardNames:
         return client is not None and is_within(client[0], self._proxies)
 
     async def _answer(self, path: bytes, write: Write) -> None:
-        named = path.find(b"/", 1)
-        if named < 0 or named + 1 == len(path):
-            await write(HTTPStatus.NO_CONTENT, [], b"")
-            return
-        try:
-            async with asyncio.timeout(_LONGEST_S):
-                name = _opaque(await self._name(path))
-            self._known.put(path, _Known(name, time.monotonic() + _KNOWN_S))
-        except (ShardgateError, TimeoutError):
-            name = _opaque(path)
-        await write(HTTPStatus.NO_CONTENT, [(b"x-shard", name)], b"")
+        headers = _by_itself(path)
+        if headers:
+            with suppress(ShardgateError, TimeoutError):
+                async with asyncio.timeout(_LONGEST_S):
+                    name = _opaque(await self._name(path))
+                self._known.put(path, _Known(name, time.monotonic() + _KNOWN_S))
+                headers = [(b"x-shard", name)]
+        await write(HTTPStatus.NO_CONTENT, headers, b"")
 
     async def _name(self, path: bytes) -> bytes:
         """Name the shard that *path* leads into, or the session; else that is *path* itself.
@@ -139,3 +137,9 @@ def _asked(raw_path: bytes) -> bytes:
 
 def _opaque(name: bytes) -> bytes:
     return blake2b(name, digest_size=8).hexdigest().encode()
+
+
+def _by_itself(path: bytes) -> Headers:
+    """Name what is in no shard; a dataset without a key has no name, and goes anywhere."""
+    _, _, key = path[1:].partition(b"/")
+    return [(b"x-shard", _opaque(path))] if key else []

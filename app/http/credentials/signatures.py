@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from app.errors import SignatureError
+from app.http.credentials.bearers import named
 from app.http.credentials.caller import Caller
 from app.http.credentials.claimed_signatures import (
     Claim,
@@ -21,7 +22,6 @@ from app.http.credentials.claimed_signatures import (
 )
 from app.http.credentials.seals import Seal
 from app.http.credentials.signing import derive_key, expected_signature, scope_of
-from app.setting_fields import PUBLIC
 from app.settings import CallerSettings
 
 SKEW_S: Final = 15 * 60
@@ -62,7 +62,7 @@ class Signatures:
         self._clock = clock
         self._known = {
             settings.access_key_id: (
-                Caller(name, frozenset({PUBLIC, name})),
+                named(name),
                 settings.secret_access_key.get_secret_value(),
             )
             for name, settings in callers.items()

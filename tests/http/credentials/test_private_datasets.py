@@ -142,6 +142,17 @@ def test_a_balancer_is_told_nothing_of_private_shards(people: People) -> None:
     assert len(names) == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize("path", ["", "/", "/a", "/a/", "//", "/@session.A/a"])
+def test_a_balancer_is_named_private_and_unknown_keys_alike(
+    people: People, method: str, path: str
+) -> None:
+    """Whether a name is there tells nothing of the dataset."""
+    told = [people.ask(method, f"/_shard/{name}{path}").headers for name in ("private", "unknown")]
+
+    assert told[0].keys() == told[1].keys()
+
+
 @pytest.mark.parametrize("path", ["metrics", "readyz", "docs", "metrics/"])
 def test_what_is_for_operators_is_not_below_a_token(people: People, path: str) -> None:
     """Proxies know it by its path."""

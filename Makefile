@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m "not soak" --numprocesses 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -27,7 +27,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 soak: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m soak --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m soak --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-data $(JS)/node_modules

@@ -1,16 +1,50 @@
-"""Fixtures that several folders of tests need."""
+"""Fixtures that several folders of tests need, and the order of all tests."""
 
 import os
 import shutil
+import ssl
 import sys
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from hypothesis import settings
+from xdist.remote import Producer
 
 from tests.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
+from tests.scheduling import ByFile, turn
 from tests.seaweedfs import SeaweedFS, running
 from tests.storage.faulty import FaultyServer
+
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    """Schedule by file where that is asked for."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items.sort(key=turn)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _trusting() -> Generator[None]:
+    """Let the clients of httpx share what they trust: each reads all certificates otherwise."""
+    trusted = cache(httpx.create_ssl_context)
+
+    def create(*, verify: ssl.SSLContext | bool, **more: Any) -> ssl.SSLContext:
+        is_usual = verify is True and not os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
+        return trusted() if is_usual else httpx.create_ssl_context(verify=verify, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", create)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 from tests.seaweedfs import SeaweedFS
 
 _ROOT: Final = Path(__file__).parent.parent
-_COMMAND: Final = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
+_COMMAND: Final = [sys.executable, "-m", "app", "serve"]
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
 JUMPS_S: Final = "JUMPS_S"
@@ -31,7 +31,10 @@ tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
 from app.cli import main
+from app.main import create_app
+from app.settings import Settings
 
+create_app(Settings())  # fills caches
 gc.collect()
 gc.freeze()
 orders = socket.socket(fileno=int(sys.argv[1]))

@@ -30,7 +30,7 @@ from tests.formats.zarr_storage_transformer import case as transformer
 from tests.zipped import zipped
 
 ROOT = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "app"]
 START_S = 60
 
 
@@ -177,21 +177,28 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
         assert json.loads(get(lines[0].split()[0] + "zarr.json"))["node_type"] == "group"
 
 
-def test_the_demo_prints_lines_that_work_verbatim(tmp_path: Path) -> None:
-    """What is printed can be copied into a shell, and shows both states of the repository."""
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[str]]:
+    """Run the demo, and give what it prints."""
+    folder = tmp_path_factory.mktemp("demo") / "data"
     count = demo.guide("").count("\n") + 1
-    with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=count) as (_, lines):
-        shown = [get(line) for line in lines if line.startswith("http://")]
-        curls, pythons = (
-            [
-                subprocess.run(  # noqa: S602 - a shell is what the line is for
-                    line, shell=True, capture_output=True, text=True, timeout=60, check=True
-                ).stdout
-                for line in lines
-                if word in line
-            ]
-            for word in ("curl ", "import zarr")
-        )
+    with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (_, lines):
+        yield lines
+
+
+def test_the_demo_prints_lines_that_work_verbatim(guide: list[str]) -> None:
+    """What is printed can be copied into a shell, and shows both states of the repository."""
+    shown = [get(line) for line in guide if line.startswith("http://")]
+    curls, pythons = (
+        [
+            subprocess.run(  # noqa: S602 - a shell is what the line is for
+                line, shell=True, capture_output=True, text=True, timeout=60, check=True
+            ).stdout
+            for line in guide
+            if word in line
+        ]
+        for word in ("curl ", "import zarr")
+    )
 
     assert [curl.splitlines()[0] for curl in curls] == ["HTTP/1.1 200 OK"] * 3
     assert len(shown) == len(demo.EXAMPLES) + 3 + 4  # the viewer is installed
@@ -216,12 +223,11 @@ def cells(url: str, scale: int) -> Any:
     return tensorstore.open(spec).result().read().result()
 
 
-def test_the_demo_serves_cells_without_shards(tmp_path: Path) -> None:
+def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) -> None:
     """Both scales read like the shards, and there is more than one cell in each."""
-    data = (tmp_path / "data/cells.precomputed").as_uri() + "/"
-    with running("demo", "--port", "0", "--dir", str(tmp_path / "data"), lines=4) as (_, lines):
-        served = [cells(lines[3], scale) for scale in (0, 1)]
-        info = json.loads(get(f"{lines[3]}info"))
+    data = (examples / "cells.precomputed").as_uri() + "/"
+    served = [cells(guide[3], scale) for scale in (0, 1)]
+    info = json.loads(get(f"{guide[3]}info"))
 
     assert ["sharding" in scale for scale in info["scales"]] == [False] * 2
     for scale, found in enumerate(served):

@@ -95,7 +95,7 @@ def served(command: str, folder: Path) -> Generator[str]:
     """Run a service that goes on while others are typed, on a port that is free."""
     program, *arguments = command.removesuffix(" &").split()
     assert program == "shardgate"
-    start = [sys.executable, "-c", "from app.cli import main; main()", *arguments, "--port", "0"]
+    start = [sys.executable, "-m", "app", *arguments, "--port", "0"]
     with subprocess.Popen(
         start, cwd=folder, env=environ(), stdout=subprocess.PIPE, text=True
     ) as process:

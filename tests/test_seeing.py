@@ -115,7 +115,7 @@ def _collecting() -> Generator[tuple[str, list[Span]]]:
 @contextmanager
 def _running(log: Path, **more: str) -> Generator[str]:
     """Run the command, whose standard error is *log*, and let it end by itself."""
-    command = [sys.executable, "-c", "from app.cli import main; main()", "serve"]
+    command = [sys.executable, "-m", "app", "serve"]
     with (
         log.open("wb") as stderr,
         subprocess.Popen(

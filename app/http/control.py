@@ -1,6 +1,5 @@
 """The control plane: ``/api``, health, and the list of datasets, with OpenAPI at ``/docs``."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -9,7 +8,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -20,6 +18,7 @@ from app.http.credentials.access import Datasets
 from app.http.described import OTHERWISE
 from app.http.problems import members_of, problem, status_of
 from app.http.repositories import RepositoryPath, build_repositories
+from app.http.routers import Json
 from app.http.start.page import StartPage
 from app.http.target import check_key
 from app.http.viewer import add_viewer
@@ -93,7 +92,7 @@ def build_control(  # noqa: PLR0913 - its parts, each made by the composition ro
         description=_ABOUT,
         lifespan=lifespan,
         redoc_url=None,
-        default_response_class=_Json,
+        default_response_class=Json,
         responses=dict(OTHERWISE),
     )
     for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
@@ -156,24 +155,14 @@ def build_control(  # noqa: PLR0913 - its parts, each made by the composition ro
         return Response(metrics.exposition(), media_type=MEDIA_TYPE)
 
     add_viewer(app)
-    _include(app, build_repositories(datasets, resolver), *writing)
+    _take(app, build_repositories(datasets, resolver), *writing)
     return app
 
 
-class _Json(JSONResponse):
-    """JSON in ASCII: names in metadata may have characters that UTF-8 has not."""
-
-    def render(self, content: Any) -> bytes:
-        """Write *content*."""
-        return json.dumps(content, separators=(",", ":")).encode()
-
-
-def _include(app: FastAPI, *routers: APIRouter) -> None:
-    """Add *routers*, which get ready when a path is first looked for: that must hold up nobody."""
+def _take(app: FastAPI, *routers: APIRouter) -> None:
+    """Add the routes of *routers*, as `new_router` makes them."""
     for router in routers:
-        app.include_router(router)
-    for route in app.router.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
+        app.router.routes.extend(router.routes)
 
 
 def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:

@@ -1,5 +1,6 @@
 """Answers that are no success, as OpenAPI describes them."""
 
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -63,5 +64,10 @@ def problems(*statuses: int, conflict: type[Problem] = Problem) -> Responses:
 
 def _described(status: HTTPStatus, conflict: type[Problem]) -> dict[str, Any]:
     model = conflict if status is HTTPStatus.CONFLICT else Problem
-    content = {_MEDIA_TYPE: {"schema": model.model_json_schema()}}
+    content = {_MEDIA_TYPE: {"schema": _schema(model)}}
     return {"description": _WHEN[status], "content": content}
+
+
+@cache
+def _schema(model: type[Problem]) -> dict[str, Any]:
+    return model.model_json_schema()

@@ -1,6 +1,7 @@
 """Small JSON bodies of the control plane: announced, bounded, in time, and as a model has them."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from fastapi import Request
@@ -50,6 +51,7 @@ class DocumentReader:
             raise BadBodyError(f"{where}: {first['msg']}") from None
 
 
+@cache
 def documented(model: type[Document]) -> Mapping[str, Any]:
     """Describe in OpenAPI a body that is read like this."""
     content = {"application/json": {"schema": model.model_json_schema()}}

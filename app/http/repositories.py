@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from app.http.credentials.access import Datasets
+from app.http.routers import new_router
 from app.http.target import check_key
 from app.resolve.icechunk.diff import read_diff
 from app.resolve.icechunk.history import read_history
@@ -160,7 +161,7 @@ type _Limit = Annotated[int, Query(ge=1, le=1000)]
 
 def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
     """Build the routes of repositories."""
-    router = APIRouter(prefix="/api/datasets/{dataset}", tags=["Icechunk repositories"])
+    router = new_router("/api/datasets/{dataset}", "Icechunk repositories")
 
     async def open_named(
         request: Request, dataset: str, path: RepositoryPath = ""

@@ -75,6 +75,11 @@ class Writer:
         await self._rewrites.make(target.shard, (change,))
         return change.done.result()
 
+    async def put_whole(self, dataset: Dataset, given: Given) -> ETag | None:
+        """Do what `put` does with a key that is known to be the name of an object."""
+        await self._store.demand_safety(dataset.root)
+        return await self._write(Whole(dataset.root.join(given.key)), given)
+
     async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
         """Raise what `put` would of *key*, whatever the body."""
         await self._store.demand_safety(dataset.root)

@@ -20,6 +20,7 @@ _STDERR: Final = 2
 _AT_ONCE: Final = 64
 _LONGEST_S: Final = 0.2
 """So long a line waits for others; a process that is killed loses it."""
+_KEPT: Final = 1024
 _LEFT_NBYTES: Final = 4 * 1024**2
 """So much waits for who does not read; what is told then is lost."""
 
@@ -88,16 +89,16 @@ def open_access_log(settings: ServerSettings) -> AccessLog | None:
 
 def _as_json(moment: str, told: Told) -> str:
     _, took_s, name, method, dataset, status, outcome, nbytes, client, caller, key, trace = told
-    if b'"' in name or b"\\" in name:
-        name = name.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    request_id = name.decode()
+    if '"' in request_id or "\\" in request_id:
+        request_id = request_id.replace("\\", "\\\\").replace('"', '\\"')
     more = f',"trace_id":"{trace}"' if trace else ""
     if key:
         more += f',"key":{_quoted(key)}'
     return (
         f'{{"time":"{moment}","level":"info","logger":"app.access","message":"request",'
-        f'"request_id":"{name.decode()}","method":"{method}","dataset":"{dataset}",'
-        f'"status":{int(status)},"outcome":"{outcome}","bytes":{nbytes},'
-        f'"ms":{took_s * 1e3:.3f},"client":"{client}","caller":{_quoted(caller)}{more}}}\n'
+        f'"request_id":"{request_id}",{_json_answered(method, dataset, status, outcome)},'
+        f'"bytes":{nbytes},"ms":{took_s * 1e3:.3f},{_json_asker(client, caller)}{more}}}\n'
     )
 
 
@@ -107,12 +108,34 @@ def _as_text(moment: str, told: Told) -> str:
     if key:
         more += f" key={_quoted(key)}"
     return (
-        f"{moment} INFO app.access request={name.decode()} {method} {dataset or '-'} "
-        f"{int(status)} {outcome} {nbytes} bytes {took_s * 1e3:.3f} ms client={client} "
-        f"caller={_quoted(caller)}{more}\n"
+        f"{moment} INFO app.access request={name.decode()} "
+        f"{_text_answered(method, dataset, status, outcome)} {nbytes} bytes "
+        f"{took_s * 1e3:.3f} ms {_text_asker(client, caller)}{more}\n"
     )
 
 
-@lru_cache(maxsize=1024)
+# What many lines have in common is spelled once.
+
+
+@lru_cache(maxsize=_KEPT)
+def _json_answered(method: str, dataset: str, status: int, outcome: Outcome) -> str:
+    return f'"method":"{method}","dataset":"{dataset}","status":{int(status)},"outcome":"{outcome}"'
+
+
+@lru_cache(maxsize=_KEPT)
+def _json_asker(client: str, caller: str) -> str:
+    return f'"client":"{client}","caller":{_quoted(caller)}'
+
+
+@lru_cache(maxsize=_KEPT)
+def _text_answered(method: str, dataset: str, status: int, outcome: Outcome) -> str:
+    return f"{method} {dataset or '-'} {int(status)} {outcome}"
+
+
+@lru_cache(maxsize=_KEPT)
+def _text_asker(client: str, caller: str) -> str:
+    return f"client={client} caller={_quoted(caller)}"
+
+
 def _quoted(text: str) -> str:
     return orjson.dumps(text).decode()

@@ -65,6 +65,14 @@ class Directory:
             raise _no_file(name)
         return status
 
+    def has(self, name: bytes) -> bool:
+        """Tell whether anything is called *name*, be it a link that leads nowhere."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
     @contextmanager
     def reading(self, name: bytes) -> Iterator[int]:
         """Open the file *name*."""

@@ -3,11 +3,12 @@
 import asyncio
 import os
 import stat
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from app.errors import VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
@@ -22,16 +23,23 @@ from app.storage.contract import (
     NotModified,
     Stat,
 )
+from app.storage.local_creating import New
 from app.storage.local_names import ABSENT, folder_of, name_of, reach, translated
 from app.storage.local_writing import LocalWriter, demand_locks
 from app.storage.ranges import clamp
+from app.storage.together import Together
 from app.storage.warm_files import WarmFiles, file_version, foreign_version
-from app.storage.writes import demand_writable
+from app.storage.writes import demand_writable, given_nbytes
 
 _PIECE_BYTES: Final = 1024**2
 _TRIES: Final = 3
 _WRITING: Final = 8
 """Threads that write; more of them fight for the interpreter more than they write."""
+_CREATING: Final = 4
+"""So many of them create small files, which they take together."""
+_TOGETHER: Final = 16
+_SMALL_NBYTES: Final = 1024**2
+"""What is larger would hold the others up."""
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -56,6 +64,10 @@ class LocalStore:
         self._writing = ThreadPoolExecutor(_WRITING, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
+        self._together: defaultdict[str, Together[New, ETag | None]] = defaultdict(
+            lambda: Together(self._writing, self._writer.create, at_once=_CREATING, most=_TOGETHER)
+        )
+        """By buckets: one may be on a disk that is slow."""
         self._safe: set[ObjectRef] = set()
 
     async def get(
@@ -151,7 +163,11 @@ class LocalStore:
         if is_gzip:
             raise ValueError(f"{ref}: a file has no headers")
         demand_writable(ref, pieces, expected)
-        written = await self._write(self._writer.replace, ref, pieces, expected)
+        written: ETag | Conflict | None = None
+        if not isinstance(expected, str):
+            written = await self._create(New(ref, cast("Sequence[bytes]", pieces), expected))
+        if written is None:
+            written = await self._write(self._writer.replace, ref, pieces, expected)
         self._warm.forget(ref)
         return written
 
@@ -164,9 +180,20 @@ class LocalStore:
 
     async def aclose(self) -> None:
         """Let the threads end, and close the files."""
+        for each in self._together.values():
+            each.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._writing.shutdown(wait=False, cancel_futures=True)
         self._warm.clear()
+
+    async def _create(self, new: New) -> ETag | None:
+        """Create a file; small ones together."""
+        if given_nbytes(new.pieces) <= _SMALL_NBYTES:
+            return await self._together[new.ref.bucket].do(new)
+        (created,) = await self._write(self._writer.create, [new])
+        if isinstance(created, Exception):
+            raise created
+        return created
 
     def _read(
         self,

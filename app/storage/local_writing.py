@@ -1,8 +1,8 @@
 """Replaces files by compare-and-swap, so that whatever happens there is the old one or the new.
 
-A new file is written and made durable, and then gets its name: where there was none, if nobody
-else has taken that meanwhile; otherwise under a lock of the folder, if the old file still is in the
-version that was expected. Links are followed: what is replaced or removed is what they lead to.
+A new file is written and made durable, and then gets its name: under a lock of the folder, if the
+old file still is in the version that was expected. Where there is none that takes no lock. Links
+are followed: what is replaced or removed is what they lead to.
 """
 
 import errno
@@ -17,10 +17,11 @@ from cachetools import TTLCache
 
 from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, Absent, Conflict, Expected
+from app.storage.contract import CONFLICT, Conflict, Expected
 from app.storage.directories import Directory, make_folders, try_lock
+from app.storage.local_creating import Created, New, create_each
 from app.storage.local_names import folder_of, name_of, reach, translated_write
-from app.storage.temporary_files import NamedFile, UnnamedFile, sweep
+from app.storage.temporary_files import NamedFile, sweep
 from app.storage.warm_files import file_version
 from app.storage.writes import is_as_expected
 
@@ -38,6 +39,10 @@ class LocalWriter:
         self._swept: TTLCache[bytes, bool] = TTLCache(_SWEPT, _SWEEP_S)
         self._lock = threading.Lock()
 
+    def create(self, wanted: Sequence[New]) -> list[Created]:
+        """Do what `ObjectWriter.put` promises, for all of *wanted*; see `create_each`."""
+        return create_each(wanted, self._sweep)
+
     def replace(
         self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
     ) -> ETag | Conflict:
@@ -47,8 +52,6 @@ class LocalWriter:
             old = place.look()
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            if old is None and (created := place.create(ref, pieces, expected)) is not None:
-                return created
             with NamedFile.made(place.directory) as new:
                 if not _fill(ref, new.fd, pieces, place, expected):
                     return CONFLICT
@@ -110,22 +113,6 @@ class _Place(NamedTuple):
 
     def look(self) -> os.stat_result | None:
         return self.directory.look(self.name)
-
-    def create(
-        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
-    ) -> ETag | Conflict | None:
-        """Give the name to a new file without a lock; `None` where that cannot be."""
-        with UnnamedFile.made(self.directory) as new:
-            if new is None:
-                return None
-            if not _fill(ref, new.fd, pieces, self, expected):
-                return CONFLICT
-            new.date(None)
-            os.fsync(new.fd)
-            if linked := new.link(self.name):
-                self.directory.sync()
-                return file_version(new.status())
-            return CONFLICT if linked is False and isinstance(expected, Absent) else None
 
     def take(self, new: NamedFile, expected: Expected) -> ETag | Conflict:
         """Give the name to *new*."""

@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
@@ -67,6 +67,13 @@ class UnnamedFile(NewFile):
             yield cls(directory, fd)
         finally:
             os.close(fd)
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Write all of *pieces*; one call of the system may take less."""
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
 
     def link(self, name: bytes) -> bool | None:
         """Give it the name *name* if no file has that, which takes no lock.

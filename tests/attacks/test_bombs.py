@@ -5,7 +5,8 @@ What is stored as gzip, and files of Icechunk, have tests of their own beside th
 
 import gzip
 import tracemalloc
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -61,19 +62,32 @@ def _little() -> Generator[None]:
     assert peak < MOST_BYTES
 
 
-BOMBS: Final = {
-    "gzip": gzip.compress(HELD, 9, mtime=0),
-    "many members": gzip.compress(HELD[: 2**24], 9, mtime=0) * 64,
-    "gzip in gzip": gzip.compress(gzip.compress(HELD, 9, mtime=0), mtime=0) * 2_000,
+@cache
+def zipped() -> bytes:
+    """Make the first bomb."""
+    return gzip.compress(HELD, 9, mtime=0)
+
+
+BOMBS: Final[dict[str, Callable[[], bytes]]] = {
+    "gzip": zipped,
+    "many members": lambda: gzip.compress(HELD[: 2**24], 9, mtime=0) * 64,
+    "gzip in gzip": lambda: gzip.compress(zipped(), mtime=0) * 2_000,
 }
 
 
-ZSTD_BOMBS: Final = [
-    zstandard.ZstdCompressor(write_content_size=tells).compress(HELD) for tells in (True, False)
-]
+@pytest.fixture(scope="module", params=BOMBS)
+def bomb(request: pytest.FixtureRequest) -> bytes:
+    """Make each of them, before memory is counted."""
+    return BOMBS[request.param]()
 
 
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+@pytest.fixture(scope="module")
+def sessions() -> list[bytes]:
+    """Make bombs of zstd, which tell their size or not."""
+    told = (True, False)
+    return [zstandard.ZstdCompressor(write_content_size=tells).compress(HELD) for tells in told]
+
+
 @pytest.mark.parametrize("key", [CHUNK, "info", "other"])
 @pytest.mark.usefixtures("_little")
 def test_a_body_that_is_a_bomb_is_refused(client: httpx.Client, key: str, bomb: bytes) -> None:
@@ -87,12 +101,14 @@ def test_a_body_that_is_a_bomb_is_refused(client: httpx.Client, key: str, bomb: 
 
 
 @pytest.mark.usefixtures("_little")
-def test_a_session_that_is_a_bomb_is_damaged(client: httpx.Client, folder: Path) -> None:
+def test_a_session_that_is_a_bomb_is_damaged(
+    client: httpx.Client, folder: Path, sessions: list[bytes]
+) -> None:
     """Its object is named, whether it tells its size or not."""
     client.post("/api/datasets", json={"name": "repo"})
     session_id = client.post("/api/datasets/repo/sessions").json()["session_id"]
     stored = folder / "repo" / "sessions" / f"{session_id}.session"
-    for bomb in ZSTD_BOMBS:
+    for bomb in sessions:
         stored.write_bytes(bomb)
         answer = client.get(f"/repo/@session.{session_id}/zarr.json")
 

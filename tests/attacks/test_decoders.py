@@ -157,7 +157,6 @@ def play(name: str, examples: int) -> None:
 
     @settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -166,10 +165,10 @@ def play(name: str, examples: int) -> None:
     def check(data: bytes, made: list[Change]) -> None:
         for change in made:
             data = change(data)
-        began_at = time.monotonic()
+        began_at = time.process_time()
         with suppress(*decoder.errors):
             decoder.decode(data)
-        assert time.monotonic() - began_at < MOST_S
+        assert time.process_time() - began_at < MOST_S
 
     check()
 
@@ -186,10 +185,10 @@ def test_what_is_changed_is_understood_or_refused(name: str, examples: int) -> N
 def test_what_is_deep_or_long_is_refused_soon(name: str, data: bytes) -> None:
     """Without an end of the stack."""
     decoder = DECODERS[name]
-    began_at = time.monotonic()
+    began_at = time.process_time()
     with suppress(*decoder.errors):
         decoder.decode(data)
-    assert time.monotonic() - began_at < MOST_S
+    assert time.process_time() - began_at < MOST_S
 
 
 def test_every_decoder_is_in_the_table() -> None:

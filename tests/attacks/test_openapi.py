@@ -47,7 +47,6 @@ def play(url: str, operation: Any, examples: int, dataset: str) -> None:
     @seed(7)
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

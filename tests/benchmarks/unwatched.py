@@ -3,7 +3,7 @@
 from typing import Any
 
 from app import server
-from app.cli import main
+from app.__main__ import main
 from app.http.answer import AtHand, Headers, Later
 from app.http.clients import Client
 from app.http.watched import Watched

@@ -40,7 +40,7 @@ def site(
         yield Site(lab, [stack.enter_context(forked(environ)).url for _ in range(2)])
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 @given(plans=plans(WRITERS))
 def test_what_is_acknowledged_is_there(site: Site, plans: Plans) -> None:
     """After 32 writers have done, each chunk is one that was put last, for who reads directly."""

@@ -131,7 +131,7 @@ def _written(case: Case, path: Path) -> bool:
 
 
 _PATIENT: Final = settings(
-    deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 
 

@@ -33,8 +33,18 @@ def opener(request: pytest.FixtureRequest) -> Any:
     return OPENERS[request.param]
 
 
+@pytest.mark.parametrize(
+    ("opener", "service"),
+    [
+        ("fsspec", "remote"),
+        ("obstore", "local"),
+        pytest.param("fsspec", "local", marks=pytest.mark.soak),
+        pytest.param("obstore", "remote", marks=pytest.mark.soak),
+    ],
+    indirect=True,
+)
 def test_reads_the_values(service: str, opener: Any, case: Case) -> None:
-    """Each array reads as it was written."""
+    """Each array reads as it was written, from each store, and with each client."""
     with quiet():
         same(opener(f"{service}/bucket/{case.name}")[...], case.values)
 

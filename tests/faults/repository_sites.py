@@ -14,6 +14,8 @@ from tests.seaweedfs import SeaweedFS
 from tests.storage.proxy import Mishap, Proxy
 from tests.writable_repositories import Api, Place, new_place
 
+NOWHERE: Final = "0" * 20
+"""No snapshot has this id."""
 LIMITS: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE_S": "3"}
 
 
@@ -42,7 +44,8 @@ class Site:
             closing(self._start(environ | LIMITS | more)) as made,
             client_of(made, self.place) as client,
         ):
-            client.chunk()
+            tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})
+            assert tried.status_code == 404, tried.text
             yield made, client
 
     def demand(self, number: int, *, acknowledged: str | None) -> str:

@@ -26,7 +26,7 @@ MISCHIEF: Final = st.lists(
     min_size=1,
     max_size=4,
 )
-QUIET: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUIET: Final = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module", params=SITES)

@@ -27,7 +27,7 @@ LIMITS: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE
 LATE_S: Final = 3.5
 """Longer than the gateways wait for an answer."""
 READS: Final = ("GET ", "HEAD ")
-QUIET: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUIET: Final = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 class Erring(Proxy):

@@ -48,7 +48,7 @@ def test_a_write_is_done_or_not(site: Site, body: bytes | None, moment: Mishap) 
         key, old = f"{path}/@session.{session_id}/a/c/1", b"\x01" * 600
         assert site.get(site.healthy, key) == old
         with site.behind_proxy() as doomed:
-            site.get(doomed, key)
+            assert site.put(doomed, key.replace("/c/1", "/c/0"), old).is_success
             site.proxy.between = doomed.kill
             site.proxy.spoil([nth], moment)
             try:

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from threading import Barrier
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -177,8 +178,11 @@ def test_nothing_acknowledged_is_lost_under_load(folder: Folder) -> None:
     """Who is asked to end while many write tells them the truth, and ends well."""
     environ = of_dataset(folder.lab.url)
     with gateway_process(environ) as (process, url), ThreadPoolExecutor(WRITERS) as pool:
-        writers = [pool.submit(write_on, f"{url}/data/{folder.name}", n) for n in range(WRITERS)]
-        time.sleep(0.5)
+        have_begun = Barrier(WRITERS + 1)
+        base = f"{url}/data/{folder.name}"
+        writers = [pool.submit(write_on, base, n, have_begun) for n in range(WRITERS)]
+        have_begun.wait(DEADLINE_S)
+        time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         told = [each.result(DEADLINE_S) for each in writers]
 
@@ -190,12 +194,17 @@ def test_nothing_acknowledged_is_lost_under_load(folder: Folder) -> None:
         assert found[f"{folder.name}/c/{number}"] in allowed
 
 
-def write_on(base: str, chunk: int) -> int:
-    """Write numbered values until nobody answers; tell the last that was acknowledged."""
+def write_on(base: str, chunk: int, have_begun: Barrier) -> int:
+    """Write numbered values until nobody answers; tell the last that was acknowledged.
+
+    Others are waited for after the first.
+    """
     last = 0
     with httpx.Client(timeout=DEADLINE_S) as client, suppress(httpx.TransportError):
         while True:
             answer = client.put(f"{base}/c/{chunk}", content=value(SMALL, 9, last + 1))
             assert answer.is_success
             last += 1
+            if last == 1:
+                have_begun.wait(DEADLINE_S)
     return last

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.gzipped import inflate, inflated_nbytes
@@ -28,7 +28,6 @@ def test_a_member_tells_how_much_it_holds(content: bytes) -> None:
     assert inflated_nbytes(zipped(content)) == len(content)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
     """At whatever byte, except between two members."""

@@ -219,7 +219,7 @@ class _Play:
 _verbs = st.sampled_from(["come", "come", "turn", "settle", "release", "cancel"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
     """Never negative, never too much, in order, nobody forgotten, and nothing left at the end."""

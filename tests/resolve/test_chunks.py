@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
@@ -190,7 +190,6 @@ async def test_neighbours_elsewhere_make_nobody_wait(monkeypatch: pytest.MonkeyP
     await asyncio.gather(first, second, third)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1000), st.integers(0, 120)).map(

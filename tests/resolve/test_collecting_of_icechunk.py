@@ -40,7 +40,7 @@ def littered(tmp_path: Path) -> Path:
     return history.folder
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=STEPS, old=st.lists(st.booleans(), min_size=1, max_size=7))
 def test_what_goes_is_what_the_library_lets_go(steps: Sequence[Step], old: Sequence[bool]) -> None:
     """Whatever was done before, and however old files are; all that refs lead to is still read.

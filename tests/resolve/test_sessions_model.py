@@ -104,7 +104,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
     return files_of_repository(tmp_path_factory.mktemp("model") / "repo")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=steps)
 def test_a_session_is_like_a_dictionary(files: Mapping[str, bytes], steps: list[Any]) -> None:
     """Through two replicas by turns; what is refused changes nothing."""

@@ -203,7 +203,7 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
     return Window(prefix, after, draw(st.sampled_from(["", "/"])))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
 @given(trees(), st.data())
 async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
     """Whatever there is, and wherever a listing begins, pages of any size give all of it once."""
@@ -218,7 +218,7 @@ async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject
     assert max(map(len, pages)) <= limit
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees())
 async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
     """Size and version of each key are those of the entity."""
@@ -240,7 +240,7 @@ async def _entity(served: Reading, key: str) -> Entity:
         return opened.entity
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees(), st.data())
 async def test_what_stays_is_listed_once_whatever_comes_and_goes(
     tree: Tree, data: st.DataObject

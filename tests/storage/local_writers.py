@@ -23,7 +23,12 @@ from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
 from app.storage.local import LocalStore
 
 OLD: Final = b"0123456789" * 1000
-_WRITERS: Final = ("local_writing.py", "directories.py", "temporary_files.py")
+_WRITERS: Final = (
+    "local_creating.py",
+    "local_writing.py",
+    "directories.py",
+    "temporary_files.py",
+)
 _SYSTEM: Final = ("posix", "fcntl")
 
 type Write = Callable[[LocalStore, ObjectRef, ETag], Coroutine[Any, Any, object]]
@@ -40,6 +45,13 @@ async def make(store: LocalStore, ref: ObjectRef, _: ETag) -> object:
     return await store.put(ref._replace(key="a/b/c"), [b"new"], expected=ABSENT)
 
 
+async def make_several(store: LocalStore, ref: ObjectRef, _: ETag) -> object:
+    """Put objects into two folders at a time, most of them together."""
+    keys = ["a/b/0", "a/b/1", "c/2", "a/b/c", "c/3", "a/b/4"]
+    puts = (store.put(ref._replace(key=key), [b"new"], expected=None) for key in keys)
+    return await asyncio.gather(*puts)
+
+
 async def remove(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
     """Remove the object."""
     return await store.delete(ref, expected=etag)
@@ -48,6 +60,7 @@ async def remove(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
 CASES: Final[dict[Write, tuple[str, set[bytes | None]]]] = {
     replace: ("key", {OLD, b"new" + OLD[:5000] + b"new" + OLD[6000:]}),
     make: ("a/b/c", {None, b"new"}),
+    make_several: ("a/b/c", {None, b"new"}),
     remove: ("key", {OLD, None}),
 }
 """Each write, the object that it changes, and what that may be whenever the writer dies."""

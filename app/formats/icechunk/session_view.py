@@ -20,6 +20,7 @@ from app.formats.zarr_sharding_indexed.unshard import (
     UnshardableError,
     codec_name,
     configuration,
+    has_sharding,
     shape_of,
 )
 from app.model import ETag, ObjectRef
@@ -74,6 +75,11 @@ class ChunkAddress(NamedTuple):
 
     node: ViewedNode
     coords: tuple[int, ...]
+
+    @property
+    def may_be_shard(self) -> bool:
+        """Whether other chunks may lie in it."""
+        return _may_have_shards(self.node.document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,14 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
         keys = ChunkKeys("c", "/", len(shape))  # as the library takes them, whatever is told
     grid = Grid(keys, shape)
     return ViewedNode(stored.node_id, path, stored.document, grid, stored.array.manifests)
+
+
+@lru_cache(maxsize=512)
+def _may_have_shards(document: bytes) -> bool:
+    try:
+        return has_sharding(_read_node(document).get("codecs"))
+    except DecodeError:
+        return True
 
 
 @lru_cache(maxsize=512)

@@ -77,6 +77,11 @@ def may_read(caller: Caller, dataset: Dataset) -> bool:
     return not dataset.readers.isdisjoint(caller.grants)
 
 
+def may_write(caller: Caller, dataset: Dataset) -> bool:
+    """Tell whether *caller*, who may see *dataset*, may write to it as well."""
+    return not dataset.writers.isdisjoint(caller.grants)
+
+
 def demand_writing(caller: Caller, dataset: Dataset) -> None:
     """Return if *caller*, who may see *dataset*, may write to it as well.
 

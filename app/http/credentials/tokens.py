@@ -13,6 +13,7 @@ from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.minted import Minter, is_minted
 from app.http.described import problems
 from app.http.documents import Document, DocumentReader, documented
+from app.http.routers import new_router
 
 _USUAL_S: Final = 3600
 _MOST_DATASETS: Final = 32
@@ -58,7 +59,7 @@ class Token(BaseModel, use_attribute_docstrings=True):
 
 def build_tokens(find: Find, minter: Minter, documents: DocumentReader) -> APIRouter:
     """Build the route of tokens."""
-    router = APIRouter(prefix="/api/tokens", tags=["Tokens"])
+    router = new_router("/api/tokens", "Tokens")
 
     @router.post(
         "",

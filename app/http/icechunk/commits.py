@@ -22,6 +22,7 @@ from app.http.commit_bodies import (
 from app.http.credentials.access import Datasets
 from app.http.described import CommitProblem, problems
 from app.http.icechunk.writable import opens_writable
+from app.http.routers import new_router
 from app.http.taking import Taker
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import ChunkFiles
@@ -48,7 +49,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     decoded: ByteBudget,
 ) -> APIRouter:
     """Build the routes; all commits that are *decoded* at a time count there."""
-    router = APIRouter(prefix="/api/datasets/{dataset}", tags=["Commits"])
+    router = new_router("/api/datasets/{dataset}", "Commits")
 
     type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 

@@ -1,6 +1,5 @@
 """The control plane of Icechunk repositories that may be written: refs, status, creation."""
 
-from enum import Enum
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
@@ -18,6 +17,7 @@ from app.http.documents import Document, DocumentReader, documented
 from app.http.icechunk.writable import opens_writable
 from app.http.preconditions import parse_demand
 from app.http.repositories import NamedRef
+from app.http.routers import new_router
 from app.resolve.icechunk.creation import create_repository
 from app.resolve.icechunk.named_refs import Named
 from app.resolve.icechunk.ref_changes import RefChanges
@@ -26,7 +26,7 @@ from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"
-_TAGS: Final[list[str | Enum]] = ["Icechunk repositories"]
+_TAG: Final = "Icechunk repositories"
 _SEGMENTS_BEFORE_NAME: Final = 6
 """Of ``/api/datasets/DATASET/branches/NAME``, with the empty one at the start."""
 
@@ -91,7 +91,7 @@ def build_repository_changes(
     datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, documents: DocumentReader
 ) -> APIRouter:
     """Build the routes that change repositories as a whole."""
-    router = APIRouter(prefix=f"{_DATASETS}/{{dataset}}", tags=_TAGS)
+    router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
 
     type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 
@@ -174,7 +174,7 @@ def build_repository_changes(
 
 def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: DocumentReader) -> APIRouter:
     """Build the route that makes repositories."""
-    router = APIRouter(prefix=_DATASETS, tags=_TAGS)
+    router = new_router(_DATASETS, _TAG)
 
     @router.post(
         "",

@@ -16,6 +16,7 @@ from app.http.credentials.access import Datasets
 from app.http.described import CommitProblem, problems
 from app.http.documents import Document, DocumentReader, documented
 from app.http.icechunk.writable import opens_writable
+from app.http.routers import new_router
 from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repositories import OpenedRepository
@@ -66,7 +67,7 @@ def build_sessions(
     documents: DocumentReader,
 ) -> APIRouter:
     """Build the routes of sessions."""
-    router = APIRouter(prefix="/api/datasets/{dataset}/sessions", tags=["Sessions"])
+    router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
 
     type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 
@@ -94,13 +95,13 @@ def build_sessions(
         """List the sessions: those that go on, and committed ones until they expire."""
         return SessionList(sessions=[_tell(each) for each in await sessions.every(opened)])
 
-    @router.get("/{session_id}", responses=problems(404, 405))  # noqa: FAST003  the dependency takes it
+    @router.get("/{session_id}", responses=problems(404, 405))
     async def tell_of_session(session: Found) -> SessionState:
         """Tell how a session stands."""
         return _tell(report(session.place.session_id, await session.ask()))
 
     @router.delete(
-        "/{session_id}",  # noqa: FAST003  the dependency takes it
+        "/{session_id}",
         status_code=HTTPStatus.NO_CONTENT,
         responses=problems(404, 405, 503),
     )
@@ -109,7 +110,7 @@ def build_sessions(
         await sessions.discard(session)
 
     @router.post(
-        "/{session_id}/commit",  # noqa: FAST003  the dependency takes it
+        "/{session_id}/commit",
         status_code=HTTPStatus.CREATED,
         openapi_extra=dict(documented(SessionCommitOptions)),
         responses=problems(400, 404, 405, 409, 423, conflict=CommitProblem),

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 from app.errors import DamagedError
 from app.formats.surveying import Description
+from app.http.credentials.access import may_write
+from app.http.credentials.caller import Caller
 from app.http.neuroglancer import kind_of, link, precomputed_source, zarr_source
 from app.http.start.address import Address
 from app.http.start.snippets import Snippet, document_key, write_snippets
@@ -82,15 +84,15 @@ class Card:
     snippets: Sequence[Snippet]
 
 
-def make_card(dataset: Dataset, seen: Glance, address: Address) -> Card:
-    """Show what was *seen* of *dataset*; links are relative to the page."""
+def make_card(dataset: Dataset, seen: Glance, address: Address, caller: Caller) -> Card:
+    """Show what was *seen* of *dataset*, and what *caller* may do; links are relative."""
     href = f"./{spell_path(dataset.name)}"
     url = f"{address.base}/{spell_path(dataset.name)}"
     return Card(
         name=dataset.name,
         href=f"{href}/",
         formats=_formats(dataset, seen),
-        is_writable=dataset.is_writable,
+        is_writable=may_write(caller, dataset),
         rows=[_row(href, each) for each in seen.collections],
         is_all=seen.is_all,
         reason=visible(seen.reason, 500),

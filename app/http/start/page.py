@@ -14,6 +14,13 @@ from app.http.start.figures import Watch, spell_figures
 from app.http.start.glances import Glances
 
 _TEMPLATES: Final = Path(__file__).parent.parent / "templates"
+_PAGES: Final = Environment(
+    loader=FileSystemLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _MOST_DATASETS: Final = 100
 
 
@@ -30,17 +37,10 @@ class StartPage:
         self._glances = glances
         self._watch = watch
         self._has_viewer = has_viewer
-        pages = Environment(
-            loader=FileSystemLoader(_TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
         self._style = (_TEMPLATES / "start.css").read_text("utf-8")
         self._script = (_TEMPLATES / "start.js").read_text("utf-8")
-        self._page = pages.get_template("start.html")
-        self._figures = pages.get_template("figures.html")
+        self._page = _PAGES.get_template("start.html")
+        self._figures = _PAGES.get_template("figures.html")
         headers = page_headers(style=self._style, script=self._script)
         self._headers = {name.decode(): value.decode() for name, value in headers}
 
@@ -50,13 +50,16 @@ class StartPage:
         figures = spell_figures(self._watch()) if self._datasets.may_watch(caller) else []
         if "figures" in request.query_params:
             return self._answer(self._figures.render(figures=figures))
-        seen = sorted(self._datasets.seen_by(caller), key=lambda dataset: dataset.name)
-        shown = seen[:_MOST_DATASETS]
+        known = sorted(self._datasets.seen_by(caller), key=lambda dataset: dataset.name)
+        shown = known[:_MOST_DATASETS]
         address = address_of(request, has_viewer=self._has_viewer)
         glances = await self._glances.look_at(shown)
         content = self._page.render(
-            cards=[make_card(*each, address) for each in zip(shown, glances, strict=True)],
-            more=len(seen) - len(shown),
+            cards=[
+                make_card(dataset, seen, address, caller)
+                for dataset, seen in zip(shown, glances, strict=True)
+            ],
+            more=len(known) - len(shown),
             has_viewer=address.viewer is not None,
             figures=figures,
             is_below_token="token" in request.scope,

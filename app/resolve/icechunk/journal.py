@@ -26,8 +26,11 @@ from app.resolve.weighed import WeighedCache
 from app.storage.abreast import abreast
 from app.storage.contract import Conflict, Expected, NotModified, ObjectStore
 
-_SHELVES: Final = 16
-"""Folders that the entries of an array are divided among: one writer at a time locks each."""
+_SHELVES: Final = 4
+"""Folders that the entries of an array are divided among.
+
+One writer at a time locks each to replace entries; new ones of one folder are made together.
+"""
 SESSIONS: Final = "sessions/"
 """The folder of a repository."""
 _DOCUMENT: Final = ".session"

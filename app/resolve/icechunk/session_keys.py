@@ -166,7 +166,10 @@ class SessionWriter(Writer):
         """Write *given* where its key leads."""
         if (entered := await self._doors.enter(dataset, given.key)) is None:
             return await super().put(dataset, given)
-        return await self._inner.put(entered.dataset, _inside(entered, given))
+        inside = _inside(entered, given)
+        if await entered.store.is_whole_chunk(inside.key):
+            return await self._inner.put_whole(entered.dataset, inside)
+        return await self._inner.put(entered.dataset, inside)
 
     async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
         """Raise what `put` would of *key*."""

@@ -163,6 +163,11 @@ class SessionStore:
             return expected is None or CONFLICT
         return await delete_chunk(self.session, view, address, expected) or True
 
+    async def is_whole_chunk(self, key: str) -> bool:
+        """Tell whether *key* is that of a chunk which is stored as clients see it."""
+        address = (await self.session.view()).address(key)
+        return address is not None and not address.may_be_shard
+
     async def erase(self, path: str) -> int:
         """Take the node at *path* away, and all below it; tell how many nodes that are."""
         view = await self.session.view()

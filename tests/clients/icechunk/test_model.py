@@ -37,7 +37,6 @@ def run(lab: Lab, examples: int, steps: int) -> None:
     config = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     factory: Any = lambda: Repository(lab)  # noqa: E731 - it is typed as a class

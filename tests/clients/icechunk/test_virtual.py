@@ -23,7 +23,17 @@ def client(following: str) -> Generator[httpx.Client]:
         yield opened
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("following", "version"),
+    [
+        *(("local", version) for version in VERSIONS),
+        *(
+            pytest.param("remote", v, marks=() if v == "migrated" else pytest.mark.soak)
+            for v in VERSIONS
+        ),
+    ],
+    indirect=["following"],
+)
 def test_is_what_the_library_reads(
     client: httpx.Client, version: str, virtual: dict[str, Path], places: Mapping[str, Elsewhere]
 ) -> None:

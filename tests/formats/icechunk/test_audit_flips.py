@@ -68,12 +68,13 @@ def _flip(data: bytes, random: np.random.Generator) -> bytes:
 
 @pytest.mark.parametrize("name", sorted(SMALL.objects()))
 @pytest.mark.parametrize("change", ["flip", "cut", "lose"])
-async def test_damage_that_readers_meet_is_told(name: str, change: str) -> None:
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
+async def test_damage_that_readers_meet_is_told(name: str, change: str, times: int) -> None:
     """Whatever byte of a file is another, or whatever is lacking of it."""
     whole = SMALL.objects()
     random = np.random.default_rng(len(name))
     met = 0
-    for _ in range(1 if change == "lose" else 25):
+    for _ in range(1 if change == "lose" else times):
         objects = dict(whole)
         if change == "flip":
             objects[name] = _flip(whole[name], random)

@@ -40,7 +40,7 @@ def _expire(folder: Path, expiring: Expiring) -> ExpirationRan:
     return change
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=STEPS,
     number=st.integers(0, 99),

@@ -131,15 +131,16 @@ def _check(flip: Callable[[bytes], bytes], name: str, version: int = 2) -> None:
 
 
 BITS = st.lists(st.integers(0, 2**20), min_size=1, max_size=3)
-bounded = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-soak = settings(max_examples=3_000, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+few = settings(bounded, max_examples=25)
+soak = settings(max_examples=3_000, suppress_health_check=list(HealthCheck))
 every_file = pytest.mark.parametrize("name", FILES)
 HOW = pytest.mark.parametrize("flip", [_flip, _flip_inside])
 
 
 @HOW
 @every_file
-@bounded
+@few
 @given(bits=BITS)
 def test_flips_lead_nowhere_else(
     flip: Callable[[bytes, list[int]], bytes], name: str, bits: list[int]

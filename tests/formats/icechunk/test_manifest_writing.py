@@ -161,7 +161,6 @@ def cases(draw: st.DrawFn) -> tuple[ManifestsRewrite, dict[bytes, Manifest]]:
     return ManifestsRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
 
 
-@settings(deadline=None)
 @given(cases())
 def test_changes_and_old_references_are_found_afterwards(
     case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
@@ -184,7 +183,6 @@ def test_changes_and_old_references_are_found_afterwards(
     assert set(found.refs) == {*found.kept, *(each.ref for each in found.new)}
 
 
-@settings(deadline=None)
 @given(cases())
 def test_manifests_span_what_is_in_them_and_no_two_boxes(
     case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
@@ -373,7 +371,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(steps=STEPS, split=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 3)))
 def test_the_library_and_we_take_turns(
     steps: list[tuple[bool, dict[Coords, bytes | None]]],

@@ -233,4 +233,4 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestChanges.settings = settings(max_examples=15, stateful_step_count=25)

@@ -282,11 +282,12 @@ def test_shared_parts_do_not_multiply() -> None:
         rewrite_repo(info, BranchCreated("b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A")
 
 
-def test_damage_is_an_error_or_is_carried_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
     """Whatever byte is wrong, the file is refused, or what is written can be read."""
     BUILDERS["expired"](tmp_path)
     info = decode((tmp_path / "repo").read_bytes())
-    for at in range(8, len(info.payload)):
+    for at in range(8, len(info.payload), step):
         damaged = bytearray(info.payload)
         damaged[at] ^= (1, 0x80, 0xFF)[at % 3]
         try:

@@ -92,7 +92,7 @@ SIZES = st.tuples(st.integers(1, 7), st.integers(1, 7))
 EDITS = st.dictionaries(st.tuples(st.integers(0, 7), st.integers(0, 5)), st.booleans(), max_size=6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(SIZES, min_size=2, max_size=3),
     grids=st.tuples(SIZES, SIZES, SIZES),

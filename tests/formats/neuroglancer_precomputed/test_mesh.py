@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
@@ -33,7 +33,6 @@ def test_what_follows_a_manifest_changes_nothing(lods: list[list[int]], more: by
     assert _decode(manifest + more) == _decode(manifest)
 
 
-@settings(deadline=None)
 @given(_lods)
 def test_a_truncated_manifest_is_refused(lods: list[list[int]]) -> None:
     """At whatever byte it ends, it is not taken for one of fewer fragments."""

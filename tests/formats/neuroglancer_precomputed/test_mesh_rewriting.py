@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadBodyError, ConflictError, DamagedError
@@ -83,7 +83,6 @@ _histories = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(sharding=st.sampled_from([_SINGLE, _GZIP]), history=_histories, is_large=st.booleans())
 async def test_any_history_leaves_whole_meshes(
     sharding: Sharding, history: list[dict[int, bytes | None]], *, is_large: bool
@@ -108,7 +107,6 @@ async def test_any_history_leaves_whole_meshes(
             assert places == {entry: data for entry, data in changes.items() if data is not None}
 
 
-@settings(deadline=None)
 @given(sharding=st.sampled_from([_SINGLE, _GZIP]), history=_histories)
 async def test_equal_meshes_have_equal_bytes(
     sharding: Sharding, history: list[dict[int, bytes | None]]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.neuroglancer_precomputed.keys import (
@@ -96,7 +96,6 @@ def _parse(document: Any) -> Info:
     return info
 
 
-@settings(deadline=None)
 @given(_documents())
 def test_sharding_leaves_and_nothing_else(
     documents: tuple[dict[str, Any], dict[str, Any]],
@@ -111,7 +110,6 @@ def test_sharding_leaves_and_nothing_else(
     assert json.dumps(info.document) == before
 
 
-@settings(deadline=None)
 @given(_documents())
 def test_what_is_served_is_not_rewritten_again(
     documents: tuple[dict[str, Any], dict[str, Any]],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ConflictError, DamagedError
@@ -108,7 +108,6 @@ def _all_of(objects: Mapping[str, bytes], sharding: Sharding) -> dict[int, bytes
     return found
 
 
-@settings(deadline=None)
 @given(sharding=shardings(), history=st.lists(_changes, max_size=5), is_large=st.booleans())
 async def test_any_history_leaves_what_was_put(
     sharding: Sharding, history: list[dict[int, bytes | None]], *, is_large: bool
@@ -140,7 +139,6 @@ def _check_no_holes(shard: bytes, sharding: Sharding) -> None:
     assert max(stop for _, stop in chunks) <= min(start for start, _ in indexes)
 
 
-@settings(deadline=None)
 @given(shardings(), st.lists(_changes, min_size=1, max_size=5))
 async def test_equal_content_has_equal_bytes(
     sharding: Sharding, history: list[dict[int, bytes | None]]

@@ -73,7 +73,7 @@ class _Case:
         return await (await self.open()).locate(VirtualKey(key), self.fetch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(nestings(), st.data())
 def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObject) -> None:
     """Whatever is nested, transposed and checksummed how, chunks are exact and others absent."""

@@ -68,7 +68,6 @@ def test_a_sharded_array_is_served_unsharded() -> None:
     assert (node.kind, node.is_rewritten) == ("array", True)
 
 
-@settings(deadline=None)
 @given(nestings(), _extra, _members)
 def test_every_other_member_is_untouched(
     nesting: Nesting, extra: dict[str, Any], attributes: Any
@@ -82,7 +81,6 @@ def test_every_other_member_is_untouched(
         assert json.dumps(served[name]) == json.dumps(document[name])
 
 
-@settings(deadline=None)
 @given(nestings(letters=False))
 def test_zarr_python_accepts_what_is_served(nesting: Nesting) -> None:
     """The document is valid metadata of an unsharded array of the same shape."""
@@ -104,7 +102,6 @@ async def test_zarr_python_opens_what_is_served() -> None:
     assert (array.shape, array.chunks, array.shards) == ((8,), (2,), None)
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_what_is_served_is_not_sharded_any_more(nesting: Nesting) -> None:
     """To rewrite what was rewritten changes nothing."""
@@ -338,7 +335,7 @@ def _mutations(draw: st.DrawFn) -> Any:
     return document
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(_mutations())
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Whatever stands at any position, decoding gives a node or `DecodeError`."""

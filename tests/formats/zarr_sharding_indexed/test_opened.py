@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import (
@@ -75,7 +75,6 @@ async def test_a_truncated_shard_is_damaged() -> None:
 EDGES = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, HALF - 1, HALF])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(EDGES, EDGES), min_size=3, max_size=3),
     st.sampled_from(["start", "end"]),

@@ -50,7 +50,7 @@ def _histories(coords: Sequence[Coords]) -> st.SearchStrategy[list[dict[Coords, 
     return st.lists(changes, min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nestings(), st.data())
 def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
     nesting: Nesting, data: st.DataObject
@@ -71,7 +71,7 @@ def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
         assert _contents(nesting, array) == model
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(nestings(), st.data())
 def test_equal_content_gives_equal_bytes(nesting: Nesting, data: st.DataObject) -> None:
     """Two histories that end the same leave the same objects, in which no byte is lost."""

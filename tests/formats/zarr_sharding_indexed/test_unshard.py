@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.reading import DecodeError
@@ -47,7 +47,6 @@ def _place(array: ArraySpec, coords: tuple[int, ...]) -> tuple[str, tuple[int, .
     return array.shard_key(origin), tuple(level.entry(origin) for level in array.unsharded.levels)
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_every_inner_chunk_is_where_numpy_puts_it(nesting: Nesting) -> None:
     """Shard keys and entry numbers are those of transposing and slicing an array of numbers."""
@@ -56,14 +55,12 @@ def test_every_inner_chunk_is_where_numpy_puts_it(nesting: Nesting) -> None:
         assert _place(array, coords) == expected[nesting.number(coords)]
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_the_innermost_shape_is_along_the_axes_of_the_array(nesting: Nesting) -> None:
     """However the codecs permute, the shape of the chunks that are served is the array's."""
     assert parse_array(nesting.document).inner_chunk_shape == nesting.inner_chunk_shape
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_entries_fill_the_index(nesting: Nesting) -> None:
     """Each level's entries run from 0 to the number that its index is read for."""
@@ -74,7 +71,6 @@ def test_entries_fill_the_index(nesting: Nesting) -> None:
         assert found == set(range(level.index.entry_count))
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_what_encodes_a_chunk_permutes_as_the_shards_did(nesting: Nesting) -> None:
     """The transposes that are served give a chunk the axes that the nested ones gave it."""
@@ -100,7 +96,6 @@ def _transposed(chunk: Any, codecs: list[Any]) -> Any:
     return chunk
 
 
-@settings(deadline=None)
 @given(nestings())
 def test_no_two_transposes_are_neighbours(nesting: Nesting) -> None:
     """Some readers apply one of two transposes only, so that they are served one."""

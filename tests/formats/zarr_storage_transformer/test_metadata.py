@@ -169,7 +169,6 @@ def test_what_zarr_python_wrote_is_understood() -> None:
     assert document.array.identifiers.parse("c2.3") == (2, 3)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=8), _members, max_size=4), _members)
 def test_every_other_member_is_untouched(extra: dict[str, Any], attributes: Any) -> None:
     """Attributes and members that nobody knows are served as they are stored, in their order."""
@@ -411,7 +410,7 @@ def _mutations(draw: st.DrawFn, document: Any) -> Any:
     return document
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(_mutations({**BY_ZARR_PYTHON, "extensions": [_MAY]}))
 def test_wrong_metadata_are_refused_or_understood(document: Any) -> None:
     """Whatever stands at any position, decoding gives a document or `DecodeError`."""
@@ -427,7 +426,7 @@ def test_wrong_metadata_are_refused_or_understood(document: Any) -> None:
         assert array.identifiers.parse(array.identifiers.format(coords)) == coords
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_mutations({**ENTRY_POINT, "extensions": [_MAY]}))
 def test_a_wrong_entry_point_is_refused_or_understood(document: Any) -> None:
     """Whatever stands at any position, decoding gives a hierarchy or `DecodeError`."""

@@ -83,7 +83,7 @@ KEYS = [f"data/root/c{row}/{column}" for row in range(3) for column in range(4)]
 BODIES = st.one_of(st.none(), st.binary(min_size=1, max_size=9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 4)),
     st.dictionaries(st.sampled_from(KEYS), st.binary(min_size=1)),

@@ -233,9 +233,7 @@ JSON: st.SearchStrategy[object] = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]), JSON),
     claims=st.dictionaries(st.sampled_from(["exp", "aud", "sub", "nbf", "groups"]), JSON),

@@ -328,3 +328,13 @@ def test_the_start_page_shows_what_a_token_opens(people: People) -> None:
     assert (below.status_code, elsewhere.status_code) == (200, 200)
     assert 'href="./private/"' in below.text
     assert "private" not in elsewhere.text
+
+
+@pytest.mark.parametrize(("name", "said"), [(None, 0), ("ana", 0), ("bob", 2)])
+def test_the_start_page_tells_each_what_they_may(
+    people: People, name: str | None, said: int
+) -> None:
+    """A dataset is writable to those only who may write to it."""
+    page = people.ask("GET", "/", name, headers={"accept": "text/html"}).text
+
+    assert page.count("· writable") == said

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.credentials.verification_keys import (
@@ -111,7 +111,6 @@ MEMBERS = st.sampled_from(["kty", "crv", "alg", "use", "kid", "n", "e", "x", "y"
 KINDS = st.sampled_from(["RSA", "P-256", "Ed25519", "Ed448"])
 
 
-@settings(deadline=None)  # keys are made
 @given(KINDS, st.dictionaries(MEMBERS, VALUES))
 def test_no_key_is_too_odd(kind: str, members: dict[str, object]) -> None:
     """It is passed over, or is good for nothing but what only its owner can do."""

@@ -1,7 +1,7 @@
 """`app.storage.s3.presigning`: the URLs that botocore would give."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from aiobotocore.config import AioConfig
@@ -13,6 +13,7 @@ from app.storage.refusals import Method
 from app.storage.s3.presigning import Presigner, presign
 
 KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]
+SESSION: Final = get_session()
 ENDPOINTS: list[dict[str, Any]] = [
     {"endpoint_url": "http://127.0.0.1:9000", "config": {"s3": {"addressing_style": "path"}}},
     {"region_name": "eu-central-1"},
@@ -24,7 +25,7 @@ def _client(**options: Any) -> Any:
     config = AioConfig(**{"signature_version": "s3v4", **options.pop("config", {})})
     secrets = {"aws_access_key_id": "AKID", "aws_secret_access_key": "secret"}
     options = {"region_name": "us-east-1", **secrets, **options}
-    return get_session().create_client("s3", config=config, **options)
+    return SESSION.create_client("s3", config=config, **options)
 
 
 def _credentials(options: dict[str, Any]) -> Credentials:

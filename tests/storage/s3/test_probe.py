@@ -19,6 +19,7 @@ from tests.storage.proxy import Mishap, Proxy
 MIB = 1024**2
 OLD = bytes(12 * MIB)
 CHANGES: list[Piece] = [ByteRange(0, 11 * MIB), b"new"]
+USUAL = {Mishap.ANSWER_LOST, Mishap.ERROR, Mishap.CONFLICT}
 ROOT = ObjectRef("s3://test", f"probe-{uuid4().hex}")
 
 
@@ -92,7 +93,9 @@ async def test_a_server_is_tried_once(poor: Poor) -> None:
     assert len(poor.proxy.seen) == seen
 
 
-@pytest.mark.parametrize("mishap", list(Mishap))
+@pytest.mark.parametrize(
+    "mishap", [pytest.param(m, marks=() if m in USUAL else pytest.mark.soak) for m in Mishap]
+)
 async def test_a_server_is_tried_with_patience(poor: Poor, mishap: Mishap) -> None:
     """What goes wrong once at any request says nothing about the server."""
     nth = 0

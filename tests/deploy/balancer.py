@@ -88,7 +88,16 @@ class Balancer:
         while not (now := self._workers()) or now & before:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        _wait_until_it_listens(self.host, self._process)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it listens, and has workers: before that a signal would end it."""
+        deadline = time.monotonic() + _LONGEST_S
+        host, _, port = self.host.partition(":")
+        while not (self._workers() and _listens(host, int(port))):
+            assert self._process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def _workers(self) -> set[str]:
         pid = self._process.pid
@@ -101,6 +110,8 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     port = _free_port()
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
+    ipv6 = f"listen [::1]:{port}" if has_ipv6() else "#"
+    site = site.replace("listen [::]:443", ipv6)
     (folder / "site.conf").write_text(site.replace("listen 443", f"listen 127.0.0.1:{port}"))
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
@@ -117,11 +128,21 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
         )
     balancer = Balancer(folder, port, process)
     try:
-        _wait_until_it_listens(balancer.host, process)
+        balancer.wait()
         yield balancer
     finally:
         process.terminate()
         process.wait(_LONGEST_S)
+
+
+def has_ipv6() -> bool:
+    """Tell whether this machine can be reached so."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def write_replicas(folder: Path, urls: Sequence[str]) -> None:
@@ -132,15 +153,9 @@ def write_replicas(folder: Path, urls: Sequence[str]) -> None:
     (folder / "replicas.conf").write_text("".join(lines))
 
 
-def _wait_until_it_listens(host: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _LONGEST_S
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", int(host.partition(":")[2]))) == 0:
-                return
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
 
 
 def _free_port() -> int:

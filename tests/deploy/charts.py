@@ -12,6 +12,9 @@ from tests.deploy.dockerfile import ROOT
 
 CHART: Final = ROOT / "deploy/helm/shardgate"
 EVERYTHING: Final = Path(__file__).parent / "everything.yaml"
+KUBERNETES: Final = ("1.30", "1.37")
+GATEWAY: Final = ("Deployment", "demo-shardgate")
+BALANCER: Final = ("Deployment", "demo-shardgate-balancer")
 
 
 class Chart(NamedTuple):

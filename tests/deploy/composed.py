@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from tests.deploy.dockerfile import ROOT, Stage, image, stages
+from tests.deploy.naming import Names, naming
 from tests.seaweedfs import free_ports, own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"
@@ -28,10 +29,13 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 class Composed(NamedTuple):
-    """What runs: where its files are, and its ports by service."""
+    """What runs: where its files are, its ports by service, and who tells their addresses."""
 
     root: Path
     ports: Mapping[str, int]
+    nginx: str
+    names: Names
+    resolver: str
 
     @property
     def ca_file(self) -> Path:
@@ -41,13 +45,14 @@ class Composed(NamedTuple):
     def here(self, text: str, service: str) -> str:
         """Spell as on this machine what *text* calls hosts, ports and paths of *service*."""
         ports = self.ports
-        gateways = {f"{name}:8000": f"127.0.0.1:{port}" for name, port in ports.items()}
+        gateways = {f"{name}:8000": f"{name}:{port}" for name, port in ports.items()}
         known = {
             **gateways,
             "8000": str(ports[service]),
             "8333": str(ports["store"]),
             "8443": str(ports["balancer"]),
             "0.0.0.0": "127.0.0.1",
+            "127.0.0.11 valid=5s": f"{self.resolver} valid=1s",
             "store": "127.0.0.1",
             "daemon off;": "daemon off; user root;" if os.geteuid() == 0 else "daemon off;",
             **{f"/{name}": str(self.root / name) for name in _FOLDERS},
@@ -57,16 +62,17 @@ class Composed(NamedTuple):
 
 
 @contextmanager
-def composing(root: Path) -> Generator[Composed]:
+def composing(root: Path, nginx: str) -> Generator[Composed]:
     """Run all of it below *root*: what depends on others once these are as it asks."""
     described = services()
     store_port, listening = own_ports(root)
     ports = dict(zip(described, free_ports(len(described)), strict=True)) | {"store": store_port}
-    composed = Composed(root, ports)
+    names = Names("", ports)
     for name in _FOLDERS:
         (root / name).mkdir(parents=True)
     with ExitStack() as stack:
         stack.callback(remove_sockets, listening)
+        composed = Composed(root, ports, nginx, names, stack.enter_context(naming(names)))
         for name in _in_order(described):
             more = listening if name == "store" else []
             process = stack.enter_context(_started(composed, name, described[name], more))
@@ -100,10 +106,11 @@ def _started(
     environ |= {k: composed.here(v, name) for k, v in told.get("environment", {}).items()}
     environ |= {"PATH": _path(), "PYTHONPATH": str(ROOT)}
     environ |= {"SHARDGATE_SERVER__PORT": str(composed.ports[name])}
-    command = [*(composed.here(word, name) for word in _command(told)), *more]
+    command = [composed.here(word, name) for word in _command(told)]
+    program = _program(composed, [*command, *more])
     with (composed.root / f"{name}.txt").open("wb") as output:
         process = subprocess.Popen(
-            _program(command), env=environ, cwd=ROOT / "deploy", stdout=output, stderr=output
+            program, env=environ, cwd=ROOT / "deploy", stdout=output, stderr=output
         )
     try:
         yield process
@@ -129,18 +136,21 @@ def _command(told: Mapping[str, Any]) -> list[str]:
 
 def _stage(told: Mapping[str, Any]) -> Stage:
     """Find what the image is made by; one that is not made here has to be told its command."""
-    match told.get("build"):
+    made = [each for each in services().values() if "build" in each]
+    match next((each["build"] for each in made if each["image"] == told["image"]), None):
         case {"target": target}:
             return next(stage for stage in stages() if stage.name == target)
         case _:
             return image()
 
 
-def _program(command: Sequence[str]) -> list[str]:
+def _program(composed: Composed, command: Sequence[str]) -> list[str]:
     """Find the program: our own, or one beside this Python, before those of the system."""
     first, *rest = command
+    if first == "nginx":
+        return [composed.nginx, *rest]
     if first == "shardgate":
-        return [sys.executable, "-c", "from app.cli import main; main()", *rest]
+        return [sys.executable, "-m", "app", *rest]
     return [shutil.which(first, path=_path()) or first, *rest]
 
 
@@ -153,7 +163,7 @@ def _wait_until_healthy(
 ) -> None:
     own = told.get("healthcheck", {}).get("test")
     check = own[1:] if own else _stage(told).command("HEALTHCHECK")
-    command = _program([composed.here(word, name) for word in check])
+    command = _program(composed, [composed.here(word, name) for word in check])
     deadline = time.monotonic() + _LONGEST_S
     while subprocess.run(command, capture_output=True, check=False).returncode != 0:
         if process.poll() is not None or time.monotonic() > deadline:

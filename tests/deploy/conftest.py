@@ -1,4 +1,4 @@
-"""Three replicas behind nginx, before SeaweedFS."""
+"""Three replicas behind nginx, before SeaweedFS; and what Helm makes of the chart."""
 
 import os
 import shutil
@@ -11,7 +11,9 @@ from typing import Final
 import pytest
 
 from tests.deploy.balancer import Balancer, balancing
+from tests.deploy.charts import EVERYTHING, Chart, Rendered
 from tests.deploy.containers import write_containers
+from tests.deploy.programs import helm
 from tests.gateways import Environ, Gateway, forked, of_dataset
 from tests.labs import Lab
 from tests.seaweedfs import SeaweedFS
@@ -66,3 +68,34 @@ def balancer(
     folder: Path = tmp_path_factory.mktemp("nginx")
     with balancing(folder, [replica.url for replica in replicas]) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def chart(request: pytest.FixtureRequest) -> Chart:
+    """Find Helm."""
+    return Chart(helm(request))
+
+
+@pytest.fixture(scope="module")
+def plain(chart: Chart) -> Rendered:
+    """Render with the default values."""
+    return chart.render()
+
+
+@pytest.fixture(scope="module")
+def everything(chart: Chart) -> Rendered:
+    """Render with everything on."""
+    return chart.render(EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def direct(chart: Chart) -> Rendered:
+    """Render with nginx that speaks TLS itself."""
+    return chart.render(**{"balancer.tls.secretName": "certificate", "ipv6": True})
+
+
+@pytest.fixture(params=["plain", "everything", "direct"])
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    """Render with each."""
+    found: Rendered = request.getfixturevalue(request.param)
+    return found

@@ -1,5 +1,6 @@
 """A name server as Kubernetes has one: SRV records tell the pods behind a headless Service."""
 
+import socket
 import socketserver
 import struct
 import threading
@@ -20,10 +21,11 @@ class Kind(IntEnum):
 
 
 class Names:
-    """The ports of pods by their names, which may change meanwhile; all are at 127.0.0.1."""
+    """The ports of pods by their names, which may change meanwhile; all are at one address."""
 
     def __init__(self, service: str, pods: Mapping[str, int]) -> None:
         self.pods = pods
+        self.address = "127.0.0.1"
         self._service = service
 
     def answer(self, query: bytes) -> bytes:
@@ -38,7 +40,7 @@ class Names:
                     for pod, port in self.pods.items()
                 ]
             case Kind.A, pod if pod in self.pods:
-                found = [bytes([127, 0, 0, 1])]
+                found = [socket.inet_aton(self.address)]
             case _:
                 found = []
         head = struct.pack(">2sHHHHH", query[:2], 0x8580, 1, len(found), 0, 0)

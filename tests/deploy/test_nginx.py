@@ -2,13 +2,14 @@
 
 import http.client
 import os
+import re
 from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any, Final
 
 import pytest
 
-from tests.deploy.balancer import Balancer, balancing
+from tests.deploy.balancer import Balancer, balancing, has_ipv6
 from tests.deploy.conftest import TOKEN
 from tests.deploy.recorder import Received, Recorder, recording
 
@@ -202,6 +203,39 @@ def test_where_nobody_answers_clients_are_told_to_come_again(
     assert answer.headers["access-control-allow-origin"] == "*"
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["detail"] == "no replica answered"
+
+
+@pytest.mark.parametrize("given", ["of.the-client", "two words", None])
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_answer_replica_and_log_have_one_id(
+    balancer: Balancer,
+    recorders: list[Recorder],
+    is_answered: bool,  # noqa: FBT001
+    given: str | None,
+) -> None:
+    """A client's is kept as gateways keep it; what nginx itself answers has one too."""
+    for recorder in recorders:
+        recorder.answers = is_answered
+    before = balancer.logged_so_far()
+    with balancer.client() as client:
+        answer = client.get("/em/c/0", headers={"x-request-id": given} if given else {})
+
+    [*_, request] = [request for each in recorders for request in each.received]
+    passed = request.headers["x-request-id"]
+    assert re.fullmatch(given if given == "of.the-client" else "[0-9a-f]{32}", passed)
+    assert balancer.logged(before, 1)[0]["request_id"] == passed
+    assert answer.headers.get("x-request-id") == (None if is_answered else passed)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_it_listens_on_ipv6(balancer: Balancer, recorders: list[Recorder]) -> None:
+    """Beside IPv4."""
+    port = balancer.host.partition(":")[2]
+    with balancer.client() as client:
+        answer = client.get(f"https://[::1]:{port}/", extensions={"sni_hostname": "localhost"})
+
+    assert answer.status_code == 200
+    assert only([each.received for each in recorders]).headers["x-forwarded-for"] == "::1"
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,11 @@ class Watched:
                 ended, client_name = perf_counter(), self._address(client, headers)
                 key = self._split(raw_path)[1] if self._access_log.has_keys else ""
                 status, found, body, dataset, caller = begun
-                asked = (ended, ended - began, found[-1][1], "GET", dataset, status)
-                answered = (_OUTCOMES[is_modified], len(body), client_name, caller, key, "")
-                self._access_log.tell((*asked, *answered))
+                name, outcome = found[-1][1], _OUTCOMES[is_modified]
+                self._access_log.tell(
+                    (began, ended, name, "GET", dataset, status, outcome, client_name, caller,
+                     len(body), key, "")
+                )  # fmt: skip
             return begun
         return begun and partial(self._answer_later, begun, raw_path, headers, client)
 
@@ -172,9 +174,10 @@ class Watched:
     def _tell(self, seen: Seen, seconds: float) -> None:
         if self._access_log is not None:
             key = seen.key if self._access_log.has_keys else ""
-            asked = (perf_counter(), seconds, seen.request_id, seen.method, seen.dataset)
-            answered = (seen.status, seen.outcome, seen.nbytes)
-            self._access_log.tell((*asked, *answered, seen.client, seen.caller, key, seen.trace_id))
+            answered = (seen.method, seen.dataset, seen.status, seen.outcome)
+            shared = (*answered, seen.client, seen.caller)
+            asked = (seen.began, seen.began + seconds, seen.request_id)
+            self._access_log.tell((*asked, *shared, seen.nbytes, key, seen.trace_id))
         if self._tracing is not None:
             self._tracing.end(seen)
 

@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.seeing.access_log import AccessLog, Told, open_access_log
-from app.seeing.outcomes import Outcome
+from app.seeing.access_log import AccessLog, Shared, Told, open_access_log
 from app.seeing.times import timestamp
 from app.settings import ServerSettings
 
@@ -20,9 +19,10 @@ KEY = "c/0/\x1b[31m"
 
 
 def _told(request_id: str = "id", key: str = "") -> Told:
-    answered: tuple[int, Outcome, int] = (200, "hit", 65536)
-    asked = (time.perf_counter(), 0.0000314, request_id.encode(), "GET", "em")
-    return (*asked, *answered, "::1", "lab", key, "ab" * 16)
+    shared: Shared = ("GET", "em", 200, "hit", "::1", "lab")
+    ended = time.perf_counter()
+    asked = (ended - 0.0000314, ended, request_id.encode())
+    return (*asked, *shared, 65536, key, "ab" * 16)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Counts requests, and tells the log and traces of them, around what answers them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -118,8 +118,22 @@ class Watched:
             if not message.get("more_body"):
                 seen.end()
 
-        with self._under_way(seen):
+        with _UnderWay(self, seen):
             await self.service(scope, receive, watched)
+
+    def enter(self, seen: Seen) -> None:
+        """Begin to watch a request that waits for something."""
+        begin_seeing(seen)
+        if self._tracing is not None:
+            self._tracing.enter(seen)
+        self.counts.in_flight += 1
+
+    def leave(self, seen: Seen) -> None:
+        """Tell of it, now that it is over."""
+        self.counts.in_flight -= 1
+        seconds = seen.seconds
+        self.counts.count(seen.dataset, seen.method, seen.outcome, seen.nbytes, seconds)
+        self._tell(seen, seconds)
 
     async def _answer_later(
         self, begun: Later, raw_path: bytes, headers: Headers, client: Client, write: Write
@@ -140,27 +154,8 @@ class Watched:
                 await write(status, headers, counted(body))
             seen.end()
 
-        with self._under_way(seen):
+        with _UnderWay(self, seen):
             await begun(watched)
-
-    @contextmanager
-    def _under_way(self, seen: Seen) -> Generator[None]:
-        begin_seeing(seen)
-        if self._tracing is not None:
-            self._tracing.enter(seen)
-        self.counts.in_flight += 1
-        try:
-            yield
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            seen.outcome = "failed"
-            raise
-        finally:
-            self.counts.in_flight -= 1
-            seconds = seen.seconds
-            self.counts.count(seen.dataset, seen.method, seen.outcome, seen.nbytes, seconds)
-            self._tell(seen, seconds)
 
     def _trace_at_hand(
         self, begun: AtHand, raw_path: bytes, headers: Headers, client: Client, seconds: float
@@ -199,10 +194,33 @@ class Watched:
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:
         """Find the dataset of a path, and what of it is asked for: all of what is no dataset."""
-        segments = raw_path.decode("latin-1")[1:].split("/")
-        if unquote(segments[0]).startswith(_TOKEN):
-            del segments[0]
-        name = unquote(segments[0]) if segments else ""
-        if name in self._is_public:
-            return name, "/".join(segments[1:])
-        return NO_DATASET, "/".join(segments)
+        path = raw_path[1:].decode("latin-1")
+        first, _, key = path.partition("/")
+        if unquote(first).startswith(_TOKEN):
+            path = key
+            first, _, key = path.partition("/")
+        name = unquote(first)
+        return (name, key) if name in self._is_public else (NO_DATASET, path)
+
+
+class _UnderWay:
+    """A request while *watched* waits for its answer."""
+
+    __slots__ = ("_seen", "_watched")
+
+    def __init__(self, watched: Watched, seen: Seen) -> None:
+        self._watched = watched
+        self._seen = seen
+
+    def __enter__(self) -> None:
+        self._watched.enter(self._seen)
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            self._seen.outcome = "failed"
+        self._watched.leave(self._seen)

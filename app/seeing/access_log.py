@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import select
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -47,7 +46,7 @@ class AccessLog:
         self._line = _as_json if log_format == "json" else _as_text
         self.has_keys = has_keys
         self._descriptor = descriptor
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        is_file = os.path.isfile(descriptor)  # noqa: PTH113  it has no path
         # A pipe that takes anything takes so much at once.
         self._piece_nbytes = _LEFT_NBYTES if is_file else select.PIPE_BUF
         self._poll = select.poll()

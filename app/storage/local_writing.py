@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, Conflict, Expected
+from app.storage.contract import CONFLICT, Absent, Conflict, Expected
 from app.storage.directories import Directory, make_folders, try_lock
 from app.storage.local_creating import Created, New, create_each
 from app.storage.local_names import folder_of, name_of, reach, translated_write
@@ -123,7 +123,12 @@ class _Place(NamedTuple):
             if old is not None and old.st_mtime_ns >= new.status().st_mtime_ns:
                 new.date(old)
                 os.fsync(new.fd)
-            new.rename(self.name)
+            # Who makes a file takes no lock, so that there may be one by now.
+            has_it = new.link(self.name) if old is None else None
+            if has_it is False and isinstance(expected, Absent):
+                return CONFLICT
+            if not has_it:
+                new.rename(self.name)
         self.directory.sync()
         return file_version(new.status())
 

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import batched
 from typing import Final, Self
 
 from app.storage.contract import TEMPORARY
@@ -21,6 +22,8 @@ _PREFIX: Final = TEMPORARY.encode()
 _UNNAMED: Final = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
 _NONE_UNNAMED: Final = {errno.EISDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.ENOENT}
+_WRITTEN_AT_ONCE: Final = 1024
+"""No call of the system takes more pieces."""
 _COARSE_NS: Final = 2 * 10**9
 """File systems that count whole seconds, some of them every other, see this as later."""
 
@@ -48,6 +51,22 @@ class NewFile:
         """Look at the file."""
         return os.fstat(self.fd)
 
+    def link(self, name: bytes) -> bool | None:
+        """Give it the name *name* if no file has that, which takes no lock.
+
+        Tells whether it has it; `None` where it cannot be given any.
+        """
+        source, folder = b"/proc/self/fd/%d" % self.fd, self.directory.fd
+        try:
+            os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return None
+        return True
+
 
 class UnnamedFile(NewFile):
     """A file that is gone in the end unless it was given a name."""
@@ -70,26 +89,11 @@ class UnnamedFile(NewFile):
 
     def write(self, pieces: Sequence[bytes]) -> None:
         """Write all of *pieces*; one call of the system may take less."""
-        for piece in pieces:
-            rest = memoryview(piece)
+        for some in batched(pieces, _WRITTEN_AT_ONCE):
+            left = sum(map(len, some)) - os.writev(self.fd, some)
+            rest = memoryview(b"".join(some) if left else b"")[-left:]
             while rest:
                 rest = rest[os.write(self.fd, rest) :]
-
-    def link(self, name: bytes) -> bool | None:
-        """Give it the name *name* if no file has that, which takes no lock.
-
-        Tells whether it has it; `None` where it cannot be given any.
-        """
-        source, folder = b"/proc/self/fd/%d" % self.fd, self.directory.fd
-        try:
-            os.link(source, name, dst_dir_fd=folder, follow_symlinks=True)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return None
-        return True
 
 
 class NamedFile(NewFile):

@@ -55,7 +55,12 @@ class Together[A, T]:
         if not taken:
             return
         items = [each.item for each in taken]
-        called = asyncio.get_running_loop().run_in_executor(self._threads, self._call, items)
+        try:
+            called = asyncio.get_running_loop().run_in_executor(self._threads, self._call, items)
+        except RuntimeError as ended:  # there are no threads any more
+            for each in taken:
+                _tell(each.done, ended)
+            return
         self._under_way += 1
         called.add_done_callback(lambda _: self._end(taken, called))
 

@@ -9,10 +9,16 @@ from typing import Any, Final
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-from app.errors import BusyError, ConflictError, UnknownSessionError
+from app.errors import (
+    BusyError,
+    ConflictError,
+    StorageUnavailableError,
+    UnknownSessionError,
+)
 from app.formats.icechunk.conflict_kinds import Policy
 from app.model import ObjectRef
 from app.resolve.icechunk.session_commit import SessionCommit
+from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.resolve.sessions import (
     ROOT,
@@ -163,6 +169,31 @@ async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> 
     with pytest.raises((BusyError, UnknownSessionError)):
         await scene.late.commit(session_id)
     await scene.demand(tmp_path, commits=0)
+
+
+async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_path: Path) -> None:
+    """An entry that lies where nobody looks was acknowledged; nothing is committed without it."""
+    session_id = await scene.begin()
+    [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
+    shelf, _, name = entry.key.rpartition("/")
+    elsewhere = entry._replace(key=f"{shelf}f/{name}")
+    await move(scene.memory, entry, elsewhere)
+
+    with pytest.raises(StorageUnavailableError, match="it was listed, and is not there"):
+        await scene.late.commit(session_id)
+    await scene.demand(tmp_path / "before", commits=0)
+
+    await move(scene.memory, elsewhere, entry)
+    await scene.late.commit(session_id)
+    await scene.demand(tmp_path / "after", 0, 1, commits=1)
+
+
+async def move(store: MemoryStore, source: ObjectRef, target: ObjectRef) -> None:
+    """Put an object elsewhere."""
+    found = await store.get(source)
+    assert isinstance(found, Found)
+    store.place(target, found.data)
+    await store.delete(source, expected=None)
 
 
 async def test_a_session_does_not_expire_while_it_is_committed(

@@ -3,7 +3,10 @@
 import asyncio
 import errno
 import os
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -34,6 +37,36 @@ def test_each_folder_is_opened_once(tmp_path: Path) -> None:
     )
 
     assert opened == [str(tmp_path / name) for name in ("a", "b", "", "b/c")]
+
+
+def test_nothing_has_a_name_before_it_is_durable(tmp_path: Path) -> None:
+    """The bytes of all are made durable before the first has its name, and then each folder."""
+    keys = ("a/0", "b/0", "a/1")
+    for key in ("a", "b"):
+        (tmp_path / key).mkdir()
+    calls: list[str] = []
+
+    def note(_: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and function in (os.writev, os.fsync, os.link):
+            calls.append(function.__name__)
+
+    sys.setprofile(note)
+    try:
+        create_each([new(tmp_path, key) for key in keys], let_be)
+    finally:
+        sys.setprofile(None)
+
+    assert calls == ["writev"] * 3 + ["fsync"] * 3 + ["link"] * 3 + ["fsync"] * 2
+
+
+def test_many_pieces_are_written_at_once(tmp_path: Path) -> None:
+    """Pieces of any number and size come out in order."""
+    pieces = [bytes([number % 251]) * (number % 70) for number in range(5000)]
+
+    [made] = create_each([new(tmp_path, "a")._replace(pieces=pieces)], let_be)
+
+    assert isinstance(made, str)
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces)
 
 
 def test_what_has_a_name_is_let_be(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ETag, ObjectRef
-from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Conflict, Found
+from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
 from app.storage.directories import Directory
 from app.storage.local import LocalStore
+from app.storage.local_writing import LocalWriter
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
 HERE = Path(__file__).parents[2]
@@ -104,6 +105,31 @@ async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) ->
             assert isinstance(found, Found)
             assert found.data == b"old"
         await waiting
+
+
+@pytest.mark.parametrize("expected", [ABSENT, None])
+def test_who_made_a_file_meanwhile_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, expected: Absent | None
+) -> None:
+    """A file that was made without a lock since the last look is lost to none who wants a new one.
+
+    Who wants it whatever was there comes after it.
+    """
+    look, looks = Directory.look, list[os.stat_result | None]()
+
+    def look_and_wait(directory: Directory, name: bytes) -> os.stat_result | None:
+        looks.append(look(directory, name))
+        if len(looks) == 2:
+            (folder / "key").write_bytes(b"theirs")
+        return looks[-1]
+
+    monkeypatch.setattr(Directory, "look", look_and_wait)
+    written = LocalWriter().replace(ref_of(folder), [b"ours"], expected)
+
+    assert looks == [None, None]
+    assert (written is CONFLICT) == (expected is ABSENT)
+    assert (folder / "key").read_bytes() == (b"theirs" if expected is ABSENT else b"ours")
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208
 
 
 async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:

@@ -104,3 +104,21 @@ async def test_nobody_waits_for_what_is_closed(threads: ThreadPoolExecutor) -> N
     told = await asyncio.gather(*tasks, return_exceptions=True)
     assert told[0] == 0
     assert [type(each) for each in told[1:]] == [asyncio.CancelledError] * 2
+
+
+async def test_nobody_waits_for_threads_that_have_ended() -> None:
+    """Who asks after the end is told, and who had to wait until then as well."""
+    worker, threads = Worker(), ThreadPoolExecutor(1)
+    together = Together[int, int](threads, worker, at_once=1, most=1)
+    first = asyncio.create_task(together.do(0))
+    await until(lambda: worker.calls == [[0]])
+    threads.shutdown(wait=False)
+
+    second = asyncio.create_task(together.do(1))
+    worker.may_go_on.set()
+
+    assert await first == 0
+    with pytest.raises(RuntimeError):
+        await second
+    with pytest.raises(RuntimeError):
+        await together.do(2)

@@ -26,6 +26,7 @@ from app.errors import (
     RequestError,
     ShardgateError,
     StorageError,
+    StorageUnavailableError,
     UnwritableError,
 )
 from app.formats.icechunk.change_set import ChangeSet, ChunkChanges
@@ -136,9 +137,13 @@ class SessionCommit:
         view = await self._held(by)
         attempt = view.session.attempt
         write_id = session.place.session_id + (f".{attempt}" if attempt else "")
-        changes = make_changes(view, await gather_chunks(session, view))
+        try:
+            chunks = await gather_chunks(session, view)
+        except StorageError:
+            await self._held(by)
+            raise
         await self._held(by)  # or the journal may have been cleared meanwhile
-        return await self.make(view.session, changes, write_id)
+        return await self.make(view.session, make_changes(view, chunks), write_id)
 
     async def _held(self, by: str) -> SessionView:
         view = await self.session.refresh()
@@ -224,6 +229,8 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
     """Read from the journal which chunks of *view* were changed, by the ids of arrays.
 
     What is out of an array by now, or gone and was never in the parent, is left out.
+
+    Raises: `StorageUnavailableError` where an entry is listed and is not there, `DamagedError`.
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays(session.place)):
@@ -241,7 +248,8 @@ async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
     async def read(coords: tuple[int, ...]) -> None:
         kept = await journal.get(place, node.node_id, coords, etags[coords])
         if kept is None:
-            return
+            entry = place.entry(node.node_id, coords)
+            raise StorageUnavailableError(entry, "it was listed, and is not there")
         is_gone = kept.entry is None
         if not is_gone or await has_parent_chunk(session, ChunkAddress(node, coords)):
             payloads[coords] = kept.entry

@@ -282,7 +282,7 @@ def test_shared_parts_do_not_multiply() -> None:
         rewrite_repo(info, BranchCreated("b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A")
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
 def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
     """Whatever byte is wrong, the file is refused, or what is written can be read."""
     BUILDERS["expired"](tmp_path)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from app.errors import ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.http.answer import ALLOW
-from app.http.credentials.access import Datasets
+from app.http.credentials.access import Datasets, may_write
 from app.http.described import OTHERWISE
 from app.http.problems import members_of, problem, status_of
 from app.http.repositories import RepositoryPath, build_repositories
@@ -51,7 +51,7 @@ class DatasetSummary(BaseModel, use_attribute_docstrings=True):
     format: str
     """Container format, or `auto`."""
     writable: bool = False
-    """Whether clients may write below that path."""
+    """Whether the caller may write below that path."""
 
 
 class DatasetList(BaseModel):
@@ -127,7 +127,7 @@ def build_control(  # noqa: PLR0913 - its parts, each made by the composition ro
         containers = await list_containers(root, check_key(path.rstrip("/")))
         damaged = [each for each in (*reports, *containers) if isinstance(each, DamageReport)]
         return DatasetDescription(
-            **_summary(named).model_dump(),
+            **_summary(named, request).model_dump(),
             arrays=[report for report in reports if isinstance(report, Description)],
             damaged=list(dict.fromkeys(damaged)),
             containers=[each for each in containers if isinstance(each, ContainerReport)],
@@ -166,13 +166,17 @@ def _take(app: FastAPI, *routers: APIRouter) -> None:
 
 
 def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
-    return [_summary(dataset) for dataset in datasets.seen_by(request.scope["caller"])]
+    return [_summary(each, request) for each in datasets.seen_by(request.scope["caller"])]
 
 
-def _summary(dataset: Dataset) -> DatasetSummary:
-    path = f"/{quote(dataset.name)}/"
+def _summary(dataset: Dataset, request: Request) -> DatasetSummary:
+    """Say what is there for who asks, with the token that the path began with."""
+    token = request.scope.get("token")
     return DatasetSummary(
-        name=dataset.name, path=path, format=dataset.format, writable=dataset.is_writable
+        name=dataset.name,
+        path=f"{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
+        format=dataset.format,
+        writable=may_write(request.scope["caller"], dataset),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from app.errors import ShardgateError
+from app.seeing.outcomes import is_failure
 from app.seeing.seen import seen_now
 
 _SELDOM_S: Final = 60.0
@@ -15,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 def tell_of_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") -> None:
-    """Log why an answer has a *status* of 500 or more; of private data only what kind it is."""
-    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+    """Log why an answer has a *status* of failure; of private data only what kind it is."""
+    if not is_failure(status):
         return
     seen = seen_now()
     is_told = (seen is not None and not seen.is_private) or _log.isEnabledFor(logging.DEBUG)

@@ -175,6 +175,7 @@ async def _run_later(later: Callable[[Write], Awaitable[None]], write: Write = _
         (404, "absent"),
         (403, "refused"),
         (416, "refused"),
+        (501, "refused"),
         (502, "failed"),
         (503, "failed"),
     ],

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
-from app.errors import StorageUnavailableError, UnknownRefError
+from app.errors import StorageUnavailableError, UnknownRefError, UnsupportedError
 from app.model import ObjectRef
 from app.seeing import failures
 from app.seeing.failures import Seldom, tell_of_failure
@@ -40,6 +40,13 @@ async def test_of_private_data_only_the_kind_is_told(caplog: pytest.LogCaptureFi
 async def test_for_debugging_all_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """The level says so."""
     assert "unplugged" in told(caplog, is_private=True, level=logging.DEBUG)
+
+
+async def test_what_nobody_serves_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Else strangers could fill the log, and wake somebody up."""
+    tell_of_failure(HTTPStatus.NOT_IMPLEMENTED, UnsupportedError("GetObjectAcl is not served"))
+
+    assert not caplog.text
 
 
 async def test_what_clients_mend_is_not_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -338,3 +338,14 @@ def test_the_start_page_tells_each_what_they_may(
     page = people.ask("GET", "/", name, headers={"accept": "text/html"}).text
 
     assert page.count("· writable") == said
+    listed = people.ask("GET", "/", name).json()["datasets"]
+    assert sum(each["writable"] for each in listed) == said
+
+
+def test_a_list_below_a_token_leads_on_below_it(people: People) -> None:
+    """The paths that it tells can be asked, and of `/api` too."""
+    for path in ("/", "/api/datasets"):
+        listed = people.ask("GET", f"/~{TOKENS['ana']}{path}").json()["datasets"]
+        paths = {each["name"]: each["path"] for each in listed}
+        assert paths["private"] == f"/~{TOKENS['ana']}/private/"
+        assert people.ask("GET", f"{paths['private']}{KEY}").status_code == 200

@@ -132,7 +132,6 @@ def create_app(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
         shared.metrics.requests,
-        access_log=open_access_log(settings.server),
         tracing=tracing,
         proxies=settings.server.trusted_proxies,
     )
@@ -153,7 +152,9 @@ def _share(
 ) -> Shared:
     limits = settings.limits
     metrics = Metrics(
-        settings.datasets, worker=None if settings.server.workers == 1 else str(os.getpid())
+        settings.datasets,
+        worker=None if settings.server.workers == 1 else str(os.getpid()),
+        access_log=open_access_log(settings.server),
     )
     on_call = _tell_of_calls(metrics, tracing)
     on_write = metrics.writes.on_write

@@ -211,10 +211,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a request is being answered."""
         return self.running is not None and not self.running.response_complete
 
-    def rest(self) -> None:
+    def rest(self, since: float) -> None:
         """Await the next request as `on_response_complete` does, but set no timer for each."""
         self.server_state.total_requests += 1
-        self._idle_since = self.loop.time()
+        self._idle_since = since
         if not self._is_resting:
             self._is_resting = True
             self._wake_in(self.timeout_keep_alive)

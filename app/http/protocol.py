@@ -97,12 +97,15 @@ class GatewayProtocol(BoundedProtocol):
     def _begin(self) -> bool:
         if self.target.query:
             return False
-        begun: AtHand | Later | None = self.app.begin(self.target.path, self.headers, self.client)
+        now = self.loop.time()
+        begun: AtHand | Later | None = self.app.begin(
+            self.target.path, self.headers, self.client, now
+        )
         if begun is None:
             return False
         if isinstance(begun, AtHand):
             self.write_head(*begun[:3])
-            self.rest()
+            self.rest(now)
         else:
             self.stop_resting()
             self.cycle = self.running = _Exchange(self, begun)

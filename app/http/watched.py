@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
@@ -12,15 +11,15 @@ from urllib.parse import unquote
 from app.http.answer import AtHand, Body, Headers, Later, Write, combined
 from app.http.clients import Client, Networks, name_client
 from app.http.shard_of import PREFIX as SHARDS
-from app.seeing.access_log import AccessLog
-from app.seeing.outcomes import OTHER, Outcome, known_method, outcome_of
-from app.seeing.request_counts import NO_DATASET, RequestCounts
+from app.seeing.outcomes import OTHER, known_method, outcome_of
+from app.seeing.request_counts import NO_DATASET
+from app.seeing.requests import MANY, Requests
 from app.seeing.seen import Seen, begin_seeing
+from app.seeing.told import Details, details_at_hand
 from app.seeing.tracing import Tracing
 
 _TRACEPARENT: Final = b"traceparent"
 _UNCHANGED: Final = HTTPStatus.NOT_MODIFIED
-_OUTCOMES: Final[tuple[Outcome, Outcome]] = ("not_modified", "hit")
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 
 
@@ -43,13 +42,12 @@ class Service(Protocol):
 class Watched:
     """Tells of each request of *service* when it is over."""
 
-    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
+    def __init__(
         self,
         service: Service,
         is_public: Mapping[str, bool],
-        counts: RequestCounts,
+        requests: Requests,
         *,
-        access_log: AccessLog | None = None,
         tracing: Tracing | None = None,
         proxies: Networks = (),
     ) -> None:
@@ -58,53 +56,55 @@ class Watched:
         Requests that come through *proxies* are those of who is behind them.
         """
         self.service = service
-        self.counts = counts
+        self.counts = requests.counts
+        self.requests = requests
+        self._told = requests.told
         self._is_public = is_public
         self._is_all_public = all(is_public.values())
-        self._access_log = access_log
         self._tracing = tracing
         self._proxies = proxies
+        self._is_brief = tracing is None and not requests.has_keys
+        """Whether nothing is told of paths of what was at hand."""
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client = None
+        self, raw_path: bytes, headers: Headers, client: Client, now: float
     ) -> AtHand | Later | None:
-        """Begin to answer a GET outside of ASGI; see `GatewayProtocol`.
+        """Begin to answer a GET outside of ASGI, *now* by the event loop; see `GatewayProtocol`.
 
         What balancers ask before each request is not told besides.
         """
-        if raw_path.startswith(SHARDS):
-            return self.service.begin(raw_path, headers, client)
-        began = perf_counter()
         begun = self.service.begin(raw_path, headers, client)
-        if isinstance(begun, AtHand):
-            is_modified = begun.status is not _UNCHANGED
-            self.counts.count_at_hand(begun.dataset, len(begun.body), is_modified=is_modified)
-            if self._tracing is not None:
-                self._trace_at_hand(begun, raw_path, headers, client, perf_counter() - began)
-            elif self._access_log is not None:
-                ended, client_name = perf_counter(), self._address(client, headers)
-                key = self._split(raw_path)[1] if self._access_log.has_keys else ""
-                status, found, body, dataset, caller = begun
-                name, outcome = found[-1][1], _OUTCOMES[is_modified]
-                self._access_log.tell(
-                    (began, ended, name, "GET", dataset, status, outcome, client_name, caller,
-                     len(body), key, "")
-                )  # fmt: skip
+        if not isinstance(begun, AtHand):
+            if begun is None or raw_path.startswith(SHARDS):
+                return begun
+            return partial(self._answer_later, begun, raw_path, headers, client)
+        status, found, body, dataset, caller = begun
+        if not dataset:
             return begun
-        return begun and partial(self._answer_later, begun, raw_path, headers, client)
+        if self._is_brief:
+            told = self._told
+            told += (
+                now, found[-1][1], status, dataset, caller, len(body),
+                self._address(client, headers), None,
+            )  # fmt: skip
+            if len(told) >= MANY or not self.requests.is_timed:
+                self.requests.attend()
+        else:
+            self._tell_at_hand(begun, raw_path, headers, client, now)
+        return begun
 
     def refuse(self, status: HTTPStatus, detail: str, headers: Headers) -> AtHand:
         """Answer what is no request."""
         refusal = self.service.refuse(status, detail, headers)
-        self.counts.count(NO_DATASET, OTHER, outcome_of(status), len(refusal.body), 0)
+        details = Details(OTHER, outcome_of(status), None)
+        self.counts.count([(0, b"", status, NO_DATASET, "", len(refusal.body), "", details)])
         return refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Speak ASGI."""
         if scope["type"] != "http":
             await self.service(scope, receive, send)
-            if self._access_log is not None:
-                self._access_log.flush()
+            self.requests.settle()
             return
         method = known_method(scope["method"])
         seen = self._see(method, scope["raw_path"], scope["headers"], scope["client"])
@@ -131,9 +131,7 @@ class Watched:
     def leave(self, seen: Seen) -> None:
         """Tell of it, now that it is over."""
         self.counts.in_flight -= 1
-        seconds = seen.seconds
-        self.counts.count(seen.dataset, seen.method, seen.outcome, seen.nbytes, seconds)
-        self._tell(seen, seconds)
+        self._tell(asyncio.get_running_loop().time(), seen, seen.seconds)
 
     async def _answer_later(
         self, begun: Later, raw_path: bytes, headers: Headers, client: Client, write: Write
@@ -157,22 +155,21 @@ class Watched:
         with _UnderWay(self, seen):
             await begun(watched)
 
-    def _trace_at_hand(
-        self, begun: AtHand, raw_path: bytes, headers: Headers, client: Client, seconds: float
+    def _tell_at_hand(
+        self, begun: AtHand, raw_path: bytes, headers: Headers, client: Client, now: float
     ) -> None:
+        """Tell of what was at hand, with its key or trace."""
+        status, found, body, dataset, caller = begun
         seen = self._see("GET", raw_path, headers, client)
-        seen.status, seen.nbytes = begun.status, len(begun.body)
-        seen.outcome = _OUTCOMES[begun.status is not _UNCHANGED]
-        seen.request_id, seen.caller = begun.headers[-1][1], begun.caller
-        self._tell(seen, seconds)
+        seen.status, seen.nbytes, seen.dataset, seen.caller = status, len(body), dataset, caller
+        seen.request_id, seen.outcome = found[-1][1], details_at_hand(status).outcome
+        self._tell(now, seen, None)
 
-    def _tell(self, seen: Seen, seconds: float) -> None:
-        if self._access_log is not None:
-            key = seen.key if self._access_log.has_keys else ""
-            answered = (seen.method, seen.dataset, seen.status, seen.outcome)
-            shared = (*answered, seen.client, seen.caller)
-            asked = (seen.began, seen.began + seconds, seen.request_id)
-            self._access_log.tell((*asked, *shared, seen.nbytes, key, seen.trace_id))
+    def _tell(self, now: float, seen: Seen, seconds: float | None) -> None:
+        key = seen.key if self.requests.has_keys else ""
+        details = Details(seen.method, seen.outcome, seconds, key, seen.trace_id)
+        answered = (seen.request_id, seen.status, seen.dataset, seen.caller, seen.nbytes)
+        self.requests.tell((now, *answered, seen.client, details))
         if self._tracing is not None:
             self._tracing.end(seen)
 
@@ -186,10 +183,8 @@ class Watched:
         return seen
 
     def _address(self, client: Client, headers: Headers) -> str:
-        if client is None:
-            return ""
-        if not self._proxies:
-            return client[0]
+        if not self._proxies or client is None:
+            return client[0] if client else ""
         return name_client(client[0], combined(headers), self._proxies)
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:

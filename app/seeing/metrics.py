@@ -13,10 +13,11 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
+from app.seeing.access_log import AccessLog
 from app.seeing.cache_families import CacheFamilies
 from app.seeing.repository_families import RepositoryFamilies
-from app.seeing.request_counts import RequestCounts
 from app.seeing.request_families import RequestFamilies
+from app.seeing.requests import Requests
 from app.seeing.upstream_counts import UpstreamCounts
 from app.seeing.upstream_families import UpstreamFamilies
 from app.seeing.write_families import WriteFamilies
@@ -27,10 +28,16 @@ MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics(Collector):
     """Counts what one process has done; labels come from closed sets."""
 
-    def __init__(self, datasets: Iterable[str], *, worker: str | None = None) -> None:
+    def __init__(
+        self,
+        datasets: Iterable[str],
+        *,
+        worker: str | None = None,
+        access_log: AccessLog | None = None,
+    ) -> None:
         """Count requests of *datasets*; where there are several processes each names itself."""
         self._worker = worker
-        self.requests = RequestCounts(datasets)
+        self.requests = Requests(datasets, access_log)
         self.upstream = UpstreamCounts()
         self.caches = CacheFamilies()
         self.repositories = RepositoryFamilies()

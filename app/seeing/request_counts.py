@@ -2,10 +2,14 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Final
 
 from app.seeing.histogram import Histogram
 from app.seeing.outcomes import Outcome
+from app.seeing.told import Told
+
+_UNCHANGED: Final = HTTPStatus.NOT_MODIFIED
 
 NO_DATASET: Final = ""
 """The label of all that is ours, and of names that are not served."""
@@ -46,21 +50,17 @@ class RequestCounts:
         self.connections = 0
         """Connections of clients, busy and idle."""
 
-    def count_at_hand(self, dataset: str, nbytes: int, *, is_modified: bool) -> None:
-        """Count a GET that waited for nothing, for which it is not timed."""
-        counts = self.datasets[dataset]
-        if is_modified:
-            counts.hits += 1
+    def count(self, told: Iterable[Told]) -> None:
+        """Count requests that are over; what waited for nothing is not timed."""
+        for _, _, status, dataset, _, nbytes, _, details in told:
+            counts = self.datasets[dataset]
             counts.nbytes += nbytes
-        else:
-            counts.unmodified += 1
-
-    def count(
-        self, dataset: str, method: str, outcome: Outcome, nbytes: int, seconds: float
-    ) -> None:
-        """Count a finished request that had to wait."""
-        counts = self.datasets[dataset]
-        what = (method, outcome)
-        counts.requests[what] += 1
-        counts.nbytes += nbytes
-        self.seconds[what].observe(seconds)
+            if details is not None:
+                what = details.method, details.outcome
+                counts.requests[what] += 1
+                if details.seconds is not None:
+                    self.seconds[what].observe(details.seconds)
+            elif status == _UNCHANGED:
+                counts.unmodified += 1
+            else:
+                counts.hits += 1

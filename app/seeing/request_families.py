@@ -6,18 +6,18 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from app.seeing.families import counter, gauge, histogram
-from app.seeing.request_counts import RequestCounts
+from app.seeing.requests import Requests
 
 
 class RequestFamilies(Collector):
     """What clients asked for, and what became of it."""
 
-    def __init__(self, counts: RequestCounts) -> None:
-        self._counts = counts
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         """Give the counts."""
-        counts = self._counts
+        counts = self._requests.settle()
         datasets = counts.datasets.values()
         yield counter(
             "requests",

@@ -20,7 +20,9 @@ class _Unwatched:
         self._service = watched.service
         self.refuse = watched.service.refuse
 
-    def begin(self, raw_path: bytes, headers: Headers, client: Client) -> AtHand | Later | None:
+    def begin(
+        self, raw_path: bytes, headers: Headers, client: Client, _now: float
+    ) -> AtHand | Later | None:
         """Begin to answer."""
         return self._service.begin(raw_path, headers, client)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from http import HTTPStatus
 from ipaddress import ip_network
 from typing import Any
@@ -13,13 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import TruncatedReadError
 from app.http.answer import AtHand, Headers, Later, Write
-from app.http.clients import Networks
+from app.http.clients import Client, Networks
 from app.http.watched import Watched
 from app.main import create_app
 from app.model import ObjectRef
-from app.seeing.access_log import AccessLog, Told
+from app.seeing.access_log import AccessLog
 from app.seeing.outcomes import OUTCOMES
-from app.seeing.request_counts import RequestCounts
+from app.seeing.requests import Requests
+from app.seeing.told import Told
 from app.settings import DatasetSettings, Settings
 from app.storage.traced import METHODS
 
@@ -58,22 +59,30 @@ class Log(AccessLog):
         super().__init__("text", has_keys=has_keys)
         self.lines = lines
 
-    def tell(self, told: Told) -> None:
-        """Keep one."""
-        self.lines.append(self._line("", told))
+    def write(self, told: Iterable[Told]) -> None:
+        """Keep them."""
+        self.lines += self._lines(told)
 
 
 def _watched(
     stub: Stub, lines: list[str] | None = None, proxies: Networks = (), *, has_keys: bool = False
 ) -> Watched:
-    counts = RequestCounts(["em", "lm"])
-    told: list[str] = [] if lines is None else lines
-    log = Log(told, has_keys=has_keys)
-    return Watched(stub, {"em": True, "lm": False}, counts, access_log=log, proxies=proxies)
+    log = Log([] if lines is None else lines, has_keys=has_keys)
+    requests = Requests(["em", "lm"], log)
+    return Watched(stub, {"em": True, "lm": False}, requests, proxies=proxies)
+
+
+def _get(
+    watched: Watched,
+    path: bytes = b"/em/c/0",
+    headers: Headers | None = None,
+    client: Client = ("::1", 7),
+) -> AtHand | Later | None:
+    return watched.begin(path, headers or [], client, asyncio.get_running_loop().time())
 
 
 def _counted(watched: Watched, dataset: str = "em") -> dict[tuple[str, str], int]:
-    return dict(watched.counts.datasets[dataset].each)
+    return dict(watched.requests.settle().datasets[dataset].each)
 
 
 async def _take(_status: HTTPStatus, _headers: Headers, body: bytes | AsyncIterator[bytes]) -> None:
@@ -83,11 +92,11 @@ async def _take(_status: HTTPStatus, _headers: Headers, body: bytes | AsyncItera
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(200, "hit"), (206, "hit"), (304, "not_modified")])
-def test_what_is_at_hand_is_told_at_once(status: int, outcome: str) -> None:
+async def test_what_is_at_hand_is_told_at_once(status: int, outcome: str) -> None:
     """It is counted and has its line before it is written."""
     lines: list[str] = []
     watched = _watched(Stub(AtHand(HTTPStatus(status), HEADERS, b"body", "em", "ana")), lines)
-    watched.begin(b"/em/c/0", [], ("::1", 7))
+    _get(watched)
 
     assert _counted(watched) == {("GET", outcome): 1}
     assert f"request=id-1 GET em {status} {outcome} 4 bytes" in lines[0]
@@ -118,7 +127,7 @@ async def test_each_spelling_of_a_dataset_counts_for_it(path: bytes, dataset: st
     assert _counted(watched, dataset) == {("GET", "answered"): 1}
 
 
-def test_what_is_no_request_is_counted_too() -> None:
+async def test_what_is_no_request_is_counted_too() -> None:
     """It has neither a method nor a dataset."""
     watched = _watched(Stub())
     watched.refuse(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1", [])
@@ -126,13 +135,14 @@ def test_what_is_no_request_is_counted_too() -> None:
     assert _counted(watched, "") == {("other", "refused"): 1}
 
 
-def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
+async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
     """Where the proxy is known; another one may say what it likes."""
     lines: list[str] = []
     stub, proxies = Stub(AtHand(HTTPStatus.OK, HEADERS, b"body", "em")), [ip_network("10.0.0.0/8")]
     watched = _watched(stub, lines, proxies)
     for peer in "10.1.2.3", "192.0.2.1":
-        watched.begin(b"/em/c/0", [(b"x-forwarded-for", b"198.51.100.7")], (peer, 7))
+        _get(watched, headers=[(b"x-forwarded-for", b"198.51.100.7")], client=(peer, 7))
+    watched.requests.settle()
 
     assert "client=198.51.100.7 " in lines[0]
     assert "client=192.0.2.1 " in lines[1]
@@ -146,9 +156,10 @@ async def test_keys_are_for_debugging_only(*, is_at_hand: bool, has_keys: bool) 
     at_hand = AtHand(HTTPStatus.OK, HEADERS, b"body", "em")
     watched = _watched(Stub(at_hand, _answer), lines, has_keys=has_keys)
     if is_at_hand:
-        watched.begin(b"/~token/em/c/7/8", [])
+        _get(watched, b"/~token/em/c/7/8")
     else:
         await _ask(watched, _answer, path=b"/~token/em/c/7/8")
+    watched.requests.settle()
 
     assert ('key="c/7/8"' in lines[0]) is has_keys
     assert "token" not in lines[0]
@@ -156,7 +167,7 @@ async def test_keys_are_for_debugging_only(*, is_at_hand: bool, has_keys: bool) 
 
 async def _run_later(later: Callable[[Write], Awaitable[None]], write: Write = _take) -> Watched:
     watched = _watched(Stub(later))
-    begun = watched.begin(b"/em/c/0", [])
+    begun = _get(watched)
     assert callable(begun)
     task = asyncio.ensure_future(begun(write))
     await asyncio.wait([task], timeout=0.05)
@@ -218,7 +229,7 @@ async def test_an_answer_that_breaks_off_has_failed() -> None:
 async def test_requests_that_wait_are_in_flight() -> None:
     """As long as they do."""
     watched = _watched(Stub(lambda _: asyncio.sleep(60)))
-    begun = watched.begin(b"/em/c/0", [])
+    begun = _get(watched)
     assert callable(begun)
     task = asyncio.ensure_future(begun(_take))
     await asyncio.sleep(0)

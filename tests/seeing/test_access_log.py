@@ -4,25 +4,27 @@ import asyncio
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.seeing.access_log import AccessLog, Shared, Told, open_access_log
+from app.seeing.access_log import AccessLog, open_access_log
 from app.seeing.times import timestamp
+from app.seeing.told import Details, Told
 from app.settings import ServerSettings
 
 KEY = "c/0/\x1b[31m"
 
 
-def _told(request_id: str = "id", key: str = "") -> Told:
-    shared: Shared = ("GET", "em", 200, "hit", "::1", "lab")
-    ended = time.perf_counter()
-    asked = (ended - 0.0000314, ended, request_id.encode())
-    return (*asked, *shared, 65536, key, "ab" * 16)
+def _told(details: Details | None, request_id: str = "id", status: int = 200) -> Told:
+    ended = asyncio.get_running_loop().time()
+    return (ended, request_id.encode(), status, "em", "lab", 65536, "::1", details)
+
+
+def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:
+    return Details("PUT", "answered", seconds, key, "ab" * 16)
 
 
 @contextmanager
@@ -43,29 +45,15 @@ def _written(log_format: str) -> Generator[tuple[AccessLog, Callable[[], str]]]:
         os.close(write)
 
 
-def _line(log_format: str, *, request_id: str = "id", key: str = "") -> str:
-    async def tell() -> str:
+def _line(
+    log_format: str, details: Details | None = None, *, request_id: str = "id", status: int = 200
+) -> str:
+    async def write() -> str:
         with _written(log_format) as (log, written):
-            log.tell(_told(request_id, key))
-            log.flush()
+            log.write([_told(details, request_id, status)])
             return written()
 
-    return asyncio.run(tell())
-
-
-async def test_lines_are_written_together() -> None:
-    """A number of them at once, or when one has waited long enough."""
-    with _written("text") as (log, written):
-        for _ in range(63):
-            log.tell(_told())
-        assert written() == ""
-        log.tell(_told())
-        assert written().count("\n") == 64
-
-        log.tell(_told())
-        assert written() == ""
-        await asyncio.sleep(0.3)
-        assert written().count("\n") == 1
+    return asyncio.run(write())
 
 
 async def test_a_log_that_nobody_reads_stops_nothing() -> None:
@@ -73,8 +61,8 @@ async def test_a_log_that_nobody_reads_stops_nothing() -> None:
     read, write = os.pipe()
     os.close(read)
     log = AccessLog("text", has_keys=False, descriptor=write)
-    for _ in range(200):
-        log.tell(_told())
+    for _ in range(3):
+        log.write([_told(_waited())] * 64)
 
     os.close(write)
 
@@ -82,20 +70,38 @@ async def test_a_log_that_nobody_reads_stops_nothing() -> None:
 async def test_who_reads_late_holds_nothing_up() -> None:
     """Lines wait for a reader, up to a bound, and are whole."""
     with _written("text") as (log, written):
-        for _ in range(64 * 1024):
-            log.tell(_told())
-        lines = ""
+        for _ in range(1024):
+            log.write([_told(_waited())] * 64)
+        was_behind, lines = log.is_behind, ""
         while more := written():
             lines += more
-            log.flush()
+            log.write([])
 
+    assert (was_behind, log.is_behind) == (True, False)
     assert 2**22 < len(lines) < 2**23
     assert {line.partition(" trace_id=")[2] for line in lines.splitlines()} == {"ab" * 16}
 
 
+async def test_lines_of_several_processes_are_not_mixed() -> None:
+    """They write to one pipe, each when there is room for some of its lines."""
+    with _written("text") as (log, written):
+        logs = (log, AccessLog("text", has_keys=False, descriptor=log.descriptor))
+        lines = ""
+        for number in range(40):
+            logs[number % 2].write([_told(_waited("k" * number))] * 1024)
+            lines += written()
+        while any(each.is_behind for each in logs):
+            for each in logs:
+                each.write([])
+            lines += written()
+
+    assert lines.count("\n") == 40 * 1024
+    assert all(line.count("INFO") == line.count("trace_id") == 1 for line in lines.splitlines())
+
+
 def test_json_has_all_facts() -> None:
     """Programs find each under its name."""
-    told = json.loads(_line("json"))
+    told = json.loads(_line("json", _waited("c/0")))
     age = datetime.now(UTC) - datetime.fromisoformat(told.pop("time"))
     assert timedelta(0) <= age < timedelta(seconds=60)
 
@@ -104,23 +110,38 @@ def test_json_has_all_facts() -> None:
         "logger": "app.access",
         "message": "request",
         "request_id": "id",
-        "method": "GET",
+        "method": "PUT",
         "dataset": "em",
         "status": 200,
-        "outcome": "hit",
+        "outcome": "answered",
         "bytes": 65536,
         "ms": 0.031,
         "client": "::1",
         "caller": "lab",
         "trace_id": "ab" * 16,
+        "key": "c/0",
     }
 
 
 def test_text_has_them_too() -> None:
     """People read them in a row."""
-    told = 'GET em 200 hit 65536 bytes 0.031 ms client=::1 caller="lab"'
+    told = 'PUT em 200 answered 65536 bytes 0.031 ms client=::1 caller="lab"'
 
-    assert f" INFO app.access request=id {told} trace_id=" in _line("text")
+    assert f" INFO app.access request=id {told} trace_id=" in _line("text", _waited())
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "hit"), (206, "hit"), (304, "not_modified")])
+def test_what_was_at_hand_took_no_time(status: int, outcome: str) -> None:
+    """It waited for nothing."""
+    told = f'id GET em {status} {outcome} 65536 bytes 0 ms client=::1 caller="lab"\n'
+    as_json = json.loads(_line("json", status=status))
+
+    assert _line("text", status=status).endswith(told)
+    assert [as_json[name] for name in ("method", "status", "outcome", "ms")] == [
+        *("GET", status, outcome),
+        0,
+    ]
+    assert _line("json", _waited(seconds=None)).count('"ms":0,') == 1
 
 
 @pytest.mark.parametrize("request_id", ['"', "\\", '\\"},{', "a" * 128])
@@ -132,7 +153,7 @@ def test_what_clients_choose_stays_a_text(request_id: str) -> None:
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_key_is_no_command_to_a_terminal(log_format: str) -> None:
     """Control characters are written as what they are."""
-    line = _line(log_format, key=KEY)
+    line = _line(log_format, _waited(KEY))
 
     assert line.count("\n") == 1
     assert "\x1b" not in line

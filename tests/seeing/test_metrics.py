@@ -13,6 +13,7 @@ from app.resolve.tally import Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
 from app.seeing.metrics import Metrics
 from app.seeing.outcomes import OUTCOMES
+from app.seeing.told import Details
 from app.storage.moved import Moved
 from app.storage.traced import Call
 
@@ -31,12 +32,14 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
     """Those at hand are counted another way, and told in the same."""
     metrics = Metrics(["em"])
-    counts = metrics.requests
-    counts.count_at_hand("em", 100, is_modified=True)
-    counts.count_at_hand("em", 0, is_modified=False)
-    counts.count("em", "GET", "not_modified", 0, 0.02)
-    counts.count("em", "GET", "answered", 50, 0.02)
-    counts.count("", "GET", "absent", 7, 0.001)
+    for status, dataset, nbytes, details in (
+        (200, "em", 100, None),
+        (304, "em", 0, None),
+        (304, "em", 0, Details("GET", "not_modified", 0.02)),
+        (200, "em", 50, Details("GET", "answered", 0.02)),
+        (404, "", 7, Details("GET", "absent", 0.001)),
+    ):
+        metrics.requests.tell((0, b"id", status, dataset, "", nbytes, "::1", details))
 
     name = "shardgate_requests_total"
     assert _read(metrics, name, dataset="em", method="GET", outcome="hit") == 1
@@ -158,9 +161,10 @@ def test_the_process_tells_of_itself() -> None:
 def test_a_scrape_is_quick() -> None:
     """The event loop stands still for a few milliseconds, of many datasets and kinds too."""
     metrics = Metrics([f"dataset-{number}" for number in range(50)])
-    for name in metrics.requests.datasets:
+    for name in metrics.requests.counts.datasets:
         for outcome in OUTCOMES[:4]:
-            metrics.requests.count(name, "GET", outcome, 1, 0.1)  # type: ignore[arg-type]  # of the set
+            details = Details("GET", outcome, 0.1)  # type: ignore[arg-type]  # of the set
+            metrics.requests.tell((0, b"id", 200, name, "", 1, "::1", details))
     for kind in ("metadata", "shard-index", "chunk", "manifest", "snapshot", "repo", "object"):
         kind_of_read.set(kind)
         metrics.upstream.on_call(_call())

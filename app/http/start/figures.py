@@ -9,7 +9,7 @@ from app.http.start.text import spell_nbytes, spell_seconds
 from app.resolve.chunks import ChunkReader
 from app.resolve.fetch import Memory
 from app.resolve.weighed import WeighedCache
-from app.seeing.request_counts import RequestCounts
+from app.seeing.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Figures:
 type Watch = Callable[[], Figures]
 
 
-def watch(memory: Memory, chunks: ChunkReader, counts: RequestCounts) -> Watch:
+def watch(memory: Memory, chunks: ChunkReader, requests: Requests) -> Watch:
     """Give what tells how full the caches are, and what was answered, from now on."""
     started_at = time.monotonic()
 
     def tell() -> Figures:
-        datasets = counts.datasets.values()
+        datasets = requests.settle().datasets.values()
         tally = chunks.tally
         traffic = Traffic(
             requests=sum(number for each in datasets for _, number in each.each),

@@ -2,7 +2,8 @@
 
 from app.http.start.figures import Cached, Figures, Traffic, spell_figures, watch
 from app.model import ByteRange, ETag, ObjectRef, Stored
-from app.seeing.request_counts import RequestCounts
+from app.seeing.requests import Requests
+from app.seeing.told import Details
 from app.storage.memory import MemoryStore
 from tests.resolving import reading
 
@@ -36,13 +37,13 @@ def test_traffic_is_told() -> None:
 
 async def test_watches_the_caches_and_what_is_answered() -> None:
     """What is in them now is told, and what has been sent."""
-    opened, counts = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), RequestCounts(["em"])
-    tell = watch(opened.fetch.memory, opened.chunks, counts)
+    opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Requests(["em"])
+    tell = watch(opened.fetch.memory, opened.chunks, requests)
     chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
     opened.chunks.keep(chunk, b"abc")
     assert opened.chunks.cached(chunk) is not None
-    counts.count_at_hand("em", 3, is_modified=True)
-    counts.count("", "GET", "absent", 4, 0.1)
+    requests.tell((0, b"id", 200, "em", "", 3, "::1", None))
+    requests.tell((0, b"id", 404, "", "", 4, "::1", Details("GET", "absent", 0.1)))
 
     figures = tell()
 

@@ -30,7 +30,7 @@ from app.http.asked import allowed
 from app.http.bodies import lingering_writer
 from app.http.buckets import list_buckets, tell_of_bucket
 from app.http.cors import Cors
-from app.http.credentials.access import Datasets, may_read
+from app.http.credentials.access import Datasets
 from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.door import Door, Request
 from app.http.dates import last_modified
@@ -50,8 +50,9 @@ from app.seeing.seen import note_caller
 
 _GZIP: Final = (b"content-encoding", b"gzip")
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
-_LASTING: Final = b"max-age=31536000, immutable"
+_LASTING: Final = b"public, max-age=31536000, immutable"
 """For what a key will name for ever (RFC 8246)."""
+_LASTING_OF_PRIVATE: Final = b"private, max-age=31536000, immutable"
 _OF_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), (b"referrer-policy", b"no-referrer")]
 """Answers that depend on who asks; a token may be in the path."""
 _NO_STORE: Final = b"no-store"
@@ -92,8 +93,8 @@ class DataPlane:
             given = combined(headers)
             caller = NOBODY
             if not dataset.is_public:
-                known = self._door.recall(given, token)
-                if known is None or not may_read(known, dataset):
+                known = self._door.recall(dataset, given, token)
+                if known is None:
                     return None
                 caller = known
             conditions = Conditions.parse("GET", given)
@@ -250,7 +251,7 @@ def _keeping(dataset: Dataset, key: str) -> Headers:
 
 
 def _lasting(dataset: Dataset) -> bytes:
-    return (b"public, " if dataset.is_public else b"private, ") + _LASTING
+    return _LASTING if dataset.is_public else _LASTING_OF_PRIVATE
 
 
 def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:

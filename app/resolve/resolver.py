@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, NamedTuple, cast
 
@@ -57,11 +57,11 @@ class Dataset:
     """Of whose grants one lets a caller read."""
     writers: frozenset[str] = frozenset({PUBLIC})
     """Of whose grants one lets a caller write, where that can be done."""
+    is_public: bool = field(init=False)
+    """Whether everybody may read."""
 
-    @property
-    def is_public(self) -> bool:
-        """Whether everybody may read."""
-        return PUBLIC in self.readers
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_public", PUBLIC in self.readers)
 
 
 _NAMES: Final = 1000

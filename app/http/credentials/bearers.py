@@ -57,11 +57,12 @@ class Bearers:
             for name, caller in callers.items()
             for digest in caller.token_sha256
         ]
-        self._remembered: dict[Shown, Known] = {}
+        self.remembered: dict[Shown, Known] = {}
+        """Whose tokens are, as they were shown."""
 
     def recall(self, shown: Shown) -> Caller | None:
         """Tell whose the token is that was *shown*, if that is known already."""
-        known = self._remembered.get(shown)
+        known = self.remembered.get(shown)
         return known.caller if known is not None and known.until_s > time.time() else None
 
     async def identify(self, shown: Shown) -> Caller:
@@ -77,9 +78,9 @@ class Bearers:
             raise UnauthenticatedError("the token is none that is known here")
         if len(shown) > _LONGEST_REMEMBERED:
             return known.caller
-        if len(self._remembered) >= _REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
-        self._remembered[shown] = known
+        if len(self.remembered) >= _REMEMBERED:
+            del self.remembered[next(iter(self.remembered))]
+        self.remembered[shown] = known
         return known.caller
 
     def _configured(self, token: bytes) -> Known | None:

@@ -1,5 +1,6 @@
 """Takes credentials off requests, and asks for them only where they matter."""
 
+import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
@@ -30,12 +31,22 @@ class Door:
     def __init__(self, datasets: Datasets, bearers: Bearers, signatures: Signatures) -> None:
         self._datasets = datasets
         self._bearers = bearers
+        self._remembered = bearers.remembered
         self._signatures = signatures
 
-    def recall(self, given: Mapping[bytes, bytes], token: str | None) -> Caller | None:
-        """Tell who asks with the headers *given*, or a *token* in the path, if that is known."""
+    def recall(
+        self, dataset: Dataset, given: Mapping[bytes, bytes], token: str | None
+    ) -> Caller | None:
+        """Tell who asks for *dataset*, if it is known already that they may read it.
+
+        They have the headers *given*, or a *token* in the path.
+        """
         shown = given.get(b"authorization", b"") if token is None else token
-        return self._bearers.recall(shown)
+        known = self._remembered.get(shown)
+        if known is None or known.until_s <= time.time():
+            return None
+        caller = known.caller
+        return None if dataset.readers.isdisjoint(caller.grants) else caller
 
     async def caller(self, scope: Request) -> Caller:
         """Tell who asks.
@@ -85,9 +96,9 @@ def split_token(raw_path: bytes) -> tuple[str | None, bytes]:
     """Take the token off ``/~TOKEN/{dataset}/{virtual key}``."""
     if not raw_path.startswith(_IN_PATHS):
         return None, raw_path
-    segment, slash, rest = raw_path[1:].partition(b"/")
-    token = segment.decode("latin-1")[1 if segment.startswith(b"~") else 3 :]
-    return token, slash + rest
+    end = raw_path.find(b"/", 1) % (len(raw_path) + 1)
+    begin = len(b"/~") if raw_path.startswith(b"/~") else len(b"/%7E")
+    return raw_path[begin:end].decode("latin-1"), raw_path[end:]
 
 
 def without_token(scope: Request) -> Request:

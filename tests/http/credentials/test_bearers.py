@@ -116,7 +116,7 @@ async def test_memory_is_bounded() -> None:
     for number in range(5000):
         await bearers.identify(b"Bearer %d" % number)
 
-    assert len(bearers._remembered) == 4096
+    assert len(bearers.remembered) == 4096
 
 
 async def test_what_is_spelled_at_length_is_not_remembered() -> None:

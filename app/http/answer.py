@@ -29,15 +29,18 @@ _numbers: Final = itertools.count(1)
 
 
 class AtHand(NamedTuple):
-    """A whole answer that needs no waiting; the last of its headers is the id of the request."""
+    """A whole answer that needs no waiting."""
 
     status: HTTPStatus
-    headers: Headers
+    head: bytes
+    """Its headers, as they are written."""
     body: bytes
+    request_id: bytes = b""
+    """For logs, as what follows."""
     dataset: str = ""
-    """Of what, for metrics and logs."""
+    """Of what; without one it is not told of."""
     caller: str = ""
-    """Who asks, for logs."""
+    """Who asks."""
 
 
 class Write(Protocol):

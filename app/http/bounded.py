@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.http.answer import AtHand, Headers
+from app.http.heads import written
 
 HEAD_NBYTES: Final = 64 * 1024
 """So much may come before a head is complete, or behind a body; keys have up to 3 KiB."""
@@ -251,20 +252,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _write_refusal(self, refused: RefusedError) -> None:
         _log.debug("refused what %s sends: %s", self.client, refused)
         refusal: AtHand = self.app.refuse(refused.status, str(refused), self.headers or [])
-        self.write_head(refusal.status, [*refusal.headers, _CLOSE], refusal.body)
+        self.write_answer(refusal.status, refusal.head + written([_CLOSE]), refusal.body)
 
     def _end_running(self) -> None:
         if self.running is not None:
             self.running.disconnected = True
             self.running.message_event.set()
 
-    def write_head(self, status: HTTPStatus, headers: Headers, body: bytes) -> None:
-        """Write the head of an answer, and the body as far as it is there."""
-        head = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n")
-        self.transport.writelines((b"".join(head), body))
+    def write_answer(self, status: HTTPStatus, head: bytes, body: bytes) -> None:
+        """Write the *head* of an answer, and the body as far as it is there."""
+        always = written(self.server_state.default_headers)
+        self.transport.writelines((b"".join((STATUS_LINE[status], always, head, b"\r\n")), body))
 
 
 def _reason(error: httptools.HttpParserError) -> RefusedError:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from app.http.heads import written
+
 type Headers = list[tuple[bytes, bytes]]
 
 _EXPOSED: Final = (
@@ -11,6 +13,7 @@ _EXPOSED: Final = (
     b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
 )
 _FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
+_HEAD_FOR_ALL: Final = written(_FOR_ALL)
 _ALLOWED: Final = (
     b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, Idempotency-Key,"
     b" If-Match, If-None-Match, If-Range, Range, X-Request-ID"
@@ -40,6 +43,10 @@ class Cors:
         if origin is None or not self.admits(origin):
             return [(b"vary", b"Origin")]
         return [(b"access-control-allow-origin", origin), _EXPOSED, (b"vary", b"Origin")]
+
+    def head(self, origin: bytes | None) -> bytes:
+        """Give the same as they are written."""
+        return _HEAD_FOR_ALL if self._any else written(self.headers(origin))
 
     def preflight(self, allow: bytes, asked: bytes | None = None) -> Headers:
         """Give what an answer to OPTIONS says besides, where the methods *allow* are served.

@@ -35,6 +35,7 @@ from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.door import Door, Request
 from app.http.dates import last_modified
 from app.http.disconnect import ClientGoneError, UntilDisconnect
+from app.http.heads import written
 from app.http.pages import MOST_LINKS, content_type, listing_page, page_headers
 from app.http.ranges import content_range
 from app.http.s3 import MEDIA_TYPE, ListRequest
@@ -56,9 +57,13 @@ _LASTING_OF_PRIVATE: Final = b"private, max-age=31536000, immutable"
 _OF_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), (b"referrer-policy", b"no-referrer")]
 """Answers that depend on who asks; a token may be in the path."""
 _NO_STORE: Final = b"no-store"
+_KEPT: Final = 4096
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
+
+type _Common = tuple[ETag, int | None, VirtualKey, bytes, bool, bool, int | None]
+"""What the headers depend on that all answers with the same body have in common."""
 
 
 class DataPlane:
@@ -104,12 +109,14 @@ class DataPlane:
         if opened is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, given, caller, read)
-        found, body = _entity_headers(dataset, key, opened), opened.body
-        if found is None or not isinstance(body, bytes):
+        described, body = _describe(dataset, key, opened), opened.body
+        if described is None or not isinstance(body, bytes):
             return None
-        found += self._cors.headers(given.get(b"origin"))
-        found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
-        return AtHand(opened.choice.status, found, body, name, caller.name)
+        common, more = described
+        name_of_request = request_id(given.get(b"x-request-id"))
+        more.append((b"x-request-id", name_of_request))
+        head = _written(common) + self._cors.head(given.get(b"origin")) + written(more)
+        return AtHand(opened.choice.status, head, body, name_of_request, name, caller.name)
 
     def _read_later(
         self,
@@ -295,35 +302,54 @@ async def _send_entity(
 
 
 def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
-    """Describe what is sent of an entity; `None` if that is a problem instead."""
+    """Give the headers of what is sent of an entity; `None` if that is a problem instead."""
+    described = _describe(dataset, key, opened)
+    return described and [*_headers(described[0]), *described[1]]
+
+
+def _describe(
+    dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+) -> tuple[_Common, Headers] | None:
+    """Tell what the headers depend on, and those that depend on more."""
     (status, part, _, is_gzip), entity = opened.choice, opened.entity
-    cache_control = _lasting(dataset) if entity.is_lasting else _cache_control(dataset, key)
-    if part is not None:
-        headers = [*_headers(etag_of_opened(opened), part.length, key, cache_control)]
-        if status is HTTPStatus.PARTIAL_CONTENT:
-            headers.append((b"content-range", content_range(part, entity.length).encode()))
-        if is_gzip:
-            headers.append(_GZIP)
-    elif status is HTTPStatus.NOT_MODIFIED:
-        etag = etag_of_opened(opened).encode("latin-1")
-        headers = [(b"etag", etag), (b"cache-control", cache_control)]
-    else:
+    if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
-    if not dataset.is_public:
+    more: Headers = []
+    if status is HTTPStatus.PARTIAL_CONTENT and part is not None:
+        more.append((b"content-range", content_range(part, entity.length).encode()))
+    if is_gzip and part is not None:
+        more.append(_GZIP)
+    common = (
+        etag_of_opened(opened),
+        None if part is None else part.length,
+        key,
+        _lasting(dataset) if entity.is_lasting else _cache_control(dataset, key),
+        dataset.is_public,
+        entity.coding is not Coding.PLAIN,
+        entity.modified_s,
+    )
+    return common, more
+
+
+@lru_cache(maxsize=_KEPT)
+def _written(common: _Common) -> bytes:
+    """Write the headers that many answers have in common; those of hot chunks are written once."""
+    return written(_headers(common))
+
+
+@lru_cache(maxsize=_KEPT)
+def _headers(common: _Common) -> Headers:
+    """Give the headers that describe a body, or say that there is the same as before."""
+    etag, length, key, cache_control, is_public, varies, modified_s = common
+    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control)]
+    if length is not None:
+        headers += [
+            (b"accept-ranges", b"bytes"),
+            (b"content-length", b"%d" % length),
+            (b"content-type", content_type(key)),
+        ]
+    if not is_public:
         headers += _OF_PRIVATE
-    if entity.coding is not Coding.PLAIN:
+    if varies:
         headers.append(_VARY)
-    headers += last_modified(entity.modified_s)
-    return headers
-
-
-@lru_cache(maxsize=4096)
-def _headers(etag: ETag, length: int, key: VirtualKey, cache_control: bytes) -> Headers:
-    """Write the headers that describe a body; those of hot chunks are written once."""
-    return [
-        (b"etag", etag.encode("latin-1")),
-        (b"cache-control", cache_control),
-        (b"accept-ranges", b"bytes"),
-        (b"content-length", b"%d" % length),
-        (b"content-type", content_type(key)),
-    ]
+    return headers + last_modified(modified_s)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from app.errors import ShardgateError
 from app.http.answer import AtHand, Body, Headers, Later
 from app.http.bounded import BoundedProtocol
+from app.http.heads import written
 
 _CLOSE: Final = (b"connection", b"close")
 _STALLED_S: Final = 30.0
@@ -104,7 +105,7 @@ class GatewayProtocol(BoundedProtocol):
         if begun is None:
             return False
         if isinstance(begun, AtHand):
-            self.write_head(*begun[:3])
+            self.write_answer(begun.status, begun.head, begun.body)
             self.rest(now)
         else:
             self.stop_resting()
@@ -152,9 +153,9 @@ class _Exchange:
             headers.append(_CLOSE)
         self.response_started = True
         if isinstance(body, bytes):
-            self._protocol.write_head(status, headers, body)
+            self._protocol.write_answer(status, written(headers), body)
         else:
-            self._protocol.write_head(status, headers, b"")
+            self._protocol.write_answer(status, written(headers), b"")
             await self._write_pieces(body, int(dict(headers)[b"content-length"]))
         await self._writable()
         self.response_complete = True

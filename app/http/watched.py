@@ -78,13 +78,13 @@ class Watched:
             if begun is None or raw_path.startswith(SHARDS):
                 return begun
             return partial(self._answer_later, begun, raw_path, headers, client)
-        status, found, body, dataset, caller = begun
+        status, _, body, request_id, dataset, caller = begun
         if not dataset:
             return begun
         if self._is_brief:
             told = self._told
             told += (
-                now, found[-1][1], status, dataset, caller, len(body),
+                now, request_id, status, dataset, caller, len(body),
                 self._address(client, headers), None,
             )  # fmt: skip
             if len(told) >= MANY or not self.requests.is_timed:
@@ -159,10 +159,10 @@ class Watched:
         self, begun: AtHand, raw_path: bytes, headers: Headers, client: Client, now: float
     ) -> None:
         """Tell of what was at hand, with its key or trace."""
-        status, found, body, dataset, caller = begun
+        status, _, body, request_id, dataset, caller = begun
         seen = self._see("GET", raw_path, headers, client)
         seen.status, seen.nbytes, seen.dataset, seen.caller = status, len(body), dataset, caller
-        seen.request_id, seen.outcome = found[-1][1], details_at_hand(status).outcome
+        seen.request_id, seen.outcome = request_id, details_at_hand(status).outcome
         self._tell(now, seen, None)
 
     def _tell(self, now: float, seen: Seen, seconds: float | None) -> None:

@@ -27,6 +27,7 @@ from app.storage.traced import METHODS
 type Answering = Callable[..., Awaitable[None]]
 
 HEADERS: Headers = [(b"content-length", b"4"), (b"x-request-id", b"id-1")]
+HEAD = b"content-length: 4\r\nx-request-id: id-1\r\n"
 
 
 class Stub:
@@ -44,7 +45,7 @@ class Stub:
 
     def refuse(self, status: HTTPStatus, detail: str, _headers: Headers, /) -> AtHand:
         """Refuse."""
-        return AtHand(status, list(HEADERS), detail.encode())
+        return AtHand(status, HEAD, detail.encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any, /) -> None:
         """Answer as was said."""
@@ -95,7 +96,7 @@ async def _take(_status: HTTPStatus, _headers: Headers, body: bytes | AsyncItera
 async def test_what_is_at_hand_is_told_at_once(status: int, outcome: str) -> None:
     """It is counted and has its line before it is written."""
     lines: list[str] = []
-    watched = _watched(Stub(AtHand(HTTPStatus(status), HEADERS, b"body", "em", "ana")), lines)
+    watched = _watched(Stub(AtHand(HTTPStatus(status), HEAD, b"body", b"id-1", "em", "ana")), lines)
     _get(watched)
 
     assert _counted(watched) == {("GET", outcome): 1}
@@ -138,7 +139,10 @@ async def test_what_is_no_request_is_counted_too() -> None:
 async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
     """Where the proxy is known; another one may say what it likes."""
     lines: list[str] = []
-    stub, proxies = Stub(AtHand(HTTPStatus.OK, HEADERS, b"body", "em")), [ip_network("10.0.0.0/8")]
+    stub, proxies = (
+        Stub(AtHand(HTTPStatus.OK, HEAD, b"body", b"id-1", "em")),
+        [ip_network("10.0.0.0/8")],
+    )
     watched = _watched(stub, lines, proxies)
     for peer in "10.1.2.3", "192.0.2.1":
         _get(watched, headers=[(b"x-forwarded-for", b"198.51.100.7")], client=(peer, 7))
@@ -153,7 +157,7 @@ async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
 async def test_keys_are_for_debugging_only(*, is_at_hand: bool, has_keys: bool) -> None:
     """At any other level no line has one, and none ever has a query or a token."""
     lines: list[str] = []
-    at_hand = AtHand(HTTPStatus.OK, HEADERS, b"body", "em")
+    at_hand = AtHand(HTTPStatus.OK, HEAD, b"body", b"id-1", "em")
     watched = _watched(Stub(at_hand, _answer), lines, has_keys=has_keys)
     if is_at_hand:
         _get(watched, b"/~token/em/c/7/8")

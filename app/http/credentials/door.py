@@ -16,6 +16,7 @@ from app.seeing.seen import note_caller
 from app.setting_fields import PUBLIC
 
 _IN_PATHS: Final = (b"/~", b"/%7E", b"/%7e")
+_TILDE: Final = ord("~")
 
 type Request = MutableMapping[str, Any]
 """The scope of a request (ASGI), to which is added who asks."""
@@ -96,8 +97,10 @@ def split_token(raw_path: bytes) -> tuple[str | None, bytes]:
     """Take the token off ``/~TOKEN/{dataset}/{virtual key}``."""
     if not raw_path.startswith(_IN_PATHS):
         return None, raw_path
-    end = raw_path.find(b"/", 1) % (len(raw_path) + 1)
-    begin = len(b"/~") if raw_path.startswith(b"/~") else len(b"/%7E")
+    begin = len(b"/~") if raw_path[1] == _TILDE else len(b"/%7E")
+    end = raw_path.find(b"/", begin)
+    if end < 0:
+        end = len(raw_path)
     return raw_path[begin:end].decode("latin-1"), raw_path[end:]
 
 

@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,6 +13,7 @@ from .machine import cpu_seconds
 from .servers import Server
 
 CONNECTIONS: Final = 16
+_PROCESSES: Final = 4
 _SCRIPT: Final = Path(__file__).with_name("requests.lua")
 
 
@@ -71,6 +73,30 @@ def run_rounds(
         for contestant in contestants if number % 2 else reversed(contestants):
             script = scripts[contestant.name]
             samples[contestant.name].append(_run(contestant, script, seconds))
+    return samples
+
+
+def run_processes(
+    home: Path,
+    start: Callable[[Path], AbstractContextManager[Sequence[Contestant]]],
+    *,
+    rounds: int,
+    seconds: int,
+) -> dict[str, list[Sample]]:
+    """Let several processes of each contestant run, one after the other.
+
+    Where the memory of a process happens to lie makes it 3 % faster or slower than the next one.
+    """
+    samples: dict[str, list[Sample]] = {}
+    for number in range(_PROCESSES):
+        each_home = home / f"{number}"
+        each_home.mkdir(parents=True)
+        with start(each_home) as contestants:
+            each = run_rounds(
+                each_home, contestants, rounds=-(-rounds // _PROCESSES), seconds=seconds
+            )
+        for name, more in each.items():
+            samples.setdefault(name, []).extend(more)
     return samples
 
 

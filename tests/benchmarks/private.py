@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from .figures import Figure, Goal
-from .load import Contestant, Request, check, run_rounds
+from .load import Contestant, Request, check, run_processes
 from .servers import DATASET, Server, shardgate
 from .throughput import ratio, read_bodies, speed
 
@@ -26,12 +26,14 @@ _ENVIRON: Final = {
 
 def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int) -> list[Figure]:
     """Compare the service with itself, round by round."""
-    home.mkdir()
-    with _contestants(home, root, store) as contestants:
-        samples = run_rounds(home, contestants, rounds=rounds, seconds=seconds)
+
+    def start(home: Path) -> AbstractContextManager[Sequence[Contestant]]:
+        return _contestants(home, root, store)
+
+    samples = run_processes(home, start, rounds=rounds, seconds=seconds)
     goal = Goal("at least", 0.95)
     return [
-        *(speed("k", c.name, samples[c.name]) for c in contestants),
+        *(speed("k", name, each) for name, each in samples.items()),
         ratio("k", "ratio of a bearer token", samples[_BEARER], samples[_PUBLIC], goal),
         ratio("k", "ratio of a token in the path", samples[_PATH], samples[_PUBLIC], goal),
     ]

@@ -1,13 +1,13 @@
 """Part j: what counting requests and writing a line about each costs on a cached chunk."""
 
 import asyncio
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from .figures import Figure, Goal
-from .load import Contestant, Request, check, run_rounds
+from .load import Contestant, Request, check, run_processes
 from .servers import DATASET, Server, shardgate
 from .throughput import ratio, read_bodies, speed
 
@@ -27,11 +27,13 @@ _UNWATCHED: Final = "from tests.benchmarks.unwatched import serve; serve()"
 
 def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int) -> list[Figure]:
     """Compare the service with itself, round by round."""
-    home.mkdir()
-    with _contestants(home, root, store) as contestants:
-        samples = run_rounds(home, contestants, rounds=rounds, seconds=seconds)
+
+    def start(home: Path) -> AbstractContextManager[Sequence[Contestant]]:
+        return _contestants(home, root, store)
+
+    samples = run_processes(home, start, rounds=rounds, seconds=seconds)
     return [
-        *(speed("j", c.name, samples[c.name]) for c in contestants),
+        *(speed("j", name, each) for name, each in samples.items()),
         ratio("j", "ratio of counts", samples[_COUNTED], samples[_BARE], None),
         ratio("j", "ratio of both, text", samples[_TEXT], samples[_BARE], Goal("at least", 0.9)),
         ratio("j", "ratio of both, JSON", samples[_JSON], samples[_BARE], Goal("at least", 0.9)),

@@ -1,7 +1,7 @@
 """Takes credentials off requests, and asks for them only where they matter."""
 
-import time
 from collections.abc import Mapping, MutableMapping
+from time import time
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -44,10 +44,12 @@ class Door:
         """
         shown = given.get(b"authorization", b"") if token is None else token
         known = self._remembered.get(shown)
-        if known is None or known.until_s <= time.time():
+        if known is None:
             return None
-        caller = known.caller
-        return None if dataset.readers.isdisjoint(caller.grants) else caller
+        caller, until_s = known
+        if until_s <= time() or dataset.readers.isdisjoint(caller.grants):
+            return None
+        return caller
 
     async def caller(self, scope: Request) -> Caller:
         """Tell who asks.

@@ -19,7 +19,6 @@ from app.seeing.told import Details, details_at_hand
 from app.seeing.tracing import Tracing
 
 _TRACEPARENT: Final = b"traceparent"
-_UNCHANGED: Final = HTTPStatus.NOT_MODIFIED
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 
 

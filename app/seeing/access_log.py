@@ -68,12 +68,19 @@ class AccessLog:
         if len(self._left) < _LEFT_NBYTES:
             self._left += "".join(self._lines(told)).encode(errors="backslashreplace")
         begin = 0
-        with suppress(OSError):  # nobody reads any more
+        with suppress(OSError):  # a full disk
             while begin < len(self._left) and self._poll.poll(0):
                 most = begin + self._piece_nbytes
                 end = self._left.rfind(b"\n", begin, most) + 1 or most
-                begin += os.write(self.descriptor, self._left[begin:end])
+                begin += self._write(self._left[begin:end])
         self._left = self._left[begin:]
+
+    def _write(self, lines: bytes) -> int:
+        """Write *lines*, unless nobody will ever read them; tell how much is done with."""
+        try:
+            return os.write(self.descriptor, lines)
+        except BrokenPipeError:
+            return len(lines)
 
     def _lines(self, told: Iterable[Told]) -> Iterator[str]:
         before_moment, before_id, spell_id, spell = self._style

@@ -10,9 +10,12 @@ from app.seeing.request_counts import RequestCounts
 from app.seeing.told import Told
 
 _FIELDS: Final = len(get_args(Told.__value__))
-_AT_ONCE: Final = 256
+_AT_ONCE: Final = 128
+"""So many lines have room in an empty pipe (64 KiB), though each has 500 bytes."""
 _LONGEST_S: Final = 0.2
 """So long a line waits for others; a process that is killed loses it."""
+_SOON_S: Final = 0.01
+"""So long what had no room waits for the reader of the log."""
 
 MANY: Final = _AT_ONCE * _FIELDS
 """So many fields are settled at once."""
@@ -35,6 +38,8 @@ class Requests:
         self._access_log = access_log
         self.is_timed = access_log is None
         """Whether they need not be attended to while they are few."""
+        self._is_late = False
+        """Whether the log is behind, and will write on."""
 
     @property
     def has_keys(self) -> bool:
@@ -63,13 +68,22 @@ class Requests:
                 self._access_log.write(self._each())
         finally:
             self.told.clear()
+        self._await_reader()
         return self.counts
 
     def _each(self) -> Iterator[Told]:
         return cast(Iterator[Told], batched(self.told, _FIELDS))
 
     def _end_waiting(self) -> None:
-        self.settle()
         self.is_timed = False
-        if self._access_log is not None and self._access_log.is_behind:
-            self.attend()
+        self.settle()
+
+    def _await_reader(self) -> None:
+        if self._access_log is not None and self._access_log.is_behind and not self._is_late:
+            self._is_late = True
+            asyncio.get_running_loop().call_later(_SOON_S, self._write_on, self._access_log)
+
+    def _write_on(self, access_log: AccessLog) -> None:
+        self._is_late = False
+        access_log.write(())
+        self._await_reader()

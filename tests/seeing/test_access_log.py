@@ -64,6 +64,7 @@ async def test_a_log_that_nobody_reads_stops_nothing() -> None:
     for _ in range(3):
         log.write([_told(_waited())] * 64)
 
+    assert not log.is_behind
     os.close(write)
 
 

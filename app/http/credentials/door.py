@@ -40,7 +40,8 @@ class Door:
     ) -> Caller | None:
         """Tell who asks for *dataset*, if it is known already that they may read it.
 
-        They have the headers *given*, or a *token* in the path.
+        They have the headers *given*, or a *token* in the path. It is done for each chunk, for
+        which it is done in one step.
         """
         shown = given.get(b"authorization", b"") if token is None else token
         known = self._remembered.get(shown)

@@ -13,7 +13,7 @@ from app.http.clients import Client, Networks, name_client
 from app.http.shard_of import PREFIX as SHARDS
 from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
-from app.seeing.requests import MANY, Requests
+from app.seeing.requests import Requests
 from app.seeing.seen import Seen, begin_seeing
 from app.seeing.told import Details, details_at_hand
 from app.seeing.tracing import Tracing
@@ -57,7 +57,6 @@ class Watched:
         self.service = service
         self.counts = requests.counts
         self.requests = requests
-        self._told = requests.told
         self._is_public = is_public
         self._is_all_public = all(is_public.values())
         self._tracing = tracing
@@ -81,13 +80,8 @@ class Watched:
         if not dataset:
             return begun
         if self._is_brief:
-            told = self._told
-            told += (
-                now, request_id, status, dataset, caller, len(body),
-                self._address(client, headers), None,
-            )  # fmt: skip
-            if len(told) >= MANY or not self.requests.is_timed:
-                self.requests.attend()
+            name = self._address(client, headers)
+            self.requests.tell((now, request_id, status, dataset, caller, len(body), name, None))
         else:
             self._tell_at_hand(begun, raw_path, headers, client, now)
         return begun

@@ -50,7 +50,7 @@ class AccessLog:
         self._style = _JSON if log_format == "json" else _TEXT
         self._spell_at_hand = lru_cache(maxsize=_KEPT)(self._style.spell_at_hand)
         self.has_keys = has_keys
-        self.descriptor = descriptor
+        self._descriptor = descriptor
         is_file = os.path.isfile(descriptor)  # noqa: PTH113  it has no path
         # A pipe that takes anything takes so much at once, and all of it in one place.
         self._piece_nbytes = _LEFT_NBYTES if is_file else select.PIPE_BUF
@@ -78,7 +78,7 @@ class AccessLog:
     def _write(self, lines: bytes) -> int:
         """Write *lines*, unless nobody will ever read them; tell how much is done with."""
         try:
-            return os.write(self.descriptor, lines)
+            return os.write(self._descriptor, lines)
         except BrokenPipeError:
             return len(lines)
 

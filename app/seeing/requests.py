@@ -17,7 +17,7 @@ _LONGEST_S: Final = 0.2
 _SOON_S: Final = 0.01
 """So long what had no room waits for the reader of the log."""
 
-MANY: Final = _AT_ONCE * _FIELDS
+_MANY: Final = _AT_ONCE * _FIELDS
 """So many fields are settled at once."""
 
 
@@ -33,11 +33,11 @@ class Requests:
         """Count requests of *datasets*."""
         self.counts = RequestCounts(datasets)
         """Without those that are not settled."""
-        self.told: list[Any] = []
+        self._fields: list[Any] = []
         """The fields of `Told` of each that is not settled."""
         self._access_log = access_log
-        self.is_timed = access_log is None
-        """Whether they need not be attended to while they are few."""
+        self._is_timed = access_log is None
+        """Whether those that wait are settled in time, or nobody asks for that."""
         self._is_late = False
         """Whether the log is behind, and will write on."""
 
@@ -48,16 +48,11 @@ class Requests:
 
     def tell(self, told: Told) -> None:
         """Count a request that is over, and write its line, in a moment."""
-        self.told += told
-        if len(self.told) >= MANY or not self.is_timed:
-            self.attend()
-
-    def attend(self) -> None:
-        """Settle what has become much, and let what is little not wait for long."""
-        if len(self.told) >= MANY:
+        self._fields += told
+        if len(self._fields) >= _MANY:
             self.settle()
-        if not self.is_timed:
-            self.is_timed = True
+        if not self._is_timed:
+            self._is_timed = True
             asyncio.get_running_loop().call_later(_LONGEST_S, self._end_waiting)
 
     def settle(self) -> RequestCounts:
@@ -67,15 +62,15 @@ class Requests:
             if self._access_log is not None:
                 self._access_log.write(self._each())
         finally:
-            self.told.clear()
+            self._fields.clear()
         self._await_reader()
         return self.counts
 
     def _each(self) -> Iterator[Told]:
-        return cast(Iterator[Told], batched(self.told, _FIELDS))
+        return cast(Iterator[Told], batched(self._fields, _FIELDS))
 
     def _end_waiting(self) -> None:
-        self.is_timed = False
+        self._is_timed = False
         self.settle()
 
     def _await_reader(self) -> None:

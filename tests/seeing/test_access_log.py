@@ -4,8 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,6 +13,7 @@ from app.seeing.access_log import AccessLog, open_access_log
 from app.seeing.times import timestamp
 from app.seeing.told import Details, Told
 from app.settings import ServerSettings
+from tests.piped import piped
 
 KEY = "c/0/\x1b[31m"
 
@@ -27,33 +27,16 @@ def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:
     return Details("PUT", "answered", seconds, key, "ab" * 16)
 
 
-@contextmanager
-def _written(log_format: str) -> Generator[tuple[AccessLog, Callable[[], str]]]:
-    """Give a log, and what has been written since that was asked for before."""
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-
-    def written() -> str:
-        with suppress(BlockingIOError):
-            return os.read(read, 2**20).decode()
-        return ""
-
-    try:
-        yield AccessLog(log_format, has_keys=True, descriptor=write), written
-    finally:
-        os.close(read)
-        os.close(write)
-
-
 def _line(
     log_format: str, details: Details | None = None, *, request_id: str = "id", status: int = 200
 ) -> str:
-    async def write() -> str:
-        with _written(log_format) as (log, written):
+    async def line() -> str:
+        with piped() as (write, written):
+            log = AccessLog(log_format, has_keys=True, descriptor=write)
             log.write([_told(details, request_id, status)])
             return written()
 
-    return asyncio.run(write())
+    return asyncio.run(line())
 
 
 async def test_a_log_that_nobody_reads_stops_nothing() -> None:
@@ -70,7 +53,8 @@ async def test_a_log_that_nobody_reads_stops_nothing() -> None:
 
 async def test_who_reads_late_holds_nothing_up() -> None:
     """Lines wait for a reader, up to a bound, and are whole."""
-    with _written("text") as (log, written):
+    with piped() as (write, written):
+        log = AccessLog("text", has_keys=True, descriptor=write)
         for _ in range(1024):
             log.write([_told(_waited())] * 64)
         was_behind, lines = log.is_behind, ""
@@ -85,8 +69,8 @@ async def test_who_reads_late_holds_nothing_up() -> None:
 
 async def test_lines_of_several_processes_are_not_mixed() -> None:
     """They write to one pipe, each when there is room for some of its lines."""
-    with _written("text") as (log, written):
-        logs = (log, AccessLog("text", has_keys=False, descriptor=log.descriptor))
+    with piped() as (write, written):
+        logs = [AccessLog("text", has_keys=True, descriptor=write) for _ in range(2)]
         lines = ""
         for number in range(40):
             logs[number % 2].write([_told(_waited("k" * number))] * 1024)

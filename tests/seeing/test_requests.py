@@ -1,15 +1,14 @@
 """`app.seeing.requests`: what is over is counted and told, a number of them together."""
 
 import asyncio
-import os
 from collections.abc import Callable, Generator
-from contextlib import suppress
 
 import pytest
 
 from app.seeing.access_log import AccessLog
 from app.seeing.requests import Requests
 from app.seeing.told import Details, Told
+from tests.piped import piped
 
 type Logged = tuple[Requests, Callable[[], str]]
 
@@ -17,17 +16,8 @@ type Logged = tuple[Requests, Callable[[], str]]
 @pytest.fixture
 def logged() -> Generator[Logged]:
     """Give requests, and what has been written of them since that was asked for before."""
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-
-    def written() -> str:
-        with suppress(BlockingIOError):
-            return os.read(read, 2**20).decode()
-        return ""
-
-    yield Requests(["em"], AccessLog("text", has_keys=False, descriptor=write)), written
-    os.close(read)
-    os.close(write)
+    with piped() as (write, written):
+        yield Requests(["em"], AccessLog("text", has_keys=False, descriptor=write)), written
 
 
 def _told(details: Details | None = None, *, request_id: bytes = b"id", status: int = 200) -> Told:
@@ -87,7 +77,7 @@ async def test_lines_that_are_written_at_once_have_room(logged: Logged) -> None:
     requests, written = logged
     for _ in range(128):
         ended, client = asyncio.get_running_loop().time(), "2001:db8::1:2:3:4"
-        requests.tell((ended, b"i" * 128, 200, "em", "c" * 64, 2**40, client, None))
+        requests.tell((ended, b"i" * 128, 200, "em", "c" * 250, 2**40, client, None))
 
     assert written().count("\n") == 128
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
@@ -23,6 +24,7 @@ AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
 JUMPS_S: Final = "JUMPS_S"
 """Tells a service that is forked where its clock jumps with each `Gateway.jump`, by turns."""
+_STOPPED_S: Final = 30
 _FORKING: Final = """
 import gc, json, os, signal, socket, sys, time
 import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
@@ -93,6 +95,10 @@ class Gateway:
     def stop(self) -> None:
         """Let it do nothing from now on."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _STOPPED_S
+        while not self._is_stopped():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def go_on(self) -> None:
         """Let it do what it was about to do."""
@@ -115,6 +121,14 @@ class Gateway:
         self.kill()
         os.close(self._descriptor)
         self._output.close()
+
+    def _is_stopped(self) -> bool:
+        """Tell whether none of its threads goes on, which a signal alone does not promise."""
+        threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
+        try:
+            return all(each.read_text().rpartition(") ")[2].startswith("T") for each in threads)
+        except (FileNotFoundError, ProcessLookupError):  # one has just ended
+            return False
 
     def _signal(self, number: int) -> None:
         if not self.wait(0):

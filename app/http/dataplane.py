@@ -32,7 +32,7 @@ from app.http.buckets import list_buckets, tell_of_bucket
 from app.http.cors import Cors
 from app.http.credentials.access import Datasets
 from app.http.credentials.caller import NOBODY, Caller
-from app.http.credentials.door import Door, Request
+from app.http.credentials.door import UNKNOWN, Door, Request
 from app.http.dates import last_modified
 from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.heads import written
@@ -78,17 +78,19 @@ class DataPlane:
         cors: Cors,
     ) -> None:
         self._door = door
+        self._visitors = door.visitors
         self._datasets = datasets
         self._resolver = resolver
         self._writing = writing
         self._cors = cors
 
     def begin(
-        self, raw_path: bytes, headers: Headers, token: str | None = None
+        self, raw_path: bytes, headers: Headers, now: float, segment: bytes | None = None
     ) -> AtHand | Later | None:
         """Begin to answer a GET for a chunk or document outside of ASGI; see `GatewayProtocol`.
 
-        `None` leaves the request to ASGI. The *token* was in the path.
+        `None` leaves the request to ASGI. It is *now* by the clock of the event loop. A token
+        was in the first *segment* of the path.
         """
         try:
             name, key = split_target(raw_path)
@@ -98,10 +100,14 @@ class DataPlane:
             given = combined(headers)
             caller = NOBODY
             if not dataset.is_public:
-                known = self._door.recall(dataset, given, token)
-                if known is None:
+                shown = segment or given.get(b"authorization", b"")
+                asked = dataset.name, shown, segment is not None
+                visitor, until = self._visitors.get(asked, UNKNOWN)
+                if until <= now:
+                    visitor = self._door.recall(dataset, asked, now)
+                if visitor is None:
                     return None
-                caller = known
+                caller = visitor
             conditions = Conditions.parse("GET", given)
             opened = self._at_hand(dataset, key, conditions)
         except RequestError:

@@ -70,13 +70,13 @@ class Gateway:
         self._crowd = crowd
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client = None
+        self, raw_path: bytes, headers: Headers, client: Client, now: float
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
         if raw_path.startswith(PREFIX):
             return self._shards.begin(raw_path, client)
-        token, raw_path = split_token(raw_path)
-        begun = self._data.begin(raw_path, headers, token)
+        segment, raw_path = split_token(raw_path)
+        begun = self._data.begin(raw_path, headers, now, segment)
         if begun is None or isinstance(begun, AtHand):
             return begun
         place = self._crowd.place_of_read()

@@ -25,8 +25,10 @@ _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 class Service(Protocol):
     """What answers requests; see `Gateway`."""
 
-    def begin(self, raw_path: bytes, headers: Headers, client: Client, /) -> AtHand | Later | None:
-        """Begin to answer a GET outside of ASGI."""
+    def begin(
+        self, raw_path: bytes, headers: Headers, client: Client, now: float, /
+    ) -> AtHand | Later | None:
+        """Begin to answer a GET outside of ASGI, *now* by the event loop."""
         ...
 
     def refuse(self, status: HTTPStatus, detail: str, headers: Headers, /) -> AtHand:
@@ -71,7 +73,7 @@ class Watched:
 
         What balancers ask before each request is not told besides.
         """
-        begun = self.service.begin(raw_path, headers, client)
+        begun = self.service.begin(raw_path, headers, client, now)
         if not isinstance(begun, AtHand):
             if begun is None or raw_path.startswith(SHARDS):
                 return begun

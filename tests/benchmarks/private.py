@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from .figures import Figure, Goal
 from .load import Contestant, Request, check, run_processes
 from .servers import DATASET, Server, shardgate
@@ -16,6 +18,7 @@ from .throughput import ratio, read_bodies, speed
 _TOKEN: Final = "a-token-as-long-as-those-that-people-make"
 _PUBLIC: Final = "shardgate, chunk that everybody may read"
 _BEARER: Final = "shardgate, chunk of who has a bearer token"
+_JWT: Final = "shardgate, chunk of who has a signed token"
 _PATH: Final = "shardgate, chunk of who has a token in the path"
 _DIGEST: Final = hashlib.sha256(_TOKEN.encode()).hexdigest()
 _ENVIRON: Final = {
@@ -35,6 +38,7 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int)
     return [
         *(speed("k", name, each) for name, each in samples.items()),
         ratio("k", "ratio of a bearer token", samples[_BEARER], samples[_PUBLIC], goal),
+        ratio("k", "ratio of a signed token", samples[_JWT], samples[_PUBLIC], goal),
         ratio("k", "ratio of a token in the path", samples[_PATH], samples[_PUBLIC], goal),
     ]
 
@@ -42,12 +46,13 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int)
 @contextmanager
 def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contestant]]:
     bodies = read_bodies(root / "plain")
-    shown = {"Authorization": f"Bearer {_TOKEN}"}
-    public, bearer = (
-        [Request(f"/{DATASET}/morton/{key}", headers, body) for key, body in bodies.items()]
-        for headers in ({}, shown)
-    )
-    path = [Request(f"/~{_TOKEN}/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
+
+    def requests(before: str = "", **headers: str) -> list[Request]:
+        return [
+            Request(f"{before}/{DATASET}/morton/{key}", headers, body)
+            for key, body in bodies.items()
+        ]
+
     with ExitStack() as running:
         open_one, private = (
             running.enter_context(
@@ -55,11 +60,24 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
             )
             for name, environ in (("public", {}), ("private", _ENVIRON))
         )
+        bearer, jwt = f"Bearer {_TOKEN}", f"Bearer {_mint(private)}"
         contestants = [
-            Contestant(_PUBLIC, "k", open_one, 200, public),
-            Contestant(_BEARER, "k", private, 200, bearer),
-            Contestant(_PATH, "k", private, 200, path),
+            Contestant(_PUBLIC, "k", open_one, 200, requests()),
+            Contestant(_BEARER, "k", private, 200, requests(Authorization=bearer)),
+            Contestant(_JWT, "k", private, 200, requests(Authorization=jwt)),
+            Contestant(_PATH, "k", private, 200, requests(f"/~{_TOKEN}")),
         ]
         for contestant in contestants:
             asyncio.run(check(contestant))
         yield contestants
+
+
+def _mint(server: Server) -> str:
+    """Get a token that the service has signed."""
+    answer = httpx.post(
+        f"http://127.0.0.1:{server.port}/api/tokens",
+        json={"dataset": DATASET},
+        headers={"Authorization": f"Bearer {_TOKEN}"},
+    ).raise_for_status()
+    token: str = answer.json()["token"]
+    return token

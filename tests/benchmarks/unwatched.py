@@ -21,10 +21,10 @@ class _Unwatched:
         self.refuse = watched.service.refuse
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client, _now: float
+        self, raw_path: bytes, headers: Headers, client: Client, now: float
     ) -> AtHand | Later | None:
         """Begin to answer."""
-        return self._service.begin(raw_path, headers, client)
+        return self._service.begin(raw_path, headers, client, now)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""

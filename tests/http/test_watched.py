@@ -39,7 +39,9 @@ class Stub:
         self._begun = begun
         self._answer = answer
 
-    def begin(self, _path: bytes, _headers: Headers, _client: object, /) -> AtHand | Later | None:
+    def begin(
+        self, _path: bytes, _headers: Headers, _client: object, _now: float, /
+    ) -> AtHand | Later | None:
         """Begin as was said."""
         return self._begun
 

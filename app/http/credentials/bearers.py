@@ -60,18 +60,18 @@ class Bearers:
         self.remembered: dict[Shown, Known] = {}
         """Whose tokens are, as they were shown."""
 
-    def recall(self, shown: Shown) -> Caller | None:
+    def recall(self, shown: Shown) -> Known | None:
         """Tell whose the token is that was *shown*, if that is known already."""
         known = self.remembered.get(shown)
-        return known.caller if known is not None and known.until_s > time.time() else None
+        return known if known is not None and known.until_s > time.time() else None
 
     async def identify(self, shown: Shown) -> Caller:
         """Tell whose the token is that was *shown*.
 
         Raises: `UnauthenticatedError`, and what hinders those who would know.
         """
-        if (caller := self.recall(shown)) is not None:
-            return caller
+        if (remembered := self.recall(shown)) is not None:
+            return remembered.caller
         token = _token(shown)
         known = self._configured(token) or await self._ask(token)
         if known is None:

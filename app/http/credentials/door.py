@@ -1,13 +1,14 @@
 """Takes credentials off requests, and asks for them only where they matter."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
+from math import inf
 from time import time
 from typing import Any, Final
 from urllib.parse import unquote
 
 from app.errors import UnauthenticatedError
 from app.http.answer import combined
-from app.http.credentials.access import Datasets, demand_writing
+from app.http.credentials.access import Datasets, demand_writing, may_read
 from app.http.credentials.bearers import BEARER, Bearers
 from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.signatures import Signatures
@@ -17,9 +18,20 @@ from app.setting_fields import PUBLIC
 
 _IN_PATHS: Final = (b"/~", b"/%7E", b"/%7e")
 _TILDE: Final = ord("~")
+_VISITORS: Final = 4096
+_WELCOME_S: Final = 1.0
+"""Soon enough looked at again, and seldom enough to cost nothing."""
 
 type Request = MutableMapping[str, Any]
 """The scope of a request (ASGI), to which is added who asks."""
+
+type Asked = tuple[str, bytes, bool]
+"""The name of a dataset, what was shown to read it, and whether as a segment of the path."""
+
+type Visitor = tuple[Caller | None, float]
+"""Who asks, and until when that is not looked at again, by the clock of the event loop."""
+
+UNKNOWN: Final[Visitor] = None, -inf
 
 
 class Door:
@@ -32,25 +44,24 @@ class Door:
     def __init__(self, datasets: Datasets, bearers: Bearers, signatures: Signatures) -> None:
         self._datasets = datasets
         self._bearers = bearers
-        self._remembered = bearers.remembered
         self._signatures = signatures
+        self.visitors: dict[Asked, Visitor] = {}
+        """Who may read what they ask for: looked up for each chunk, in one step."""
 
-    def recall(
-        self, dataset: Dataset, given: Mapping[bytes, bytes], token: str | None
-    ) -> Caller | None:
-        """Tell who asks for *dataset*, if it is known already that they may read it.
+    def recall(self, dataset: Dataset, asked: Asked, now: float) -> Caller | None:
+        """Tell who *asked* for *dataset*, if it is known already that they may read it.
 
-        They have the headers *given*, or a *token* in the path. It is done for each chunk, for
-        which it is done in one step.
+        It is *now* by the clock of the event loop, and they are a visitor for a while.
         """
-        shown = given.get(b"authorization", b"") if token is None else token
-        known = self._remembered.get(shown)
-        if known is None:
+        _, shown, is_in_path = asked
+        known = self._bearers.recall(_token(shown) if is_in_path else shown)
+        if known is None or not may_read(known.caller, dataset):
             return None
-        caller, until_s = known
-        if until_s <= time() or dataset.readers.isdisjoint(caller.grants):
-            return None
-        return caller
+        if len(self.visitors) >= _VISITORS:
+            self.visitors.clear()
+        until = now + min(known.until_s - time(), _WELCOME_S)
+        self.visitors[asked] = known.caller, until
+        return known.caller
 
     async def caller(self, scope: Request) -> Caller:
         """Tell who asks.
@@ -96,25 +107,30 @@ class Door:
         return NOBODY
 
 
-def split_token(raw_path: bytes) -> tuple[str | None, bytes]:
-    """Take the token off ``/~TOKEN/{dataset}/{virtual key}``."""
+def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:
+    """Take the segment with the token off ``/~TOKEN/{dataset}/{virtual key}``."""
     if not raw_path.startswith(_IN_PATHS):
         return None, raw_path
-    begin = len(b"/~") if raw_path[1] == _TILDE else len(b"/%7E")
-    end = raw_path.find(b"/", begin)
+    end = raw_path.find(b"/", 1)
     if end < 0:
-        end = len(raw_path)
-    return raw_path[begin:end].decode("latin-1"), raw_path[end:]
+        return raw_path, b""
+    return raw_path[:end], raw_path[end:]
 
 
 def without_token(scope: Request) -> Request:
     """Put a token that is in the path where it is not taken for a part of it."""
-    token, raw_path = split_token(scope["raw_path"])
-    if token is None:
+    segment, raw_path = split_token(scope["raw_path"])
+    if segment is None:
         return scope
     return {
         **scope,
-        "token": token,
+        "token": _token(segment),
         "raw_path": raw_path,
         "path": unquote(raw_path.decode("utf-8", "replace")),
     }
+
+
+def _token(segment: bytes) -> str:
+    """Give the token in the *segment* of a path, as it is spelled there."""
+    begin = len(b"/~") if segment[1] == _TILDE else len(b"/%7E")
+    return segment[begin:].decode("latin-1")

@@ -1,6 +1,7 @@
 """`app.http.credentials.bearers`: whose a token is."""
 
 import time
+from math import inf
 
 import pytest
 
@@ -49,7 +50,7 @@ async def test_what_was_found_is_recalled() -> None:
     assert bearers.recall(b"Bearer secret") is None
     await bearers.identify(b"Bearer secret")
 
-    assert bearers.recall(b"Bearer secret") == ANA
+    assert bearers.recall(b"Bearer secret") == Known(ANA, inf)
 
 
 async def test_a_token_is_asked_of_each_who_may_know() -> None:

@@ -17,6 +17,9 @@ from app.seeing.seen import note_request_id
 
 type Scope = Mapping[str, Any]
 type Headers = list[tuple[bytes, bytes]]
+type Given = Mapping[bytes, bytes]
+"""The headers of a request, by name; see `combined`."""
+
 type Body = bytes | AsyncIterator[bytes]
 type Respond = Callable[[], Awaitable[None]]
 
@@ -60,9 +63,7 @@ class Answer:
 
     __slots__ = ("_cors", "_query", "_write", "given", "has_started", "request_id")
 
-    def __init__(
-        self, given: Mapping[bytes, bytes], write: Write, cors: Cors, query: bytes = b""
-    ) -> None:
+    def __init__(self, given: Given, write: Write, cors: Cors, query: bytes = b"") -> None:
         self.given = given
         self._query = query
         self.request_id = request_id(given.get(b"x-request-id"))
@@ -155,10 +156,12 @@ def asgi_writer(send: Any) -> Write:
 def combined(headers: Headers) -> dict[bytes, bytes]:
     """Give the request's headers by name; the values of a repeated one are a list (§5.3)."""
     given = dict(headers)
-    if len(given) < len(headers):
-        for name in given:
-            given[name] = b", ".join(value for each, value in headers if each == name)
-    return given
+    if len(given) == len(headers):
+        return given
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(each) for name, each in values.items()}
 
 
 def request_id(given: bytes | None) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.http.answer import AtHand, Headers
+from app.http.answer import AtHand, Given, Headers, combined
 from app.http.heads import written
 
 HEAD_NBYTES: Final = 64 * 1024
@@ -30,6 +30,7 @@ KEPT_S: Final = 5.0
 """Longest time from an answer to the next request."""
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+_CONTINUE: Final = b"100-continue"
 _CLOSE: Final = (b"connection", b"close")
 _log = logging.getLogger(__name__)
 
@@ -71,9 +72,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """What answers now: a cycle of uvicorn's, which need not be the newest, or the like."""
         self.target: Any = None
         """The parsed target of the request whose head is complete."""
+        self.given: Given = {}
+        """The headers of that head, by name."""
         self._nbytes = 0
         """Have arrived since a head was complete or bytes of a body came."""
-        self._hosts = 0
         self._is_heading = False
         """Whether a head has begun, and is not complete."""
         self._is_late = False
@@ -120,19 +122,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request; uvicorn's scope is made when uvicorn answers it."""
         self.url, self.headers, self.expect_100_continue = b"", [], False
-        self._hosts = 0
         self._is_heading, self._is_late = True, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; what comes behind a body is none."""
-        if not self._is_heading:
-            return
-        name = name.lower()
-        if name == b"host":
-            self._hosts += 1
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._is_heading:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Check the head, and leave what is not begun to be answered at once to uvicorn."""
@@ -157,9 +152,12 @@ class BoundedProtocol(HttpToolsProtocol):
             raise RefusedError(*_TOO_LARGE)
         if len(self.headers) > HEADERS:
             raise RefusedError(*_TOO_LARGE)
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+        given = self.given = combined(self.headers)
+        is_each_once = len(given) == len(self.headers)
+        hosts = b"host" in given if is_each_once else _count(b"host", self.headers)
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "a request names one Host")
-        if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
+        if self.parser.should_upgrade() and not _FRAMING.isdisjoint(given):
             # The parser takes what follows for the other protocol, or for a request.
             raise RefusedError(HTTPStatus.BAD_REQUEST, "who sends a body asks for no upgrade")
         if len(self.pipeline) >= PIPELINED:
@@ -167,6 +165,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.target = httptools.parse_url(self.url)
         if self.target.path is None:
             raise RefusedError(*_MALFORMED)
+        if b"expect" in given:
+            self.expect_100_continue = _CONTINUE in given[b"expect"].lower().split(b", ")
         self._is_heading = False
         self._nbytes = 0
 
@@ -251,7 +251,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _write_refusal(self, refused: RefusedError) -> None:
         _log.debug("refused what %s sends: %s", self.client, refused)
-        refusal: AtHand = self.app.refuse(refused.status, str(refused), self.headers or [])
+        given = combined(self.headers or [])
+        refusal: AtHand = self.app.refuse(refused.status, str(refused), given)
         self.write_answer(refusal.status, refusal.head + written([_CLOSE]), refusal.body)
 
     def _end_running(self) -> None:
@@ -276,6 +277,10 @@ def _reason(error: httptools.HttpParserError) -> RefusedError:
         return RefusedError(*_MALFORMED)
     _log.error("a request failed", exc_info=cause)
     return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
+
+
+def _count(name: bytes, headers: Headers) -> int:
+    return sum(each == name for each, _ in headers)
 
 
 def _nbytes(url: bytes, headers: Headers) -> int:

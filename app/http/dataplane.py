@@ -1,7 +1,7 @@
 """``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -18,6 +18,7 @@ from app.http.answer import (
     ALLOW,
     Answer,
     AtHand,
+    Given,
     Headers,
     Later,
     Respond,
@@ -85,7 +86,7 @@ class DataPlane:
         self._cors = cors
 
     def begin(
-        self, raw_path: bytes, headers: Headers, now: float, segment: bytes | None = None
+        self, raw_path: bytes, given: Given, now: float, segment: bytes | None = None
     ) -> AtHand | Later | None:
         """Begin to answer a GET for a chunk or document outside of ASGI; see `GatewayProtocol`.
 
@@ -97,7 +98,6 @@ class DataPlane:
             dataset = self._datasets.get(name)
             if dataset is None or not key or key.endswith("/"):
                 return None
-            given = combined(headers)
             caller = NOBODY
             if not dataset.is_public:
                 shown = segment or given.get(b"authorization", b"")
@@ -126,7 +126,7 @@ class DataPlane:
 
     def _read_later(
         self,
-        given: Mapping[bytes, bytes],
+        given: Given,
         caller: Caller,
         read: Callable[[Answer], Awaitable[None]],
         write: Write,

@@ -19,6 +19,7 @@ from app.http.answer import (
     Answer,
     AtHand,
     Body,
+    Given,
     Headers,
     Later,
     Write,
@@ -70,19 +71,19 @@ class Gateway:
         self._crowd = crowd
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client, now: float
+        self, raw_path: bytes, given: Given, client: Client, now: float
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
         if raw_path.startswith(PREFIX):
             return self._shards.begin(raw_path, client)
         segment, raw_path = split_token(raw_path)
-        begun = self._data.begin(raw_path, headers, now, segment)
+        begun = self._data.begin(raw_path, given, now, segment)
         if begun is None or isinstance(begun, AtHand):
             return begun
         place = self._crowd.place_of_read()
-        return None if place is None else partial(self._read, headers, begun, place)
+        return None if place is None else partial(self._read, given, begun, place)
 
-    async def _read(self, headers: Headers, begun: Later, place: Place, write: Write) -> None:
+    async def _read(self, given: Given, begun: Later, place: Place, write: Write) -> None:
         async def write_at_last(status: HTTPStatus, headers: Headers, body: Body) -> None:
             place.served()
             await write(status, headers, body)
@@ -91,11 +92,10 @@ class Gateway:
             with place:
                 await begun(write_at_last)
         except (BusyError, OverdueError) as error:
-            await Answer(combined(headers), write, self._cors).fail(error)
+            await Answer(given, write, self._cors).fail(error)
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: Headers) -> AtHand:
-        """Tell of what is no request, as far as its *headers* have arrived."""
-        given = combined(headers)
+    def refuse(self, status: HTTPStatus, detail: str, given: Given) -> AtHand:
+        """Tell of what is no request, as far as what is *given* has arrived."""
         found, body = problem(status, detail)
         found += [*self._cors.headers(given.get(b"origin")), NO_STORE]
         found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))

@@ -100,7 +100,7 @@ class GatewayProtocol(BoundedProtocol):
             return False
         now = self.loop.time()
         begun: AtHand | Later | None = self.app.begin(
-            self.target.path, self.headers, self.client, now
+            self.target.path, self.given, self.client, now
         )
         if begun is None:
             return False

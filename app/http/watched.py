@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
-from app.http.answer import AtHand, Body, Headers, Later, Write, combined
+from app.http.answer import AtHand, Body, Given, Headers, Later, Write, combined
 from app.http.clients import Client, Networks, name_client
 from app.http.shard_of import PREFIX as SHARDS
 from app.seeing.outcomes import OTHER, known_method, outcome_of
@@ -18,7 +18,6 @@ from app.seeing.seen import Seen, begin_seeing
 from app.seeing.told import Details, details_at_hand
 from app.seeing.tracing import Tracing
 
-_TRACEPARENT: Final = b"traceparent"
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 
 
@@ -26,12 +25,12 @@ class Service(Protocol):
     """What answers requests; see `Gateway`."""
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client, now: float, /
+        self, raw_path: bytes, given: Given, client: Client, now: float, /
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI, *now* by the event loop."""
         ...
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: Headers, /) -> AtHand:
+    def refuse(self, status: HTTPStatus, detail: str, given: Given, /) -> AtHand:
         """Answer what is no request."""
         ...
 
@@ -67,30 +66,30 @@ class Watched:
         """Whether nothing is told of paths of what was at hand."""
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client, now: float
+        self, raw_path: bytes, given: Given, client: Client, now: float
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI, *now* by the event loop; see `GatewayProtocol`.
 
         What balancers ask before each request is not told besides.
         """
-        begun = self.service.begin(raw_path, headers, client, now)
+        begun = self.service.begin(raw_path, given, client, now)
         if not isinstance(begun, AtHand):
             if begun is None or raw_path.startswith(SHARDS):
                 return begun
-            return partial(self._answer_later, begun, raw_path, headers, client)
+            return partial(self._answer_later, begun, raw_path, given, client)
         status, _, body, request_id, dataset, caller = begun
         if not dataset:
             return begun
         if self._is_brief:
-            name = self._address(client, headers)
+            name = self._address(client, given)
             self.requests.tell((now, request_id, status, dataset, caller, len(body), name, None))
         else:
-            self._tell_at_hand(begun, raw_path, headers, client, now)
+            self._tell_at_hand(begun, raw_path, given, client, now)
         return begun
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: Headers) -> AtHand:
+    def refuse(self, status: HTTPStatus, detail: str, given: Given) -> AtHand:
         """Answer what is no request."""
-        refusal = self.service.refuse(status, detail, headers)
+        refusal = self.service.refuse(status, detail, given)
         details = Details(OTHER, outcome_of(status), None)
         self.counts.count([(0, b"", status, NO_DATASET, "", len(refusal.body), "", details)])
         return refusal
@@ -102,7 +101,7 @@ class Watched:
             self.requests.settle()
             return
         method = known_method(scope["method"])
-        seen = self._see(method, scope["raw_path"], scope["headers"], scope["client"])
+        seen = self._see(method, scope["raw_path"], combined(scope["headers"]), scope["client"])
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             await send(message)
@@ -129,9 +128,9 @@ class Watched:
         self._tell(asyncio.get_running_loop().time(), seen, seen.seconds)
 
     async def _answer_later(
-        self, begun: Later, raw_path: bytes, headers: Headers, client: Client, write: Write
+        self, begun: Later, raw_path: bytes, given: Given, client: Client, write: Write
     ) -> None:
-        seen = self._see("GET", raw_path, headers, client)
+        seen = self._see("GET", raw_path, given, client)
 
         async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in pieces:
@@ -151,11 +150,11 @@ class Watched:
             await begun(watched)
 
     def _tell_at_hand(
-        self, begun: AtHand, raw_path: bytes, headers: Headers, client: Client, now: float
+        self, begun: AtHand, raw_path: bytes, given: Given, client: Client, now: float
     ) -> None:
         """Tell of what was at hand, with its key or trace."""
         status, _, body, request_id, dataset, caller = begun
-        seen = self._see("GET", raw_path, headers, client)
+        seen = self._see("GET", raw_path, given, client)
         seen.status, seen.nbytes, seen.dataset, seen.caller = status, len(body), dataset, caller
         seen.request_id, seen.outcome = request_id, details_at_hand(status).outcome
         self._tell(now, seen, None)
@@ -168,19 +167,18 @@ class Watched:
         if self._tracing is not None:
             self._tracing.end(seen)
 
-    def _see(self, method: str, raw_path: bytes, headers: Headers, client: Client) -> Seen:
+    def _see(self, method: str, raw_path: bytes, given: Given, client: Client) -> Seen:
         dataset, key = self._split(raw_path)
         is_public = self._is_public.get(dataset, self._is_all_public)
-        seen = Seen(method, dataset, key, self._address(client, headers), is_private=not is_public)
+        seen = Seen(method, dataset, key, self._address(client, given), is_private=not is_public)
         if self._tracing is not None:
-            traceparent = (value for name, value in headers if name == _TRACEPARENT)
-            self._tracing.begin(seen, next(traceparent, None))
+            self._tracing.begin(seen, given.get(b"traceparent"))
         return seen
 
-    def _address(self, client: Client, headers: Headers) -> str:
+    def _address(self, client: Client, given: Given) -> str:
         if not self._proxies or client is None:
             return client[0] if client else ""
-        return name_client(client[0], combined(headers), self._proxies)
+        return name_client(client[0], given, self._proxies)
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:
         """Find the dataset of a path, and what of it is asked for: all of what is no dataset."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from app import server
 from app.__main__ import main
-from app.http.answer import AtHand, Headers, Later
+from app.http.answer import AtHand, Given, Later
 from app.http.clients import Client
 from app.http.watched import Watched
 from app.main import create_app
@@ -21,10 +21,10 @@ class _Unwatched:
         self.refuse = watched.service.refuse
 
     def begin(
-        self, raw_path: bytes, headers: Headers, client: Client, now: float
+        self, raw_path: bytes, given: Given, client: Client, now: float
     ) -> AtHand | Later | None:
         """Begin to answer."""
-        return self._service.begin(raw_path, headers, client, now)
+        return self._service.begin(raw_path, given, client, now)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""

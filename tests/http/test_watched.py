@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import TruncatedReadError
-from app.http.answer import AtHand, Headers, Later, Write
+from app.http.answer import AtHand, Given, Headers, Later, Write
 from app.http.clients import Client, Networks
 from app.http.watched import Watched
 from app.main import create_app
@@ -40,12 +40,12 @@ class Stub:
         self._answer = answer
 
     def begin(
-        self, _path: bytes, _headers: Headers, _client: object, _now: float, /
+        self, _path: bytes, _given: Given, _client: object, _now: float, /
     ) -> AtHand | Later | None:
         """Begin as was said."""
         return self._begun
 
-    def refuse(self, status: HTTPStatus, detail: str, _headers: Headers, /) -> AtHand:
+    def refuse(self, status: HTTPStatus, detail: str, _given: Given, /) -> AtHand:
         """Refuse."""
         return AtHand(status, HEAD, detail.encode())
 
@@ -78,10 +78,10 @@ def _watched(
 def _get(
     watched: Watched,
     path: bytes = b"/em/c/0",
-    headers: Headers | None = None,
+    given: Given | None = None,
     client: Client = ("::1", 7),
 ) -> AtHand | Later | None:
-    return watched.begin(path, headers or [], client, asyncio.get_running_loop().time())
+    return watched.begin(path, given or {}, client, asyncio.get_running_loop().time())
 
 
 def _counted(watched: Watched, dataset: str = "em") -> dict[tuple[str, str], int]:
@@ -133,7 +133,7 @@ async def test_each_spelling_of_a_dataset_counts_for_it(path: bytes, dataset: st
 async def test_what_is_no_request_is_counted_too() -> None:
     """It has neither a method nor a dataset."""
     watched = _watched(Stub())
-    watched.refuse(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1", [])
+    watched.refuse(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1", {})
 
     assert _counted(watched, "") == {("other", "refused"): 1}
 
@@ -147,7 +147,7 @@ async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
     )
     watched = _watched(stub, lines, proxies)
     for peer in "10.1.2.3", "192.0.2.1":
-        _get(watched, headers=[(b"x-forwarded-for", b"198.51.100.7")], client=(peer, 7))
+        _get(watched, given={b"x-forwarded-for": b"198.51.100.7"}, client=(peer, 7))
     watched.requests.settle()
 
     assert "client=198.51.100.7 " in lines[0]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from app.http.answer import (
     Answer,
     AtHand,
     Given,
-    Headers,
     Later,
     Respond,
     Write,
@@ -34,37 +33,23 @@ from app.http.cors import Cors
 from app.http.credentials.access import Datasets
 from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.door import UNKNOWN, Door, Request
-from app.http.dates import last_modified
 from app.http.disconnect import ClientGoneError, UntilDisconnect
+from app.http.entity_headers import describe, entity_headers, head_of, keeping, listing_headers
 from app.http.heads import written
-from app.http.pages import MOST_LINKS, content_type, listing_page, page_headers
-from app.http.ranges import content_range
+from app.http.pages import MOST_LINKS, listing_page, page_headers
 from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.s3_requests import names_in, unserved
 from app.http.selection import Conditions, Selection, choose, etag_of_opened
 from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
-from app.model import ETag, VirtualKey
-from app.resolve.entity import Coding, Entity, Opened
-from app.resolve.icechunk.session_keys import is_of_session
+from app.model import VirtualKey
+from app.resolve.entity import Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
 from app.seeing.seen import note_caller
 
-_GZIP: Final = (b"content-encoding", b"gzip")
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
-_LASTING: Final = b"public, max-age=31536000, immutable"
-"""For what a key will name for ever (RFC 8246)."""
-_LASTING_OF_PRIVATE: Final = b"private, max-age=31536000, immutable"
-_OF_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), (b"referrer-policy", b"no-referrer")]
-"""Answers that depend on who asks; a token may be in the path."""
-_NO_STORE: Final = b"no-store"
-_KEPT: Final = 4096
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_VARY: Final = (b"vary", b"Accept-Encoding")
 _log = logging.getLogger(__name__)
-
-type _Common = tuple[ETag, int | None, VirtualKey, bytes, bool, bool, int | None]
-"""What the headers depend on that all answers with the same body have in common."""
 
 
 class DataPlane:
@@ -115,13 +100,13 @@ class DataPlane:
         if opened is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, given, caller, read)
-        described, body = _describe(dataset, key, opened), opened.body
+        described, body = describe(dataset, key, opened), opened.body
         if described is None or not isinstance(body, bytes):
             return None
         common, more = described
         name_of_request = request_id(given.get(b"x-request-id"))
         more.append((b"x-request-id", name_of_request))
-        head = _written(common) + self._cors.head(given.get(b"origin")) + written(more)
+        head = head_of(common) + self._cors.head(given.get(b"origin")) + written(more)
         return AtHand(opened.choice.status, head, body, name_of_request, name, caller.name)
 
     def _read_later(
@@ -233,7 +218,7 @@ class DataPlane:
     async def _list_objects(self, answer: Answer, dataset: Dataset, request: ListRequest) -> None:
         page = await self._resolver.page(dataset, request.window, request.limit)
         body = request.answer(dataset.name, page)
-        headers = _listing_headers(dataset, request.window.prefix, MEDIA_TYPE, body)
+        headers = listing_headers(dataset, request.window.prefix, MEDIA_TYPE, body)
         await answer.send(HTTPStatus.OK, headers, body)
 
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
@@ -247,37 +232,14 @@ class DataPlane:
             await _missing(answer, dataset, prefix, f"{dataset.name} has nothing below {prefix}")
             return
         body = listing_page(f"/{dataset.name}/{prefix}", listed)
-        headers = _listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
+        headers = listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
         headers += [header for header in page_headers() if header not in headers]
         await answer.send(HTTPStatus.OK, headers, body)
 
 
-def _cache_control(dataset: Dataset, key: str) -> bytes:
-    """Tell how long answers about *key* are kept that can change: of sessions not at all."""
-    return _NO_STORE if is_of_session(key) else dataset.cache_control
-
-
-def _keeping(dataset: Dataset, key: str) -> Headers:
-    """Tell who may keep an answer about *key* that can change, and how long."""
-    cache_control = (b"cache-control", _cache_control(dataset, key))
-    return [cache_control, *([] if dataset.is_public else _OF_PRIVATE)]
-
-
-def _lasting(dataset: Dataset) -> bytes:
-    return _LASTING if dataset.is_public else _LASTING_OF_PRIVATE
-
-
-def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:
-    return [
-        (b"content-type", media_type),
-        (b"content-length", b"%d" % len(body)),
-        *_keeping(dataset, prefix),
-    ]
-
-
 async def _missing(answer: Answer, dataset: Dataset, key: str, detail: str) -> None:
     """Answer 404; absence is cached by clients like any answer that can change."""
-    await answer.problem(HTTPStatus.NOT_FOUND, detail, *_keeping(dataset, key))
+    await answer.problem(HTTPStatus.NOT_FOUND, detail, *keeping(dataset, key))
 
 
 async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
@@ -286,7 +248,7 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
     headers = [
         (b"location", f"./{name}/".encode()),
         (b"content-length", b"0"),
-        *_keeping(dataset, key),
+        *keeping(dataset, key),
     ]
     await answer.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
 
@@ -295,7 +257,7 @@ async def _send_entity(
     answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
     status, entity = opened.choice.status, opened.entity
-    if (headers := _entity_headers(dataset, key, opened)) is not None:
+    if (headers := entity_headers(dataset, key, opened)) is not None:
         await answer.send(status, headers, opened.body)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         spelled = b"bytes */%d" % entity.length
@@ -305,57 +267,3 @@ async def _send_entity(
         etag = etag_of_opened(opened)
         detail = f"the current version of {key} is {etag}"
         await answer.problem(status, detail, (b"etag", etag.encode("latin-1")))
-
-
-def _entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
-    """Give the headers of what is sent of an entity; `None` if that is a problem instead."""
-    described = _describe(dataset, key, opened)
-    return described and [*_headers(described[0]), *described[1]]
-
-
-def _describe(
-    dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
-) -> tuple[_Common, Headers] | None:
-    """Tell what the headers depend on, and those that depend on more."""
-    (status, part, _, is_gzip), entity = opened.choice, opened.entity
-    if part is None and status is not HTTPStatus.NOT_MODIFIED:
-        return None
-    more: Headers = []
-    if status is HTTPStatus.PARTIAL_CONTENT and part is not None:
-        more.append((b"content-range", content_range(part, entity.length).encode()))
-    if is_gzip and part is not None:
-        more.append(_GZIP)
-    common = (
-        etag_of_opened(opened),
-        None if part is None else part.length,
-        key,
-        _lasting(dataset) if entity.is_lasting else _cache_control(dataset, key),
-        dataset.is_public,
-        entity.coding is not Coding.PLAIN,
-        entity.modified_s,
-    )
-    return common, more
-
-
-@lru_cache(maxsize=_KEPT)
-def _written(common: _Common) -> bytes:
-    """Write the headers that many answers have in common; those of hot chunks are written once."""
-    return written(_headers(common))
-
-
-@lru_cache(maxsize=_KEPT)
-def _headers(common: _Common) -> Headers:
-    """Give the headers that describe a body, or say that there is the same as before."""
-    etag, length, key, cache_control, is_public, varies, modified_s = common
-    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control)]
-    if length is not None:
-        headers += [
-            (b"accept-ranges", b"bytes"),
-            (b"content-length", b"%d" % length),
-            (b"content-type", content_type(key)),
-        ]
-    if not is_public:
-        headers += _OF_PRIVATE
-    if varies:
-        headers.append(_VARY)
-    return headers + last_modified(modified_s)

@@ -13,7 +13,7 @@ from .machine import cpu_seconds
 from .servers import Server
 
 CONNECTIONS: Final = 16
-_PROCESSES: Final = 4
+_PROCESSES: Final = 8
 _SCRIPT: Final = Path(__file__).with_name("requests.lua")
 
 

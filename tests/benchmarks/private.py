@@ -18,6 +18,8 @@ from .throughput import ratio, read_bodies, speed
 _TOKEN: Final = "a-token-as-long-as-those-that-people-make"
 _PUBLIC: Final = "shardgate, chunk that everybody may read"
 _BEARER: Final = "shardgate, chunk of who has a bearer token"
+_UNSEEN: Final = "shardgate, chunk for all, signed token unseen"
+"""What the header costs by itself, which may be longer than all else that is asked."""
 _JWT: Final = "shardgate, chunk of who has a signed token"
 _PATH: Final = "shardgate, chunk of who has a token in the path"
 _DIGEST: Final = hashlib.sha256(_TOKEN.encode()).hexdigest()
@@ -39,6 +41,7 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int)
         *(speed("k", name, each) for name, each in samples.items()),
         ratio("k", "ratio of a bearer token", samples[_BEARER], samples[_PUBLIC], goal),
         ratio("k", "ratio of a signed token", samples[_JWT], samples[_PUBLIC], goal),
+        ratio("k", "  to the same header, unseen", samples[_JWT], samples[_UNSEEN], goal),
         ratio("k", "ratio of a token in the path", samples[_PATH], samples[_PUBLIC], goal),
     ]
 
@@ -64,6 +67,7 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         contestants = [
             Contestant(_PUBLIC, "k", open_one, 200, requests()),
             Contestant(_BEARER, "k", private, 200, requests(Authorization=bearer)),
+            Contestant(_UNSEEN, "k", open_one, 200, requests(Authorization=jwt)),
             Contestant(_JWT, "k", private, 200, requests(Authorization=jwt)),
             Contestant(_PATH, "k", private, 200, requests(f"/~{_TOKEN}")),
         ]

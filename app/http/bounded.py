@@ -29,7 +29,7 @@ HEAD_S: Final = 10.0
 KEPT_S: Final = 5.0
 """Longest time from an answer to the next request."""
 
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _CONTINUE: Final = b"100-continue"
 _CLOSE: Final = (b"connection", b"close")
 _log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = b"host" in given if is_each_once else _count(b"host", self.headers)
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "a request names one Host")
-        if self.parser.should_upgrade() and not _FRAMING.isdisjoint(given):
+        if self.parser.should_upgrade() and not FRAMING.isdisjoint(given):
             # The parser takes what follows for the other protocol, or for a request.
             raise RefusedError(HTTPStatus.BAD_REQUEST, "who sends a body asks for no upgrade")
         if len(self.pipeline) >= PIPELINED:

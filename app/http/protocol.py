@@ -13,9 +13,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from app.errors import ShardgateError
-from app.http.answer import AtHand, Body, Headers, Later
-from app.http.bounded import BoundedProtocol
+from app.http.answer import AtHand, Body, Given, Headers, Later
+from app.http.bounded import FRAMING, BoundedProtocol
 from app.http.heads import written
+from app.http.same_fields import fields_of, path_before
 
 _CLOSE: Final = (b"connection", b"close")
 _STALLED_S: Final = 30.0
@@ -30,11 +31,31 @@ class GatewayProtocol(BoundedProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_begun = False
+        self._last: Given = {}
+        """The headers of the last head that was begun to be answered here."""
+        self._is_same = False
+        """Whether a head was complete in what came last that had them again, and has no body."""
+        self._fields: bytes | None = None
+        """Them as they came, if nothing else came."""
         self._alarm: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take a head with the same fields as the last as that was taken; let others be parsed."""
+        if self._fields is not None:
+            path = path_before(self._fields, data)
+            if path is not None and self._is_idle() and self._begin(path):
+                return
+            self._fields = None
+        super().data_received(data)
+        if self._is_same:
+            self._is_same, self._fields = False, fields_of(data, self.headers)
 
     def begin(self) -> bool:
         """Answer, or begin to, if nothing else is under way on this connection."""
-        self._is_begun = self._is_simple() and self._begin()
+        self._is_begun = self._is_simple() and self._begin(self.target.path)
+        if self._is_begun:
+            self._is_same = self.given == self._last and FRAMING.isdisjoint(self.given)
+            self._last = self.given
         return self._is_begun
 
     def on_body(self, body: bytes) -> None:
@@ -84,24 +105,23 @@ class GatewayProtocol(BoundedProtocol):
         else:
             self.transport.abort()
 
-    def _is_simple(self) -> bool:
+    def _is_idle(self) -> bool:
         is_idle = self.cycle is None or self.cycle.response_complete
+        return is_idle and not self.flow.write_paused
+
+    def _is_simple(self) -> bool:
         return (
-            is_idle
-            and not self.flow.write_paused
+            self._is_idle()
+            and not self.target.query
             and not self.expect_100_continue
             and self.parser.get_method() == b"GET"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
         )
 
-    def _begin(self) -> bool:
-        if self.target.query:
-            return False
+    def _begin(self, path: bytes) -> bool:
         now = self.loop.time()
-        begun: AtHand | Later | None = self.app.begin(
-            self.target.path, self.given, self.client, now
-        )
+        begun: AtHand | Later | None = self.app.begin(path, self.given, self.client, now)
         if begun is None:
             return False
         if isinstance(begun, AtHand):

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -33,8 +32,7 @@ class Selection(NamedTuple):
     """Whether the entity is sent as the gzip that is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(NamedTuple):
     """What the method and headers of a request ask of an entity."""
 
     is_head: bool = False
@@ -142,6 +140,6 @@ def accepts_gzip(header: bytes | None) -> bool:
 
 
 def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:
-    if header.strip() in ("*", etag[1:-1]):  # clients of S3 may leave the quotes out
+    if header.strip() in (etag, "*", etag[1:-1]):  # clients of S3 may leave the quotes out
         return True
     return any(tag == etag and (weakly or not weak) for weak, tag in _TAG.findall(header))

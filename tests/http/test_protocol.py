@@ -404,6 +404,26 @@ def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
     assert (bodies[0], bodies[2]) == (CHUNK, b"another")
 
 
+def test_what_is_asked_meanwhile_is_answered_in_order() -> None:
+    """Also with the same headers as before."""
+    store = _Gated()
+    with _serving(store) as port, _connected(port) as connection:
+        for _ in range(3):
+            connection.sendall(_get("zarr.json"))
+            document = _read_answer(connection)[2]
+        connection.sendall(_get("c/0/0"))
+        assert store.asked.wait(10)
+        connection.sendall(_get("zarr.json"))
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(10)
+        store.is_open = True
+        bodies = [_read_answer(connection)[2] for _ in range(2)]
+
+    assert bodies == [CHUNK, document]
+
+
 def test_answer_under_way_is_finished_when_the_service_stops() -> None:
     """A client gets its answer, and is told that the connection ends."""
     store = _Gated()

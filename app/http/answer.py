@@ -27,7 +27,7 @@ ALLOW: Final = b"GET, HEAD, OPTIONS"
 NO_REFERRER: Final = (b"referrer-policy", b"no-referrer")
 NO_STORE: Final = (b"cache-control", b"no-store")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-_process: Final = secrets.token_hex(4)
+_process: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
 
 
@@ -168,4 +168,4 @@ def request_id(given: bytes | None) -> bytes:
     """Keep the client's id if it is fit for a header and a log, else make one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
-    return f"{_process}-{next(_numbers):x}".encode()
+    return b"%b-%x" % (_process, next(_numbers))

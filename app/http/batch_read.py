@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from app.errors import BadBodyError, ShardgateError
 from app.http.problems import status_of
 from app.http.ranges import content_range
-from app.http.selection import Conditions, Selection, choose, etag_of_opened
+from app.http.selection import Conditions, Selection, choose, etag_of_selected
 from app.http.target import check_key
 from app.model import VirtualKey
 from app.resolve.entity import Body, Entity, Opened
@@ -135,7 +135,7 @@ def _described(key: str, found: _Found) -> tuple[bytes, int, Body]:
         told |= {"status": status_of(found), "detail": str(found)}
     elif found is not None:
         (status, part, _, _), entity = found.choice, found.entity
-        told |= {"status": status, "etag": etag_of_opened(found)}
+        told |= {"status": status, "etag": etag_of_selected(found.entity, found.choice)}
         if part is not None:
             told["length"], body = part.length, found.body
         if part is not None and status is HTTPStatus.PARTIAL_CONTENT:

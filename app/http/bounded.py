@@ -17,7 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.http.answer import AtHand, Given, Headers, combined
-from app.http.heads import written
+from app.http.heads import Again, written
 
 HEAD_NBYTES: Final = 64 * 1024
 """So much may come before a head is complete, or behind a body; keys have up to 3 KiB."""
@@ -32,6 +32,8 @@ KEPT_S: Final = 5.0
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _CONTINUE: Final = b"100-continue"
 _CLOSE: Final = (b"connection", b"close")
+_always: Final = Again()
+"""The date and the like; uvicorn makes a new list of them each second."""
 _log = logging.getLogger(__name__)
 
 
@@ -262,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def write_answer(self, status: HTTPStatus, head: bytes, body: bytes) -> None:
         """Write the *head* of an answer, and the body as far as it is there."""
-        always = written(self.server_state.default_headers)
+        always = _always.written(self.server_state.default_headers)
         self.transport.writelines((b"".join((STATUS_LINE[status], always, head, b"\r\n")), body))
 
 

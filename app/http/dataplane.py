@@ -39,7 +39,7 @@ from app.http.heads import written
 from app.http.pages import MOST_LINKS, listing_page, page_headers
 from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.s3_requests import names_in, unserved
-from app.http.selection import Conditions, Selection, choose, etag_of_opened
+from app.http.selection import Conditions, Selection, choose, etag_of_selected
 from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
 from app.model import VirtualKey
@@ -94,20 +94,24 @@ class DataPlane:
                     return None
                 caller = visitor
             conditions = Conditions.parse("GET", given)
-            opened = self._at_hand(dataset, key, conditions)
+            at_hand = self._at_hand(dataset, key, conditions)
         except RequestError:
             return None
-        if opened is None:
+        if at_hand is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, given, caller, read)
-        described, body = describe(dataset, key, opened), opened.body
-        if described is None or not isinstance(body, bytes):
+        entity, selection, body = at_hand
+        if (described := describe(dataset, key, entity, selection)) is None:
             return None
         common, more = described
         name_of_request = request_id(given.get(b"x-request-id"))
-        more.append((b"x-request-id", name_of_request))
-        head = head_of(common) + self._cors.head(given.get(b"origin")) + written(more)
-        return AtHand(opened.choice.status, head, body, name_of_request, name, caller.name)
+        head = b"%b%b%bx-request-id: %b\r\n" % (
+            head_of(common),
+            self._cors.head(given.get(b"origin")),
+            written(more) if more else b"",
+            name_of_request,
+        )
+        return AtHand(selection.status, head, body, name_of_request, name, caller.name)
 
     def _read_later(
         self,
@@ -191,15 +195,15 @@ class DataPlane:
 
     def _at_hand(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions
-    ) -> Opened[Selection] | None:
-        """Answer what needs no waiting at once, without the means to wait."""
+    ) -> tuple[Entity, Selection, bytes] | None:
+        """Find what needs no waiting, without the means to wait."""
         entity = self._resolver.recall(dataset, key)
         if entity is None:
             return None
         if (selection := choose(conditions, entity)) is None:
             return None
         body = self._resolver.at_hand(entity, selection.reads)
-        return None if body is None else Opened(entity, selection, body)
+        return None if body is None else (entity, selection, body)
 
     async def _read(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions, answer: Answer
@@ -264,6 +268,6 @@ async def _send_entity(
         detail = f"{key} has {entity.length} bytes, none of them in the range"
         await answer.problem(status, detail, (b"content-range", spelled))
     else:
-        etag = etag_of_opened(opened)
+        etag = etag_of_selected(entity, opened.choice)
         detail = f"the current version of {key} is {etag}"
         await answer.problem(status, detail, (b"etag", etag.encode("latin-1")))

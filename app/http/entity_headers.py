@@ -9,9 +9,9 @@ from app.http.dates import last_modified
 from app.http.heads import written
 from app.http.pages import content_type
 from app.http.ranges import content_range
-from app.http.selection import Selection, etag_of_opened
+from app.http.selection import Selection, etag_of_selected
 from app.model import ETag, VirtualKey
-from app.resolve.entity import Coding, Opened
+from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset
 
@@ -46,15 +46,15 @@ def listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: byte
 
 def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Give the headers of what is sent of an entity; `None` if that is a problem instead."""
-    described = describe(dataset, key, opened)
+    described = describe(dataset, key, opened.entity, opened.choice)
     return described and [*_headers(described[0]), *described[1]]
 
 
 def describe(
-    dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+    dataset: Dataset, key: VirtualKey, entity: Entity, selection: Selection
 ) -> tuple[Common, Headers] | None:
     """Tell what the headers depend on, and those that depend on more."""
-    (status, part, _, is_gzip), entity = opened.choice, opened.entity
+    status, part, _, is_gzip = selection
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
     more: Headers = []
@@ -63,7 +63,7 @@ def describe(
     if is_gzip and part is not None:
         more.append(_GZIP)
     common = (
-        etag_of_opened(opened),
+        etag_of_selected(entity, selection),
         None if part is None else part.length,
         key,
         _lasting(dataset) if entity.is_lasting else _cache_control(dataset, key),

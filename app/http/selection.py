@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
-from app.resolve.entity import Coding, Entity, Opened
+from app.resolve.entity import Coding, Entity
 
 _TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 _NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
@@ -90,6 +90,8 @@ class Conditions(NamedTuple):
 
         Raises: `BadHeaderError`.
         """
+        if self is _PLAIN_GET or self is _GZIP_GET:
+            return _all_of(length)
         if (status := self.precondition(etag)) is not None:
             return Selection(status)
         whole = ByteRange(0, length)
@@ -109,6 +111,13 @@ _PLAIN_GET: Final = Conditions()
 _GZIP_GET: Final = Conditions(takes_gzip=True)
 
 
+@lru_cache(maxsize=4096)
+def _all_of(length: int) -> Selection:
+    """Select all that there is; many chunks have one length."""
+    whole = ByteRange(0, length)
+    return Selection(HTTPStatus.OK, whole, whole)
+
+
 def choose(conditions: Conditions, entity: Entity) -> Selection | None:
     """Select of *entity*; `None` if that takes the length of what its gzip holds.
 
@@ -123,9 +132,9 @@ def choose(conditions: Conditions, entity: Entity) -> Selection | None:
     return None if status is None else Selection(status)
 
 
-def etag_of_opened(opened: Opened[Selection]) -> ETag:
+def etag_of_selected(entity: Entity, selection: Selection) -> ETag:
     """Name what is sent, in the form in which it is."""
-    return opened.entity.gzip_etag if opened.choice.is_gzip else opened.entity.etag
+    return entity.gzip_etag if selection.is_gzip else entity.etag
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
 from app.seeing.requests import Requests
 from app.seeing.seen import Seen, begin_seeing
-from app.seeing.told import Details, details_at_hand
+from app.seeing.told import Details, Kind, details_at_hand
 from app.seeing.tracing import Tracing
 
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
@@ -62,6 +62,8 @@ class Watched:
         self._is_all_public = all(is_public.values())
         self._tracing = tracing
         self._proxies = proxies
+        self._kind: Kind | None = None
+        """Of the last request that was at hand."""
         self._is_brief = tracing is None and not requests.has_keys
         """Whether nothing is told of paths of what was at hand."""
 
@@ -81,8 +83,10 @@ class Watched:
         if not dataset:
             return begun
         if self._is_brief:
-            name = self._address(client, given)
-            self.requests.tell((now, request_id, status, dataset, caller, len(body), name, None))
+            kind = status, dataset, caller, self._address(client, given), None
+            if kind != self._kind:
+                self._kind = kind
+            self.requests.tell((now, request_id, len(body), self._kind))
         else:
             self._tell_at_hand(begun, raw_path, given, client, now)
         return begun
@@ -91,7 +95,8 @@ class Watched:
         """Answer what is no request."""
         refusal = self.service.refuse(status, detail, given)
         details = Details(OTHER, outcome_of(status), None)
-        self.counts.count([(0, b"", status, NO_DATASET, "", len(refusal.body), "", details)])
+        kind = status, NO_DATASET, "", "", details
+        self.counts.count([(0, b"", len(refusal.body), kind)])
         return refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -162,8 +167,8 @@ class Watched:
     def _tell(self, now: float, seen: Seen, seconds: float | None) -> None:
         key = seen.key if self.requests.has_keys else ""
         details = Details(seen.method, seen.outcome, seconds, key, seen.trace_id)
-        answered = (seen.request_id, seen.status, seen.dataset, seen.caller, seen.nbytes)
-        self.requests.tell((now, *answered, seen.client, details))
+        kind = seen.status, seen.dataset, seen.caller, seen.client, details
+        self.requests.tell((now, seen.request_id, seen.nbytes, kind))
         if self._tracing is not None:
             self._tracing.end(seen)
 

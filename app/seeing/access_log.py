@@ -5,15 +5,16 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import orjson
 
 from app.seeing.times import timestamp
-from app.seeing.told import Details, Told, details_at_hand
+from app.seeing.told import Details, Kind, Told, details_at_hand, kind_of
 from app.settings import ServerSettings
 
 _NAME: Final = "app.access"
@@ -26,16 +27,20 @@ _LEFT_NBYTES: Final = 4 * 1024**2
 class _Style(NamedTuple):
     """How a line is written: a moment, an id and a number of bytes are put between its parts."""
 
-    before_moment: str
-    before_id: str
-    spell_id: Callable[[str], str]
-    """Write an id with a quote or a backslash in it."""
+    beginning: tuple[str, str]
+    """What comes before the moment, and before the id."""
     spell: Callable[[int, str, str, str, Details], tuple[str, str]]
     """Write what comes before the number of bytes, and behind it."""
+    is_quoted: bool
+    """Whether an id is between quotes."""
 
-    def spell_at_hand(self, status: int, dataset: str, caller: str, client: str) -> tuple[str, str]:
-        """Write the same of what was at hand: many lines have it in common."""
-        return self.spell(status, dataset, caller, client, details_at_hand(status))
+    def line_of(self, kind: Kind) -> bytes:
+        """Write all of a line but the three, which are left to ``%``."""
+        status, dataset, caller, client, details = kind
+        details = details_at_hand(status) if details is None else details
+        spelled = self.spell(status, dataset, caller, client, details)
+        parts = (part.replace("%", "%%") for part in (*self.beginning, *spelled))
+        return "{}%b{}%b{}%d{}".format(*parts).encode(errors="backslashreplace")
 
 
 class AccessLog:
@@ -48,7 +53,7 @@ class AccessLog:
     def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = _STDERR) -> None:
         """Name the keys of requests if it *has_keys*, for debugging."""
         self._style = _JSON if log_format == "json" else _TEXT
-        self._spell_at_hand = lru_cache(maxsize=_KEPT)(self._style.spell_at_hand)
+        self._line_at_hand = lru_cache(maxsize=_KEPT)(self._style.line_of)
         self.has_keys = has_keys
         self._descriptor = descriptor
         is_file = os.path.isfile(descriptor)  # noqa: PTH113  it has no path
@@ -63,10 +68,10 @@ class AccessLog:
         """Whether there are lines that nobody has taken."""
         return bool(self._left)
 
-    def write(self, told: Iterable[Told]) -> None:
+    def write(self, told: Sequence[Told]) -> None:
         """Write a line of each, as far as somebody takes them: nothing waits for a log."""
         if len(self._left) < _LEFT_NBYTES:
-            self._left += "".join(self._lines(told)).encode(errors="backslashreplace")
+            self._left += b"".join(self._lines(told))
         begin = 0
         with suppress(OSError):  # a full disk
             while begin < len(self._left) and self._poll.poll(0):
@@ -82,22 +87,31 @@ class AccessLog:
         except BrokenPipeError:
             return len(lines)
 
-    def _lines(self, told: Iterable[Told]) -> Iterator[str]:
-        before_moment, before_id, spell_id, spell = self._style
-        ahead_s = time.time() - asyncio.get_running_loop().time()
-        last_s, beginning = 0.0, ""
-        for ended_s, name, status, dataset, caller, nbytes, client, details in told:
-            if ended_s != last_s:
-                moment = timestamp(int((ahead_s + ended_s) * 1000))
-                last_s, beginning = ended_s, f"{before_moment}{moment}{before_id}"
-            request_id = name.decode()
-            if '"' in request_id or "\\" in request_id:
-                request_id = spell_id(request_id)
-            if details is None:
-                before, after = self._spell_at_hand(status, dataset, caller, client)
-            else:
-                before, after = spell(status, dataset, caller, client, details)
-            yield f"{beginning}{request_id}{before}{nbytes}{after}"
+    def _lines(self, told: Sequence[Told]) -> list[bytes]:
+        if self._style.is_quoted and _has_quotes(told):
+            told = [(ended, _escaped(each), nbytes, kind) for ended, each, nbytes, kind in told]
+        lines: list[bytes] = []
+        moments = _Moments()
+        for kind, alike in groupby(told, key=kind_of):
+            is_at_hand = kind[-1] is None
+            line = self._line_at_hand(kind) if is_at_hand else self._style.line_of(kind)
+            lines += [
+                line % (moments[ended_s], request_id, nbytes)
+                for ended_s, request_id, nbytes, _ in alike
+            ]
+        return lines
+
+
+class _Moments(dict[float, bytes]):
+    """Times by the event loop, as they are written: many requests end at the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_s = time.time() - asyncio.get_running_loop().time()
+
+    def __missing__(self, ended_s: float) -> bytes:
+        self[ended_s] = moment = timestamp(int((self._ahead_s + ended_s) * 1000)).encode()
+        return moment
 
 
 def open_access_log(settings: ServerSettings) -> AccessLog | None:
@@ -136,8 +150,14 @@ def _spell_text(
     )
 
 
-def _escape(request_id: str) -> str:
-    return request_id.replace("\\", "\\\\").replace('"', '\\"')
+def _has_quotes(told: Sequence[Told]) -> bool:
+    """Tell whether an id has what means something between quotes: clients give such ids seldom."""
+    ids = b"".join([request_id for _, request_id, _, _ in told])
+    return b'"' in ids or b"\\" in ids
+
+
+def _escaped(request_id: bytes) -> bytes:
+    return request_id.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
 def _ms(seconds: float | None) -> str:
@@ -149,9 +169,8 @@ def _quoted(text: str) -> str:
 
 
 _JSON: Final = _Style(
-    '{"time":"',
-    '","level":"info","logger":"app.access","message":"request","request_id":"',
-    _escape,
+    ('{"time":"', '","level":"info","logger":"app.access","message":"request","request_id":"'),
     _spell_json,
+    is_quoted=True,
 )
-_TEXT: Final = _Style("", " INFO app.access request=", str, _spell_text)
+_TEXT: Final = _Style(("", " INFO app.access request="), _spell_text, is_quoted=False)

@@ -3,11 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
+from itertools import groupby
 from typing import Final
 
 from app.seeing.histogram import Histogram
 from app.seeing.outcomes import Outcome
-from app.seeing.told import Told
+from app.seeing.told import Told, kind_of
 
 _UNCHANGED: Final = HTTPStatus.NOT_MODIFIED
 
@@ -52,15 +53,17 @@ class RequestCounts:
 
     def count(self, told: Iterable[Told]) -> None:
         """Count requests that are over; what waited for nothing is not timed."""
-        for _, _, status, dataset, _, nbytes, _, details in told:
+        for (status, dataset, _, _, details), alike in groupby(told, key=kind_of):
+            sizes = [nbytes for _, _, nbytes, _ in alike]
             counts = self.datasets[dataset]
-            counts.nbytes += nbytes
+            counts.nbytes += sum(sizes)
             if details is not None:
                 what = details.method, details.outcome
-                counts.requests[what] += 1
+                counts.requests[what] += len(sizes)
                 if details.seconds is not None:
-                    self.seconds[what].observe(details.seconds)
+                    for _ in sizes:
+                        self.seconds[what].observe(details.seconds)
             elif status == _UNCHANGED:
-                counts.unmodified += 1
+                counts.unmodified += len(sizes)
             else:
-                counts.hits += 1
+                counts.hits += len(sizes)

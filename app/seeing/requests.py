@@ -1,7 +1,7 @@
 """Requests that are over: counted, and told in the log, a number of them together."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import batched
 from typing import Any, Final, cast, get_args
 
@@ -57,17 +57,13 @@ class Requests:
 
     def settle(self) -> RequestCounts:
         """Count all that are over, and write their lines, as far as somebody takes them."""
-        try:
-            self.counts.count(self._each())
-            if self._access_log is not None:
-                self._access_log.write(self._each())
-        finally:
-            self._fields.clear()
+        told = cast(list[Told], list(batched(self._fields, _FIELDS)))
+        self._fields.clear()
+        self.counts.count(told)
+        if self._access_log is not None:
+            self._access_log.write(told)
         self._await_reader()
         return self.counts
-
-    def _each(self) -> Iterator[Told]:
-        return cast(Iterator[Told], batched(self._fields, _FIELDS))
 
     def _end_waiting(self) -> None:
         self._is_timed = False

@@ -1,6 +1,7 @@
 """What is told of a request that is over."""
 
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from app.seeing.outcomes import Outcome
@@ -18,10 +19,15 @@ class Details(NamedTuple):
     trace_id: str = ""
 
 
-type Told = tuple[float, bytes, int, str, str, int, str, Details | None]
-"""When a request was over by the event loop, its id, status, dataset and caller, the bytes of
-the body that was sent, and the client; details of all but plain GETs that were at hand."""
+type Kind = tuple[int, str, str, str, Details | None]
+"""What many requests in a row have in common: status, dataset, caller, client; and details of
+all but plain GETs that were at hand."""
 
+type Told = tuple[float, bytes, int, Kind]
+"""When a request was over by the event loop, its id, the bytes of the body that was sent, and
+its kind: best the same object for many."""
+
+kind_of: Final = itemgetter(3)
 
 _HIT: Final = Details("GET", "hit", None)
 _NOT_MODIFIED: Final = Details("GET", "not_modified", None)

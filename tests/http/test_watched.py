@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from ipaddress import ip_network
 from typing import Any
@@ -62,9 +62,9 @@ class Log(AccessLog):
         super().__init__("text", has_keys=has_keys)
         self.lines = lines
 
-    def write(self, told: Iterable[Told]) -> None:
+    def write(self, told: Sequence[Told]) -> None:
         """Keep them."""
-        self.lines += self._lines(told)
+        self.lines += [line.decode() for line in self._lines(told)]
 
 
 def _watched(

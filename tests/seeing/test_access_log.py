@@ -20,7 +20,7 @@ KEY = "c/0/\x1b[31m"
 
 def _told(details: Details | None, request_id: str = "id", status: int = 200) -> Told:
     ended = asyncio.get_running_loop().time()
-    return (ended, request_id.encode(), status, "em", "lab", 65536, "::1", details)
+    return (ended, request_id.encode(), 65536, (status, "em", "lab", "::1", details))
 
 
 def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:

@@ -20,8 +20,15 @@ def logged() -> Generator[Logged]:
         yield Requests(["em"], AccessLog("text", has_keys=False, descriptor=write)), written
 
 
-def _told(details: Details | None = None, *, request_id: bytes = b"id", status: int = 200) -> Told:
-    return (asyncio.get_running_loop().time(), request_id, status, "em", "", 10, "::1", details)
+def _told(
+    details: Details | None = None,
+    *,
+    request_id: bytes = b"id",
+    status: int = 200,
+    dataset: str = "em",
+) -> Told:
+    ended = asyncio.get_running_loop().time()
+    return (ended, request_id, 10, (status, dataset, "", "::1", details))
 
 
 async def test_a_number_of_lines_is_written_at_once(logged: Logged) -> None:
@@ -77,7 +84,7 @@ async def test_lines_that_are_written_at_once_have_room(logged: Logged) -> None:
     requests, written = logged
     for _ in range(128):
         ended, client = asyncio.get_running_loop().time(), "2001:db8::1:2:3:4"
-        requests.tell((ended, b"i" * 128, 200, "em", "c" * 250, 2**40, client, None))
+        requests.tell((ended, b"i" * 128, 2**40, (200, "em", "c" * 250, client, None)))
 
     assert written().count("\n") == 128
 
@@ -116,8 +123,8 @@ async def test_requests_are_counted_without_a_log() -> None:
 async def test_what_cannot_be_told_is_told_once(logged: Logged) -> None:
     """The next ones are."""
     requests, written = logged
-    requests.tell(_told(request_id=b"\xff"))
-    with pytest.raises(UnicodeDecodeError):
+    requests.tell(_told(dataset="none"))
+    with pytest.raises(KeyError):
         requests.settle()
     requests.tell(_told())
     requests.settle()

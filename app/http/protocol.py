@@ -32,9 +32,9 @@ class GatewayProtocol(BoundedProtocol):
         super().__init__(*args, **kwargs)
         self._is_begun = False
         self._last: Given = {}
-        """The headers of the last head that was begun to be answered here."""
+        """The headers of the last head."""
         self._is_same = False
-        """Whether a head was complete in what came last that had them again, and has no body."""
+        """Whether one is complete that has them again, was begun here, and has no body."""
         self._fields: bytes | None = None
         """Them as they came, if nothing else came."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -49,13 +49,13 @@ class GatewayProtocol(BoundedProtocol):
         super().data_received(data)
         if self._is_same:
             self._is_same, self._fields = False, fields_of(data, self.headers)
+        self._last = self.given
 
     def begin(self) -> bool:
         """Answer, or begin to, if nothing else is under way on this connection."""
         self._is_begun = self._is_simple() and self._begin(self.target.path)
-        if self._is_begun:
-            self._is_same = self.given == self._last and FRAMING.isdisjoint(self.given)
-            self._last = self.given
+        is_again = self._is_begun and self.given == self._last
+        self._is_same = is_again and FRAMING.isdisjoint(self.given)
         return self._is_begun
 
     def on_body(self, body: bytes) -> None:

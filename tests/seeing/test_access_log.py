@@ -16,6 +16,7 @@ from app.settings import ServerSettings
 from tests.piped import piped
 
 KEY = "c/0/\x1b[31m"
+PERCENT = "c/%2F/%d%b"
 
 
 def _told(details: Details | None, request_id: str = "id", status: int = 200) -> Told:
@@ -168,3 +169,9 @@ def test_times_are_those_of_rfc_3339() -> None:
     """They are in UTC, and sort as text."""
     assert timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert timestamp(1_700_000_000_250) == "2023-11-14T22:13:20.250Z"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_percent_signs_are_told_as_they_are(log_format: str) -> None:
+    """Nothing is put in their place."""
+    assert f'"{PERCENT}"' in _line(log_format, _waited(PERCENT))

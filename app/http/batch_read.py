@@ -135,7 +135,7 @@ def _described(key: str, found: _Found) -> tuple[bytes, int, Body]:
         told |= {"status": status_of(found), "detail": str(found)}
     elif found is not None:
         (status, part, _, _), entity = found.choice, found.entity
-        told |= {"status": status, "etag": etag_of_selected(found.entity, found.choice)}
+        told |= {"status": status, "etag": etag_of_selected(entity, found.choice)}
         if part is not None:
             told["length"], body = part.length, found.body
         if part is not None and status is HTTPStatus.PARTIAL_CONTENT:

@@ -15,7 +15,7 @@ from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
 from app.seeing.requests import Requests
 from app.seeing.seen import Seen, begin_seeing
-from app.seeing.told import Details, Kind, details_at_hand
+from app.seeing.told import Details, details_at_hand
 from app.seeing.tracing import Tracing
 
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
@@ -62,8 +62,6 @@ class Watched:
         self._is_all_public = all(is_public.values())
         self._tracing = tracing
         self._proxies = proxies
-        self._kind: Kind | None = None
-        """Of the last request that was at hand."""
         self._is_brief = tracing is None and not requests.has_keys
         """Whether nothing is told of paths of what was at hand."""
 
@@ -84,9 +82,7 @@ class Watched:
             return begun
         if self._is_brief:
             kind = status, dataset, caller, self._address(client, given), None
-            if kind != self._kind:
-                self._kind = kind
-            self.requests.tell((now, request_id, len(body), self._kind))
+            self.requests.tell((now, request_id, len(body), kind))
         else:
             self._tell_at_hand(begun, raw_path, given, client, now)
         return begun

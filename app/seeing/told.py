@@ -25,7 +25,7 @@ all but plain GETs that were at hand."""
 
 type Told = tuple[float, bytes, int, Kind]
 """When a request was over by the event loop, its id, the bytes of the body that was sent, and
-its kind: best the same object for many."""
+its kind."""
 
 kind_of: Final = itemgetter(3)
 

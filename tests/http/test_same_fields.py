@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
+from string import ascii_letters, digits
 from typing import Final
 
 import httptools
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.http.answer import AtHand, Given, Later
+from app.http.clients import Client
+from app.http.gateway import Gateway
 from app.http.protocol import GatewayProtocol
 from app.http.same_fields import fields_of, path_before
 from app.settings import DatasetSettings, Settings
-from tests.attacks.raw import connect
+from tests.attacks.raw import connect, heard
 from tests.serving import serving
 
 HEAD: Final = b"%s %s HTTP/1.1\r\n%s\r\n"
@@ -58,7 +62,11 @@ class _Head:
         self.is_complete = True
 
 
-@given(st.text(st.characters(max_codepoint=0x7F)).map(str.encode))
+_PATH_LIKE: Final = st.text(ascii_letters + digits + "/%.-_~!$&'()*+,;=:@", max_size=20)
+_ANYTHING: Final = st.text(st.characters(max_codepoint=0x7F), max_size=2)
+
+
+@given(st.builds("/{}{}{}".format, _PATH_LIKE, _ANYTHING, _PATH_LIKE).map(str.encode))
 @example(b"/em//c/0/%31")
 @example(b"//other/em")
 @example(b"/em?x")
@@ -67,7 +75,7 @@ class _Head:
 @example(b"http://other/em")
 @example(b"/em HTTP/1.1\r\nGET /em")
 def test_a_path_is_what_the_parser_takes_for_it(target: bytes) -> None:
-    """Of a target that holds more, or less, none is taken."""
+    """None is taken of a target that holds more."""
     data = b"GET " + target + b" HTTP/1.1" + FIELDS
     path = path_before(FIELDS, data)
     if path is None:
@@ -80,6 +88,14 @@ def test_a_path_is_what_the_parser_takes_for_it(target: bytes) -> None:
     assert not url.fragment
     assert (head.parser.get_method(), head.parser.get_http_version()) == (b"GET", "1.1")
     assert (head.headers, head.is_complete) == ([(b"Host", b"x")], True)
+
+
+@given(_PATH_LIKE)
+def test_paths_of_chunks_are_taken(path: str) -> None:
+    """All that needs no parser is."""
+    target = b"/" + path.encode()
+
+    assert path_before(FIELDS, b"GET " + target + b" HTTP/1.1" + FIELDS) == target
 
 
 @pytest.mark.parametrize(
@@ -201,6 +217,30 @@ def test_empty_lines_are_no_fields(url: str) -> None:
         line, _, _ = _ask(connection, (HEAD % (b"GET", b"/any/there", b"") + b"\r\n",))
 
     assert line.split()[1] == b"400"
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_fault_ends_its_connection_only(
+    url: str, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Whether the head was parsed or not."""
+    begin = Gateway.begin
+
+    def broken(
+        self: Gateway, raw_path: bytes, given: Given, client: Client, now: float
+    ) -> AtHand | Later | None:
+        if raw_path == b"/any/fault":
+            raise RuntimeError("as ordered")
+        return begin(self, raw_path, given, client, now)
+
+    monkeypatch.setattr(Gateway, "begin", broken)
+    with connect(url) as connection, connect(url) as other:
+        for _ in range(before):
+            _ask(connection, _PLAIN)
+        connection.sendall(HEAD % (b"GET", b"/any/fault", HOST))
+
+        assert heard(connection) == b""
+        assert _ask(other, _PLAIN)[2] == b"bytes"
 
 
 @pytest.fixture

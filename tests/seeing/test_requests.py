@@ -26,9 +26,10 @@ def _told(
     request_id: bytes = b"id",
     status: int = 200,
     dataset: str = "em",
+    caller: str = "",
 ) -> Told:
     ended = asyncio.get_running_loop().time()
-    return (ended, request_id, 10, (status, dataset, "", "::1", details))
+    return (ended, request_id, 10, (status, dataset, caller, "::1", details))
 
 
 async def test_a_number_of_lines_is_written_at_once(logged: Logged) -> None:
@@ -120,11 +121,16 @@ async def test_requests_are_counted_without_a_log() -> None:
     assert requests.settle().datasets["em"].hits == 300
 
 
-async def test_what_cannot_be_told_is_told_once(logged: Logged) -> None:
-    """The next ones are."""
+@pytest.mark.parametrize(
+    ("dataset", "caller", "error"), [("none", "", KeyError), ("em", "\ud800", TypeError)]
+)
+async def test_what_cannot_be_told_is_told_once(
+    logged: Logged, dataset: str, caller: str, error: type[Exception]
+) -> None:
+    """The next ones are: it can be neither counted, nor written."""
     requests, written = logged
-    requests.tell(_told(dataset="none"))
-    with pytest.raises(KeyError):
+    requests.tell(_told(dataset=dataset, caller=caller))
+    with pytest.raises(error):
         requests.settle()
     requests.tell(_told())
     requests.settle()

@@ -15,7 +15,7 @@ from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
 from app.seeing.requests import Requests
 from app.seeing.seen import Seen, begin_seeing
-from app.seeing.told import Details, details_at_hand
+from app.seeing.told import Details, Run, details_at_hand
 from app.seeing.tracing import Tracing
 
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
@@ -81,8 +81,8 @@ class Watched:
         if not dataset:
             return begun
         if self._is_brief:
-            kind = status, dataset, caller, self._address(client, given), None
-            self.requests.tell((now, request_id, len(body), kind))
+            name = client[0] if client and not self._proxies else self._address(client, given)
+            self.requests.tell((now, status, dataset, caller, name, None), request_id, len(body))
         else:
             self._tell_at_hand(begun, raw_path, given, client, now)
         return begun
@@ -91,8 +91,8 @@ class Watched:
         """Answer what is no request."""
         refusal = self.service.refuse(status, detail, given)
         details = Details(OTHER, outcome_of(status), None)
-        kind = status, NO_DATASET, "", "", details
-        self.counts.count([(0, b"", len(refusal.body), kind)])
+        kind = 0.0, status, NO_DATASET, "", "", details
+        self.counts.count([Run(kind, (b"", len(refusal.body)))])
         return refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -163,8 +163,8 @@ class Watched:
     def _tell(self, now: float, seen: Seen, seconds: float | None) -> None:
         key = seen.key if self.requests.has_keys else ""
         details = Details(seen.method, seen.outcome, seconds, key, seen.trace_id)
-        kind = seen.status, seen.dataset, seen.caller, seen.client, details
-        self.requests.tell((now, seen.request_id, seen.nbytes, kind))
+        kind = now, seen.status, seen.dataset, seen.caller, seen.client, details
+        self.requests.tell(kind, seen.request_id, seen.nbytes)
         if self._tracing is not None:
             self._tracing.end(seen)
 

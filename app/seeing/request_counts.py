@@ -3,12 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from itertools import groupby
 from typing import Final
 
 from app.seeing.histogram import Histogram
 from app.seeing.outcomes import Outcome
-from app.seeing.told import Told, kind_of
+from app.seeing.told import Run
 
 _UNCHANGED: Final = HTTPStatus.NOT_MODIFIED
 
@@ -51,10 +50,11 @@ class RequestCounts:
         self.connections = 0
         """Connections of clients, busy and idle."""
 
-    def count(self, told: Iterable[Told]) -> None:
+    def count(self, runs: Iterable[Run]) -> None:
         """Count requests that are over; what waited for nothing is not timed."""
-        for (status, dataset, _, _, details), alike in groupby(told, key=kind_of):
-            sizes = [nbytes for _, _, nbytes, _ in alike]
+        for run in runs:
+            _, status, dataset, _, _, details = run.kind
+            sizes = run.sizes
             counts = self.datasets[dataset]
             counts.nbytes += sum(sizes)
             if details is not None:

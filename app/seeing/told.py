@@ -1,8 +1,7 @@
 """What is told of a request that is over."""
 
 from http import HTTPStatus
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from app.seeing.outcomes import Outcome
 
@@ -19,15 +18,28 @@ class Details(NamedTuple):
     trace_id: str = ""
 
 
-type Kind = tuple[int, str, str, str, Details | None]
-"""What many requests in a row have in common: status, dataset, caller, client; and details of
-all but plain GETs that were at hand."""
+type Kind = tuple[float, int, str, str, str, Details | None]
+"""What requests in a row have in common: when they were over by the event loop, status, dataset,
+caller, client; and details of all but plain GETs that were at hand."""
 
-type Told = tuple[float, bytes, int, Kind]
-"""When a request was over by the event loop, its id, the bytes of the body that was sent, and
-its kind."""
 
-kind_of: Final = itemgetter(3)
+class Run(NamedTuple):
+    """Requests in a row that differ in two fields only."""
+
+    kind: Kind
+    fields: tuple[Any, ...]
+    """The id of each, as `bytes`, and how many bytes of its body were sent, in turn."""
+
+    @property
+    def ids(self) -> tuple[bytes, ...]:
+        """Give the id of each."""
+        return self.fields[::2]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Give the bytes of the body of each."""
+        return self.fields[1::2]
+
 
 _HIT: Final = Details("GET", "hit", None)
 _NOT_MODIFIED: Final = Details("GET", "not_modified", None)

@@ -20,7 +20,7 @@ from app.model import ObjectRef
 from app.seeing.access_log import AccessLog
 from app.seeing.outcomes import OUTCOMES
 from app.seeing.requests import Requests
-from app.seeing.told import Told
+from app.seeing.told import Run
 from app.settings import DatasetSettings, Settings
 from app.storage.traced import METHODS
 
@@ -62,9 +62,9 @@ class Log(AccessLog):
         super().__init__("text", has_keys=has_keys)
         self.lines = lines
 
-    def write(self, told: Sequence[Told]) -> None:
+    def write(self, runs: Sequence[Run]) -> None:
         """Keep them."""
-        self.lines += [line.decode() for line in self._lines(told)]
+        self.lines += b"".join(self._lines(runs)).decode().splitlines()
 
 
 def _watched(

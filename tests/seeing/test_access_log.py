@@ -6,12 +6,13 @@ import logging
 import os
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import pytest
 
 from app.seeing.access_log import AccessLog, open_access_log
 from app.seeing.times import timestamp
-from app.seeing.told import Details, Told
+from app.seeing.told import Details, Run
 from app.settings import ServerSettings
 from tests.piped import piped
 
@@ -19,9 +20,10 @@ KEY = "c/0/\x1b[31m"
 PERCENT = "c/%2F/%d%b"
 
 
-def _told(details: Details | None, request_id: str = "id", status: int = 200) -> Told:
+def _run(details: Details | None, *request_ids: str, status: int = 200) -> Run:
     ended = asyncio.get_running_loop().time()
-    return (ended, request_id.encode(), 65536, (status, "em", "lab", "::1", details))
+    fields = chain.from_iterable((each.encode(), 65536) for each in request_ids)
+    return Run((ended, status, "em", "lab", "::1", details), tuple(fields))
 
 
 def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:
@@ -34,7 +36,7 @@ def _line(
     async def line() -> str:
         with piped() as (write, written):
             log = AccessLog(log_format, has_keys=True, descriptor=write)
-            log.write([_told(details, request_id, status)])
+            log.write([_run(details, request_id, status=status)])
             return written()
 
     return asyncio.run(line())
@@ -46,7 +48,7 @@ async def test_a_log_that_nobody_reads_stops_nothing() -> None:
     os.close(read)
     log = AccessLog("text", has_keys=False, descriptor=write)
     for _ in range(3):
-        log.write([_told(_waited())] * 64)
+        log.write([_run(_waited(), "id")] * 64)
 
     assert not log.is_behind
     os.close(write)
@@ -57,7 +59,7 @@ async def test_who_reads_late_holds_nothing_up() -> None:
     with piped() as (write, written):
         log = AccessLog("text", has_keys=True, descriptor=write)
         for _ in range(1024):
-            log.write([_told(_waited())] * 64)
+            log.write([_run(_waited(), "id")] * 64)
         was_behind, lines = log.is_behind, ""
         while more := written():
             lines += more
@@ -74,7 +76,7 @@ async def test_lines_of_several_processes_are_not_mixed() -> None:
         logs = [AccessLog("text", has_keys=True, descriptor=write) for _ in range(2)]
         lines = ""
         for number in range(40):
-            logs[number % 2].write([_told(_waited("k" * number))] * 1024)
+            logs[number % 2].write([_run(_waited("k" * number), "id")] * 1024)
             lines += written()
         while any(each.is_behind for each in logs):
             for each in logs:
@@ -134,6 +136,17 @@ def test_what_was_at_hand_took_no_time(status: int, outcome: str) -> None:
 def test_what_clients_choose_stays_a_text(request_id: str) -> None:
     """An id may have any visible letter in it."""
     assert json.loads(_line("json", request_id=request_id))["request_id"] == request_id
+
+
+async def test_ids_of_clients_stand_among_ours() -> None:
+    """Each in its own line, as it is."""
+    ids = ["ours-1", '"', "%d%b", "ours-2", "\\"]
+    with piped() as (write, written):
+        AccessLog("json", has_keys=False, descriptor=write).write([_run(None, *ids)])
+        lines = [json.loads(line) for line in written().splitlines()]
+
+    assert [line["request_id"] for line in lines] == ids
+    assert {line["bytes"] for line in lines} == {65536}
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

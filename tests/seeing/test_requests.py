@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Generator
+from datetime import datetime, timedelta
 
 import pytest
 
 from app.seeing.access_log import AccessLog
 from app.seeing.requests import Requests
-from app.seeing.told import Details, Told
+from app.seeing.told import Details
 from tests.piped import piped
 
 type Logged = tuple[Requests, Callable[[], str]]
@@ -20,34 +21,37 @@ def logged() -> Generator[Logged]:
         yield Requests(["em"], AccessLog("text", has_keys=False, descriptor=write)), written
 
 
-def _told(
+def _tell(
+    requests: Requests,
     details: Details | None = None,
     *,
     request_id: bytes = b"id",
+    nbytes: int = 10,
     status: int = 200,
     dataset: str = "em",
     caller: str = "",
-) -> Told:
+    client: str = "::1",
+) -> None:
     ended = asyncio.get_running_loop().time()
-    return (ended, request_id, 10, (status, dataset, caller, "::1", details))
+    requests.tell((ended, status, dataset, caller, client, details), request_id, nbytes)
 
 
 async def test_a_number_of_lines_is_written_at_once(logged: Logged) -> None:
     """The last one brings them."""
     requests, written = logged
-    for _ in range(127):
-        requests.tell(_told())
+    for _ in range(511):
+        _tell(requests)
     assert written() == ""
-    requests.tell(_told())
+    _tell(requests)
 
-    assert written().count("\n") == 128
+    assert written().count("\n") == 512
 
 
 async def test_a_line_does_not_wait_for_long(logged: Logged) -> None:
     """Again and again."""
     requests, written = logged
     for _ in range(2):
-        requests.tell(_told())
+        _tell(requests)
         assert written() == ""
         await asyncio.sleep(0.3)
         assert written().count("\n") == 1
@@ -58,7 +62,7 @@ async def test_lines_are_in_the_order_in_which_requests_ended(logged: Logged) ->
     requests, written = logged
     waited = Details("GET", "answered", 0.1)
     for number in range(6):
-        requests.tell(_told(waited if number % 2 else None, request_id=b"id-%d" % number))
+        _tell(requests, waited if number % 2 else None, request_id=b"id-%d" % number)
     requests.settle()
     ids = [line.partition(" request=")[2][:4] for line in written().splitlines()]
 
@@ -69,7 +73,7 @@ async def test_what_a_late_reader_left_is_written_though_nobody_asks(logged: Log
     """A pipe holds less than the lines of a busy moment."""
     requests, written = logged
     for number in range(2048):
-        requests.tell(_told(request_id=b"id-%d" % number))
+        _tell(requests, request_id=b"id-%d" % number)
     lines = written()
     assert lines.count("\n") < 2048
     async with asyncio.timeout(10):
@@ -80,22 +84,55 @@ async def test_what_a_late_reader_left_is_written_though_nobody_asks(logged: Log
     assert f"request=id-{2047} " in lines.splitlines()[-1]
 
 
-async def test_lines_that_are_written_at_once_have_room(logged: Logged) -> None:
-    """Else each would leave some behind."""
+async def test_each_line_tells_of_its_own_request(logged: Logged) -> None:
+    """However much they have in common with those before."""
     requests, written = logged
-    for _ in range(128):
-        ended, client = asyncio.get_running_loop().time(), "2001:db8::1:2:3:4"
-        requests.tell((ended, b"i" * 128, 2**40, (200, "em", "c" * 250, client, None)))
+    told = [
+        ("a", 1, 200, "", "::1"),
+        ("b", 2, 200, "", "::1"),
+        ("c", 2, 206, "", "::1"),
+        ("d", 2, 206, "lab", "::1"),
+        ("e", 2, 206, "lab", "::2"),
+        ("f", 3, 206, "lab", "::2"),
+    ]
+    for request_id, nbytes, status, caller, client in told:
+        _tell(
+            requests,
+            request_id=request_id.encode(),
+            nbytes=nbytes,
+            status=status,
+            caller=caller,
+            client=client,
+        )
+    requests.settle()
 
-    assert written().count("\n") == 128
+    assert [line.partition(" request=")[2] for line in written().splitlines()] == [
+        f'{request_id} GET em {status} hit {nbytes} bytes 0 ms client={client} caller="{caller}"'
+        for request_id, nbytes, status, caller, client in told
+    ]
+
+
+async def test_lines_tell_when_each_request_ended(logged: Logged) -> None:
+    """Not when they were written."""
+    requests, written = logged
+    now = asyncio.get_running_loop().time()
+    for ended in (now - 3600, now - 3600, now):
+        requests.tell((ended, 200, "em", "", "::1", None), b"id", 10)
+    requests.settle()
+    first, again, last = (
+        datetime.fromisoformat(line.split()[0]) for line in written().splitlines()
+    )
+
+    assert first == again
+    assert last - first == timedelta(hours=1)
 
 
 async def test_whoever_asks_finds_all_that_is_over(logged: Logged) -> None:
     """Each counts once."""
     requests, _ = logged
     for details in (None, Details("GET", "answered", 0.1), Details("PUT", "refused", None)):
-        requests.tell(_told(details))
-    requests.tell(_told(status=304))
+        _tell(requests, details)
+    _tell(requests, status=304)
     requests.settle()
     counts = requests.settle()
 
@@ -114,11 +151,11 @@ async def test_whoever_asks_finds_all_that_is_over(logged: Logged) -> None:
 async def test_requests_are_counted_without_a_log() -> None:
     """Though no time passes."""
     requests = Requests(["em"])
-    for _ in range(300):
-        requests.tell(_told())
+    for _ in range(1100):
+        _tell(requests)
 
-    assert requests.counts.datasets["em"].hits == 256
-    assert requests.settle().datasets["em"].hits == 300
+    assert requests.counts.datasets["em"].hits == 1024
+    assert requests.settle().datasets["em"].hits == 1100
 
 
 @pytest.mark.parametrize(
@@ -129,10 +166,10 @@ async def test_what_cannot_be_told_is_told_once(
 ) -> None:
     """The next ones are: it can be neither counted, nor written."""
     requests, written = logged
-    requests.tell(_told(dataset=dataset, caller=caller))
+    _tell(requests, dataset=dataset, caller=caller)
     with pytest.raises(error):
         requests.settle()
-    requests.tell(_told())
+    _tell(requests)
     requests.settle()
 
     assert written().count("\n") == 1

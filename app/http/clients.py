@@ -12,6 +12,11 @@ _SITE_BITS: Final = 64
 """Who has an address of IPv6 has all that begin with the same so many bits."""
 
 
+def peer_of(client: Client) -> bytes:
+    """Write the address of a connection as logs have it; nothing if it has none."""
+    return b"" if client is None else client[0].encode(errors="backslashreplace")
+
+
 def name_client(peer: str, given: Mapping[bytes, bytes], proxies: Networks) -> str:
     """Name who sends the request with the headers *given* through a connection of *peer*.
 

@@ -28,7 +28,6 @@ from app.http.answer import (
     request_id,
 )
 from app.http.bodies import Incoming, lingering_writer
-from app.http.clients import Client
 from app.http.cors import Cors
 from app.http.credentials.caller import NOBODY
 from app.http.credentials.door import Door, Request, split_token, without_token
@@ -71,11 +70,11 @@ class Gateway:
         self._crowd = crowd
 
     def begin(
-        self, raw_path: bytes, given: Given, client: Client, now: float
+        self, raw_path: bytes, given: Given, peer: bytes, now: float
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
         if raw_path.startswith(PREFIX):
-            return self._shards.begin(raw_path, client)
+            return self._shards.begin(raw_path, peer)
         segment, raw_path = split_token(raw_path)
         begun = self._data.begin(raw_path, given, now, segment)
         if begun is None or isinstance(begun, AtHand):

@@ -15,6 +15,7 @@ from typing import Any, Final
 from app.errors import ShardgateError
 from app.http.answer import AtHand, Body, Given, Headers, Later
 from app.http.bounded import FRAMING, BoundedProtocol
+from app.http.clients import peer_of
 from app.http.heads import written
 from app.http.same_fields import fields_of, path_before
 
@@ -38,6 +39,8 @@ class GatewayProtocol(BoundedProtocol):
         self._fields: bytes | None = None
         """Them as they came, if nothing else came."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._peer = b""
+        """The address of who is connected."""
 
     def data_received(self, data: bytes) -> None:
         """Take a head with the same fields as the last as that was taken; let others be parsed."""
@@ -73,6 +76,7 @@ class GatewayProtocol(BoundedProtocol):
     def connection_made(self, transport: Any) -> None:
         """Count a connection."""
         super().connection_made(transport)
+        self._peer = peer_of(self.client)
         self.app.counts.connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -121,7 +125,7 @@ class GatewayProtocol(BoundedProtocol):
 
     def _begin(self, path: bytes) -> bool:
         now = self.loop.time()
-        begun: AtHand | Later | None = self.app.begin(path, self.given, self.client, now)
+        begun: AtHand | Later | None = self.app.begin(path, self.given, self._peer, now)
         if begun is None:
             return False
         if isinstance(begun, AtHand):

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 from app.errors import BadKeyError, ShardgateError
 from app.formats.contract import Layout
 from app.http.answer import AtHand, Headers, Later, Scope, Write, asgi_writer
-from app.http.clients import Client, Networks, is_within
+from app.http.clients import Networks, is_within, peer_of
 from app.http.credentials.access import Datasets
 from app.http.credentials.door import split_token
 from app.http.heads import written
@@ -60,10 +60,10 @@ class ShardNames:
 
         self._containers: LRUCache[tuple[str, str], _Container] = LRUCache(_CONTAINERS)
 
-    def begin(self, raw_path: bytes, client: Client) -> AtHand | Later:
+    def begin(self, raw_path: bytes, peer: bytes) -> AtHand | Later:
         """Begin to answer outside of ASGI; see `GatewayProtocol`."""
         path = _asked(raw_path)
-        if not self._may_know(path, client):
+        if not self._may_know(path, peer):
             return AtHand(HTTPStatus.NO_CONTENT, written(_by_itself(path)), b"")
         known = self._known.get(path)
         if known is None or known.expires_at < time.monotonic():
@@ -73,20 +73,20 @@ class ShardNames:
     async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
         """Speak ASGI, whatever the method."""
         path, write = _asked(scope["raw_path"]), asgi_writer(send)
-        if self._may_know(path, scope["client"]):
+        if self._may_know(path, peer_of(scope["client"])):
             await self._answer(path, write)
         else:
             await write(HTTPStatus.NO_CONTENT, _by_itself(path), b"")
 
-    def _may_know(self, path: bytes, client: Client) -> bool:
-        """Tell whether a *client* may know which keys are like that of *path*."""
+    def _may_know(self, path: bytes, peer: bytes) -> bool:
+        """Tell whether *peer* may know which keys are like that of *path*."""
         try:
             dataset = self._datasets.get(split_target(path)[0])
         except BadKeyError:
             return True
         if dataset is None or dataset.is_public:
             return True
-        return client is not None and is_within(client[0], self._proxies)
+        return is_within(peer.decode(), self._proxies)
 
     async def _answer(self, path: bytes, write: Write) -> None:
         headers = _by_itself(path)

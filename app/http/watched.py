@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from app.http.answer import AtHand, Body, Given, Headers, Later, Write, combined
-from app.http.clients import Client, Networks, name_client
+from app.http.clients import Networks, name_client, peer_of
 from app.http.shard_of import PREFIX as SHARDS
 from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
@@ -25,9 +25,9 @@ class Service(Protocol):
     """What answers requests; see `Gateway`."""
 
     def begin(
-        self, raw_path: bytes, given: Given, client: Client, now: float, /
+        self, raw_path: bytes, given: Given, peer: bytes, now: float, /
     ) -> AtHand | Later | None:
-        """Begin to answer a GET outside of ASGI, *now* by the event loop."""
+        """Begin to answer a GET of *peer* outside of ASGI, *now* by the event loop."""
         ...
 
     def refuse(self, status: HTTPStatus, detail: str, given: Given, /) -> AtHand:
@@ -66,43 +66,48 @@ class Watched:
         """Whether nothing is told of paths of what was at hand."""
 
     def begin(
-        self, raw_path: bytes, given: Given, client: Client, now: float
+        self, raw_path: bytes, given: Given, peer: bytes, now: float
     ) -> AtHand | Later | None:
         """Begin to answer a GET outside of ASGI, *now* by the event loop; see `GatewayProtocol`.
 
+        *peer* is the address of who is connected.
+
         What balancers ask before each request is not told besides.
         """
-        begun = self.service.begin(raw_path, given, client, now)
+        begun = self.service.begin(raw_path, given, peer, now)
         if not isinstance(begun, AtHand):
             if begun is None or raw_path.startswith(SHARDS):
                 return begun
-            return partial(self._answer_later, begun, raw_path, given, client)
+            return partial(self._answer_later, begun, raw_path, given, peer)
         status, _, body, request_id, dataset, caller = begun
         if not dataset:
             return begun
         if self._is_brief:
-            name = client[0] if client and not self._proxies else self._address(client, given)
-            self.requests.tell((now, status, dataset, caller, name, None), request_id, len(body))
+            client = self._behind(peer, given) if self._proxies else peer
+            kind = now, status, dataset, caller, None
+            self.requests.tell(kind, request_id, len(body), client)
         else:
-            self._tell_at_hand(begun, raw_path, given, client, now)
+            self._tell_at_hand(begun, raw_path, given, peer, now)
         return begun
 
     def refuse(self, status: HTTPStatus, detail: str, given: Given) -> AtHand:
-        """Answer what is no request."""
+        """Answer what is no request: it is counted, and has no line."""
         refusal = self.service.refuse(status, detail, given)
         details = Details(OTHER, outcome_of(status), None)
-        kind = 0.0, status, NO_DATASET, "", "", details
-        self.counts.count([Run(kind, (b"", len(refusal.body)))])
+        kind = 0.0, status, NO_DATASET, "", details
+        self.counts.count([Run(kind, (b"", len(refusal.body), b""))])
         return refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Speak ASGI."""
         if scope["type"] != "http":
             await self.service(scope, receive, send)
-            self.requests.settle()
+            self.requests.end()
             return
         method = known_method(scope["method"])
-        seen = self._see(method, scope["raw_path"], combined(scope["headers"]), scope["client"])
+        seen = self._see(
+            method, scope["raw_path"], combined(scope["headers"]), peer_of(scope["client"])
+        )
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             await send(message)
@@ -129,9 +134,9 @@ class Watched:
         self._tell(asyncio.get_running_loop().time(), seen, seen.seconds)
 
     async def _answer_later(
-        self, begun: Later, raw_path: bytes, given: Given, client: Client, write: Write
+        self, begun: Later, raw_path: bytes, given: Given, peer: bytes, write: Write
     ) -> None:
-        seen = self._see("GET", raw_path, given, client)
+        seen = self._see("GET", raw_path, given, peer)
 
         async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in pieces:
@@ -151,11 +156,11 @@ class Watched:
             await begun(watched)
 
     def _tell_at_hand(
-        self, begun: AtHand, raw_path: bytes, given: Given, client: Client, now: float
+        self, begun: AtHand, raw_path: bytes, given: Given, peer: bytes, now: float
     ) -> None:
         """Tell of what was at hand, with its key or trace."""
         status, _, body, request_id, dataset, caller = begun
-        seen = self._see("GET", raw_path, given, client)
+        seen = self._see("GET", raw_path, given, peer)
         seen.status, seen.nbytes, seen.dataset, seen.caller = status, len(body), dataset, caller
         seen.request_id, seen.outcome = request_id, details_at_hand(status).outcome
         self._tell(now, seen, None)
@@ -163,23 +168,24 @@ class Watched:
     def _tell(self, now: float, seen: Seen, seconds: float | None) -> None:
         key = seen.key if self.requests.has_keys else ""
         details = Details(seen.method, seen.outcome, seconds, key, seen.trace_id)
-        kind = now, seen.status, seen.dataset, seen.caller, seen.client, details
-        self.requests.tell(kind, seen.request_id, seen.nbytes)
+        kind = now, seen.status, seen.dataset, seen.caller, details
+        self.requests.tell(kind, seen.request_id, seen.nbytes, seen.client)
         if self._tracing is not None:
             self._tracing.end(seen)
 
-    def _see(self, method: str, raw_path: bytes, given: Given, client: Client) -> Seen:
+    def _see(self, method: str, raw_path: bytes, given: Given, peer: bytes) -> Seen:
         dataset, key = self._split(raw_path)
         is_public = self._is_public.get(dataset, self._is_all_public)
-        seen = Seen(method, dataset, key, self._address(client, given), is_private=not is_public)
+        seen = Seen(method, dataset, key, self._behind(peer, given), is_private=not is_public)
         if self._tracing is not None:
             self._tracing.begin(seen, given.get(b"traceparent"))
         return seen
 
-    def _address(self, client: Client, given: Given) -> str:
-        if not self._proxies or client is None:
-            return client[0] if client else ""
-        return name_client(client[0], given, self._proxies)
+    def _behind(self, peer: bytes, given: Given) -> bytes:
+        """Name who sends through *peer*, which may be a proxy."""
+        if not self._proxies:
+            return peer
+        return name_client(peer.decode(), given, self._proxies).encode()
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:
         """Find the dataset of a path, and what of it is asked for: all of what is no dataset."""

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from app.seeing.times import timestamp
-from app.seeing.told import Details, Run, details_at_hand
+from app.seeing.told import FIELDS, Details, Run, details_at_hand
 from app.settings import ServerSettings
 
 _NAME: Final = "app.access"
@@ -25,24 +24,23 @@ _LEFT_NBYTES: Final = 4 * 1024**2
 
 
 class _Style(NamedTuple):
-    """How a line is written: an id and a number of bytes are put between its parts."""
+    """How a line is written."""
 
     beginning: bytes
     """What comes before the moment."""
     before_id: str
-    spell: Callable[[int, str, str, str, Details], tuple[str, str]]
-    """Write what comes before the number of bytes, and behind it."""
+    spell: Callable[[int, str, str, Details], tuple[str, str, str]]
+    """Write what comes between the id and the number of bytes, between that and the client, and
+    behind it."""
     is_quoted: bool
     """Whether an id is between quotes."""
 
-    def line_of(
-        self, status: int, dataset: str, caller: str, client: str, details: Details | None
-    ) -> bytes:
-        """Write what follows the moment, but for the id and the number: these are left to ``%``."""
+    def rest_of(self, status: int, dataset: str, caller: str, details: Details | None) -> bytes:
+        """Write what follows the moment; the fields of each request are left to ``%``."""
         details = details_at_hand(status) if details is None else details
-        spelled = self.spell(status, dataset, caller, client, details)
+        spelled = self.spell(status, dataset, caller, details)
         parts = (part.replace("%", "%%") for part in (self.before_id, *spelled))
-        return "{}%b{}%d{}".format(*parts).encode(errors="backslashreplace")
+        return "{}%b{}%d{}%b{}".format(*parts).encode(errors="backslashreplace")
 
 
 class AccessLog:
@@ -55,7 +53,7 @@ class AccessLog:
     def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = _STDERR) -> None:
         """Name the keys of requests if it *has_keys*, for debugging."""
         self._style = _JSON if log_format == "json" else _TEXT
-        self._line_at_hand = lru_cache(maxsize=_KEPT)(self._style.line_of)
+        self._rest_at_hand = lru_cache(maxsize=_KEPT)(self._style.rest_of)
         self.has_keys = has_keys
         self._descriptor = descriptor
         is_file = os.path.isfile(descriptor)  # noqa: PTH113  it has no path
@@ -82,6 +80,14 @@ class AccessLog:
                 begin += self._write(self._left[begin:end])
         self._left = self._left[begin:]
 
+    def end(self, *, within_s: float) -> None:
+        """Write what is left, as far as somebody takes it in that time; a full disk does not."""
+        deadline, before = time.monotonic() + within_s, b""
+        while self._left not in (b"", before) and (left_s := deadline - time.monotonic()) > 0:
+            self._poll.poll(left_s * 1000)
+            before = self._left
+            self.write(())
+
     def _write(self, lines: bytes) -> int:
         """Write *lines*, unless nobody will ever read them; tell how much is done with."""
         try:
@@ -94,12 +100,12 @@ class AccessLog:
         return [self._lines_of(run, moments[run.kind[0]]) for run in runs]
 
     def _lines_of(self, run: Run, moment: bytes) -> bytes:
-        """Write the lines of requests that ended at one *moment*: all take twice as long as one."""
-        _, status, dataset, caller, client, details = run.kind
-        line_of = self._line_at_hand if details is None else self._style.line_of
-        line = self._style.beginning + moment + line_of(status, dataset, caller, client, details)
+        """Write the lines of requests that ended at one *moment*; the first one costs the most."""
+        _, status, dataset, caller, details = run.kind
+        rest_of = self._rest_at_hand if details is None else self._style.rest_of
+        line = self._style.beginning + moment + rest_of(status, dataset, caller, details)
         fields = _escaped(run) if self._style.is_quoted else run.fields
-        return line * (len(fields) // 2) % fields
+        return (line * len(run.sizes)) % fields
 
 
 class _Moments(dict[float, bytes]):
@@ -122,9 +128,7 @@ def open_access_log(settings: ServerSettings) -> AccessLog | None:
     return AccessLog(settings.log_format, has_keys=log.isEnabledFor(logging.DEBUG))
 
 
-def _spell_json(
-    status: int, dataset: str, caller: str, client: str, details: Details
-) -> tuple[str, str]:
+def _spell_json(status: int, dataset: str, caller: str, details: Details) -> tuple[str, str, str]:
     method, outcome, seconds, key, trace_id = details
     more = f',"trace_id":"{trace_id}"' if trace_id else ""
     if key:
@@ -133,20 +137,19 @@ def _spell_json(
         f'","method":"{method}","dataset":"{dataset}","status":{int(status)}'
         f',"outcome":"{outcome}","bytes":'
     )
-    after = f',"ms":{_ms(seconds)},"client":"{client}","caller":{_quoted(caller)}{more}}}\n'
-    return before, after
+    after = f'","caller":{_quoted(caller)}{more}}}\n'
+    return before, f',"ms":{_ms(seconds)},"client":"', after
 
 
-def _spell_text(
-    status: int, dataset: str, caller: str, client: str, details: Details
-) -> tuple[str, str]:
+def _spell_text(status: int, dataset: str, caller: str, details: Details) -> tuple[str, str, str]:
     method, outcome, seconds, key, trace_id = details
     more = f" trace_id={trace_id}" if trace_id else ""
     if key:
         more += f" key={_quoted(key)}"
     return (
         f" {method} {dataset or '-'} {int(status)} {outcome} ",
-        f" bytes {_ms(seconds)} ms client={client} caller={_quoted(caller)}{more}\n",
+        f" bytes {_ms(seconds)} ms client=",
+        f" caller={_quoted(caller)}{more}\n",
     )
 
 
@@ -155,8 +158,9 @@ def _escaped(run: Run) -> tuple[Any, ...]:
     ids = b"".join(run.ids)
     if b'"' not in ids and b"\\" not in ids:
         return run.fields
-    escaped = (each.replace(b"\\", b"\\\\").replace(b'"', b'\\"') for each in run.ids)
-    return tuple(chain.from_iterable(zip(escaped, run.sizes, strict=True)))
+    fields = list(run.fields)
+    fields[::FIELDS] = (each.replace(b"\\", b"\\\\").replace(b'"', b'\\"') for each in run.ids)
+    return tuple(fields)
 
 
 def _ms(seconds: float | None) -> str:

@@ -53,7 +53,7 @@ class RequestCounts:
     def count(self, runs: Iterable[Run]) -> None:
         """Count requests that are over; what waited for nothing is not timed."""
         for run in runs:
-            _, status, dataset, _, _, details = run.kind
+            _, status, dataset, _, details = run.kind
             sizes = run.sizes
             counts = self.datasets[dataset]
             counts.nbytes += sum(sizes)

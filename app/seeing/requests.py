@@ -2,27 +2,31 @@
 
 import asyncio
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Final
 
 from app.seeing.access_log import AccessLog
 from app.seeing.request_counts import RequestCounts
-from app.seeing.told import Kind, Run
+from app.seeing.told import FIELDS, Kind, Run
 
 _AT_ONCE: Final = 512
-"""Settling stops answers for a moment, and clients fall asleep: 128 at once take 2 % more of all
-time. What has no room in a pipe (64 KiB) follows."""
+"""While requests are settled none is answered, and clients fall asleep and must be woken: cached
+chunks are served 2 % more slowly where 128 are settled at once. Lines that have no room in a pipe,
+which has 64 KiB, wait for its reader."""
 _LONGEST_S: Final = 0.2
 """So long a line waits for others; a process that is killed loses it."""
-_SOON_S: Final = 0.01
-"""So long what had no room waits for the reader of the log."""
+_SOON_S: Final = 0.002
+"""So long what had no room waits before the reader of the log is looked for again."""
+_END_S: Final = 1.0
+"""So long the end waits for that reader."""
 
 
 class Requests:
     """Counts requests, and writes lines of them, when there are a number of them.
 
     What is done between two bodies takes five times as long as in a row, for they drive code and
-    data out of the processor's caches, and what is kept of a request makes the next ones take
-    memory that is not there. So little is: what most have in common is kept once for all of them.
+    data out of the processor's caches. What is kept of a request has its share in that, so what
+    requests in a row have in common is kept once.
     """
 
     def __init__(self, datasets: Iterable[str], access_log: AccessLog | None = None) -> None:
@@ -46,13 +50,13 @@ class Requests:
         """Whether the log has the keys of requests."""
         return self._access_log is not None and self._access_log.has_keys
 
-    def tell(self, kind: Kind, request_id: bytes, nbytes: int) -> None:
+    def tell(self, kind: Kind, request_id: bytes, nbytes: int, client: bytes) -> None:
         """Count a request that is over, and write its line, in a moment."""
         if kind != self._kind:
             self._kind = kind
             self._begun.append((kind, len(self._fields)))
-        self._fields += (request_id, nbytes)
-        if len(self._fields) >= 2 * _AT_ONCE:
+        self._fields += (request_id, nbytes, client)
+        if len(self._fields) >= FIELDS * _AT_ONCE:
             self.settle()
         if not self._is_timed:
             self._is_timed = True
@@ -67,13 +71,19 @@ class Requests:
         self._await_reader()
         return self.counts
 
+    def end(self) -> None:
+        """Settle what is left, and wait for the reader of the log, but not for long."""
+        self.settle()
+        if self._access_log is not None:
+            self._access_log.end(within_s=_END_S)
+
     def _take(self) -> list[Run]:
         begun, fields = self._begun, self._fields
         self._kind, self._begun, self._fields = None, [], []
-        ends = (*(begin for _, begin in begun[1:]), len(fields))
+        bounds = [*(begin for _, begin in begun), len(fields)]
         return [
             Run(kind, tuple(fields[begin:end]))
-            for (kind, begin), end in zip(begun, ends, strict=False)
+            for (kind, _), (begin, end) in zip(begun, pairwise(bounds), strict=True)
         ]
 
     def _end_waiting(self) -> None:

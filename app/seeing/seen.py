@@ -16,7 +16,7 @@ class Seen:
     )  # fmt: skip
 
     def __init__(
-        self, method: str, dataset: str, key: str, client: str, *, is_private: bool
+        self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
     ) -> None:
         """Begin; the *key* is in no line of the log but those for debugging."""
         self.began = time.perf_counter()

@@ -18,27 +18,31 @@ class Details(NamedTuple):
     trace_id: str = ""
 
 
-type Kind = tuple[float, int, str, str, str, Details | None]
-"""What requests in a row have in common: when they were over by the event loop, status, dataset,
-caller, client; and details of all but plain GETs that were at hand."""
+type Kind = tuple[float, int, str, str, Details | None]
+"""What requests in a row have in common: when they were over, by the clock of the event loop;
+status, dataset, caller; and details of all but plain GETs that were at hand."""
+
+FIELDS: Final = 3
+"""So many are told of each request of a run."""
 
 
 class Run(NamedTuple):
-    """Requests in a row that differ in two fields only."""
+    """Requests in a row that are of one kind."""
 
     kind: Kind
     fields: tuple[Any, ...]
-    """The id of each, as `bytes`, and how many bytes of its body were sent, in turn."""
+    """Of each in turn: its id, how many bytes of its body were sent, and the address of its client;
+    the texts as `bytes`."""
 
     @property
     def ids(self) -> tuple[bytes, ...]:
         """Give the id of each."""
-        return self.fields[::2]
+        return self.fields[::FIELDS]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Give the bytes of the body of each."""
-        return self.fields[1::2]
+        return self.fields[1::FIELDS]
 
 
 _HIT: Final = Details("GET", "hit", None)

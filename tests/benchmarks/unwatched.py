@@ -5,7 +5,6 @@ from typing import Any
 from app import server
 from app.__main__ import main
 from app.http.answer import AtHand, Given, Later
-from app.http.clients import Client
 from app.http.watched import Watched
 from app.main import create_app
 from app.seeing.request_counts import RequestCounts
@@ -21,10 +20,10 @@ class _Unwatched:
         self.refuse = watched.service.refuse
 
     def begin(
-        self, raw_path: bytes, given: Given, client: Client, now: float
+        self, raw_path: bytes, given: Given, peer: bytes, now: float
     ) -> AtHand | Later | None:
         """Begin to answer."""
-        return self._service.begin(raw_path, given, client, now)
+        return self._service.begin(raw_path, given, peer, now)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""

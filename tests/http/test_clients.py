@@ -4,7 +4,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from app.http.clients import name_client
+from app.http.clients import name_client, peer_of
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 
@@ -42,3 +42,9 @@ def test_what_is_no_address_names_nobody(told: str) -> None:
     proxies = [ip_network("10.0.0.0/8")]
 
     assert name_client("10.0.0.1", {b"x-forwarded-for": told.encode()}, proxies) == "10.0.0.1"
+
+
+def test_a_connection_has_an_address_or_none() -> None:
+    """Sockets in the file system have none."""
+    assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
+    assert peer_of(None) == b""

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.http.answer import AtHand, Given, Later
-from app.http.clients import Client
 from app.http.gateway import Gateway
 from app.http.protocol import GatewayProtocol
 from app.http.same_fields import fields_of, path_before
@@ -227,11 +226,11 @@ def test_a_fault_ends_its_connection_only(
     begin = Gateway.begin
 
     def broken(
-        self: Gateway, raw_path: bytes, given: Given, client: Client, now: float
+        self: Gateway, raw_path: bytes, given: Given, peer: bytes, now: float
     ) -> AtHand | Later | None:
         if raw_path == b"/any/fault":
             raise RuntimeError("as ordered")
-        return begin(self, raw_path, given, client, now)
+        return begin(self, raw_path, given, peer, now)
 
     monkeypatch.setattr(Gateway, "begin", broken)
     with connect(url) as connection, connect(url) as other:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import TruncatedReadError
 from app.http.answer import AtHand, Given, Headers, Later, Write
-from app.http.clients import Client, Networks
+from app.http.clients import Networks
 from app.http.watched import Watched
 from app.main import create_app
 from app.model import ObjectRef
@@ -40,7 +40,7 @@ class Stub:
         self._answer = answer
 
     def begin(
-        self, _path: bytes, _given: Given, _client: object, _now: float, /
+        self, _path: bytes, _given: Given, _peer: bytes, _now: float, /
     ) -> AtHand | Later | None:
         """Begin as was said."""
         return self._begun
@@ -61,10 +61,15 @@ class Log(AccessLog):
     def __init__(self, lines: list[str], *, has_keys: bool) -> None:
         super().__init__("text", has_keys=has_keys)
         self.lines = lines
+        self.has_ended = False
 
     def write(self, runs: Sequence[Run]) -> None:
         """Keep them."""
         self.lines += b"".join(self._lines(runs)).decode().splitlines()
+
+    def end(self, *, within_s: float) -> None:
+        """End."""
+        self.has_ended = within_s > 0
 
 
 def _watched(
@@ -79,9 +84,9 @@ def _get(
     watched: Watched,
     path: bytes = b"/em/c/0",
     given: Given | None = None,
-    client: Client = ("::1", 7),
+    peer: bytes = b"::1",
 ) -> AtHand | Later | None:
-    return watched.begin(path, given or {}, client, asyncio.get_running_loop().time())
+    return watched.begin(path, given or {}, peer, asyncio.get_running_loop().time())
 
 
 def _counted(watched: Watched, dataset: str = "em") -> dict[tuple[str, str], int]:
@@ -138,6 +143,22 @@ async def test_what_is_no_request_is_counted_too() -> None:
     assert _counted(watched, "") == {("other", "refused"): 1}
 
 
+async def test_the_log_ends_when_the_service_has() -> None:
+    """Its last lines are waited for."""
+    log = Log([], has_keys=False)
+    at_hand = AtHand(HTTPStatus.OK, HEAD, b"body", b"id-1", "em")
+    watched = Watched(Stub(at_hand, _pass), {"em": True}, Requests(["em"], log))
+    _get(watched)
+    assert (log.lines, log.has_ended) == ([], False)
+    await watched({"type": "lifespan"}, None, None)
+
+    assert (len(log.lines), log.has_ended) == (1, True)
+
+
+async def _pass(*_: Any) -> None:
+    pass
+
+
 async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
     """Where the proxy is known; another one may say what it likes."""
     lines: list[str] = []
@@ -146,8 +167,8 @@ async def test_a_request_through_a_proxy_is_that_of_who_is_behind_it() -> None:
         [ip_network("10.0.0.0/8")],
     )
     watched = _watched(stub, lines, proxies)
-    for peer in "10.1.2.3", "192.0.2.1":
-        _get(watched, given={b"x-forwarded-for": b"198.51.100.7"}, client=(peer, 7))
+    for peer in b"10.1.2.3", b"192.0.2.1":
+        _get(watched, given={b"x-forwarded-for": b"198.51.100.7"}, peer=peer)
     watched.requests.settle()
 
     assert "client=198.51.100.7 " in lines[0]

@@ -20,10 +20,10 @@ KEY = "c/0/\x1b[31m"
 PERCENT = "c/%2F/%d%b"
 
 
-def _run(details: Details | None, *request_ids: str, status: int = 200) -> Run:
+def _run(details: Details | None, *request_ids: str, status: int = 200, client: str = "::1") -> Run:
     ended = asyncio.get_running_loop().time()
-    fields = chain.from_iterable((each.encode(), 65536) for each in request_ids)
-    return Run((ended, status, "em", "lab", "::1", details), tuple(fields))
+    fields = [(each.encode(), 65536 + i, client.encode()) for i, each in enumerate(request_ids)]
+    return Run((ended, status, "em", "lab", details), tuple(chain.from_iterable(fields)))
 
 
 def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:
@@ -31,12 +31,17 @@ def _waited(key: str = "", seconds: float | None = 0.0000314) -> Details:
 
 
 def _line(
-    log_format: str, details: Details | None = None, *, request_id: str = "id", status: int = 200
+    log_format: str,
+    details: Details | None = None,
+    *,
+    request_id: str = "id",
+    status: int = 200,
+    client: str = "::1",
 ) -> str:
     async def line() -> str:
         with piped() as (write, written):
             log = AccessLog(log_format, has_keys=True, descriptor=write)
-            log.write([_run(details, request_id, status=status)])
+            log.write([_run(details, request_id, status=status, client=client)])
             return written()
 
     return asyncio.run(line())
@@ -146,7 +151,7 @@ async def test_ids_of_clients_stand_among_ours() -> None:
         lines = [json.loads(line) for line in written().splitlines()]
 
     assert [line["request_id"] for line in lines] == ids
-    assert {line["bytes"] for line in lines} == {65536}
+    assert [line["bytes"] for line in lines] == [65536, 65537, 65538, 65539, 65540]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -188,3 +193,4 @@ def test_times_are_those_of_rfc_3339() -> None:
 def test_percent_signs_are_told_as_they_are(log_format: str) -> None:
     """Nothing is put in their place."""
     assert f'"{PERCENT}"' in _line(log_format, _waited(PERCENT))
+    assert "fe80::1%eth0" in _line(log_format, client="fe80::1%eth0")

@@ -16,7 +16,7 @@ ERROR = StorageUnavailableError(ObjectRef("s3://bucket", "secret/name"), "unplug
 
 def told(caplog: pytest.LogCaptureFixture, *, is_private: bool, level: int) -> str:
     """Give what is logged of a failure."""
-    begin_seeing(Seen("GET", "em", "secret/name", "::1", is_private=is_private))
+    begin_seeing(Seen("GET", "em", "secret/name", b"::1", is_private=is_private))
     with caplog.at_level(level, logger=failures.__name__):
         tell_of_failure(HTTPStatus.SERVICE_UNAVAILABLE, ERROR)
     return caplog.text

@@ -58,7 +58,7 @@ def _tell(
 
     def run() -> None:
         if is_private is not None:
-            begin_seeing(Seen("GET", "em", KEY, "127.0.0.1", is_private=is_private))
+            begin_seeing(Seen("GET", "em", KEY, b"127.0.0.1", is_private=is_private))
             note_request_id(b'id"1')
         try:
             _fail()

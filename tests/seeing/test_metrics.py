@@ -39,7 +39,7 @@ def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
         (200, "em", 50, Details("GET", "answered", 0.02)),
         (404, "", 7, Details("GET", "absent", 0.001)),
     ):
-        metrics.requests.tell((0, status, dataset, "", "::1", details), b"id", nbytes)
+        metrics.requests.tell((0, status, dataset, "", details), b"id", nbytes, b"::1")
 
     name = "shardgate_requests_total"
     assert _read(metrics, name, dataset="em", method="GET", outcome="hit") == 1
@@ -164,7 +164,7 @@ def test_a_scrape_is_quick() -> None:
     for name in metrics.requests.counts.datasets:
         for outcome in OUTCOMES[:4]:
             details = Details("GET", outcome, 0.1)  # type: ignore[arg-type]  # of the set
-            metrics.requests.tell((0, 200, name, "", "::1", details), b"id", 1)
+            metrics.requests.tell((0, 200, name, "", details), b"id", 1, b"::1")
     for kind in ("metadata", "shard-index", "chunk", "manifest", "snapshot", "repo", "object"):
         kind_of_read.set(kind)
         metrics.upstream.on_call(_call())

@@ -1,14 +1,17 @@
 """`app.seeing.requests`: what is over is counted and told, a number of them together."""
 
 import asyncio
-from collections.abc import Callable, Generator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
 from datetime import datetime, timedelta
 
 import pytest
 
 from app.seeing.access_log import AccessLog
+from app.seeing.request_counts import RequestCounts
 from app.seeing.requests import Requests
-from app.seeing.told import Details
+from app.seeing.told import Details, Run
 from tests.piped import piped
 
 type Logged = tuple[Requests, Callable[[], str]]
@@ -25,15 +28,15 @@ def _tell(
     requests: Requests,
     details: Details | None = None,
     *,
+    ended: float = 0.0,
     request_id: bytes = b"id",
     nbytes: int = 10,
     status: int = 200,
     dataset: str = "em",
     caller: str = "",
-    client: str = "::1",
+    client: bytes = b"::1",
 ) -> None:
-    ended = asyncio.get_running_loop().time()
-    requests.tell((ended, status, dataset, caller, client, details), request_id, nbytes)
+    requests.tell((ended, status, dataset, caller, details), request_id, nbytes, client)
 
 
 async def test_a_number_of_lines_is_written_at_once(logged: Logged) -> None:
@@ -85,31 +88,55 @@ async def test_what_a_late_reader_left_is_written_though_nobody_asks(logged: Log
 
 
 async def test_each_line_tells_of_its_own_request(logged: Logged) -> None:
-    """However much they have in common with those before."""
+    """However much it has in common with those before, the moment too."""
     requests, written = logged
     told = [
-        ("a", 1, 200, "", "::1"),
-        ("b", 2, 200, "", "::1"),
-        ("c", 2, 206, "", "::1"),
-        ("d", 2, 206, "lab", "::1"),
-        ("e", 2, 206, "lab", "::2"),
-        ("f", 3, 206, "lab", "::2"),
+        ("a", 1, 200, "", "::1", "GET", "hit"),
+        ("b", 2, 200, "", "::1", "GET", "hit"),
+        ("c", 2, 200, "", "::2", "GET", "hit"),
+        ("d", 3, 206, "", "::2", "GET", "hit"),
+        ("e", 3, 206, "lab", "::2", "GET", "hit"),
+        ("f", 3, 206, "lab", "::2", "HEAD", "answered"),
+        ("g", 4, 206, "lab", "::1", "HEAD", "answered"),
+        ("h", 4, 206, "lab", "::1", "HEAD", "absent"),
+        ("i", 4, 200, "", "::1", "GET", "hit"),
     ]
-    for request_id, nbytes, status, caller, client in told:
+    for request_id, nbytes, status, caller, client, method, outcome in told:
         _tell(
             requests,
+            None if outcome == "hit" else Details(method, outcome, None),  # type: ignore[arg-type]  # of the set
             request_id=request_id.encode(),
             nbytes=nbytes,
             status=status,
             caller=caller,
-            client=client,
+            client=client.encode(),
         )
     requests.settle()
 
     assert [line.partition(" request=")[2] for line in written().splitlines()] == [
-        f'{request_id} GET em {status} hit {nbytes} bytes 0 ms client={client} caller="{caller}"'
-        for request_id, nbytes, status, caller, client in told
+        f"{request_id} {method} em {status} {outcome} {nbytes} bytes 0 ms"
+        f' client={client} caller="{caller}"'
+        for request_id, nbytes, status, caller, client, method, outcome in told
     ]
+
+
+async def test_requests_of_one_kind_share_it(logged: Logged) -> None:
+    """What is kept of them is short, and so is the time in which their lines are written."""
+    requests, written = logged
+    runs: list[int] = []
+
+    class Counting(RequestCounts):
+        def count(self, each: Iterable[Run]) -> None:
+            runs.extend(len(run.ids) for run in each)
+
+    requests.counts = Counting(["em"])
+    for client in (b"::1", b"::2", b"::3"):
+        _tell(requests, client=client)
+    _tell(requests, status=206)
+    requests.settle()
+
+    assert runs == [3, 1]
+    assert written().count("\n") == 4
 
 
 async def test_lines_tell_when_each_request_ended(logged: Logged) -> None:
@@ -117,7 +144,7 @@ async def test_lines_tell_when_each_request_ended(logged: Logged) -> None:
     requests, written = logged
     now = asyncio.get_running_loop().time()
     for ended in (now - 3600, now - 3600, now):
-        requests.tell((ended, 200, "em", "", "::1", None), b"id", 10)
+        _tell(requests, ended=ended)
     requests.settle()
     first, again, last = (
         datetime.fromisoformat(line.split()[0]) for line in written().splitlines()
@@ -127,24 +154,60 @@ async def test_lines_tell_when_each_request_ended(logged: Logged) -> None:
     assert last - first == timedelta(hours=1)
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_the_end_waits_for_the_reader(log_format: str) -> None:
+    """A process that is stopped loses no line, though a pipe has no room for all at once."""
+    with piped() as (write, written):
+        requests = Requests(["em"], AccessLog(log_format, has_keys=False, descriptor=write))
+        for _ in range(511):
+            _tell(requests, request_id=b"i" * 36, caller="c" * 200)
+        lines, is_over = [""], threading.Event()
+
+        def read() -> None:
+            while not is_over.wait(0.02):
+                lines.append(written())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        requests.end()
+        is_over.set()
+        reader.join()
+        lines.append(written())
+
+    assert sum(each.count("\n") for each in lines) == 511
+
+
+async def test_the_end_does_not_wait_for_who_does_not_read(logged: Logged) -> None:
+    """It comes in a second, though lines are lost."""
+    requests, written = logged
+    for _ in range(511):
+        _tell(requests, caller="c" * 200)
+    began = time.monotonic()
+    requests.end()
+
+    assert 0.9 < time.monotonic() - began < 5
+    assert 0 < written().count("\n") < 511
+
+
 async def test_whoever_asks_finds_all_that_is_over(logged: Logged) -> None:
     """Each counts once."""
     requests, _ = logged
-    for details in (None, Details("GET", "answered", 0.1), Details("PUT", "refused", None)):
+    answered, refused = Details("GET", "answered", 0.1), Details("PUT", "refused", None)
+    for details in (None, None, answered, answered, answered, refused, refused):
         _tell(requests, details)
     _tell(requests, status=304)
     requests.settle()
     counts = requests.settle()
 
     assert dict(counts.datasets["em"].each) == {
-        ("GET", "hit"): 1,
+        ("GET", "hit"): 2,
         ("GET", "not_modified"): 1,
-        ("GET", "answered"): 1,
-        ("PUT", "refused"): 1,
+        ("GET", "answered"): 3,
+        ("PUT", "refused"): 2,
     }
-    assert counts.datasets["em"].nbytes == 40
+    assert counts.datasets["em"].nbytes == 80
     assert {what: histogram.total for what, histogram in counts.seconds.items()} == {
-        ("GET", "answered"): 0.1
+        ("GET", "answered"): pytest.approx(0.3)
     }
 
 

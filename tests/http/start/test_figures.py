@@ -42,8 +42,8 @@ async def test_watches_the_caches_and_what_is_answered() -> None:
     chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
     opened.chunks.keep(chunk, b"abc")
     assert opened.chunks.cached(chunk) is not None
-    requests.tell((0, 200, "em", "", "::1", None), b"id", 3)
-    requests.tell((0, 404, "", "", "::1", Details("GET", "absent", 0.1)), b"id", 4)
+    requests.tell((0, 200, "em", "", None), b"id", 3, b"::1")
+    requests.tell((0, 404, "", "", Details("GET", "absent", 0.1)), b"id", 4, b"::1")
 
     figures = tell()
 

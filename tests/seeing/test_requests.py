@@ -87,6 +87,17 @@ async def test_what_a_late_reader_left_is_written_though_nobody_asks(logged: Log
     assert f"request=id-{2047} " in lines.splitlines()[-1]
 
 
+async def test_a_pipe_has_room_for_many_long_lines(logged: Logged) -> None:
+    """No reader is waited for as long as there is some."""
+    requests, written = logged
+    for _ in range(128):
+        client = b"2001:db8::1:2:3:4"
+        _tell(requests, request_id=b"i" * 128, nbytes=2**40, caller="c" * 250, client=client)
+    requests.settle()
+
+    assert written().count("\n") == 128
+
+
 async def test_each_line_tells_of_its_own_request(logged: Logged) -> None:
     """However much it has in common with those before, the moment too."""
     requests, written = logged

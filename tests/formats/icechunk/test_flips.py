@@ -118,13 +118,13 @@ def _check(flip: Callable[[bytes], bytes], name: str, version: int = 2) -> None:
     objects = dict(_objects(version))
     (file,) = [key for key in objects if key.startswith(name)][:1]
     objects[file] = flip(objects[file])
-    gc.disable()  # to walk what other tests left took 3 s in a long run
+    gc.freeze()  # to walk what other tests left took 3 s in a long run
     try:
         began = time.process_time()
         found = asyncio.run(_read_all(objects))
         assert time.process_time() - began < 2
     finally:
-        gc.enable()
+        gc.unfreeze()
     for key, each in found.items():
         if isinstance(each, bytes):
             assert SECRET not in each

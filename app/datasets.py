@@ -32,7 +32,7 @@ def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
     return Dataset(
         name=name,
         root=_open_root(stores, dataset, settings),
-        containers=Containers(formats(dataset, settings.limits, allowed)),
+        containers=Containers(formats(dataset, settings.limits, allowed), dataset.format),
         format=dataset.format,
         cache_control=_cache_control(dataset).encode(),
         is_writable=dataset.writable,

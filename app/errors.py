@@ -44,6 +44,7 @@ ShardgateError
 │   ├── StorageTimeoutError
 │   ├── TruncatedReadError        fewer bytes arrived than were announced
 │   ├── RangeNotSatisfiedError    the object ends before the range begins
+│   ├── MetadataMissingError      metadata that were there are missing, and may come back
 │   └── VersionChangedError       the object is no longer the one that was looked up
 └── DamagedError                  the bytes arrived and cannot be right
 
@@ -265,6 +266,13 @@ class RangeNotSatisfiedError(StorageError):
     def __init__(self, ref: ObjectRef, size: int) -> None:
         super().__init__(ref, f"the range begins past the end of {size} bytes")
         self.size = size
+
+
+class MetadataMissingError(StorageError):
+    """Metadata that this process has seen are missing, and nobody removed them here."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        super().__init__(ref, "was there before and is missing now; it may come back")
 
 
 class VersionChangedError(StorageError):

@@ -77,6 +77,10 @@ class Layout(Protocol):
         """Find the shards among which *key*, of a chunk or a shard, is to be looked for."""
         ...
 
+    def expects(self, path: str) -> bool:
+        """Return whether the metadata describe a sharded array at *path* below."""
+        ...
+
     def names_below(self) -> Sequence[str] | None:
         """Name the containers below that the metadata tells of; `None` if it does not tell."""
         ...

@@ -139,5 +139,11 @@ class Document(NamedTuple):
     translator: Translator
 
 
-type Target = Slot | Document | Whole
+class Stray(NamedTuple):
+    """An object that is named like a chunk and lies in no array: it can only be removed."""
+
+    ref: ObjectRef
+
+
+type Target = Slot | Document | Whole | Stray
 """Where the bytes of a key are written."""

@@ -50,6 +50,7 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.StorageTimeoutError: HTTPStatus.GATEWAY_TIMEOUT,
     errors.TruncatedReadError: HTTPStatus.BAD_GATEWAY,
     errors.RangeNotSatisfiedError: HTTPStatus.BAD_GATEWAY,
+    errors.MetadataMissingError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.VersionChangedError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.DamagedError: HTTPStatus.BAD_GATEWAY,
     errors.ConfigurationError: HTTPStatus.INTERNAL_SERVER_ERROR,

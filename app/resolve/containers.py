@@ -1,16 +1,21 @@
 """Which container a key belongs to: the nearest ancestor that holds a marker."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Format, Layout, Listing
 from app.formats.naming import PLAIN, Name, Shelf
-from app.formats.reading import Fetch
+from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Collection, Shards
-from app.formats.writing import Document, Target
-from app.model import Location, ObjectRef, VirtualKey, Whole
+from app.formats.writing import Document, Stray, Target, Translator
+from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+
+LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
+"""How keys end that may be of chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
+_ZARR2_KEY: Final = re.compile(r"(?:^|/)([0-9]+(?:[./][0-9]+)*)$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +57,37 @@ class PassThrough:
         """Know of no shards."""
         return None
 
+    def expects(self, _: str) -> bool:
+        """Expect no arrays below."""
+        return False
+
     def names_below(self) -> Sequence[str] | None:
         """Know of nothing below."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingArray(PassThrough):
+    """The container of a key that is named like a chunk, and in no array.
+
+    An object of that name is not served: it may be a shard.
+    """
+
+    fault: DamagedError | None = None
+    """Raised for reads, where consolidated metadata describe the array."""
+
+    async def locate(self, key: VirtualKey, _: Fetch) -> Location:  # noqa: ARG002
+        """Find nothing.
+
+        Raises: `DamagedError` where there should be an array.
+        """
+        if self.fault is not None:
+            raise self.fault
+        return MISSING
+
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        """Allow *key* to be removed only."""
+        return Stray(self.root.join(key))
 
 
 MAX_DEPTH: Final = 32
@@ -70,25 +103,55 @@ class Containers:
     """
 
     formats: Sequence[Format]
+    format: str = "auto"
+    """As it is configured. Below one that is named, keys like those of chunks name no objects."""
 
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
-        """Find the container of *key*, and the rest of *key* in it."""
+        """Find the container of *key*, and the rest of *key* in it.
+
+        Raises: `MetadataMissingError` where *key* may belong to a container that was there.
+        """
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
+        found, rest, fault = await self._search(root, key, fetch)
+        is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
+        if isinstance(fault, MetadataMissingError):
+            if is_like_a_chunk or fault.ref == root.join(key):
+                raise fault
+        elif is_like_a_chunk and (fault or await self._is_stray(root, key, found, fetch)):
+            return MissingArray(root, fault=fault), key
+        return found, rest
+
+    async def _search(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
+    ) -> tuple[Layout, VirtualKey, MetadataMissingError | DamagedError | None]:
+        """Open the containers on the way to *key*, and return what is wrong below the last one."""
         found = self.around(root)
         rest = key
+        fault: MetadataMissingError | DamagedError | None = None
+        outer: list[tuple[Layout, int]] = []
         directory, start = root, 0
         for _ in range(MAX_DEPTH):
-            if (layout := await self.open(directory, fetch)) is not None:
-                found, rest = layout, VirtualKey(key[start:])
+            try:
+                layout = await self.open(directory, fetch)
+            except MetadataMissingError as error:
+                if self._translator(error.ref) is None:
+                    raise
+                layout, fault = None, error
+            if layout is not None:
+                found, rest, fault = layout, VirtualKey(key[start:]), None
+                outer.append((layout, start))
+            elif any(each.expects(key[begin : start - 1]) for each, begin in outer):
+                reason = "has no metadata, though consolidated metadata describe an array there"
+                fault = fault or DamagedError(directory, reason)
             slash = key.find("/", start)
             if found.encloses(rest) or slash < 0:
                 break
             start = slash + 1
             directory = root.join(key[:slash])
-        return found, rest
+        return found, rest, fault
 
     async def shard(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> str | None:
         """Name the shard that *key* is in; see `Layout.shard`."""
@@ -97,19 +160,22 @@ class Containers:
 
     async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written; see `Layout.target`."""
-        layout, rest = await self.find(root, key, fetch)
-        target = await layout.target(rest, fetch)
-        if isinstance(target, Whole):
-            path, _, name = key.rpartition("/")
-            for fmt in self.formats:
-                if (translator := fmt.translator(root.join(path), name)) is not None:
-                    return Document(target.ref, translator)
+        translator = self._translator(root.join(key))
+        try:
+            layout, rest = await self.find(root, key, fetch)
+            target = await layout.target(rest, fetch)
+        except MetadataMissingError as error:
+            if translator is None or error.ref != root.join(key):
+                raise
+            target = Whole(error.ref)
+        if translator is not None and isinstance(target, Whole):
+            return Document(target.ref, translator)
         return target
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container.
 
-        Raises: `DamagedError`.
+        Raises: `DamagedError`, `MetadataMissingError`.
         """
         for fmt in self.formats:
             if (layout := await fmt.open(directory, fetch)) is not None:
@@ -130,3 +196,31 @@ class Containers:
                 if (layout := await fmt.open(directory, fetch)) is not None:
                     return layout, VirtualKey(key[start:])
         return None
+
+    def _translator(self, ref: ObjectRef) -> Translator | None:
+        """Return how the document *ref* is written; `None` if it is none."""
+        path, _, name = ref.key.rpartition("/")
+        directory = ObjectRef(ref.bucket, path)
+        found = (fmt.translator(directory, name) for fmt in self.formats)
+        return next(filter(None, found), None)
+
+    async def _is_stray(
+        self, root: ObjectRef, key: VirtualKey, found: Layout, fetch: Fetch
+    ) -> bool:
+        """Return whether *key*, which is named like a chunk, can be of no array.
+
+        That is known where a format is configured. Arrays of Zarr v2 are served as they are.
+        """
+        if self.format == "auto" or not self.formats:
+            return False
+        if self.format != "zarr":
+            return isinstance(found, PassThrough)
+        coords = _ZARR2_KEY.search(key)
+        start = coords.start(1) if coords else 0
+        for _ in range(MAX_DEPTH if coords else 0):
+            marker = root.join(key[:start].rstrip("/")).join(".zarray")
+            if await fetch(Read("metadata", marker, ByteRange(0, 1), Opaque)) is not None:
+                return False
+            if not (start := key.find("/", start) + 1):
+                break
+        return True

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import cachetools
 
+from app.errors import MetadataMissingError
 from app.formats.reading import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
 from app.resolve.flight import Apart, SingleFlight
@@ -20,6 +21,9 @@ from app.storage.contract import NotModified, ObjectReader, Stat
 OVERHEAD_NBYTES: Final = 1024
 """Memory around a cached value: its key, its reference, its place in the order."""
 _FORGOTTEN_MAX: Final = 65536
+_MARKERS: Final = frozenset({"metadata", "repo"})
+"""Kinds of reads that decide what the keys below a directory mean."""
+_MARKERS_MAX: Final = 65536
 _LARGE_AT_ONCE: Final = 2
 """How many reads that may take much memory are decoded at a time."""
 
@@ -83,6 +87,8 @@ class ReadCache:
         self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self._all_forgotten_at = -inf
+        self._markers = cachetools.LRUCache[ObjectRef, float](_MARKERS_MAX)
+        """Markers that were there, and since when each is missing: `inf` while it is not."""
         self.tally = Tally()
         self.generation = 0
         """Grows when something that was known turns out to be otherwise."""
@@ -105,7 +111,10 @@ class ReadCache:
     async def has_changed(self, read: Read[Any]) -> bool:
         """Perform *read* again, and tell whether that brought another version."""
         before = cast("Remembered | None", self.memory.get(read))
-        after = await self._share(read, read.ref, lambda: self._perform(read))
+        try:
+            after = await self._share(read, read.ref, lambda: self._perform(read))
+        except MetadataMissingError:
+            return True
         return before is None or _version(before.known) != _version(after.known)
 
     async def stat(self, ref: ObjectRef) -> Remembered:
@@ -142,6 +151,30 @@ class ReadCache:
                 self._all_forgotten_at = self.clock()
             self._forgotten[ref] = self.clock()
             self.generation += 1
+
+    def mark_present(self, ref: ObjectRef) -> None:
+        """Take the marker *ref* for present; reads that do not find it fail for `ttl_s`."""
+        if self.is_shared:  # others remove what is in a session, and are believed at once
+            self._markers[ref] = inf
+
+    def mark_removed(self, ref: ObjectRef) -> None:
+        """Take the absence of *ref* for proved, as this process removed it."""
+        self._markers.pop(ref, None)
+
+    def _check_absence(self, ref: ObjectRef, asked_at: float) -> None:
+        """Return if a marker that was not found at *asked_at* can be taken for absent.
+
+        Raises: `MetadataMissingError` until it has been missing for `ttl_s`.
+        """
+        if (missing_since := self._markers.get(ref)) is None:
+            return
+        if missing_since == inf:
+            self._markers[ref] = asked_at
+            self.forget(ref)
+        elif asked_at >= missing_since + self._ttl_s:
+            self.mark_removed(ref)
+            return
+        raise MetadataMissingError(ref)
 
     def _forgotten_at(self, ref: ObjectRef) -> float:
         """Tell until when nothing that was asked of *ref* is taken for current."""
@@ -209,6 +242,11 @@ class ReadCache:
             found = await perform(self._store, read, etag, self._room)
         finally:
             kind_of_read.reset(before)
+        if read.kind in _MARKERS:
+            if found is None:
+                self._check_absence(read.ref, asked_at)
+            elif asked_at > self._forgotten_at(read.ref):
+                self.mark_present(read.ref)
         if isinstance(found, NotModified):
             return self._keep(read, known, asked_at)
         is_pinned = read.is_pinned and found is not None

@@ -69,6 +69,7 @@ class ObjectWriter:
 
         if not await self._repeat(ref, attempt):
             raise UnwritableError(f"{ref}: the store cannot remove one version and no other")
+        self._fetch.mark_removed(ref)
 
     async def put_document(
         self, document: Document, body: bytes, *, is_gzip: bool, demand: Demand | None
@@ -91,6 +92,7 @@ class ObjectWriter:
             return await self._store.put(ref, [translated], expected=etag or ABSENT)
 
         etag = await self._repeat(ref, attempt)
+        self._fetch.mark_present(ref)
         return etag if translated == given else etag_of_rewritten(etag)
 
     async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:

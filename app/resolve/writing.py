@@ -1,16 +1,16 @@
 """From a dataset, a virtual key and a body to what is durable in the store."""
 
-import re
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.errors import ShardgateError
-from app.formats.writing import Document, ShardRewriter, Slot, Target
+from app.errors import BadKeyError, ShardgateError
+from app.formats.writing import Document, ShardRewriter, Slot, Stray
 from app.model import ETag, VirtualKey, Whole
 from app.resolve.changes import Change
+from app.resolve.containers import LIKE_A_CHUNK
 from app.resolve.entity import Demand
 from app.resolve.fetch import ReadCache
 from app.resolve.noting import Noting
@@ -28,8 +28,6 @@ _PRESENT_S: Final = 5.0
 """Metadata that have been known for longer are asked for again before a shard is written."""
 _ABSENT_S: Final = 1.0
 """So is, sooner, what was not there."""
-_LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:-?[0-9][^/]*|c(?:[.0-9][^/]*)?)$", re.ASCII)
-"""How keys end that may be of chunks: ``c/0/1``, ``c0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
 
 type Outcome = ETag | ShardgateError | None
 """The version that a key has now, `None` if it is no more, or why it was not written."""
@@ -68,7 +66,7 @@ class Writer:
         `BusyError`.
         """
         await self._store.demand_safety(dataset.root)
-        target = await self._target(dataset, given.key, self._fetch.clock())
+        target = await self._target(dataset, given, self._fetch.clock())
         if not isinstance(target, Slot):
             return await self._write(target, given)
         change = await _change(target, given)
@@ -83,7 +81,7 @@ class Writer:
     async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
         """Raise what `put` would of *key*, whatever the body."""
         await self._store.demand_safety(dataset.root)
-        await self._target(dataset, key, self._fetch.clock())
+        await self._target(dataset, Given(key, b""), self._fetch.clock())
 
     async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
         """Write many keys, those of a shard in one rewrite; tell of each what came of it.
@@ -95,7 +93,7 @@ class Writer:
         for number, each in enumerate({each.key: each for each in given}.values()):
             await breathe(number)
             try:
-                target = await self._target(dataset, each.key, began_at)
+                target = await self._target(dataset, each, began_at)
                 await bulk.add(target, each)
             except ShardgateError as error:
                 bulk.outcomes[each.key] = error
@@ -114,22 +112,29 @@ class Writer:
         await abreast(lambda job: job(), jobs, at_a_time=_AT_ONCE)
         return [bulk.outcomes[each.key] for each in given]
 
-    async def _target(self, dataset: Dataset, key: VirtualKey, began_at: float) -> Target:
-        """Find where *key* is written, by metadata that were not old when the request *began_at*.
+    async def _target(
+        self, dataset: Dataset, given: Given, began_at: float
+    ) -> Slot | Document | Whole:
+        """Find where a key is written, by metadata that were not old when the request *began_at*.
 
         A chunk of an array that is new must not be taken for an object: its key is one only if
         there is no array as yet.
         """
+        key = given.key
         noting = Noting(self._fetch)
         target = await dataset.containers.target(dataset.root, key, noting)
         absent_s = inf
-        if isinstance(target, Whole):
-            is_doubtful = noting.ends_in_absence and _LIKE_A_CHUNK.search(key)
+        if isinstance(target, Whole | Stray):
+            is_doubtful = noting.ends_in_absence and LIKE_A_CHUNK.search(key)
             absent_s = 0 if is_doubtful else _ABSENT_S
         old = noting.known_before(began_at, _PRESENT_S, absent_s)
         if any(await abreast(self._fetch.has_changed, old)):
             target = await dataset.containers.target(dataset.root, key, self._fetch)
-        return target
+        if not isinstance(target, Stray):
+            return target
+        if given.body is not None:
+            raise BadKeyError(f"{key} is no chunk: write the metadata of its array first")
+        return Whole(target.ref)
 
     async def _write(self, target: Document | Whole, given: Given) -> ETag | None:
         _, body, is_gzip, demand = given
@@ -150,7 +155,7 @@ class _Bulk:
         self.shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, Change]] = defaultdict(dict)
         self.objects: list[tuple[Document | Whole, Given]] = []
 
-    async def add(self, target: Target, given: Given) -> None:
+    async def add(self, target: Slot | Document | Whole, given: Given) -> None:
         """Put *given* to others of the same shard."""
         if isinstance(target, Slot):
             self.shards[target.shard][given.key] = await _change(target, given)

@@ -79,9 +79,10 @@ class Taker:
 
 
 @contextmanager
-def taking_into_folder(folder: Path) -> Generator[Taker]:
+def taking_into_folder(folder: Path, **dataset: Any) -> Generator[Taker]:
     """Serve the writable dataset ``data`` out of *folder*."""
-    settings = Settings(datasets={"data": DatasetSettings(url=str(folder), writable=True)})
+    data = DatasetSettings(url=str(folder), writable=True, **dataset)
+    settings = Settings(datasets={"data": data})
     with serving(settings) as url, connect(url) as client:
         yield Taker(url, client, folder)
 

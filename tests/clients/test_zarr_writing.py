@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
@@ -42,6 +42,33 @@ def test_an_array_is_written(taker: Taker, client: Open) -> None:
 
     same(array[...], expected)
     same(zarr.open_array(taker.folder / "array", mode="r")[...], expected)
+
+
+@pytest.mark.parametrize("named", ["auto", "zarr"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_array_takes_the_place_of_another(tmp_path: Path, client: str, named: str) -> None:
+    """One that is sharded and was read is deleted with its chunks, and another one made at once."""
+    old = zarr.create_array(
+        tmp_path / "a", shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4"
+    )
+    old[...] = VALUES
+    with taking_into_folder(tmp_path, format=named) as taker:
+        store = CLIENTS[client](taker.url, "a")
+        same(zarr.open_array(store, mode="r")[...], VALUES)
+        versions: tuple[Literal[2, 3], ...] = (3, 2, 3)
+        for least, zarr_format in enumerate(versions):
+            new = zarr.create_array(
+                store,
+                shape=(16, 16),
+                chunks=(8, 8),
+                dtype="u4",
+                overwrite=True,
+                zarr_format=zarr_format,
+            )
+            new[...] = VALUES + least
+
+            same(zarr.open_array(store, mode="r")[...], VALUES + least)
+            same(zarr.open_array(taker.folder / "a", mode="r")[...], VALUES + least)
 
 
 def test_attributes_and_shape_change(taker: Taker, client: Open) -> None:

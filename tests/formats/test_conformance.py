@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import app.formats
-from app.errors import DamagedError, ShardgateError
+from app.errors import DamagedError, MetadataMissingError, ShardgateError
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shard, Shards
 from app.model import ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
@@ -17,6 +17,7 @@ from app.resolve.walk import Root, find_collections, list_names
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case
+from tests.resolve.stores import Clock
 from tests.resolving import ROOT, reading
 
 FOLDERS = sorted(
@@ -273,6 +274,49 @@ async def test_survives_an_overwrite_at_any_moment(
         if reads_before > 4:
             assert await data.read(key) in {old, new[key]}
             assert await data.read(key) in {old, new[key]}
+
+
+_MARKERS = ("zarr.json", "info", "repo", "refs/branch.main/ref.json", ".array.json")
+
+
+class _LosingStore(MemoryStore):
+    """Does not find a marker at its n-th read of one."""
+
+    loses_at = 10**9
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Find nothing when it is time, else read."""
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        self.loses_at -= found is not None and ref.key.endswith(_MARKERS)
+        return None if self.loses_at == -1 else found
+
+
+@every_case
+async def test_a_lost_marker_is_never_absence_of_chunks(case: Case) -> None:
+    """Whichever marker that was seen is not found at a read, a chunk is right or an error."""
+    key, expected = next(iter(case.chunks.items()))
+    for step in range(5):
+        store = _LosingStore()
+        _store(case.build(case.chunks), store)
+        clock = Clock()
+        data = reading(store, clock=clock)
+        assert await data.read(key) == expected
+        clock.now += 61
+        store.loses_at = step
+        try:
+            assert await data.read(key) == expected
+        except MetadataMissingError:
+            clock.now += 1
+            assert await data.read(key) == expected
+        else:
+            assert step > 0
 
 
 class _FailingStore(MemoryStore):

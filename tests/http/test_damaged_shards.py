@@ -1,4 +1,4 @@
-"""Shards with a checksum over all of them, which is no longer that of their bytes."""
+"""Shards whose checksum is no longer that of their bytes, or whose metadata are missing."""
 
 import json
 from collections.abc import Generator
@@ -7,8 +7,9 @@ from typing import Final
 
 import httpx
 import pytest
+from pydantic import ByteSize
 
-from app.settings import DatasetSettings, Settings
+from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr_sharding_indexed.case import build, chunk_bytes
 from tests.serving import serving
 
@@ -69,3 +70,37 @@ def test_a_damaged_shard_can_be_taken_away(client: httpx.Client, shard: Path) ->
     """As a whole."""
     assert client.delete("/em?prefix=c/").json() == {"deleted": 4}
     assert not shard.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/em/c/0/0"),
+        ("HEAD", "/em/c/0/0"),
+        ("PUT", "/em/c/0/1"),
+        ("DELETE", "/em/c/0/0"),
+        ("DELETE", "/em?prefix=c/"),
+        ("POST", "/em/c/0/1?uploads"),
+        ("GET", "/em?list-type=2&prefix=c/"),
+        ("GET", "/em/c/"),
+        ("GET", "/em/zarr.json"),
+    ],
+)
+def test_while_metadata_are_missing_chunks_are_not_served(
+    tmp_path: Path, shard: Path, method: str, path: str
+) -> None:
+    """A client is told to come back, and no shard is taken for a chunk, whatever is in memory."""
+    datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
+    settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
+    before = shard.read_bytes()
+    with serving(settings) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+        (tmp_path / "zarr.json").rename(tmp_path / "aside")
+        for _ in range(2):
+            answer = client.request(method, path, content=NEW if method == "PUT" else None)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert method == "HEAD" or "zarr.json: was there before" in answer.text
+        (tmp_path / "aside").rename(tmp_path / "zarr.json")
+        assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+    assert shard.read_bytes() == before
+    assert [each.name for each in shard.parent.iterdir()] == ["0"]

@@ -82,6 +82,10 @@ class BoxLayout:
         """Boxes are listed as they are stored."""
         return None
 
+    def expects(self, _: str) -> bool:
+        """Expect no arrays below."""
+        return False
+
     def names_below(self) -> Sequence[str] | None:
         """Tell the names after ``>``."""
         return [name[1:] for name in self.lines if name.startswith(">")]

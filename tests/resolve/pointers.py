@@ -63,6 +63,10 @@ class Pointers:
         """Know of none."""
         return None
 
+    def expects(self, path: str) -> bool:
+        """Expect none."""
+        return False
+
     def names_below(self) -> Sequence[str] | None:
         """Know of none."""
         return ()

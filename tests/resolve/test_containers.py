@@ -2,16 +2,29 @@
 
 import json
 import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
-from app.errors import DamagedError, StorageDeniedError
+from app.errors import (
+    BadKeyError,
+    DamagedError,
+    MetadataMissingError,
+    StorageDeniedError,
+)
+from app.formats.naming import Window
 from app.formats.zarr_sharding_indexed.layout import ZarrLayout
-from app.model import ObjectRef, VirtualKey, Whole
-from app.resolve.containers import Containers, PassThrough
+from app.model import ByteRequest, Condition, ETag, ObjectRef, VirtualKey, Whole
+from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
 from app.resolve.fetch import Memory, ReadCache
+from app.storage.contract import Found, NotModified, Stat
+from app.storage.memory import MemoryStore
 from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
 from tests.resolve.stores import WatchedStore
+from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 from tests.resolving import ROOT, known_formats
 
 _MARKER = r"(^|/)(zarr\.json|info|repo|refs/branch\.main/ref\.json)$"
@@ -170,3 +183,271 @@ async def test_no_container_is_looked_for_very_deep() -> None:
     await case.find("a/" * 500 + "x")
 
     assert len(case.looked_at) == 32
+
+
+class _Losing(Between):
+    """A store that does not find the marker of ``a`` at the reads *lost*, counted from 0."""
+
+    def __init__(self, inner: MemoryStore, lost: range = range(0)) -> None:
+        super().__init__(inner)
+        self.lost = lost
+        self.reads = 0
+
+    def _loses(self, ref: ObjectRef) -> bool:
+        if ref != ROOT.join("a/zarr.json"):
+            return False
+        self.reads += 1
+        return self.reads - 1 in self.lost
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read, or find nothing."""
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return None if self._loses(ref) else found
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Measure, or find nothing."""
+        found = await super().stat(ref)
+        return None if self._loses(ref) else found
+
+
+_ALWAYS = range(10**9)
+_PLAIN = zarr_json(codecs=[{"name": "bytes"}])
+
+
+class _Started(NamedTuple):
+    memory: MemoryStore
+    store: _Losing
+    one: Replica
+    wait: Callable[[float], None]
+    """Lets seconds pass."""
+
+
+async def _opened() -> _Started:
+    """Start a process that has written three chunks of the array ``a``, in two shards."""
+    memory = filled()
+    store = _Losing(memory)
+    later_s = [0.0]
+    one = replica(store, lambda: time.monotonic() + sum(later_s))
+    for number in (0, 1, 9):
+        await one.put(f"a/c/{number}", b"%04d" % number)
+    return _Started(memory, store, one, later_s.append)
+
+
+async def _list(one: Replica) -> list[str]:
+    page = await one.reading.resolver.page(one.reading.dataset, Window("a/"), 100)
+    return [entry.key for entry in page.entries]
+
+
+@pytest.mark.parametrize("age_s", [0, 10, 100])
+@pytest.mark.parametrize("step", range(4))
+async def test_a_chunk_is_never_an_object_when_a_marker_is_lost(step: int, age_s: float) -> None:
+    """Whichever read does not find it: a request fails, or does what it does with the marker."""
+    for key, body in {"a/c/5": b"five", "a/c/0": None, "a/c/1": b"new1"}.items():
+        memory, store, one, wait = await _opened()
+        wait(age_s)
+        store.lost = range(store.reads + step, store.reads + step + 1)
+        seen: list[object] = []
+        for _ in range(2):
+            try:
+                seen.append(await one.read("a/c/1"))
+                seen.append(await one.read("a/zarr.json") == zarr_json())
+                seen.append(await _list(one))
+                await one.put(key, body)
+            except MetadataMissingError:
+                continue
+        chunks = {0: b"0000", 1: b"0001", int(key[4:]): body}
+
+        assert await stored(memory, "a/c/5") is None
+        assert [each for each in seen if isinstance(each, bytes)] != []
+        assert {each for each in seen if isinstance(each, bytes)} <= {b"0001", b"new1"}
+        assert True not in seen
+        assert None not in seen
+        assert all("a/c/9" in each for each in seen if isinstance(each, list))
+        shard = chunks_of(await stored(memory, "a/c/0") or b"")
+        assert shard == {number: data for number, data in chunks.items() if data is not None}
+
+
+async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> None:
+    """Until then no key that may be of a chunk is answered, and all others are."""
+    memory, store, one, wait = await _opened()
+    memory.place(ROOT.join("a/README.md"), b"text")
+    store.lost = _ALWAYS
+    wait(61)
+    for _ in range(2):
+        for key in ("a/c/0", "a/c/5", "a/zarr.json"):
+            with pytest.raises(MetadataMissingError, match=r"a/zarr\.json"):
+                await one.read(key)
+        for body in (b"0000", None):
+            with pytest.raises(MetadataMissingError):
+                await one.put("a/c/0", body)
+        with pytest.raises(MetadataMissingError):
+            await _list(one)
+        assert await one.read("a/README.md") == b"text"
+        assert await one.read("notes/one") == b"one"
+        wait(50)
+
+    wait(11)
+    assert await one.read("a/c/0") == await stored(memory, "a/c/0")
+    assert await one.read("a/zarr.json") is None
+
+
+async def test_a_marker_that_is_found_again_was_never_absent() -> None:
+    """The time begins anew with the next read that does not find it."""
+    _, store, one, wait = await _opened()
+    for _ in range(3):
+        wait(61)
+        store.lost = _ALWAYS
+        with pytest.raises(MetadataMissingError):
+            await one.read("a/c/0")
+        store.lost = range(0)
+        assert await one.read("a/c/0") == b"0000"
+
+
+async def test_a_marker_that_was_written_here_was_seen() -> None:
+    """Also if no read has found it yet."""
+    memory, _, one, _ = await _opened()
+    await one.put("b/zarr.json", _PLAIN)
+    memory.remove(ROOT.join("b/zarr.json"))
+
+    with pytest.raises(MetadataMissingError):
+        await one.put("b/c/5", b"five")
+
+
+@pytest.mark.parametrize("age_s", [0, 10, 100])
+async def test_what_others_removed_can_be_written_anew_at_once(age_s: float) -> None:
+    """The metadata of an array need no others."""
+    memory, _, one, wait = await _opened()
+    memory.remove(ROOT.join("a/zarr.json"))
+    wait(age_s)
+
+    await one.put("a/zarr.json", _PLAIN)
+
+    assert await one.read("a/zarr.json") == _PLAIN
+    assert await one.read("a/c/0") == await stored(memory, "a/c/0")
+
+
+@pytest.mark.parametrize("prefix", ["a/", None])
+async def test_what_was_removed_here_is_absent_at_once(prefix: str | None) -> None:
+    """Nothing is in the way of deleting an array and making another one."""
+    memory, _, one, _ = await _opened()
+    if prefix is not None:
+        await one.eraser.erase(one.reading.dataset, VirtualKey(prefix))
+    else:
+        for key in ("zarr.json", "c/0", "c/1", "c/9"):
+            await one.put(f"a/{key}", None)
+    gone = [await one.read(f"a/{key}") for key in ("zarr.json", "c/0")]
+    await one.put("a/zarr.json", _PLAIN)
+    await one.put("a/c/5", b"five")
+
+    assert gone == [None, None]
+    assert await one.read("a/c/5") == await stored(memory, "a/c/5") == b"five"
+
+
+def _configure(one: Replica, name: str) -> None:
+    """Configure the format *name* for a process."""
+    dataset = one.reading.dataset
+    formats = [each for each in dataset.containers.formats if each.name == name]
+    one.reading.dataset = replace(dataset, containers=Containers(formats, name))
+
+
+_GROUP_3 = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
+
+
+@pytest.mark.parametrize("group", [None, _GROUP_3])
+@pytest.mark.parametrize(
+    ("name", "key"), [("zarr", "c/0"), ("zarr", "0.0"), ("precomputed", "0-64_0-64_0-64")]
+)
+async def test_below_a_configured_format_chunks_are_in_arrays(
+    group: bytes | None, name: str, key: str
+) -> None:
+    """What is named like one is no object: it is not read or written, and can be removed."""
+    memory = filled()
+    memory.place(ROOT.join(f"b/{key}"), b"a shard, perhaps")
+    memory.place(ROOT.join("b/README.md"), b"text")
+    if group is not None and name == "zarr":
+        memory.place(ROOT.join("zarr.json"), group)
+    one = replica(memory)
+    _configure(one, name)
+
+    assert await one.read(f"b/{key}") is None
+    with pytest.raises(BadKeyError, match="write the metadata of its array first"):
+        await one.put(f"b/{key}", b"new")
+    assert await one.read("b/README.md") == b"text"
+    assert await stored(memory, f"b/{key}") == b"a shard, perhaps"
+    await one.put(f"b/{key}", None)
+    assert await stored(memory, f"b/{key}") is None
+    memory.place(ROOT.join(f"b/{key}"), b"a shard, perhaps")
+    await one.eraser.erase(one.reading.dataset, VirtualKey("b/"))
+    assert await stored(memory, f"b/{key}") is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "keys"),
+    [
+        ("b/.zarray", ["b/0.0", "b/0/0/0"]),
+        ("b/1/.zarray", ["b/1/0"]),
+        (".zarray", ["0.0"]),
+        ("b/zarr.json", ["b/c/0", "b/0.0"]),
+    ],
+)
+async def test_what_is_not_sharded_is_served_below_a_configured_format(
+    marker: str, keys: list[str]
+) -> None:
+    """Chunks of arrays of Zarr v2, and of v3 without shards, are objects."""
+    memory = MemoryStore()
+    memory.place(ROOT.join(marker), _PLAIN if marker.endswith(".json") else b"{}")
+    one = replica(memory)
+    _configure(one, "zarr")
+    for key in keys:
+        await one.put(key, b"data")
+
+        assert await one.read(key) == await stored(memory, key) == b"data"
+
+
+async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_objects() -> None:
+    """To read them fails where its own metadata are missing, whatever groups lie between."""
+    memory = filled()
+    await replica(memory).put("a/c/0", b"0000")
+    array = json.loads(zarr_json())
+    nodes = {"a": array, "g/a": array, "g/plain": json.loads(_PLAIN)}
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    root = {**json.loads(_GROUP_3), "consolidated_metadata": consolidated}
+    memory.place(ROOT.join("zarr.json"), json.dumps(root).encode())
+    memory.place(ROOT.join("g/zarr.json"), _GROUP_3)
+    shard = await stored(memory, "a/c/0") or b""
+    for key in ("g/a/c/0", "g/plain/c/0"):
+        memory.place(ROOT.join(key), shard)
+    memory.remove(ROOT.join("a/zarr.json"))
+    one = replica(memory)
+
+    for key in ("a/c/0", "g/a/c/0"):
+        with pytest.raises(DamagedError, match="a: has no metadata"):
+            await one.read(key)
+        with pytest.raises(BadKeyError):
+            await one.put(key, b"0000")
+    assert await one.read("g/plain/c/0") == shard
+    memory.place(ROOT.join("a/zarr.json"), zarr_json())
+    clock = one.reading.fetch.clock
+    one.reading.fetch.clock = lambda: clock() + 2
+    assert await one.read("a/c/0") == b"0000"
+
+
+@pytest.mark.parametrize("key", ["c", "c/0/1", "c.0.1", "c0/1", "0", "0.1", "7:0", "7.index"])
+def test_names_of_chunks(key: str) -> None:
+    """Keys of the chunks of every format are recognised by how they end."""
+    for name in (key, f"a/{key}", "s0/0-64_-8-0_0-64", "mesh/7:0:1", "spatial0/0_0_1"):
+        assert LIKE_A_CHUNK.search(name)
+
+
+@pytest.mark.parametrize("key", ["README.md", "c/a.txt", "zarr.json", "info", "", "c/", "cat"])
+def test_names_of_other_objects(key: str) -> None:
+    """Other names are not taken for those of chunks."""
+    for name in (key, f"a/{key}", "2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray"):
+        assert not LIKE_A_CHUNK.search(name)

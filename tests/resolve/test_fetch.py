@@ -451,6 +451,7 @@ async def test_the_generation_grows_when_something_known_changed(
 ) -> None:
     """A new version, disappearance and appearance count; confirmation does not."""
     case = _Case(old)
+    case.read = case.read._replace(kind="shard-index")
     await case.data()
     case.store.remove(REF)
     if new is not None:

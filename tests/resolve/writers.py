@@ -102,10 +102,10 @@ class Replica:
         return await self.reading.read(key)
 
 
-def replica(store: ObjectStore) -> Replica:
+def replica(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> Replica:
     """Start a process over *store*."""
     told: list[tuple[int, int]] = []
-    looked = reading(store, clock=time.monotonic)
+    looked = reading(store, clock=clock)
     objects = ObjectWriter(store, looked.fetch, document_bytes=2**16, decoded_bytes=2**16)
     room = ByteBudget(2**20, wait_s=60)
     rewrites = Rewrites(store, looked.fetch, room, lambda *counts: told.append(counts))

@@ -229,6 +229,10 @@ class RepositoryLayout:
         """Look through the repository."""
         return Audit(self.repository, auditor, chunks=chunks).findings()
 
+    def expects(self, _: str) -> bool:
+        """Expect no arrays below."""
+        return False
+
     def names_below(self) -> Sequence[str] | None:
         """Know that there are no containers below."""
         return ()

@@ -188,7 +188,9 @@ class FileRefs:
         """How the file of *ref* is read."""
         kind = "branch" if isinstance(ref, Branch) else "tag"
         name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
-        return Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
+        # The file of the branch main says that there is a repository, as the file repo does.
+        role = REPO if ref == MAIN else "ref"
+        return Read(role, name, ByteRange(0, _REF_NBYTES), read_ref_file)
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
         """Read the file of *ref*, whose name is spelled in one of two ways."""

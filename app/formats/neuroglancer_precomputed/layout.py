@@ -159,6 +159,10 @@ class PrecomputedLayout:
         parts = next(named, found[0] if found else None)
         return None if parts is None else self._shards(parts)
 
+    def expects(self, _: str) -> bool:
+        """Expect no arrays below."""
+        return False
+
     def names_below(self) -> Sequence[str]:
         """Name the directories of meshes, skeletons and properties."""
         return self.info.value.below

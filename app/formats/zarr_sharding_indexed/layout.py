@@ -146,6 +146,10 @@ class ZarrLayout:
         """All keys of an array are in its shards."""
         return self._shards
 
+    def expects(self, path: str) -> bool:
+        """Return whether consolidated metadata describe a sharded array at *path*."""
+        return path in self.node.value.sharded
+
     def names_below(self) -> Sequence[str] | None:
         """Only consolidated metadata tells what is below a group."""
         return array_names(self.node.value)

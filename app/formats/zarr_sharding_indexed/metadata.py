@@ -63,6 +63,8 @@ class Node:
     """Set for arrays that are served without their shards."""
     why_sharded: str = ""
     """Why a sharded array is served as it is."""
+    sharded: frozenset[str] = frozenset()
+    """Paths of the arrays that a group's consolidated metadata describe without their shards."""
 
     @property
     def nbytes(self) -> int:
@@ -84,8 +86,10 @@ def parse_node(document: Json, data: bytes) -> Node:
             return _parse_array_node(document, data)
         case "group":
             served = _without_shards_below(document)
-            is_rewritten = served is not document
-            return Node("group", _encode(served) if is_rewritten else data, is_rewritten)
+            if served is document:
+                return Node("group", data, is_rewritten=False)
+            sharded = _rewritten_paths(document, served)
+            return Node("group", _encode(served), is_rewritten=True, sharded=sharded)
         case other:
             raise DecodeError(f"node_type is neither array nor group: {str(other)[:80]}")
 
@@ -140,6 +144,12 @@ def _without_shards_below(group: dict[str, Json]) -> dict[str, Json]:
     if all(rewritten[path] is node for path, node in nodes.items()):
         return group
     return {**group, "consolidated_metadata": {**consolidated, "metadata": rewritten}}
+
+
+def _rewritten_paths(stored: dict[str, Json], served: dict[str, Json]) -> frozenset[str]:
+    """Return the paths in consolidated metadata whose documents are served in another form."""
+    before, after = (each["consolidated_metadata"]["metadata"] for each in (stored, served))
+    return frozenset(path for path, node in after.items() if node is not before[path])
 
 
 def _rewritten(node: Json) -> Json:

@@ -150,6 +150,10 @@ class HierarchyLayout:
         found = await self._array(data_key.path, fetch)
         return None if found is None else self._shards(data_key.path, found.value.array)
 
+    def expects(self, _: str) -> bool:
+        """Expect no arrays below."""
+        return False
+
     def names_below(self) -> Sequence[str]:
         """Know that a hierarchy has the store to itself."""
         return ()

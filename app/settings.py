@@ -100,7 +100,7 @@ class LimitSettings(Section):
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
     """A larger body is passed on in pieces and not cached."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """Bytes read from stores and not yet taken by clients, or from clients, at most."""
+    """Bytes read from stores and not yet taken by clients, or from clients, and one body more."""
     max_chunk_bytes: ByteSize = ByteSize(64 * 1024**2)
     """A larger body of one key is refused before it is read."""
     max_batch_bytes: ByteSize = ByteSize(256 * 1024**2)

@@ -33,10 +33,10 @@ def decode(data: bytes, length: int, chain: Chain | None = None) -> Framed:
 
     Raises: `BadBodyError`, `SignatureError`.
     """
-    pieces, at = [], 0
+    pieces, at, view = [], 0, memoryview(data)
     while True:
         size, signature, at = _begin(data, at)
-        piece = data[at : at + size]
+        piece = view[at : at + size]
         if chain is not None:
             chain.check_chunk(piece, signature)
         if size == 0:

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from io import BytesIO
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ class Incoming:
 
     async def read(self, length: int, held: Held) -> bytes:
         """Read all *length* bytes as `pieces` does."""
-        return b"".join([piece async for piece in self.pieces(length, held)])
+        return await _joined(self.pieces(length, held))
 
     async def read_framed(self, most_nbytes: int, held: Held) -> bytes:
         """Read a body that tells itself where it ends, of which no length need be announced.
@@ -87,7 +88,7 @@ class Incoming:
         """
         if not self._is_chunked or self._length is not None:
             return await self.read(self.length(most_nbytes), held)
-        return b"".join([piece async for piece in self._arriving(most_nbytes, held)])
+        return await _joined(self._arriving(most_nbytes, held))
 
     async def _arriving(self, most_nbytes: int, held: Held) -> AsyncIterator[bytes]:
         """Give up to *most_nbytes* as they arrive."""
@@ -132,6 +133,14 @@ class Incoming:
         if message["type"] != "http.request":
             raise ClientGoneError
         return {"body": message.get("body", b""), "more_body": message.get("more_body", False)}
+
+
+async def _joined(pieces: AsyncIterator[bytes]) -> bytes:
+    """Join *pieces* as they arrive, so that they are not in memory twice at the end."""
+    body = BytesIO()
+    async for piece in pieces:
+        body.write(piece)
+    return body.getvalue()
 
 
 def is_announced(given: Mapping[bytes, bytes]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, LengthRequiredError, TooLargeError, UnknownCodingError
+from app.formats.gzipped import inflated_nbytes
 from app.http import aws_chunked
 from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check
@@ -61,12 +62,23 @@ async def read_payload(
     if not coding.is_framed:
         body = await incoming.read(incoming.length(most_nbytes), held)
         await aside(check, body, body, given, is_long=len(body) > _IN_THREAD_NBYTES)
-        return Payload(body, coding.is_gzip)
+        return await _counted(Payload(body, coding.is_gzip), held, most_nbytes)
     length = _decoded_length(given, most_nbytes)
     received = await incoming.read_framed(_framed_nbytes(length), held)
+    await held.reserve(len(received) + length)
     is_long = len(received) > _IN_THREAD_NBYTES
     body = await aside(_unframe, received, length, given, incoming.seal, is_long=is_long)
-    return Payload(body, coding.is_gzip)
+    del received
+    return await _counted(Payload(body, coding.is_gzip), held, most_nbytes)
+
+
+async def _counted(payload: Payload, held: Held, most_nbytes: int) -> Payload:
+    """Reserve what *payload* takes, once more for what it says to hold if it is gzip."""
+    nbytes = len(payload.body)
+    if payload.is_gzip:
+        nbytes += min(inflated_nbytes(payload.body), most_nbytes)
+    await held.reserve(nbytes)
+    return payload
 
 
 def _decoded_length(given: Mapping[bytes, bytes], most_nbytes: int) -> int:

@@ -29,7 +29,7 @@ class Held:
         Raises: `BusyError`.
         """
         if nbytes > self._nbytes:
-            await self._budget.acquire(nbytes - self._nbytes, beside=self._nbytes)
+            await self._budget.acquire(nbytes - self._nbytes, held_nbytes=self._nbytes)
         elif nbytes < self._nbytes:
             self._budget.release(self._nbytes - nbytes)
         self._nbytes = nbytes

@@ -1,9 +1,11 @@
 """Connections on which nothing happens cost little, and cannot use up what others need."""
 
+import re
 import resource
 import socket
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,8 @@ OURS: Final = 200
 """Files that the tests have open besides."""
 MOST_BYTES_EACH: Final = 16 * 1024
 FEW_FILES: Final = 200
+IN_FLIGHT: Final = 16 * 2**20
+BODY: Final = bytes(12 * 2**20)
 LAST: Final = b"GET /data/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -80,3 +84,22 @@ def test_more_connections_than_files_are_refused(gateway: Gateway) -> None:
         assert statuses(received) == [503]
         assert b"retry-after: 1" in received
         assert statuses(answer) == [200]
+
+
+def test_bodies_that_arrive_together_are_bounded(tmp_path: Path) -> None:
+    """They take the memory that is allowed for all of them, and that of one body more."""
+    allowed = {"SHARDGATE_LIMITS__IN_FLIGHT_BYTES": str(IN_FLIGHT)}
+    with forked(of_dataset(str(tmp_path)) | allowed) as running:
+        before = running.resident_nbytes
+
+        def put(number: int) -> int:
+            return httpx.put(f"{running.url}/data/{number}", content=BODY, timeout=60).status_code
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(put, range(16)))
+        status = Path(f"/proc/{running._pid}/status").read_text()
+
+    (peak,) = map(int, re.findall(r"VmHWM:\s+(\d+) kB", status))
+    assert 200 in answers
+    assert set(answers) <= {200, 503}
+    assert peak * 1024 - before < IN_FLIGHT + 3 * len(BODY)

@@ -1,9 +1,14 @@
 """`app.http.payload`: how a body is wrapped."""
 
+import gzip
+
 import pytest
 
 from app.errors import UnknownCodingError
-from app.http.payload import Coding
+from app.http.payload import Coding, read_payload
+from app.resolve.budget import ByteBudget
+from app.resolve.opening import Held
+from tests.http.test_bodies import MIB, Client, incoming
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,33 @@ def test_other_codings_are_refused(encoding: bytes) -> None:
     """What cannot be undone for whoever reads it is not stored."""
     with pytest.raises(UnknownCodingError):
         Coding.parse({b"content-encoding": encoding})
+
+
+async def test_what_is_in_memory_twice_is_counted_twice() -> None:
+    """A body beside its frames, and gzip beside what it holds."""
+    body = gzip.compress(bytes(MIB))
+    framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    given = {
+        b"content-encoding": b"gzip, aws-chunked",
+        b"content-length": b"%d" % len(framed),
+        b"x-amz-decoded-content-length": b"%d" % len(body),
+    }
+    budget = NotingBudget(10 * MIB, wait_s=1)
+    arriving = incoming(Client([framed]), len(framed))
+    payload = await read_payload(arriving, given, Held(budget), most_nbytes=2 * MIB)
+
+    assert payload == (body, True)
+    assert budget.held == [len(framed), len(framed) + len(body), len(body) + MIB]
+
+
+class NotingBudget(ByteBudget):
+    """Notes what is held whenever that has grown."""
+
+    def __init__(self, max_bytes: int, *, wait_s: float) -> None:
+        super().__init__(max_bytes, wait_s=wait_s)
+        self.held: list[int] = []
+
+    async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
+        """Acquire, and note."""
+        await super().acquire(nbytes, held_nbytes=held_nbytes)
+        self.held.append(self.held_bytes)

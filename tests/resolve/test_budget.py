@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from app.errors import BusyError
 from app.resolve.budget import ByteBudget
+from app.resolve.opening import Held
 from tests.resolve.stores import holding, settle
 
 _MAX = 10
@@ -133,7 +134,7 @@ async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
     async def grow() -> None:
         async with holding(budget, 5):
             await settle()
-            await budget.acquire(5, beside=5)
+            await budget.acquire(5, held_nbytes=5)
             inside.append(budget.held_bytes)
             await settle()
             budget.release(5)
@@ -142,32 +143,38 @@ async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
         await asyncio.gather(*(grow() for _ in range(6)))
 
     assert len(inside) == 6
-    assert max(inside) == _MAX + 5
+    assert max(inside) == _MAX + 10
     assert budget.held_bytes == 0
 
 
-async def test_nobody_is_let_through_while_a_holder_does_not_wait() -> None:
-    """What that one gives back may be enough."""
-    budget = ByteBudget(_MAX, wait_s=0.05)
-    async with holding(budget, 5), holding(budget, 5):
-        with pytest.raises(BusyError):
-            await budget.acquire(1, beside=5)
-        assert budget.held_bytes == 10
-
-
-async def test_what_one_holds_who_gave_up_is_not_counted_as_waiting() -> None:
-    """Only then can it be told who holds all the rest."""
+async def test_a_holder_that_stands_still_does_not_keep_others_from_their_end() -> None:
+    """As a client that sends slowly, or takes nothing of its answer, does."""
     budget = ByteBudget(_MAX, wait_s=60)
-    async with holding(budget, 5), holding(budget, 5):
-        waiting = [asyncio.create_task(budget.acquire(1, beside=5)) for _ in range(2)]
-        waiting[0].cancel()
-        waiting[1].cancel()
-        await settle()
-        last = asyncio.create_task(budget.acquire(1))
-        await settle()
-        assert not last.done()
-    await last
-    assert budget.held_bytes == 1
+    async with holding(budget, 2), holding(budget, 4), holding(budget, 4):
+        async with asyncio.timeout(5):
+            await budget.acquire(6, held_nbytes=4)
+        assert budget.held_bytes == _MAX + 6
+        budget.release(6)
+
+
+async def test_one_body_after_the_other_passes_the_limit() -> None:
+    """Of many that arrive at the same pace all come to their end, one beyond the limit at most."""
+    budget, most = ByteBudget(256, wait_s=60), 0
+
+    async def arrive() -> None:
+        nonlocal most
+        held = Held(budget)
+        for nbytes in range(1, 65):
+            await held.reserve(nbytes)
+            most = max(most, budget.held_bytes)
+            await asyncio.sleep(0)
+        await held.release()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(arrive() for _ in range(128)))
+
+    assert 256 < most <= 256 + 64
+    assert budget.held_bytes == 0
 
 
 async def test_a_failure_inside_gives_back() -> None:
@@ -234,5 +241,65 @@ def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> 
             asyncio.gather(*(h.task for h in play.holders), return_exceptions=True), 5
         )
         assert play.budget.held_bytes == 0
+
+    asyncio.run(run())
+
+
+class _Body:
+    """A body of *size* units, each of which is reserved before it is read."""
+
+    def __init__(self, budget: ByteBudget, size: int) -> None:
+        self.nbytes = 0
+        self.is_waiting = False
+        self.sent = asyncio.Semaphore(0)
+        self.task = asyncio.create_task(self._read(Held(budget), size))
+
+    async def _read(self, held: Held, size: int) -> None:
+        try:
+            for nbytes in range(1, size + 1):
+                await self.sent.acquire()
+                self.is_waiting = True
+                await held.reserve(nbytes)
+                self.is_waiting, self.nbytes = False, nbytes
+        finally:
+            self.is_waiting, self.nbytes = False, 0
+            await held.release()
+
+
+_sending = st.tuples(st.sampled_from(["send", "send to all", "cancel"]), st.integers(0, 7))
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 14), min_size=2, max_size=8),
+    st.lists(_sending, min_size=10, max_size=60),
+)
+def test_random_bodies_grow_within_the_limit_but_for_one(
+    sizes: list[int], steps: list[tuple[str, int]]
+) -> None:
+    """All but the largest fit, not all wait, and all come to their end."""
+
+    async def run() -> None:
+        budget = ByteBudget(_MAX, wait_s=60)
+        bodies = [_Body(budget, size) for size in sizes]
+        for verb, number in steps:
+            one = bodies[number % len(bodies)]
+            if verb == "cancel":
+                one.task.cancel()
+            for body in bodies if verb == "send to all" else [one]:
+                body.sent.release()
+            for _ in range(number):
+                await asyncio.sleep(0)
+            assert budget.held_bytes <= _MAX + max(body.nbytes for body in bodies) + 1
+        await settle()
+        holders = [body for body in bodies if body.nbytes]
+        assert budget.held_bytes == sum(body.nbytes for body in holders)
+        assert not holders or not all(body.is_waiting for body in holders)
+        for body in bodies:
+            for _ in range(14):
+                body.sent.release()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(body.task for body in bodies), return_exceptions=True)
+        assert budget.held_bytes == 0
 
     asyncio.run(run())

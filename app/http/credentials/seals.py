@@ -42,7 +42,7 @@ class Chain:
         self._seal = seal
         self._last = seal.seed
 
-    def check_chunk(self, data: bytes, signature: bytes) -> None:
+    def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
         """Return if *signature* is that of the next chunk.
 
         Raises: `SignatureError`.

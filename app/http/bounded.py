@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.http.answer import AtHand, Given, Headers, combined
+from app.http.bodies import is_announced
 from app.http.heads import Again, written
 
 HEAD_NBYTES: Final = 64 * 1024
@@ -31,6 +32,7 @@ KEPT_S: Final = 5.0
 
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _CONTINUE: Final = b"100-continue"
+_CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
 _always: Final = Again()
 """The date and the like; uvicorn makes a new list of them each second."""
@@ -168,7 +170,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.target.path is None:
             raise RefusedError(*_MALFORMED)
         if b"expect" in given:
-            self.expect_100_continue = _CONTINUE in given[b"expect"].lower().split(b", ")
+            is_expected = _CONTINUE in given[b"expect"].lower().split(b", ")
+            self.expect_100_continue = is_expected and self.parser.get_http_version() == "1.1"
         self._is_heading = False
         self._nbytes = 0
 
@@ -235,6 +238,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.stop_resting()
         self.running = cycle
+        if cycle.waiting_for_100_continue and not is_announced(combined(cycle.scope["headers"])):
+            # botocore up to 1.43.62 takes a final status line in its place for later answers too.
+            self.transport.write(_CONTINUE_LINE)
+            cycle.waiting_for_100_continue = False
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refused: RefusedError) -> None:

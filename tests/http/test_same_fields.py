@@ -145,7 +145,8 @@ def test_what_is_no_lone_head_has_no_fields(data: bytes) -> None:
 def _read(connection: socket.socket, *, has_body: bool) -> Parsed:
     """Read an answer, without what differs each time."""
     with connection.makefile("rb", buffering=0) as stream:
-        line = stream.readline()
+        while (line := stream.readline()).startswith(b"HTTP/1.1 100 "):
+            stream.readline()
         headers = {}
         while (field := stream.readline()) not in {b"\r\n", b""}:
             name, _, value = field.partition(b": ")

@@ -119,6 +119,17 @@ def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
             assert line.hear()[0] == 200
 
 
+def test_leave_is_given_to_send_nothing(client: httpx.Client) -> None:
+    """A client waits for it before an empty file as well; in HTTP/1.0 there is no such answer."""
+    head = "PUT /any/a HTTP/1.%d\nContent-Length: 0\nExpect: 100-continue"
+    with wire(client) as line:
+        line.say(head % 1)
+        line.say(head % 1)
+        assert [line.hear()[0] for _ in range(4)] == [100, 200, 100, 200]
+        line.say(head % 0)
+        assert line.hear()[0] == 200
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [

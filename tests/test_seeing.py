@@ -2,13 +2,15 @@
 
 import hashlib
 import http.server
+import itertools
 import json
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +19,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.attacks.raw import exchange
 from tests.commands import environ
 from tests.formats.zarr_sharding_indexed.case import build
 
@@ -297,6 +300,58 @@ def test_spans_name_keys_of_public_data_only(shown: Shown) -> None:
     assert len(private) > 3
     assert not [key for key in CHUNKS if key in str(private)]
     assert not [secret for secret in SECRETS if secret in str(shown.spans)]
+
+
+_TOKEN_PLACES: Final = [
+    "/{}", "/{}/", "//{}/private/c/0/0", "/{}/private/c/0/0", "/{}/private/", "/{}/private?batch",
+    "/_shard/{}/private/c/0/0", "/_shard/private/{}/c", "/_shard%2F{}/private", "/_shard/{}",
+    "/private/{}/c/0/0", "/private/c/0/{}", "/open/{}", "/open/a%2F{}", "/absent/{}/c", "/down/{}",
+    "/{}/down/c/0/0", "/{}/api/datasets/private/history", "/api/{}/datasets", "/api/datasets/{}",
+    "/api/datasets/open/sessions/{}", "/api/tokens/{}", "/viewer/{}", "/{}/viewer/", "/healthz/{}",
+    "/{}/readyz", "/metrics/{}", "/{}/metrics", "/docs/{}", "/{}/{}/open/c/0/0",
+    "/private/c/0/0?token={}", "/open?list-type=2&prefix={}", "/down/?{}", "/open?delete&{}",
+]  # fmt: skip
+_BAD_REQUESTS: Final = [
+    b"GET /%b/private HTTP/1.1\r\n\r\n",
+    b"GET /%b private HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http:%b HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /_shard/%b HTTP/3.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n",
+    b"%b\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("level", "log_format"),
+    [("debug", "json"), ("info", "text")],
+)
+def test_no_token_is_logged_wherever_it_is_sent(
+    tmp_path: Path, level: str, log_format: str
+) -> None:
+    """In each part of paths, encoded or not, in queries, headers, and what is no request."""
+    settings = _settings(tmp_path) | {
+        "SHARDGATE_SERVER__LOG_FORMAT": log_format,
+        "SHARDGATE_SERVER__LOG_LEVEL": level,
+        "SHARDGATE_DATASETS__DOWN__URL": "http://127.0.0.1:1/data",
+        "SHARDGATE_DATASETS__DOWN__VIEW": "raw",
+        "SHARDGATE_LIMITS__DEADLINE_S": "0.01",
+    }
+    log = tmp_path / "log"
+    spelled = [f"{tilde}{TOKEN}" for tilde in ("~", "%7E", "%7e", "%257E")]
+    with _running(log, **settings) as url, closing(HTTPConnection(url[7:], timeout=30)) as asking:
+        for place, token in itertools.product(_TOKEN_PLACES, spelled):
+            for method in "GET", "PUT":
+                asking.request(method, place.replace("{}", token))
+                asking.getresponse().read()
+        for scheme in "Bearer ", "Basic ", "", "AWS4-HMAC-SHA256 Credential=":
+            asking.request("GET", "/private/c/0/0", headers={"Authorization": f"{scheme}{TOKEN}"})
+            asking.getresponse().read()
+        for request, token in itertools.product(_BAD_REQUESTS, spelled):
+            exchange(url, request % token.encode())
+
+    text = log.read_text("utf-8")
+    assert TOKEN not in text
+    assert len(text.splitlines()) > 200
 
 
 def test_the_extra_is_not_imported_unless_asked_for() -> None:

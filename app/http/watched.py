@@ -14,7 +14,7 @@ from app.http.shard_of import PREFIX as SHARDS
 from app.seeing.outcomes import OTHER, known_method, outcome_of
 from app.seeing.request_counts import NO_DATASET
 from app.seeing.requests import Requests
-from app.seeing.seen import Seen, begin_seeing
+from app.seeing.seen import Seen, begin_seeing, mask_tokens
 from app.seeing.told import Details, Run, details_at_hand
 from app.seeing.tracing import Tracing
 
@@ -195,7 +195,8 @@ class Watched:
             path = key
             first, _, key = path.partition("/")
         name = unquote(first)
-        return (name, key) if name in self._is_public else (NO_DATASET, path)
+        dataset, key = (name, key) if name in self._is_public else (NO_DATASET, path)
+        return dataset, mask_tokens(key)
 
 
 class _UnderWay:

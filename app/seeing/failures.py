@@ -8,7 +8,7 @@ from cachetools import TTLCache
 
 from app.errors import ShardgateError
 from app.seeing.outcomes import is_failure
-from app.seeing.seen import seen_now
+from app.seeing.seen import mask_tokens, seen_now
 
 _SELDOM_S: Final = 60.0
 _KNOWN: Final = 1024
@@ -22,7 +22,7 @@ def tell_of_failure(status: HTTPStatus, error: ShardgateError, dataset: str = ""
     seen = seen_now()
     is_told = (seen is not None and not seen.is_private) or _log.isEnabledFor(logging.DEBUG)
     of_what = dataset or (seen.dataset if seen is not None else "") or "no dataset"
-    reason = str(error) if is_told else type(error).__name__
+    reason = mask_tokens(str(error)) if is_told else type(error).__name__
     _log.warning("%d, %s: %s", status, of_what, reason)
 
 

@@ -1,10 +1,14 @@
 """The request that something is done for, as logs and traces name it."""
 
+import re
 import time
 from contextvars import ContextVar
 from typing import Any, Final
 
 from app.seeing.outcomes import Outcome, outcome_of
+
+_TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
+"""What could be one in a path, where it belongs or not, percent-encoded any number of times."""
 
 
 class Seen:
@@ -55,6 +59,11 @@ def begin_seeing(seen: Seen) -> None:
 def seen_now() -> Seen | None:
     """Tell which request something is done for."""
     return _seen.get()
+
+
+def mask_tokens(text: str) -> str:
+    """Replace each part of a path in *text* that could be a token by ``~``."""
+    return _TOKEN.sub("~", text) if "~" in text or "%" in text else text
 
 
 def note_request_id(request_id: bytes) -> None:

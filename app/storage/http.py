@@ -13,10 +13,11 @@ from app.storage.http1.client import Client
 from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
 from app.storage.read_only import ReadOnly
-from app.storage.refusals import Method
+from app.storage.refusals import Method, Refusal
 from app.storage.web_guard import WebGuard
 
 _SERVER_FAULT: Final = 500
+_ABSENT: Final = frozenset({404, 410})
 
 
 class HttpStore(ReadOnly):
@@ -75,7 +76,9 @@ class HttpStore(ReadOnly):
 
 
 class _Paths:
-    """Makes URLs by quoting keys; there is nothing to renew or to confirm."""
+    """Makes URLs by quoting keys; there is nothing to renew."""
+
+    sends_etags = False
 
     async def target(self, _: Method, ref: ObjectRef) -> Target:
         return _target(ref)
@@ -83,8 +86,8 @@ class _Paths:
     def renew(self, *_: object) -> bool:
         return False
 
-    async def confirm(self, *_: object) -> None:
-        pass
+    def proves_absence(self, refusal: Refusal) -> bool:
+        return refusal.status in _ABSENT
 
 
 class _Unlisted:

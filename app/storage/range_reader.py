@@ -1,8 +1,7 @@
 """Reads ranges of objects behind URLs: the hot path of the S3 and HTTP stores.
 
 A refusal is classed in steps: the source may know a newer URL; 304, 412 and 416 are about the
-version or the range; 404 is absence once the source confirms that only the object is missing;
-the rest is a failure.
+version or the range; a refusal that the source accepts as proof is absence; the rest is a failure.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -24,13 +23,16 @@ from app.storage.refusals import Method, Refusal, read_refusal, translated
 _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _NOT_MODIFIED: Final = 304
-_ABSENT: Final = frozenset({404, 410})
+_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _UNSATISFIED: Final = 416
 
 
 class Source(Protocol):
     """Knows where objects are and what a refusal means there."""
+
+    sends_etags: bool
+    """Whether every answer with an object, or about one, has an ETag."""
 
     async def target(self, method: Method, ref: ObjectRef, /) -> Target:
         """Give the URL to ask."""
@@ -40,8 +42,8 @@ class Source(Protocol):
         """Tell whether a new URL could succeed where this one was refused."""
         ...
 
-    async def confirm(self, ref: ObjectRef, refusal: Refusal, /) -> None:
-        """Raise if a 404 means that more than the object is missing."""
+    def proves_absence(self, refusal: Refusal, /) -> bool:
+        """Return whether the store itself has answered that there is no such object."""
         ...
 
 
@@ -58,6 +60,7 @@ class RangeReader:
     ) -> None:
         """Take over *client*; *follow* may raise where a redirect should not lead."""
         self._source = source
+        self._sends_etags = source.sends_etags
         self._client = client
         self._redirects = redirects
         self._follow = follow
@@ -109,8 +112,10 @@ class RangeReader:
         """Ask for the headers alone."""
         with translated(ref):
             answer = await self._ask("HEAD", ref)
+            if isinstance(answer, Refusal) and answer.status == _NOT_FOUND:
+                answer = await self._explained(ref, answer)
         if isinstance(answer, Refusal):
-            await self._refused(ref, answer, None)
+            self._refused(ref, answer, None)
             return None
         if (size := answer.length) is None:
             raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
@@ -162,7 +167,7 @@ class RangeReader:
             if answer.status == _UNSATISFIED and request is not None:
                 explicit = await self._satisfiable(ref, request, answer, if_match)
                 return await self._open(ref, explicit, if_match, if_none_match, is_eager=is_eager)
-            await self._refused(ref, answer, if_match)
+            self._refused(ref, answer, if_match)
             return None
         try:
             return await Answer.check(ref, answer, request, if_match)
@@ -186,6 +191,9 @@ class RangeReader:
         for _ in range(self._redirects + 1):
             response = await self._client.send(method, target, headers, is_eager=is_eager)
             if response.status in _OK:
+                if self._sends_etags and b"etag" not in response.headers:
+                    response.release()
+                    raise BadAnswerError("the answer has no ETag, which S3 always sends")
                 return response
             location = response.headers.get(b"location")
             if response.status not in _REDIRECTS or location is None or not self._redirects:
@@ -196,10 +204,19 @@ class RangeReader:
                 self._follow(target)
         raise BadAnswerError("redirected too often")
 
-    async def _refused(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
+    async def _explained(self, ref: ObjectRef, refusal: Refusal) -> Refusal:
+        """Return the refusal of a GET where that of a HEAD, without a document, proves nothing."""
+        if self._source.proves_absence(refusal):
+            return refusal
+        answer = await self._ask("GET", ref, b"Range: bytes=0-0\r\n")
+        if isinstance(answer, Refusal):
+            return answer
+        answer.release()
+        return refusal
+
+    def _refused(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise what the refusal means."""
-        if refusal.status in _ABSENT:
-            await self._source.confirm(ref, refusal)
+        if self._source.proves_absence(refusal):
             if if_match is None:
                 return
             raise VersionChangedError(ref)

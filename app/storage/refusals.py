@@ -22,14 +22,20 @@ from app.storage.ranges import parse_unsatisfied
 
 type Method = Literal["GET", "HEAD"]
 
+NO_KEY: Final = "NoSuchKey"
+"""The only code that proves absence in S3: what stands before the server answers 404 as well."""
+
 _DOCUMENT_BYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _DENIED: Final = frozenset({401, 403, 407})
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
 _SERVER_FAULT: Final = 500
-_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_OF_PROXIES: Final = frozenset({204, 404, 410})
+"""Statuses that proxies answer for a moment too, but not with an error document of S3."""
+_CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
 
 
@@ -45,6 +51,11 @@ class Refusal:
     size: int | None = None
     """Size of the object, as a 416 tells it."""
 
+    @property
+    def is_no_such_key(self) -> bool:
+        """Whether S3 itself says that the object does not exist."""
+        return self.status == _NOT_FOUND and self.code == NO_KEY
+
     def failure(self, ref: ObjectRef) -> StorageError:
         """Class a refusal that is about neither absence, version nor range."""
         reason = f"the server answered {self.status} {self.code}".rstrip()
@@ -52,7 +63,9 @@ class Refusal:
             return StorageDeniedError(ref, reason)
         if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
-        return StorageUnavailableError(ref, reason, lasting=self.status < _SERVER_FAULT)
+        may_pass = self.status in _OF_PROXIES and not self.code
+        lasting = self.status < _SERVER_FAULT and not may_pass
+        return StorageUnavailableError(ref, reason, lasting=lasting)
 
 
 async def read_refusal(method: Method, response: Response) -> Refusal:

@@ -4,6 +4,7 @@ It passes requests on as they are, so that signatures stay right.
 """
 
 import http.client
+import re
 import socket
 import struct
 import threading
@@ -27,6 +28,44 @@ class Mishap(StrEnum):
     CONFLICT = "409 ConditionalRequestConflict, if it is a conditional write"
 
 
+class Lie(StrEnum):
+    """Answers of something that is not the server, in place of the server's own."""
+
+    PAGE_404 = "404 with HTML"
+    EMPTY_404 = "404 without a body"
+    UPLOAD_404 = "404 NoSuchUpload"
+    BUCKET_404 = "404 NoSuchBucket"
+    QUOTED_404 = "404 with HTML that contains the code"
+    PAGE_410 = "410 with HTML"
+    KEY_410 = "410 NoSuchKey"
+    PAGE_403 = "403 with HTML"
+    PAGE_400 = "400 with HTML"
+    EMPTY_204 = "204"
+    EMPTY_200 = "200 without a body"
+    PAGE_200 = "200 with HTML"
+    XHTML_200 = "200 with XML that is no answer of S3"
+    REDIRECT = "302 to another path"
+    MOVED = "301 to another path"
+    EMPTY_304 = "304"
+    EMPTY_412 = "412 without a body"
+    EMPTY_416 = "416 without a body"
+    PAGE_502 = "502 with HTML"
+
+
+class Twist(StrEnum):
+    """Changes to the server's answer to a GET or HEAD."""
+
+    NO_ETAG = "it has no ETag"
+    OTHER_ETAG = "it has the ETag of something else"
+    CUT = "its body ends before its length"
+    SHORT = "its body and length are shorter than its range"
+    LONG = "its body and length are longer than its range"
+    SURPLUS = "its body is longer than its length"
+    OTHER_RANGE = "it has another range of the object"
+    PAGE = "its body is HTML, and its range and ETag are as they were"
+    STALE = "it is the first answer to the same request"
+
+
 class Late(StrEnum):
     """What takes long; `Proxy.between` says how long."""
 
@@ -40,6 +79,31 @@ _STATUS: Final = {
     Mishap.SLOW_DOWN: (503, "SlowDown"),
     Mishap.CONFLICT: (409, "ConditionalRequestConflict"),
 }
+_PAGE: Final = b"<html><body><h1>Sorry</h1></body></html>\n"
+_XML: Final = b"<Error><Code>%b</Code></Error>"
+_LIES: Final = {
+    Lie.PAGE_404: (404, _PAGE),
+    Lie.EMPTY_404: (404, b""),
+    Lie.UPLOAD_404: (404, _XML % b"NoSuchUpload"),
+    Lie.BUCKET_404: (404, _XML % b"NoSuchBucket"),
+    Lie.QUOTED_404: (404, b"<html><body><Code>NoSuchKey</Code></body></html>"),
+    Lie.PAGE_410: (410, _PAGE),
+    Lie.KEY_410: (410, _XML % b"NoSuchKey"),
+    Lie.PAGE_403: (403, _PAGE),
+    Lie.PAGE_400: (400, _PAGE),
+    Lie.EMPTY_204: (204, b""),
+    Lie.EMPTY_200: (200, b""),
+    Lie.PAGE_200: (200, b"<!doctype html><p>Sorry<br>\n"),
+    Lie.XHTML_200: (200, _PAGE),
+    Lie.REDIRECT: (302, _PAGE),
+    Lie.MOVED: (301, _PAGE),
+    Lie.EMPTY_304: (304, b""),
+    Lie.EMPTY_412: (412, b""),
+    Lie.EMPTY_416: (416, b""),
+    Lie.PAGE_502: (502, _PAGE),
+}
+type Fault = Mishap | Late | Lie | Twist
+type Answer = tuple[int, list[tuple[str, str]], bytes]
 _DONE: Final = {Mishap.ANSWER_LOST, Mishap.DONE_AND_500}
 _HOP: Final = {"transfer-encoding", "connection", "content-length"}
 
@@ -56,18 +120,22 @@ class Proxy:
         """Tells of which headers the server shall know nothing."""
         self.unknown = "no such header"
         """Requests with this header are answered 501."""
-        self._order: tuple[Container[int], Mishap | Late] | None = None
+        self.passes_on = False
+        """Whether the server does what is then lied about."""
+        self.first: dict[tuple[str, str, str | None], Answer] = {}
+        """The first answers, for `Twist.STALE`."""
+        self._order: tuple[Container[int], Fault] | None = None
         self._lock = threading.Lock()
         self._server = _Listener(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def spoil(self, nth: Container[int], mishap: Mishap | Late) -> None:
+    def spoil(self, nth: Container[int], mishap: Fault) -> None:
         """Let *mishap* happen to each *nth* request from now; forget those before."""
         with self._lock:
             self.seen.clear()
             self._order = nth, mishap
 
-    def note(self, request: str) -> Mishap | Late | None:
+    def note(self, request: str) -> Fault | None:
         """Count a request, and tell what is to become of it."""
         with self._lock:
             self.seen.append(request)
@@ -141,6 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(mishap, Late):
             self._delay(body, mishap)
             return
+        if isinstance(mishap, Lie):
+            self._lie(mishap, body)
+            return
+        if isinstance(mishap, Twist):
+            self._twist(mishap, self._passed_on(body))
+            return
         if mishap in _DONE:
             self._passed_on(body)
         if mishap is Mishap.BODY_LOST:
@@ -161,6 +235,42 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.owner.between()
         self._send(*answer)
 
+    def _lie(self, lie: Lie, body: bytes) -> None:
+        if self.server.owner.passes_on:
+            self._passed_on(body)
+        status, text = _LIES[lie]
+        headers = [("Content-Type", "text/html" if text[1:5] != b"Erro" else "application/xml")]
+        if lie in (Lie.REDIRECT, Lie.MOVED):
+            headers.append(("Location", "/elsewhere/login"))
+        self._send(status, headers, text)
+
+    def _twist(self, twist: Twist, answer: Answer) -> None:
+        status, headers, body = answer
+        told, announced = dict(headers), None
+        match twist:
+            case Twist.NO_ETAG:
+                told.pop("ETag", None)
+            case Twist.OTHER_ETAG if "ETag" in told:
+                told["ETag"] = '"00000000000000000000000000000000"'
+            case Twist.STALE:
+                key = self.command, self.path.partition("?")[0], self.headers.get("Range")
+                status, headers, body = self.server.owner.first.setdefault(key, answer)
+                told = dict(headers)
+            case Twist.CUT | Twist.SURPLUS if self.command == "GET":
+                announced = len(body)
+                body = body[:-3] if twist is Twist.CUT else body + b"more"
+                self.close_connection = twist is Twist.CUT
+            case Twist.SHORT if status == 206:
+                body = body[:-3]
+            case Twist.LONG if status == 206:
+                body += b"more"
+            case Twist.OTHER_RANGE if status == 206:
+                first, last, size = map(int, re.findall("[0-9]+", told["Content-Range"]))
+                told["Content-Range"] = f"bytes {first + 1}-{last + 1}/{size + 1}"
+            case Twist.PAGE if status == 206:
+                body = _PAGE
+        self._send(status, list(told.items()), body, announced)
+
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, [], f"<Error><Code>{code}</Code></Error>".encode())
 
@@ -168,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_write = self.command not in ("GET", "HEAD")
         return is_write and bool({"if-match", "if-none-match"} & {k.lower() for k in self.headers})
 
-    def _passed_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _passed_on(self, body: bytes) -> Answer:
         with closing(self._begun()) as upstream:
             upstream.endheaders(body)
             answer = upstream.getresponse()
@@ -193,9 +303,11 @@ class _Handler(BaseHTTPRequestHandler):
                 upstream.putheader(name, value)
         return upstream
 
-    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    def _send(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, announced: int | None = None
+    ) -> None:
         self.send_response_only(status)
-        length = str(len(body))
+        length = str(len(body) if announced is None else announced)
         for name, value in headers:
             if name.lower() not in _HOP:
                 self.send_header(name, value)

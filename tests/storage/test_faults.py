@@ -1,6 +1,7 @@
 """What goes wrong at a server is told apart, quickly, by the stores that read over HTTP."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator
 
@@ -67,6 +68,8 @@ async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
     return found
 
 
+UNTAGGED = [("http", Fault.NO_ETAG), ("http", Fault.WEAK_ETAG), ("s3", Fault.WEAK_ETAG)]
+"""S3 always sends an ETag."""
 FAILURES = [
     (Fault.DENY, StorageDeniedError),
     (Fault.EXPIRED, StorageDeniedError),
@@ -157,15 +160,20 @@ async def test_a_failed_stat_is_no_absence(
 
 @pytest.mark.parametrize("request_", [ByteRange(5, 9), SuffixRange(7), SuffixRange(10**7), None])
 @pytest.mark.parametrize(
-    "fault",
+    ("store", "fault"),
     [
-        Fault.IGNORE_RANGE,
-        Fault.RANGE_AS_200,
-        Fault.IGNORE_CONDITIONS,
-        Fault.NO_ETAG,
-        Fault.WEAK_ETAG,
-        Fault.REFUSE_LONG_SUFFIX,
+        *UNTAGGED,
+        *itertools.product(
+            ("http", "s3"),
+            (
+                Fault.IGNORE_RANGE,
+                Fault.RANGE_AS_200,
+                Fault.IGNORE_CONDITIONS,
+                Fault.REFUSE_LONG_SUFFIX,
+            ),
+        ),
     ],
+    indirect=["store"],
 )
 async def test_a_peculiar_server_is_read_right(
     faulty: FaultyServer,
@@ -188,7 +196,11 @@ async def test_a_peculiar_server_is_read_right(
     assert again == found
 
 
-@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG, Fault.IGNORE_CONDITIONS])
+@pytest.mark.parametrize(
+    ("store", "fault"),
+    [*UNTAGGED, ("http", Fault.IGNORE_CONDITIONS), ("s3", Fault.IGNORE_CONDITIONS)],
+    indirect=["store"],
+)
 async def test_a_version_is_compared_even_if_the_server_does_not(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
@@ -201,7 +213,11 @@ async def test_a_version_is_compared_even_if_the_server_does_not(
         await read(store, ref, if_match=found.etag)
 
 
-@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG, Fault.IGNORE_CONDITIONS])
+@pytest.mark.parametrize(
+    ("store", "fault"),
+    [*UNTAGGED, ("http", Fault.IGNORE_CONDITIONS), ("s3", Fault.IGNORE_CONDITIONS)],
+    indirect=["store"],
+)
 async def test_a_known_version_is_recognised_even_if_the_server_does_not(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
@@ -212,7 +228,7 @@ async def test_a_known_version_is_recognised_even_if_the_server_does_not(
     assert await store.get(ref, MIDDLE, if_none_match=found.etag) is NOT_MODIFIED
 
 
-@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG])
+@pytest.mark.parametrize(("store", "fault"), UNTAGGED, indirect=["store"])
 async def test_a_derived_version_is_not_sent(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:

@@ -30,9 +30,8 @@ from app.settings import StoreSettings
 from app.storage.refusals import Refusal
 from app.storage.s3.hashing import hash_aside
 
-NO_BUCKET: Final = "NoSuchBucket"
-
 _ABSENT: Final = 404
+_NO_BUCKET: Final = "NoSuchBucket"
 
 type Answer = dict[str, Any]
 
@@ -97,7 +96,7 @@ class S3Client:
                     Bucket=bucket_of(ref), Key=ref.key, **params
                 )
             except ClientError as error:
-                if (refusal := _refusal(error)).code == NO_BUCKET:
+                if (refusal := _refusal(error)).code == _NO_BUCKET:
                     raise
                 return refusal
             return answer
@@ -177,7 +176,7 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         yield
     except ClientError as error:
         refusal = _refusal(error)
-        if refusal.code == NO_BUCKET or refusal.status == _ABSENT:
+        if refusal.code == _NO_BUCKET or refusal.status == _ABSENT:
             raise no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
@@ -191,5 +190,7 @@ def translated(ref: ObjectRef) -> Iterator[None]:
 
 def _refusal(error: ClientError) -> Refusal:
     code = str(error.response.get("Error", {}).get("Code", ""))
+    if code.isdecimal():  # botocore repeats the status where there is no error document
+        code = ""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
     return Refusal("GET", status, code)

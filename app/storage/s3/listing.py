@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from app.errors import StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.storage.contract import Listed
 from app.storage.ranges import is_strong
@@ -66,6 +67,8 @@ class S3Listing:
             Bucket=self.bucket, Prefix=prefix.key, Delimiter=delimiter, StartAfter=after
         )
         async for page in pages:
+            if "IsTruncated" not in page:  # botocore takes any XML for a listing, and no body too
+                raise StorageUnavailableError(prefix, "the answer is no listing of S3")
             server = page["ResponseMetadata"].get("HTTPHeaders", {}).get("server", "")
             self.in_order[self.bucket] = server.startswith(_IN_ORDER)
             listed = [_object(prefix, each) for each in page.get("Contents", ())] + [

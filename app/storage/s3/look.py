@@ -12,13 +12,13 @@ from app.errors import (
 )
 from app.model import ETag, ObjectRef
 from app.storage.ranges import version
-from app.storage.refusals import Refusal
+from app.storage.refusals import NO_KEY, Refusal
 from app.storage.s3.client import Answer, S3Client
 from app.storage.s3.write_ids import WriteIds, parse_ids
 
-_ABSENT: Final = 404
+_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
-_GONE_CODES: Final = frozenset({"NoSuchKey", "NoSuchUpload"})
+_GONE_CODES: Final = frozenset({NO_KEY, "NoSuchUpload"})
 """An upload that is gone has lost a race, or its owner's patience: all begins anew."""
 _PASSING_CODES: Final = frozenset(
     {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
@@ -38,12 +38,22 @@ async def look(client: S3Client, ref: ObjectRef) -> Seen | None:
     """Ask for version, size and the ids of writes."""
     answer = await client.ask(ref, "head_object")
     if isinstance(answer, Refusal):
-        if answer.status == _ABSENT:
+        if answer.status == _NOT_FOUND and await _is_absent(client, ref):
             return None
         raise failure(ref, answer)
-    size = int(answer.get("ContentLength", 0))
-    etag = version(_headers(answer), size)
-    return Seen(etag, size, parse_ids(answer.get("Metadata", {})))
+    headers, size = _headers(answer), int(answer.get("ContentLength", 0))
+    if b"etag" not in headers:
+        raise StorageUnavailableError(ref, "the answer has no ETag, which S3 always sends")
+    return Seen(version(headers, size), size, parse_ids(answer.get("Metadata", {})))
+
+
+async def _is_absent(client: S3Client, ref: ObjectRef) -> bool:
+    """Ask by GET for the error document that proves absence; the answer to a HEAD has none."""
+    answer = await client.ask(ref, "get_object", Range="bytes=0-0")
+    if isinstance(answer, Refusal):
+        return answer.is_no_such_key
+    answer["Body"].close()
+    return False
 
 
 def etag_of(answer: Mapping[str, Any]) -> ETag | None:

@@ -1,31 +1,29 @@
 """Presigned URLs of objects, kept a while: the source of the range reader."""
 
 import time
-from contextlib import suppress
 from typing import Final
 
-from app.errors import StorageDeniedError
 from app.model import ObjectRef
 from app.storage.http1.target import Target
 from app.storage.refusals import Method, Refusal
-from app.storage.s3.client import NO_BUCKET, S3Client, bucket_of, no_bucket, translated
+from app.storage.s3.client import S3Client, bucket_of, translated
 from app.storage.s3.presigning import Presigner, presign
 
 _REUSED_S: Final = 300
 _SIGNED: Final = 8192
 _REFUSED: Final = frozenset({400, 403})
 _EXPIRED_CODES: Final = frozenset({"InvalidToken", "TokenRefreshRequired"})
-_NO_KEY: Final = "NoSuchKey"
 
 
 class Signer:
     """Presigns URLs with what botocore knows."""
 
+    sends_etags = True
+
     def __init__(self, client: S3Client) -> None:
         self._client = client
         self._signed: dict[tuple[Method, ObjectRef], tuple[Target, float]] = {}
         self._presigners: dict[tuple[Method, str], Presigner | None] = {}
-        self._alive: set[str] = set()
 
     async def target(self, method: Method, ref: ObjectRef) -> Target:
         """Presign, or take what was presigned in the last minutes."""
@@ -57,12 +55,6 @@ class Signer:
         self._signed.pop((method, ref), None)  # unless another reader of the object was faster
         return True
 
-    async def confirm(self, ref: ObjectRef, refusal: Refusal) -> None:
-        """Ask for the bucket unless the 404 speaks of the key, or the bucket was seen."""
-        if refusal.code == NO_BUCKET:
-            self._alive.discard(ref.bucket)
-            raise no_bucket(ref)
-        if refusal.code != _NO_KEY and ref.bucket not in self._alive:
-            with suppress(StorageDeniedError):  # refused, and so there
-                await self._client.reach(ref)
-            self._alive.add(ref.bucket)
+    def proves_absence(self, refusal: Refusal) -> bool:
+        """Accept only an error document of S3."""
+        return refusal.is_no_such_key

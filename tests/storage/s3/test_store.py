@@ -114,16 +114,22 @@ async def test_a_missing_bucket_is_told_by_the_document(
     assert len(faulty.seen) == 1
 
 
-async def test_the_bucket_is_asked_for_once(faulty: FaultyServer, store: S3Store) -> None:
-    """A 404 to HEAD tells nothing; a bucket that was seen is not asked for again."""
-    for name in ("absent", "absent too"):
-        assert await store.stat(ObjectRef(REF.bucket, name)) is None
+async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> None:
+    """The error document of a GET proves it; the answer to a HEAD has none, and a GET follows."""
+    absent = ObjectRef(REF.bucket, "absent")
+    assert await store.get(absent) is None
+    assert await store.stat(absent) is None
 
-    assert [seen.path for seen in faulty.seen] == [
-        "/bucket/absent",
-        "/bucket",
-        "/bucket/absent too",
-    ]
+    assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
+
+
+async def test_an_answer_without_etag_is_not_from_s3(faulty: FaultyServer, store: S3Store) -> None:
+    """S3 always sends one: what has none is somebody else's page, whatever its status."""
+    faulty.fail(Fault.NO_ETAG)
+
+    for read in (store.get, store.stat):
+        with pytest.raises(StorageUnavailableError, match="no ETag"):
+            await read(REF)
 
 
 @pytest.mark.parametrize(

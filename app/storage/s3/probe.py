@@ -126,12 +126,12 @@ class Probe:
 
     async def _completes(self) -> bool:
         made = await self._ask("create_multipart_upload")
-        if isinstance(made, Refusal):
+        if isinstance(made, Refusal) or "UploadId" not in made:
             return False
         upload = {"UploadId": made["UploadId"]}
         try:
             part = await self._ask("upload_part", **upload, PartNumber=1, Body=b"333")
-            if isinstance(part, Refusal):
+            if isinstance(part, Refusal) or "ETag" not in part:
                 return False
             parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
             complete = partial(

@@ -1,12 +1,16 @@
 """Removes one version of an object, and finds out whether that was done."""
 
-from app.errors import StorageError
+from typing import Final
+
+from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.storage.contract import CONFLICT, Conflict
 from app.storage.patience import Patience
 from app.storage.refusals import Refusal
 from app.storage.s3.client import S3Client
 from app.storage.s3.look import failure, is_refused, look, may_pass
+
+_NO_CONTENT: Final = 204
 
 
 class Removal:
@@ -45,7 +49,10 @@ class Removal:
         condition = {} if self._expected is None else {"IfMatch": str(self._expected)}
         answer = await self._client.ask(self._ref, "delete_object", **condition)
         if not isinstance(answer, Refusal):
-            return True
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            if status == _NO_CONTENT:
+                return True
+            raise StorageUnavailableError(self._ref, f"a DELETE was answered {status}, not 204")
         if is_refused(answer):
             gone = await look(self._client, self._ref) is None
             return True if gone else CONFLICT  # gone, by whomever: a request may be sent twice

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import StorageError
+from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected
 from app.storage.patience import Patience
@@ -91,7 +91,7 @@ class Swap:
         self._in_doubt = True
         answer = await self._send(**self._write.conditions)
         if not isinstance(answer, Refusal):
-            return etag_of(answer) or await self._look_up()
+            return etag_of(answer) or await self._found()
         if is_refused(answer) and self._write.expected is not None:
             settled = await self._settle()
             return CONFLICT if settled is None else settled
@@ -118,7 +118,13 @@ class Swap:
         except StorageError:
             return None
 
-    async def _look_up(self) -> ETag:
-        """Ask for the version that the answer did not tell."""
-        settled = await self._settle()
-        return settled if isinstance(settled, str) else derived(self._write.ids[0].encode())
+    async def _found(self) -> ETag | Conflict:
+        """Look for a write whose answer has no ETag, and may be of a proxy that did not pass it on.
+
+        Raises: `StorageUnavailableError` if it is still to be done.
+        """
+        if (settled := await self._settle()) is None:
+            raise StorageUnavailableError(
+                self._write.ref, "the answer to a write has no ETag, and nothing was written"
+            )
+        return settled

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.errors import StorageError, VersionChangedError
+from app.errors import StorageError, StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ObjectRef
 from app.storage.abreast import abreast
 from app.storage.moved import Moved
@@ -21,6 +21,12 @@ from app.storage.s3.swap import Write
 _AT_ONCE: Final = 4
 _UNKNOWN_STATUS: Final = frozenset({405, 501})
 _UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
+_DEMANDED: Final = {
+    "create_multipart_upload": "UploadId",
+    "upload_part": "ETag",
+    "upload_part_copy": "CopyPartResult",
+}
+"""Members of answers that S3 always sends."""
 
 
 class CannotCopyError(Exception):
@@ -42,6 +48,8 @@ class Tools:
             answer = await self.client.ask(ref, operation, **params)
             if isinstance(answer, Refusal):
                 raise _error(ref, operation, answer)
+            if (member := _DEMANDED.get(operation)) and not answer.get(member):
+                raise StorageUnavailableError(ref, f"the answer to {operation} has no {member}")
             return answer
 
         return await self.patience.run(ref, ask, may_pass=may_pass)

@@ -16,12 +16,14 @@ from app.storage.s3.store import S3Store
 from app.storage.s3.writing import Writing
 from tests.seaweedfs import SeaweedFS
 from tests.storage.conftest import s3_settings
-from tests.storage.proxy import Mishap, Proxy
+from tests.storage.proxy import Fault, Lie, Mishap, Proxy
 
 MIB = 1024**2
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
 COPIED: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
 WRITING = Writing(5, copied_nbytes=MIB)
+WITHOUT_ETAG = (Lie.EMPTY_200, Lie.PAGE_200, Lie.XHTML_200, Lie.EMPTY_204)
+FAKED = (*WITHOUT_ETAG, Lie.PAGE_404, Lie.EMPTY_404, Lie.PAGE_410)
 
 
 class Lossy:
@@ -65,7 +67,7 @@ async def lossy(seaweedfs: SeaweedFS, proxy: Proxy) -> AsyncGenerator[Lossy]:
     await made.store.aclose()
 
 
-async def rewrite_spoilt(lossy: Lossy, mishap: Mishap, old: bytes, pieces: list[Piece]) -> int:
+async def rewrite_spoilt(lossy: Lossy, mishap: Fault, old: bytes, pieces: list[Piece]) -> int:
     """Rewrite an object for every request that this takes, and spoil that; count them."""
     new = b"".join(old[p.start : p.stop] if isinstance(p, ByteRange) else p for p in pieces)
     nth = 0
@@ -90,6 +92,49 @@ async def rewrite_spoilt(lossy: Lossy, mishap: Mishap, old: bytes, pieces: list[
 async def test_a_put_is_done_whatever_is_lost(lossy: Lossy, mishap: Mishap) -> None:
     """Replacing an object is told as done when it is, under the version that it has."""
     assert await rewrite_spoilt(lossy, mishap, b"0123456789", [b"new", ByteRange(0, 9)]) >= 3
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("lie", FAKED)
+async def test_a_put_is_done_whoever_answers(lossy: Lossy, lie: Lie, is_done: bool) -> None:  # noqa: FBT001  a parameter
+    """An answer without an ETag acknowledges nothing: the write is looked for, and sent again."""
+    lossy.proxy.passes_on = is_done
+
+    assert await rewrite_spoilt(lossy, lie, b"0123456789", [b"new", ByteRange(0, 9)]) >= 3
+
+
+async def test_a_copy_is_done_whoever_answers(lossy: Lossy) -> None:
+    """The same of the requests of an upload in parts, whose answers lack what S3 sends."""
+    etag = ETag(lossy.server.put(lossy.ref.key, OLD))
+    lossy.proxy.spoil(range(2, 100, 5), Lie.XHTML_200)
+
+    written = await lossy.store.put(lossy.ref, COPIED, expected=etag)
+
+    assert lossy.seen() == (OLD[: 5 * MIB] + b"new" + OLD[5 * MIB + 16 :], written)
+
+
+@pytest.mark.parametrize("lie", sorted({*FAKED} - {Lie.EMPTY_204}))
+async def test_a_removal_is_done_whoever_answers(lossy: Lossy, lie: Lie) -> None:
+    """S3 answers a DELETE with 204; any other answer is no proof that the object is gone."""
+    etag = ETag(lossy.server.put(lossy.ref.key, b"1"))
+    lossy.proxy.spoil([0], lie)
+
+    assert await lossy.store.delete(lossy.ref, expected=etag) is True
+    with pytest.raises(lossy.server.client.exceptions.NoSuchKey):
+        lossy.seen()
+
+
+@pytest.mark.parametrize("lie", sorted({*Lie} - {Lie.EMPTY_412, Lie.EMPTY_416}))
+async def test_only_s3_says_what_is_absent(lossy: Lossy, lie: Lie) -> None:
+    """An object that is there is neither absent nor another, whatever a proxy answers for S3."""
+    lossy.server.put(lossy.ref.key, b"there")
+    lossy.proxy.spoil(range(100), lie)
+
+    for read in (lossy.store.get, lossy.store.stat):
+        with pytest.raises(StorageError):
+            await read(lossy.ref)
+    with pytest.raises(StorageError):
+        await anext(lossy.store.list(lossy.root))
 
 
 @pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.CONFLICT])

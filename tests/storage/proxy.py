@@ -53,7 +53,7 @@ class Lie(StrEnum):
 
 
 class Twist(StrEnum):
-    """Changes to the server's answer to a GET or HEAD."""
+    """Changes to the server's answer."""
 
     NO_ETAG = "it has no ETag"
     OTHER_ETAG = "it has the ETag of something else"
@@ -63,7 +63,7 @@ class Twist(StrEnum):
     SURPLUS = "its body is longer than its length"
     OTHER_RANGE = "it has another range of the object"
     PAGE = "its body is HTML, and its range and ETag are as they were"
-    STALE = "it is the first answer to the same request"
+    STALE = "it is the first answer to the same GET or HEAD"
 
 
 class Late(StrEnum):
@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
                 told.pop("ETag", None)
             case Twist.OTHER_ETAG if "ETag" in told:
                 told["ETag"] = '"00000000000000000000000000000000"'
-            case Twist.STALE:
+            case Twist.STALE if self.command in ("GET", "HEAD"):
                 key = self.command, self.path.partition("?")[0], self.headers.get("Range")
                 status, headers, body = self.server.owner.first.setdefault(key, answer)
                 told = dict(headers)

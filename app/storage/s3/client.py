@@ -30,7 +30,7 @@ from app.settings import StoreSettings
 from app.storage.refusals import Refusal
 from app.storage.s3.hashing import hash_aside
 
-_ABSENT: Final = 404
+_NOT_FOUND: Final = 404
 _NO_BUCKET: Final = "NoSuchBucket"
 
 type Answer = dict[str, Any]
@@ -112,7 +112,12 @@ class S3Client:
         """Return if the bucket of *ref* answers."""
         with translated(ref):
             client = await self.reader()
-            await client.head_bucket(Bucket=bucket_of(ref))
+            try:
+                await client.head_bucket(Bucket=bucket_of(ref))
+            except ClientError as error:
+                if _refusal(error).status == _NOT_FOUND:
+                    raise _no_bucket(ref) from error
+                raise
 
     async def aclose(self) -> None:
         """Close the clients."""
@@ -164,7 +169,7 @@ def bucket_of(ref: ObjectRef) -> str:
     return ref.bucket.partition("://")[2]
 
 
-def no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+def _no_bucket(ref: ObjectRef) -> StorageUnavailableError:
     """Tell that not only the object is missing."""
     return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
 
@@ -176,8 +181,8 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         yield
     except ClientError as error:
         refusal = _refusal(error)
-        if refusal.code == _NO_BUCKET or refusal.status == _ABSENT:
-            raise no_bucket(ref) from error
+        if refusal.code == _NO_BUCKET:
+            raise _no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
         raise StorageTimeoutError(ref, "the server is silent") from error

@@ -178,6 +178,7 @@ def configure(
         backlog=BACKLOG,
         log_config=_logging(settings, is_private=is_private),
         access_log=False,
+        headers=[("X-Content-Type-Options", "nosniff")],
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=STOP_S,

@@ -24,6 +24,8 @@ _OF_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), (b"referrer-policy",
 _NO_STORE: Final = b"no-store"
 _KEPT: Final = 4096
 _VARY: Final = (b"vary", b"Accept-Encoding")
+_SANDBOX: Final = (b"content-security-policy", b"sandbox")
+"""Of every object, whatever its type: its origin is that of our own pages."""
 
 type Common = tuple[ETag, int | None, VirtualKey, bytes, bool, bool, int | None]
 """What the headers depend on that all answers with the same body have in common."""
@@ -93,7 +95,7 @@ def _lasting(dataset: Dataset) -> bytes:
 def _headers(common: Common) -> Headers:
     """Give the headers that describe a body, or say that there is the same as before."""
     etag, length, key, cache_control, is_public, varies, modified_s = common
-    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control)]
+    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control), _SANDBOX]
     if length is not None:
         headers += [
             (b"accept-ranges", b"bytes"),

@@ -61,7 +61,6 @@ def page_headers(*, style: str = "", script: str = "") -> list[tuple[bytes, byte
     return [
         (b"content-security-policy", "; ".join([*policy, "frame-ancestors 'none'"]).encode()),
         (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
     ]
 
 

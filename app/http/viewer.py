@@ -83,6 +83,5 @@ def _page(file: Path) -> Response:
         "cache-control": "no-cache",
         "content-security-policy": policy,
         "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
     }
     return HTMLResponse(content, headers=headers)

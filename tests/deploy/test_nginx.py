@@ -201,6 +201,7 @@ def test_where_nobody_answers_clients_are_told_to_come_again(
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["detail"] == "no replica answered"
 

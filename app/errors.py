@@ -14,6 +14,7 @@ ShardgateError
 │   ├── UnknownCodingError
 │   ├── UnsupportedError          S3 has it, and this service has not
 │   ├── ForeignPageError
+│   ├── MisdirectedError          the service was asked under a name that is not its own
 │   ├── UnauthenticatedError      no credentials that are good for anything
 │   ├── SignatureError            S3's signature of the request is not right
 │   ├── ForbiddenError            credentials that are good for other things
@@ -114,6 +115,10 @@ class UnsupportedError(RequestError):
 
 class ForeignPageError(RequestError):
     """A page would write that may not even read."""
+
+
+class MisdirectedError(RequestError):
+    """The host that the request names is none that `server.hosts` admits."""
 
 
 class UnauthenticatedError(RequestError):

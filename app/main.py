@@ -12,7 +12,7 @@ from app.datasets import open_datasets, session_formats
 from app.http import viewer
 from app.http.asked import Limits
 from app.http.control import build_control
-from app.http.cors import Cors
+from app.http.cors import Cors, Hosts
 from app.http.credentials.access import Datasets
 from app.http.credentials.bearers import Bearers
 from app.http.credentials.door import Door
@@ -113,7 +113,8 @@ def create_app(
     cors = Cors(settings.server.cors_origins)
     datasets = Datasets(open_datasets(shared.stores, settings), settings.server.metrics)
     bearers = Bearers(settings.callers, [minter.identify, issuers.identify])
-    door = Door(datasets, bearers, Signatures(settings.callers))
+    hosts = Hosts(settings.server.host, settings.server.hosts)
+    door = Door(datasets, bearers, Signatures(settings.callers), hosts)
     routes = _build_routes(shared, paths.resolver, datasets, minter)
     start_page = StartPage(
         datasets,

@@ -21,6 +21,7 @@ PUBLIC: Final = "public"
 
 _DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLAIN_HOSTS: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 
@@ -87,6 +88,14 @@ def origins(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in {"*", "null"} and not _ORIGIN.fullmatch(name):
             raise ValueError(f"{name!r} is no origin such as https://viewer.example")
     return names
+
+
+def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check and normalize the names of hosts, which have no port."""
+    for name in names:
+        if name != "*" and not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no host name such as chunks.example")
+    return tuple(name.lower().removesuffix(".") for name in names)
 
 
 def caller_name(name: str) -> str:

@@ -26,6 +26,7 @@ from app.setting_fields import (
     dataset_url,
     digest,
     header_value,
+    host_names,
     issuer_url,
     list_from_text,
     origins,
@@ -57,6 +58,8 @@ class ServerSettings(Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
+    hosts: Annotated[_Names, AfterValidator(host_names)] = ()
+    """Names of the service besides `host`, `localhost` and IP addresses; `*` for any."""
     workers: PositiveInt = 1
     """Processes; each has caches of its own."""
     cors_origins: Annotated[_Names, AfterValidator(origins)] = ("*",)

@@ -116,6 +116,8 @@ def test_the_environment_reaches_tables_in_the_spelling_of_the_file(config: Path
         ("[server]\nprot = 1", "server.prot: is no setting; did you mean port?"),
         ("[datasets.em]\nurl='s3://b'\nurll='x'", "datasets.em.urll: is no setting; did you mean"),
         ("[datasets.em]\nview='raw'", "datasets.em.url: is missing"),
+        ("[server]\nhosts=['https://x']", "server.hosts: 'https://x' is no host name"),
+        ("[server]\nhosts=['a.b:80']", "server.hosts: 'a.b:80' is no host name such as"),
         ("[datasets.api]\nurl='s3://b'", "datasets.api: is not a name for a dataset"),
         ("[datasets.'a b']\nurl='s3://b'", "datasets.a b: is not a name for a dataset"),
         ("[datasets.em]\nurl='ftp://b'", "datasets.em.url: begins with none of file://"),

@@ -169,6 +169,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.target = httptools.parse_url(self.url)
         if self.target.path is None:
             raise RefusedError(*_MALFORMED)
+        if self.target.host is not None:  # it takes the place of Host (RFC 9112 §3.2.2)
+            authority = self.url.split(b"/", 3)[2].rpartition(b"@")[2]
+            self.headers = [each for each in self.headers if each[0] != b"host"]
+            self.headers.append((b"host", authority))
+            given = self.given = combined(self.headers)
         if b"expect" in given:
             is_expected = _CONTINUE in given[b"expect"].lower().split(b", ")
             self.expect_100_continue = is_expected and self.parser.get_http_version() == "1.1"

@@ -1,7 +1,12 @@
-"""CORS on every answer: without it Neuroglancer takes an error for a missing chunk."""
+"""CORS on every answer: without it Neuroglancer takes an error for a missing chunk.
+
+And the names under which the service counts as the origin of its own pages.
+"""
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Final
 
 from app.http.heads import written
@@ -23,6 +28,42 @@ _PREFLIGHT: Final[Headers] = [
     (b"access-control-max-age", b"86400"),
     (b"access-control-allow-private-network", b"true"),
 ]
+_HOST: Final = re.compile(r"(?:\[(.+)\]|([^:]+?)\.?)(?::[0-9]*)?")
+_HOST_NBYTES: Final = 300
+"""More is no name of a host, and not kept."""
+_ADDRESS: Final = ""
+"""Stands for all IP addresses."""
+
+
+class Hosts:
+    """Names that the service answers to.
+
+    A page of another site, whose name is pointed here afterwards (DNS rebinding), is of the same
+    origin as the service under that name. No name server can do this to an address.
+    """
+
+    def __init__(self, host: str, names: Sequence[str]) -> None:
+        """Answer to *names*, or to all with `*`, and to *host*, which is listened on."""
+        self._any = "*" in names
+        self._names = frozenset({_ADDRESS, "localhost", host.lower(), *names})
+
+    def admits(self, host: bytes) -> bool:
+        """Tell whether *host*, the value of ``Host``, is a name of the service, with any port."""
+        return self._any or _name_of(host[:_HOST_NBYTES]) in self._names
+
+
+@lru_cache(maxsize=1024)
+def _name_of(host: bytes) -> str | None:
+    """Normalize the name in the value of ``Host``; `None` if there is none."""
+    found = _HOST.fullmatch(host.decode("latin-1").lower())
+    if found is None:
+        return None
+    address, name = found.groups()
+    try:
+        ip_address(address or name)
+    except ValueError:
+        return name
+    return _ADDRESS
 
 
 class Cors:

@@ -90,7 +90,7 @@ class DataPlane:
                 visitor, until = self._visitors.get(asked, UNKNOWN)
                 if until <= now:
                     visitor = self._door.recall(dataset, asked, now)
-                if visitor is None:
+                if visitor is None or not self._door.hosts.admits(given.get(b"host", b"")):
                     return None
                 caller = visitor
             conditions = Conditions.parse("GET", given)

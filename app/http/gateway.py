@@ -9,6 +9,7 @@ from app.errors import (
     BadKeyError,
     BusyError,
     ForeignPageError,
+    MisdirectedError,
     OverdueError,
     ShardgateError,
     TooManyRequestsError,
@@ -123,8 +124,9 @@ class Gateway:
 
         try:
             with place:
+                self._door.demand_host(scope)
                 await self._respond(scope, receive, send_at_last)
-        except (BusyError, OverdueError, TooManyRequestsError) as error:
+        except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
             given = combined(scope["headers"])
             incoming = Incoming(receive, given, timeout_s=0)
             write = lingering_writer(send, incoming)

@@ -21,6 +21,7 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.UnknownCodingError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
     errors.ForeignPageError: HTTPStatus.FORBIDDEN,
+    errors.MisdirectedError: HTTPStatus.MISDIRECTED_REQUEST,
     errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
     errors.SignatureError: HTTPStatus.FORBIDDEN,
     errors.ForbiddenError: HTTPStatus.FORBIDDEN,

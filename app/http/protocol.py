@@ -117,6 +117,7 @@ class GatewayProtocol(BoundedProtocol):
         return (
             self._is_idle()
             and not self.target.query
+            and self.target.host is None
             and not self.expect_100_continue
             and self.parser.get_method() == b"GET"
             and self.parser.get_http_version() == "1.1"

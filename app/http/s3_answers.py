@@ -28,6 +28,7 @@ _CODES: Final = {
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "InvalidRequest",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplemented",
+    HTTPStatus.MISDIRECTED_REQUEST: "InvalidRequest",
     HTTPStatus.LOCKED: "AccessDenied",
     HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",

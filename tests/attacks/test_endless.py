@@ -135,7 +135,9 @@ def trickle(connection: socket.socket) -> bytes:
 def test_a_body_byte_by_byte_is_cut_off(url: str) -> None:
     """However steadily it comes: less than 16 KiB/s is too slow."""
     with connect(url) as connection:
-        connection.sendall(b"PUT /any/k HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        connection.sendall(
+            b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+        )
         received = trickle(connection)
 
     assert statuses(received) == [408]
@@ -146,7 +148,7 @@ def test_a_body_byte_by_byte_is_cut_off(url: str) -> None:
 def test_a_body_behind_its_answer_ends_with_the_connection(url: str, path: str) -> None:
     """What nobody waits for arrives for so long as idle connections are kept."""
     method = "GET" if path == "/any/there" else "POST"
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
     with connect(url) as connection:
         connection.sendall(head.encode())
         assert connection.recv(65536)

@@ -91,7 +91,7 @@ def serving(store: MemoryStore) -> httpx.AsyncClient:
     settings = Settings(datasets={"any": DatasetSettings(url="memory://bucket", writable=True)})
     gateway = create_app(settings, wrap=lambda _: store)
     transport = httpx.ASGITransport(gateway)
-    return httpx.AsyncClient(transport=transport, base_url="http://any", headers=PLAIN)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=PLAIN)
 
 
 type Request = tuple[str, str, bytes | None]

@@ -10,7 +10,7 @@ from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import connect, exchange, heard, statuses
 from tests.serving import serving
 
-PUT = b"PUT /any/k HTTP/1.1\r\nHost: x\r\n"
+PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
 LAST = b"GET /any/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 """Is answered with 404, if it is taken for a request."""
@@ -108,7 +108,7 @@ def test_the_body_of_a_get_is_not_the_next_request(url: str, body: bytes) -> Non
 @pytest.mark.parametrize("length", [b"Content-Length: %d\r\n\r\n", CHUNKED + b"\r\n%x\r\n"])
 def test_a_refused_body_is_not_the_next_request(url: str, path: bytes, length: bytes) -> None:
     """Whatever it is refused for, and whether it arrives before the answer or after it."""
-    head = b"PUT %s HTTP/1.1\r\nHost: x\r\n" % path + length % len(LAST)
+    head = b"PUT %s HTTP/1.1\r\nHost: localhost\r\n" % path + length % len(LAST)
     for pieces in ([head + LAST + b"\r\n0\r\n\r\n" + LAST], [head, LAST, LAST]):
         received = exchange(url, *pieces)
 
@@ -120,7 +120,7 @@ def test_a_refused_body_is_not_the_next_request(url: str, path: bytes, length: b
 def test_a_body_that_is_not_asked_for_is_not_the_next_request(url: str, path: bytes) -> None:
     """The control plane answers before it has arrived."""
     body = GET + b"\r\n"
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
     first, *others = statuses(exchange(url, head, body, LAST))
 
     assert first >= 400
@@ -144,7 +144,7 @@ def test_other_protocols_are_not_spoken(url: str, protocol: bytes) -> None:
 
 
 def test_the_target_may_be_absolute(url: str) -> None:
-    """Its host is as little to us as the one in Host (RFC 9112 §3.2.2)."""
+    """Its host takes the place of the one in Host (RFC 9112 §3.2.2)."""
     absolute = b"GET http://other/any/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
     assert exchange(url, absolute).endswith(b"bytes\n")

@@ -4,7 +4,9 @@ import json
 import re
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -26,6 +28,7 @@ from tests.deploy.dockerfile import ROOT
 from tests.deploy.programs import NGINX_VERSION, new_nginx
 
 README = (CHART / "README.md").read_text("utf-8")
+HOSTS = "SHARDGATE_SERVER__HOSTS"
 RESOLVER = "kube-dns.kube-system.svc"
 
 
@@ -82,6 +85,28 @@ def test_the_example_of_the_readme_works(chart: Chart, tmp_path: Path) -> None:
     assert resources["Ingress", "demo-shardgate"]["spec"]["rules"][0]["host"] == "chunks.example"
     read = tomllib.loads(resources["ConfigMap", "demo-shardgate"]["data"]["shardgate.toml"])
     assert read["datasets"]["em"]["url"] == "s3://bucket/em.zarr"
+
+
+@pytest.mark.parametrize(
+    ("ingress", "named"),
+    [
+        ({"enabled": True, "hosts": ["chunks.example"]}, {"chunks.example"}),
+        ({"enabled": True, "hosts": ["*.example"]}, {"*"}),
+        ({"enabled": False, "hosts": ["chunks.example"]}, set()),
+    ],
+)
+def test_gateways_know_their_names(
+    chart: Chart, ingress: Mapping[str, Any], named: set[str]
+) -> None:
+    """Those of the values, of the Ingress, and of the Service within the cluster."""
+    pods = chart.render(hosts=["lab.example"], ingress=ingress).pods()
+    (gateway,) = pods[GATEWAY[1]]["containers"]
+    environ = {each["name"]: each["value"] for each in gateway["env"]}
+    service = {f"demo-shardgate{each}" for each in ("", ".lab", ".lab.svc")}
+
+    hosts = load(None, {HOSTS: environ[HOSTS]}).server.hosts
+
+    assert set(hosts) == {"lab.example", *named, *service, "demo-shardgate.lab.svc.cluster.local"}
 
 
 def test_images_are_of_the_version_that_is_tested(plain: Rendered, everything: Rendered) -> None:

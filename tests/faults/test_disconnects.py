@@ -72,7 +72,7 @@ def site(
 def put(path: str, body: bytes) -> bytes:
     """Write a request."""
     return (
-        f"PUT /data{path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        f"PUT /data{path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         + body
     )
 

@@ -137,7 +137,9 @@ def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
     with folder.gateway(SHARDGATE_LIMITS__TIMEOUT_S="1") as ending:
         where = urlsplit(ending.url)
         with socket.create_connection((where.hostname, where.port or 0), DEADLINE_S) as client:
-            head = f"PUT /data/{folder.name}/c/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 32\r\n\r\n"
+            head = (
+                f"PUT /data/{folder.name}/c/1 HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 32\r\n\r\n"
+            )
             client.sendall(head.encode() + OURS[:16])
             time.sleep(0.2)
             ending.terminate()

@@ -49,7 +49,7 @@ class Wire:
     def say(self, head: str, body: bytes = b"") -> None:
         """Send a request, or its beginning."""
         lines = [line.strip() for line in head.strip().splitlines()]
-        self.connection.sendall("\r\n".join([*lines, "Host: test", "", ""]).encode() + body)
+        self.connection.sendall("\r\n".join([*lines, "Host: localhost", "", ""]).encode() + body)
 
     def hear(self) -> tuple[int, Mapping[str, str], bytes]:
         """Read a whole answer."""

@@ -123,7 +123,9 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
 
 def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
     """Who waits to be asked for it is not."""
-    head = b"PUT /any/k HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    head = (
+        b"PUT /any/k HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    )
     with service(requests=1) as served:
         served.wait(1)
         where = urlsplit(str(served.client.base_url))

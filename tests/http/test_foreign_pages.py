@@ -1,4 +1,7 @@
-"""Pages that browsers show write only where `server.cors_origins` names them."""
+"""Pages that browsers show write only where `server.cors_origins` names them.
+
+They do no more under a name that was pointed at the service afterwards (DNS rebinding).
+"""
 
 from collections.abc import Generator
 
@@ -6,6 +9,8 @@ import httpx
 import pytest
 
 from app.settings import DatasetSettings, ServerSettings, Settings
+from tests.attacks.raw import exchange
+from tests.http.credentials.people import TOKENS, caller
 from tests.http.taking import get
 from tests.serving import serving
 
@@ -18,7 +23,11 @@ def client() -> Generator[httpx.Client]:
     """Serve a place that may be written, by pages of one origin."""
     settings = Settings(
         server=ServerSettings(cors_origins=(NAMED,)),
-        datasets={"any": DatasetSettings(url="memory://any", writable=True)},
+        callers={"ana": caller(TOKENS["ana"])},
+        datasets={
+            "any": DatasetSettings(url="memory://any", writable=True),
+            "private": DatasetSettings(url="memory://private", read=("ana",)),
+        },
     )
     with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as opened:
         yield opened
@@ -95,3 +104,88 @@ def test_stored_pages_are_not_of_this_origin(client: httpx.Client, name: str) ->
         assert answer.status_code == status
         assert answer.headers["content-security-policy"] == "sandbox"
         assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/any/k"),
+        ("DELETE", "/any/k"),
+        ("POST", "/any?delete"),
+        ("POST", "/api/datasets/any/sessions"),
+        ("GET", "/private/k"),
+        ("HEAD", "/private/k"),
+        ("GET", "/private/"),
+        ("GET", f"/~{TOKENS['ana']}/private/k"),
+        ("GET", "/unknown/k"),
+        ("GET", "/api/datasets/private"),
+    ],
+)
+@pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.rebound.example:8000", "[x]", ""])
+def test_another_name_opens_what_everybody_may_read_only(
+    client: httpx.Client, method: str, path: str, host: str
+) -> None:
+    """Neither writes nor private data, to which unknown names are alike; pages can read why."""
+    client.put("/any/k", content=b"x")
+    headers = {"host": host, "origin": f"http://{host}", "authorization": "Bearer x"}
+    answer = client.request(method, path, headers=headers)
+
+    assert answer.status_code == 421
+    assert answer.headers["vary"] == "Origin"
+    if method != "HEAD":
+        assert answer.json()["detail"] == f"server.hosts does not name {host!r}"
+    assert get(client, "/any/k") == b"x"
+
+
+@pytest.mark.parametrize("path", ["/any/k", "/any/", "/", "/api/datasets", "/healthz", "/metrics"])
+def test_another_name_reads_what_everybody_may(client: httpx.Client, path: str) -> None:
+    """A service in a container has names that it does not know."""
+    client.put("/any/k", content=b"x")
+
+    assert client.get(path, headers={"host": "server.lab:8000"}).status_code in {200, 401}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"],
+)
+def test_addresses_and_this_machine_are_our_names(client: httpx.Client, host: str) -> None:
+    """No name server can point them elsewhere."""
+    private = {"authorization": f"Bearer {TOKENS['ana']}", "host": host}
+
+    assert client.put("/any/k", content=b"x", headers={"host": host}).status_code == 200
+    assert client.get("/private/k", headers=private).status_code == 404
+
+
+def test_clients_of_s3_are_told_in_xml(client: httpx.Client) -> None:
+    """They print the message of an error of theirs."""
+    s3 = {"host": "rebound.example", "amz-sdk-invocation-id": "1"}
+    answer = client.put("/any/k", content=b"x", headers=s3)
+
+    assert answer.status_code == 421
+    assert "<Code>InvalidRequest</Code>" in answer.text
+    assert "server.hosts does not name" in answer.text
+
+
+def test_the_host_of_an_absolute_target_counts(client: httpx.Client) -> None:
+    """It takes the place of Host (RFC 9112 §3.2.2)."""
+    for target, host, status in (
+        (b"http://rebound.example/any/k", b"localhost", b"421"),
+        (b"http://localhost:8000/any/k", b"rebound.example", b"200"),
+    ):
+        head = b"PUT %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"
+
+        assert exchange(str(client.base_url), head % (target, host)).split()[1] == status
+
+
+@pytest.mark.parametrize(("named", "status"), [("chunks.example", 200), ("*", 200), ("b.c", 421)])
+def test_names_are_a_setting(named: str, status: int) -> None:
+    """With any port, and with a star all of them."""
+    settings = Settings(
+        server=ServerSettings(hosts=(named,)),
+        datasets={"any": DatasetSettings(url="memory://any", writable=True)},
+    )
+    with serving(settings) as url:
+        headers = {"host": "Chunks.example:8443"}
+
+        assert httpx.put(f"{url}/any/k", content=b"x", headers=headers).status_code == status

@@ -14,11 +14,13 @@ from tests.viewers.viewing import Neuroglancer
 
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+REBOUND: Final = "rebound.example"
+"""A name that leads to this machine."""
 _FLAGS: Final = (
     "--disable-quic",
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
 

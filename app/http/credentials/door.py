@@ -6,18 +6,21 @@ from time import time
 from typing import Any, Final
 from urllib.parse import unquote
 
-from app.errors import UnauthenticatedError
+from app.errors import MisdirectedError, UnauthenticatedError
 from app.http.answer import combined
+from app.http.cors import Hosts
 from app.http.credentials.access import Datasets, demand_writing, may_read
 from app.http.credentials.bearers import BEARER, Bearers
 from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.signatures import Signatures
 from app.resolve.resolver import Dataset
 from app.seeing.seen import note_caller
-from app.setting_fields import PUBLIC
+from app.setting_fields import PUBLIC, RESERVED
 
 _IN_PATHS: Final = (b"/~", b"/%7E", b"/%7e")
 _TILDE: Final = ord("~")
+_OURS: Final = RESERVED | {""}
+_READING: Final = ("GET", "HEAD")
 _VISITORS: Final = 4096
 _WELCOME_S: Final = 1.0
 """Soon enough looked at again, and seldom enough to cost nothing."""
@@ -41,7 +44,10 @@ class Door:
     everywhere, and a chunk that is public costs nothing more.
     """
 
-    def __init__(self, datasets: Datasets, bearers: Bearers, signatures: Signatures) -> None:
+    def __init__(
+        self, datasets: Datasets, bearers: Bearers, signatures: Signatures, hosts: Hosts
+    ) -> None:
+        self.hosts = hosts
         self._datasets = datasets
         self._bearers = bearers
         self._signatures = signatures
@@ -62,6 +68,17 @@ class Door:
         until = now + min(known.until_s - time(), _WELCOME_S)
         self.visitors[asked] = known.caller, until
         return known.caller
+
+    def demand_host(self, scope: Request) -> None:
+        """Return if the request names a host of the service, or only reads what is public.
+
+        Raises: `MisdirectedError`.
+        """
+        if scope["method"] in _READING and not self._is_private(scope["path"]):
+            return
+        host = combined(scope["headers"]).get(b"host", b"")
+        if not self.hosts.admits(host):
+            raise MisdirectedError(f"server.hosts does not name {host.decode('latin-1')[:255]!r}")
 
     async def caller(self, scope: Request) -> Caller:
         """Tell who asks.
@@ -92,6 +109,17 @@ class Door:
         """
         if PUBLIC not in dataset.writers:
             demand_writing(await self.caller(scope), dataset)
+
+    def _is_private(self, path: str) -> bool:
+        """Tell whether *path* names a dataset that is not public, or one that does not exist.
+
+        The two are indistinguishable where any dataset is private.
+        """
+        name = path.removeprefix("/api/datasets")[1:].partition("/")[0]
+        dataset = self._datasets.get(name)
+        if dataset is not None:
+            return not dataset.is_public
+        return name not in _OURS and not self._datasets.is_all_public
 
     async def _identify(self, scope: Request) -> Caller:
         if "token" in scope:

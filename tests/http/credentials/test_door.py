@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from app.http.cors import Hosts
 from app.http.credentials.access import Datasets
 from app.http.credentials.bearers import Bearers, Known, Shown, named
 from app.http.credentials.door import Asked, Door, split_token, without_token
@@ -33,7 +34,7 @@ async def door_of(until_s: float = inf, shown: Shown = SHOWN) -> Door:
 
     bearers = Bearers({}, [tell])
     await bearers.identify(shown)
-    return Door(Datasets({"em": dataset()}), bearers, Signatures({}))
+    return Door(Datasets({"em": dataset()}), bearers, Signatures({}), Hosts("127.0.0.1", ()))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{- define "shardgate.hosts" -}}
+{{- $name := include "shardgate.name" . }}
+{{- $service := printf "%s.%s" $name .Release.Namespace }}
+{{- $hosts := concat .Values.hosts (list $name $service (printf "%s.svc" $service) (printf "%s.svc.%s" $service .Values.balancer.clusterDomain)) }}
+{{- if .Values.ingress.enabled }}
+{{- range .Values.ingress.hosts }}
+{{- $hosts = append $hosts (ternary "*" . (hasPrefix "*." .)) }}
+{{- end }}
+{{- end }}
+{{- toJson $hosts }}
+{{- end }}
+
 {{- define "shardgate.image" -}}
 {{ .Values.image.repository }}
 {{- with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}

@@ -18,6 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from app import demo as examples
 from app import present, present_upkeep, server
 from app.configuration import load
+from app.datasets import open_root
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.model import VirtualKey
 from app.resolve.icechunk.collecting import Collector, GcReport
@@ -30,7 +31,7 @@ from app.resolve.inspect import DamageReport, inspect_key, inspect_refs, inspect
 from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
 from app.resolve.walk import Root
-from app.roots import open_root, with_repository, with_root
+from app.roots import with_repository, with_root
 from app.settings import Settings
 from app.storage.stores import Stores
 

@@ -31,7 +31,7 @@ def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
     writers = _writers(dataset)
     return Dataset(
         name=name,
-        root=_open_root(stores, dataset, settings),
+        root=open_root(stores, settings, name),
         containers=Containers(formats(dataset, settings.limits, allowed), dataset.format),
         format=dataset.format,
         cache_control=_cache_control(dataset).encode(),
@@ -58,10 +58,11 @@ def _cache_control(dataset: DatasetSettings) -> str:
     return dataset.cache_control or f"{kept_by}, max-age=60"
 
 
-def _open_root(stores: Stores, dataset: DatasetSettings, settings: Settings) -> ObjectRef:
-    if dataset.store is None:
-        return stores.open_root(dataset.url)
-    return stores.open_root(dataset.url, settings.stores[dataset.store], dataset.store)
+def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
+    """Open the root of the dataset *name*."""
+    dataset = settings.datasets[name]
+    store = settings.stores[dataset.store] if dataset.store else None
+    return stores.open_root(dataset.url, store, dataset.store, dataset.redirects)
 
 
 def open_allowed(

@@ -44,6 +44,7 @@ ShardgateError
 │   ├── StorageUnavailableError
 │   ├── StorageTimeoutError
 │   ├── TruncatedReadError        fewer bytes arrived than were announced
+│   ├── StorageRedirectError      the server sends us to a place that its root does not allow
 │   ├── RangeNotSatisfiedError    the object ends before the range begins
 │   ├── MetadataMissingError      metadata that were there are missing, and may come back
 │   └── VersionChangedError       the object is no longer the one that was looked up
@@ -263,6 +264,10 @@ class StorageTimeoutError(StorageError):
 
 class TruncatedReadError(StorageError):
     """The store closed the connection before all announced bytes had arrived."""
+
+
+class StorageRedirectError(StorageError):
+    """The server redirects to a URL that is not below the root, nor allowed by its settings."""
 
 
 class RangeNotSatisfiedError(StorageError):

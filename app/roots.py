@@ -5,14 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from app.configuration import load
-from app.datasets import formats, open_allowed
-from app.model import ObjectRef
+from app.datasets import formats, open_allowed, open_root
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.walk import Root
-from app.settings import Settings
 from app.storage.stores import Stores
 
 _ROOT: Final = "root"
@@ -56,10 +54,3 @@ async def with_repository[T](
         return await call(opened.swaps, await open_repository(opened.root, ""))
 
     return await with_root(url, find)
-
-
-def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
-    """Open the root of the dataset *name*."""
-    dataset = settings.datasets[name]
-    store = settings.stores[dataset.store] if dataset.store else None
-    return stores.open_root(dataset.url, store, dataset.store)

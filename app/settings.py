@@ -226,6 +226,11 @@ class DatasetSettings(Section):
     ] = ()
     """Icechunk: below which URLs virtual references may be followed; a table names a store too."""
 
+    redirects: Annotated[
+        tuple[Annotated[str, AfterValidator(server_url)], ...], BeforeValidator(list_from_text)
+    ] = ()
+    """Below which URLs redirects of an `http(s)://` root are followed, besides the root itself."""
+
     @property
     def is_public(self) -> bool:
         """Whether everybody may read it."""
@@ -245,6 +250,12 @@ class DatasetSettings(Section):
         is_kept_apart = not told.isdisjoint({"private", "no-store"}) and "public" not in told
         if not self.is_public and not is_kept_apart:
             raise ValueError("cache_control says private or no-store where not everybody may read")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_redirected(self) -> Self:
+        if self.redirects and not self.url.startswith(("http://", "https://")):
+            raise ValueError("redirects goes with an http(s):// url only")
         return self
 
     @model_validator(mode="after")

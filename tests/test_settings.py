@@ -124,6 +124,8 @@ def test_the_environment_reaches_tables_in_the_spelling_of_the_file(config: Path
         ("[datasets.em]\nurl='s3://'", "datasets.em.url: names no bucket or host"),
         ("[datasets.em]\nurl='file://folder'", "datasets.em.url: is relative"),
         ("[datasets.em]\nurl='http://h/a?b=c'", "datasets.em.url: has a query"),
+        ("[datasets.em]\nurl='http://h'\nredirects=['cdn']", "datasets.em.redirects.0: is not the"),
+        ("[datasets.em]\nurl='s3://b'\nredirects=['http://h']", "datasets.em: redirects goes with"),
         ("[datasets.em]\nurl='s3://b'\nstore='lab'", "datasets.em.store: names no [stores] table"),
         (
             "[datasets.em]\nurl='s3://b'\nformat='hdf5'",

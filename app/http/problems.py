@@ -50,6 +50,7 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StorageTimeoutError: HTTPStatus.GATEWAY_TIMEOUT,
     errors.TruncatedReadError: HTTPStatus.BAD_GATEWAY,
+    errors.StorageRedirectError: HTTPStatus.BAD_GATEWAY,
     errors.RangeNotSatisfiedError: HTTPStatus.BAD_GATEWAY,
     errors.MetadataMissingError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.VersionChangedError: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -1,38 +1,50 @@
 """Objects of a plain HTTP server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, Self
 from urllib.parse import quote
 
-from app.errors import StorageDeniedError, StorageUnavailableError
+from app.errors import StorageDeniedError, StorageRedirectError, StorageUnavailableError
 from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.http1.client import Client
+from app.storage.http1.errors import BadUrlError
 from app.storage.http1.target import Target
 from app.storage.range_reader import RangeReader
 from app.storage.read_only import ReadOnly
 from app.storage.refusals import Method, Refusal
-from app.storage.web_guard import WebGuard
+from app.storage.web_guard import WebGuard, is_below
 
 _SERVER_FAULT: Final = 500
 _ABSENT: Final = frozenset({404, 410})
 
 
 class HttpStore(ReadOnly):
-    """Reads ranges of what lies below ``https://host``; the path is the key."""
+    """Reads ranges of what lies below the URL that is the bucket; the rest of the path is the key.
+
+    Redirects are followed below the bucket, and below the URLs that *redirects* has for it. A
+    *guard* decides in place of that.
+    """
 
     def __init__(
-        self, *, connections: int = 64, timeout_s: float = 10.0, guard: WebGuard | None = None
+        self,
+        *,
+        connections: int = 64,
+        timeout_s: float = 10.0,
+        guard: WebGuard | None = None,
+        redirects: Mapping[str, Sequence[Target]] = MappingProxyType({}),
     ) -> None:
         client = Client(
             connections=connections,
             silence_s=timeout_s,
             resolve=None if guard is None else guard.resolve,
         )
-        follow = None if guard is None else guard.follow
-        self._reader = RangeReader(_Paths(), client, redirects=5, follow=follow)
+        self._guard = guard
+        self._redirects = redirects
+        self._reader = RangeReader(_Paths(), client, follow=self._follow)
 
     async def get(
         self,
@@ -73,6 +85,28 @@ class HttpStore(ReadOnly):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._reader.aclose()
+
+    def _follow(self, ref: ObjectRef, target: Target, location: str) -> Target:
+        """Return where the redirect of *ref* to *location* leads.
+
+        Raises: `StorageRedirectError`, or what the guard raises.
+        """
+        try:
+            found = target.redirected(location)
+        except BadUrlError as error:
+            shown = location.partition("?")[0].rpartition("@")[2]
+            raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
+        if self._guard is not None:
+            self._guard.follow(found)
+        elif not any(
+            is_below(found, prefix)
+            for prefix in (Target(ref.bucket), *self._redirects.get(ref.bucket, ()))
+        ):
+            shown = found.without_query
+            raise StorageRedirectError(
+                ref, f"redirected to {shown}, which is neither below the root nor in its redirects"
+            )
+        return found
 
 
 class _Paths:

@@ -22,6 +22,7 @@ from app.storage.refusals import Method, Refusal, read_refusal, translated
 
 _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS: Final = 5
 _NOT_MODIFIED: Final = 304
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
@@ -55,14 +56,12 @@ class RangeReader:
         source: Source,
         client: Client,
         *,
-        redirects: int = 0,
-        follow: Callable[[Target], None] | None = None,
+        follow: Callable[[ObjectRef, Target, str], Target] | None = None,
     ) -> None:
-        """Take over *client*; *follow* may raise where a redirect should not lead."""
+        """Take over *client*; *follow* returns where a ``Location`` leads, or raises."""
         self._source = source
         self._sends_etags = source.sends_etags
         self._client = client
-        self._redirects = redirects
         self._follow = follow
 
     async def get(
@@ -188,7 +187,7 @@ class RangeReader:
         self, method: Method, ref: ObjectRef, headers: bytes, *, is_eager: bool
     ) -> Response | Refusal:
         target = await self._source.target(method, ref)
-        for _ in range(self._redirects + 1):
+        for _ in range(_MOST_REDIRECTS + 1):
             response = await self._client.send(method, target, headers, is_eager=is_eager)
             if response.status in _OK:
                 if self._sends_etags and b"etag" not in response.headers:
@@ -196,12 +195,10 @@ class RangeReader:
                     raise BadAnswerError("the answer has no ETag, which S3 always sends")
                 return response
             location = response.headers.get(b"location")
-            if response.status not in _REDIRECTS or location is None or not self._redirects:
+            if response.status not in _REDIRECTS or location is None or self._follow is None:
                 return await read_refusal(method, response)
             response.release()
-            target = target.redirected(location.decode("latin-1"))
-            if self._follow is not None:
-                self._follow(target)
+            target = self._follow(ref, target, location.decode("latin-1"))
         raise BadAnswerError("redirected too often")
 
     async def _explained(self, ref: ObjectRef, refusal: Refusal) -> Refusal:

@@ -1,10 +1,11 @@
 """All stores behind one: each object lies in the store of its bucket."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
@@ -25,6 +26,8 @@ from app.storage.retrying import RetryingStore
 from app.storage.s3.store import S3Store
 from app.storage.s3.writing import Writing
 from app.storage.web_guard import WebGuard
+
+_WEB: Final = ("http", "https")
 
 type Wrap = Callable[[ObjectStore], ObjectStore]
 
@@ -48,18 +51,30 @@ class Stores(ByBucket):
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
+        self._redirects = defaultdict[str, list[Target]](list)
+        """Where redirects may lead besides the root of a web server, by its bucket."""
         self.memory = MemoryStore()
         """What ``memory://`` roots read; tests put objects here."""
 
     def open_root(
-        self, url: str, settings: StoreSettings | None = None, name: str | None = None
+        self,
+        url: str,
+        settings: StoreSettings | None = None,
+        name: str | None = None,
+        redirects: Sequence[str] = (),
     ) -> ObjectRef:
         """Register the bucket of *url* and name the root in it.
 
         Through the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, for
-        two stores may have buckets of one name; those of ``gs://`` and ``az://`` likewise.
+        two stores may have buckets of one name; those of ``gs://`` and ``az://`` likewise. Of a
+        web server the bucket is the whole root, which may redirect below the URLs *redirects* too.
+
+        Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
+        if kind in _WEB:
+            root = _web_prefix(root)
+            self._redirects[root.bucket] += map(_web_target, redirects)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._opened(kind, settings))
         return root
 
@@ -78,7 +93,7 @@ class Stores(ByBucket):
             raise ConfigurationError(f"{url}: climbs")
         if kind == "memory":
             raise ConfigurationError(f"{url}: no reference can lead into memory")
-        if kind in ("http", "https"):
+        if kind in _WEB:
             root = _web_prefix(root)
             inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
         elif kind == "file":
@@ -129,10 +144,7 @@ class Stores(ByBucket):
 
     def _guarded_web(self, url: str) -> ObjectStore:
         limits = self._limits
-        try:
-            guard = WebGuard(Target(url))
-        except BadUrlError as error:
-            raise ConfigurationError(f"{url}: {error}") from error
+        guard = WebGuard(_web_target(url))
         store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
         return RetryingStore(self._wrap(store), limits.deadline_s)
 
@@ -143,8 +155,12 @@ class Stores(ByBucket):
         if scheme == "memory":
             return self._wrap(self.memory)
         store: ObjectStore
-        if scheme in ("http", "https"):
-            store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s)
+        if scheme in _WEB:
+            store = HttpStore(
+                connections=limits.connections,
+                timeout_s=limits.timeout_s,
+                redirects=self._redirects,
+            )
         elif scheme.startswith(("gs", "az")):
             store = _cloud(scheme.partition("+")[0], settings or StoreSettings(), limits.timeout_s)
         else:
@@ -179,6 +195,13 @@ def _web_prefix(root: ObjectRef) -> ObjectRef:
     return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
 
 
+def _web_target(url: str) -> Target:
+    try:
+        return Target(url)
+    except BadUrlError as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+
+
 def parse_root(url: str) -> ObjectRef:
     """Parse the URL of a dataset, which may hold no secret: it appears in messages."""
     scheme, separator, rest = url.partition("://")
@@ -189,7 +212,7 @@ def parse_root(url: str) -> ObjectRef:
         return ObjectRef(path.as_uri(), "")
     bucket, _, key = rest.partition("/")
     key = key.strip("/")
-    if scheme in ("http", "https"):
+    if scheme in _WEB:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise ConfigurationError(

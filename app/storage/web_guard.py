@@ -30,13 +30,12 @@ class WebGuard:
     """
 
     def __init__(self, root: Target, *, look_up: LookUp = look_up) -> None:
-        self._origin = root.origin
-        self._segments = _segments(root.path.rstrip("/"))
+        self._root = root
         self._look_up = look_up
 
     async def resolve(self, origin: Origin) -> Sequence[str]:
         """Give the addresses of *origin* that may be connected to."""
-        if origin == self._origin and _is_literal(origin.host):
+        if origin == self._root.origin and _is_literal(origin.host):
             return [origin.host]
         found = await self._look_up(origin.host, origin.port)
         if not (public := [address for address in found if is_public(address)]):
@@ -45,12 +44,21 @@ class WebGuard:
 
     def follow(self, target: Target) -> None:
         """Let a redirect stay below the prefix, segment by segment."""
-        if target.origin != self._origin:
+        if target.origin != self._root.origin:
             scheme, host, port = target.origin
             raise ForbiddenError(f"redirected to another server, {scheme}://{host}:{port}")
-        segments = _segments(target.path)
-        if segments[: len(self._segments)] != self._segments or not all(map(is_plain, segments)):
+        if not is_below(target, self._root):
             raise ForbiddenError("redirected out of the allowed prefix")
+
+
+def is_below(target: Target, prefix: Target) -> bool:
+    """Tell whether *target* has the origin of *prefix* and a path below it, segment by segment."""
+    segments, expected = _segments(target.path), _segments(prefix.path.rstrip("/"))
+    return (
+        target.origin == prefix.origin
+        and segments[: len(expected)] == expected
+        and all(map(is_plain, segments))
+    )
 
 
 def _segments(path: str) -> list[str]:

@@ -72,9 +72,9 @@ async def test_localhost_may_be_named(faulty: FaultyServer, stores: Stores, host
 async def test_a_dataset_on_the_same_server_is_another_bucket(
     faulty: FaultyServer, stores: Stores, other: FaultyServer
 ) -> None:
-    """What the operator serves may redirect; what references name may not."""
+    """A dataset may allow redirects, which references do not follow."""
     faulty.redirects["/data/key"] = f"{other.url}/data/secret"
-    served = stores.open_root(f"{faulty.url}/data")
+    served = stores.open_root(f"{faulty.url}/data", redirects=[other.url])
     prefix = stores.open_prefix(f"{faulty.url}/data")
 
     assert isinstance(await stores.get(served.join("key")), Found)

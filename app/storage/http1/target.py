@@ -49,6 +49,11 @@ class Target:
         ).encode()
         """What follows the method in every request for it."""
 
+    @property
+    def without_query(self) -> str:
+        """The URL as far as it holds no secret."""
+        return re.split("[?#]", self._url, maxsplit=1)[0]
+
     def redirected(self, location: str) -> Self:
         """Go where ``Location``, decoded as Latin-1, leads, but never from TLS to plain text.
 

@@ -60,12 +60,13 @@ class Asked(NamedTuple):
         finally:
             await held.release()
 
-    def demand(self) -> Demand | None:
-        """Read the preconditions.
+    def demand(self, prefix: bytes = b"") -> Demand | None:
+        """Read the preconditions, from headers whose names begin with *prefix*.
 
         Raises: `BadHeaderError`.
         """
-        return parse_demand(self._text(b"if-match"), self._text(b"if-none-match"))
+        if_match, if_none_match = prefix + b"if-match", prefix + b"if-none-match"
+        return parse_demand(self._text(if_match), self._text(if_none_match))
 
     def parameter(self, name: str) -> str:
         """Read the parameter *name*, which is given once.

@@ -1,6 +1,7 @@
-"""CopyObject: a PUT whose bytes are those of another key, which this service reads itself."""
+"""CopyObject and UploadPartCopy: PUTs of bytes that this service reads from another key."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -13,17 +14,17 @@ from app.errors import (
 )
 from app.http import s3, s3_answers
 from app.http.asked import Asked, Limits
-from app.http.selection import Conditions, Selection, choose
+from app.http.payload import Payload
+from app.http.selection import Selection
 from app.http.target import check_key
-from app.model import EVERYTHING, VirtualKey
-from app.resolve.entity import Entity, Opened
+from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
+from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.opening import Held
 from app.resolve.resolver import Dataset, Resolver
-from app.resolve.writing import Given, Writer
 
 SOURCE: Final = b"x-amz-copy-source"
-_IF_MATCH: Final = b"x-amz-copy-source-if-match"
-_IF_NONE_MATCH: Final = b"x-amz-copy-source-if-none-match"
+_RANGE: Final = b"x-amz-copy-source-range"
+_BYTES: Final = re.compile(rb"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _UNSERVED: Final = (
     b"x-amz-copy-source-if-modified-since",
     b"x-amz-copy-source-if-unmodified-since",
@@ -35,36 +36,49 @@ _UNSERVED: Final = (
 class Copier:
     """Copies keys, from any dataset into those that are writable."""
 
-    def __init__(self, resolver: Resolver, writer: Writer, limits: Limits) -> None:
+    def __init__(self, resolver: Resolver, limits: Limits) -> None:
         self._resolver = resolver
-        self._writer = writer
         self._limits = limits
 
-    async def copy(self, asked: Asked) -> None:
-        """Write what another key names now, up to the size that a body may have."""
+    async def copy(
+        self,
+        asked: Asked,
+        write: Callable[[Payload], Awaitable[ETag | None]],
+        *,
+        is_part: bool = False,
+    ) -> None:
+        """Pass what another key names now to *write*, up to the size that a body may have.
+
+        What is stored as gzip is passed so, but to parts: those have the bytes of a plain GET, of
+        which the client may choose a range.
+        """
         dataset, key = await _source(asked)
-        conditions = _conditions(asked.given)
-        demand = asked.demand()
+        demand = asked.demand(SOURCE + b"-")
+        part = _range(asked.given) if is_part else None
 
         def chosen(entity: Entity) -> Selection | None:
-            if (selection := choose(conditions, entity)) is None:
-                return None
-            if selection.status is not HTTPStatus.OK:
+            if demand is not None and not demand(entity.names):
                 raise PreconditionFailedError(f"{key}: is not what the request demands of it")
-            if entity.length > self._limits.max_chunk_nbytes:
-                raise TooLargeError(f"{key}: has {entity.length} bytes, too many to be copied")
-            return selection
+            is_gzip = entity.coding is Coding.GZIP
+            if is_gzip and is_part:
+                return None
+            wanted = part or ByteRange(0, entity.length)
+            if wanted.stop > entity.length:
+                raise BadHeaderError(f"{_RANGE.decode()}: {key} has {entity.length} bytes")
+            if wanted.length > self._limits.max_chunk_nbytes:
+                raise TooLargeError(f"{key}: has {wanted.length} bytes, too many to be copied")
+            return Selection(HTTPStatus.OK, wanted, wanted, is_gzip)
 
-        async with asked.held() as held:
-            async with self._resolver.open(dataset, key, chosen, EVERYTHING) as opened:
-                body = None if opened is None else await _read(opened, held)
-            if opened is None or body is None:
+        source = self._resolver.open(dataset, key, chosen, part or EVERYTHING)
+        async with asked.held() as held, source as opened:
+            if opened is None:
                 detail = f"{dataset.name} has no {key}"
                 await asked.answer.problem(HTTPStatus.NOT_FOUND, detail)
                 return
-            given = Given(asked.key, body, opened.choice.is_gzip, demand)
-            etag = await self._writer.put(asked.dataset, given)
-        await asked.tell(s3.MEDIA_TYPE, s3_answers.copied(etag))
+            body = await _read(opened, held)
+            etag = await write(Payload(body, opened.choice.is_gzip))
+        name = "CopyPartResult" if is_part else "CopyObjectResult"
+        await asked.tell(s3.MEDIA_TYPE, s3_answers.copied(name, etag))
 
 
 async def _source(asked: Asked) -> tuple[Dataset, VirtualKey]:
@@ -74,7 +88,7 @@ async def _source(asked: Asked) -> tuple[Dataset, VirtualKey]:
     """
     spelled, query, _ = asked.given[SOURCE].partition(b"?")
     if query or any(name in asked.given for name in _UNSERVED):
-        raise UnsupportedError("CopyObject of a version, by dates or with a key is not served")
+        raise UnsupportedError("copying a version, by dates or with a key is not served")
     try:
         name, _, key = unquote_to_bytes(spelled).decode().removeprefix("/").partition("/")
     except UnicodeDecodeError:
@@ -84,16 +98,21 @@ async def _source(asked: Asked) -> tuple[Dataset, VirtualKey]:
     return await asked.enter(name), check_key(key)
 
 
-def _conditions(given: Mapping[bytes, bytes]) -> Conditions:
-    if_match, if_none_match = (
-        given[name].decode("latin-1") if name in given else None
-        for name in (_IF_MATCH, _IF_NONE_MATCH)
-    )
-    return Conditions(if_match=if_match, if_none_match=if_none_match, takes_gzip=True)
+def _range(given: Mapping[bytes, bytes]) -> ByteRange | None:
+    """Read x-amz-copy-source-range; `None` is all.
+
+    Raises: `BadHeaderError`.
+    """
+    if (text := given.get(_RANGE)) is None:
+        return None
+    if (found := _BYTES.fullmatch(text)) is None or int(found[1]) > int(found[2]):
+        raise BadHeaderError(f"{_RANGE.decode()} is not of the form bytes=first-last")
+    return ByteRange(int(found[1]), int(found[2]) + 1)
 
 
 async def _read(opened: Opened[Selection], held: Held) -> bytes:
     if isinstance(opened.body, bytes):
         return opened.body
-    await held.reserve(opened.entity.length)
+    if opened.choice.reads is not None:
+        await held.reserve(opened.choice.reads.length)
     return b"".join([piece async for piece in opened.body])

@@ -113,9 +113,9 @@ def deleted(keys: Sequence[str], outcomes: Sequence[Outcome], *, is_quiet: bool)
     return _written(root)
 
 
-def copied(etag: ETag | None) -> bytes:
-    """Answer CopyObject."""
-    root = ET.Element("CopyObjectResult", xmlns=NAMESPACE)
+def copied(name: str, etag: ETag | None) -> bytes:
+    """Answer CopyObject or UploadPartCopy, with the element *name*."""
+    root = ET.Element(name, xmlns=NAMESPACE)
     add(root, {"LastModified": write_time(time.time())})
     if etag is not None:
         add(root, {"ETag": etag})

@@ -78,8 +78,6 @@ def unserved(
     for name in _SUBRESOURCES.intersection(names):
         if of_key or method not in {"GET", "HEAD"} or name not in _SERVED:
             return _operation(method, _first(names), of_key=of_key)
-    if step == "UploadPart" and b"x-amz-copy-source" in given:
-        return "UploadPartCopy"
     if step is not None or method in {"PUT", "DELETE"}:
         return next((_HEADERS[name] for name in _HEADERS if name in given), None)
     return None

@@ -11,8 +11,10 @@ from app.http import s3, s3_answers, s3_parts
 from app.http.answer import NO_STORE
 from app.http.asked import Asked, Limits
 from app.http.checksums import check
-from app.http.payload import Coding, read_payload
+from app.http.copying import SOURCE, Copier
+from app.http.payload import Coding, Payload, read_payload
 from app.http.target import spell
+from app.model import ETag
 from app.resolve.uploads import Completion, Upload, Uploads
 
 _CHECKSUM: Final = b"x-amz-checksum-"
@@ -22,8 +24,9 @@ _SIZE: Final = b"x-amz-mp-object-size"
 class Uploading:
     """Answers each step of an upload."""
 
-    def __init__(self, uploads: Uploads, limits: Limits) -> None:
+    def __init__(self, uploads: Uploads, copier: Copier, limits: Limits) -> None:
         self._uploads = uploads
+        self._copier = copier
         self._limits = limits
         self.steps: Mapping[str, Callable[[Asked], Awaitable[None]]] = {
             "CreateMultipartUpload": self._create,
@@ -51,11 +54,18 @@ class Uploading:
             raise BadParameterError(f"partNumber is a number from 1 to {s3_parts.MAX_PARTS}")
         if b"content-range" in asked.given:
             raise BadHeaderError("a part of a part, of which Content-Range tells, is not taken")
+
+        def put(payload: Payload) -> Awaitable[ETag]:
+            return self._uploads.put_part(upload, number, payload.body)
+
+        if SOURCE in asked.given:
+            await self._copier.copy(asked, put, is_part=True)
+            return
         async with asked.held() as held:
             payload = await read_payload(
                 asked.incoming, asked.given, held, most_nbytes=self._limits.max_chunk_nbytes
             )
-            etag = await self._uploads.put_part(upload, number, payload.body)
+            etag = await put(payload)
         await asked.tell_written(etag)
 
     async def _complete(self, asked: Asked) -> None:

@@ -20,7 +20,7 @@ from app.http.bodies import Incoming
 from app.http.bulk import Bulk
 from app.http.copying import SOURCE, Copier
 from app.http.credentials.door import Door, Request
-from app.http.payload import read_payload
+from app.http.payload import Payload, read_payload
 from app.http.s3_requests import names_in, unserved, uploading
 from app.http.target import split_target
 from app.http.uploading import Uploading
@@ -63,8 +63,8 @@ class WritingPlane:
         self._budget = budget
         self._limits = limits
         self._bulk = Bulk(resolver, writer, eraser, limits)
-        self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, limits).steps
-        self._copier = Copier(resolver, writer, limits)
+        self._copier = Copier(resolver, limits)
+        self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, self._copier, limits).steps
         self._of_keys: Mapping[str, _Respond] = {"PUT": self._put, "DELETE": self._delete}
         self._of_datasets: Mapping[str, Mapping[bytes, _Respond]] = {
             "PUT": {b"batch": self._bulk.put},
@@ -117,12 +117,16 @@ class WritingPlane:
 
     async def _put(self, asked: Asked) -> None:
         asked.refuse_parameters()
+        demand = asked.demand()
+
+        def put(payload: Payload) -> Awaitable[ETag | None]:
+            return self._writer.put(asked.dataset, Given(asked.key, *payload, demand))
+
         if SOURCE in asked.given:
-            await self._copier.copy(asked)
+            await self._copier.copy(asked, put)
             return
         if b"content-range" in asked.given:
             raise BadHeaderError("a part of a body, of which Content-Range tells, is not taken")
-        demand = asked.demand()
         async with asked.held() as held:
             payload = await read_payload(
                 asked.incoming, asked.given, held, most_nbytes=self._limits.max_chunk_nbytes
@@ -132,8 +136,7 @@ class WritingPlane:
                     raise BadBodyError("a key that ends in a slash names a folder: it has no bytes")
                 etag: ETag | None = _OF_NOTHING
             else:
-                given = Given(asked.key, payload.body, payload.is_gzip, demand)
-                etag = await self._writer.put(asked.dataset, given)
+                etag = await put(payload)
         await asked.tell_written(etag)
 
     async def _delete(self, asked: Asked) -> None:

@@ -1,5 +1,7 @@
 """Clients of S3 copy keys within the service, and are told when they were modified."""
 
+import gzip
+import hashlib
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -38,6 +40,7 @@ def url(folder: Path) -> Generator[str]:
     datasets = {
         "data": DatasetSettings(url=str(folder), writable=True),
         "fixed": DatasetSettings(url=str(folder / "array")),
+        "memory": DatasetSettings(url="memory://copying", writable=True),
     }
     limits = LimitSettings(max_chunk_bytes=_LIMIT)
     with serving(Settings(datasets=datasets, limits=limits)) as served:
@@ -80,9 +83,45 @@ def test_obstore_and_s3fs_move(url: str, folder: Path) -> None:
     assert not (folder / "moved once").exists()
 
 
+@pytest.mark.parametrize("source", ["data/small", "data/large", "data/array/c/1", "fixed/c/3"])
+@pytest.mark.parametrize("part", [{}, {"CopySourceRange": "bytes=1-2"}])
+def test_a_part_is_copied(s3: Any, source: str, part: dict[str, str]) -> None:
+    """UploadPartCopy copies the bytes of a GET of the source, or of its range."""
+    bucket, _, key = source.partition("/")
+    got = s3.get_object(Bucket=bucket, Key=key, Range=part.get("CopySourceRange", "bytes=0-65535"))
+    body = got["Body"].read()
+    if source == "data/large":
+        part = part or {"CopySourceRange": "bytes=0-65535"}
+    told = _copy_part(s3, source, **part, CopySourceIfMatch=got["ETag"])
+
+    assert told["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
+    assert s3.get_object(Bucket="data", Key="to")["Body"].read() == body
+
+
+def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(s3: Any) -> None:
+    """CopyObject keeps the gzip, and a part is what that holds."""
+    s3.put_object(Bucket="memory", Key="a", Body=gzip.compress(b"abc"), ContentEncoding="gzip")
+    condition = {"CopySourceIfMatch": s3.head_object(Bucket="memory", Key="a")["ETag"]}
+    s3.copy_object(Bucket="memory", Key="b", CopySource="memory/a", **condition)
+    _copy_part(s3, "memory/a", CopySourceRange="bytes=1-2", **condition)
+
+    assert s3.get_object(Bucket="memory", Key="b")["Body"].read() == b"abc"
+    assert s3.get_object(Bucket="data", Key="to")["Body"].read() == b"bc"
+
+
 @pytest.mark.parametrize(
     ("call", "code"),
     [
+        (lambda s3: _copy_part(s3, "data/none"), "NoSuchKey"),
+        (lambda s3: _copy_part(s3, "data/array/c/9"), "NoSuchKey"),
+        (lambda s3: _copy_part(s3, "none/small"), "NoSuchBucket"),
+        (lambda s3: _copy_part(s3, "data/large"), "EntityTooLarge"),
+        (lambda s3: _copy_part(s3, "data/small", CopySourceIfMatch='"x"'), "PreconditionFailed"),
+        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=0-3"), "InvalidArgument"),
+        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=2-1"), "InvalidArgument"),
+        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=-1"), "InvalidArgument"),
+        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="0-1"), "InvalidArgument"),
+        (lambda s3: _copy_part(s3, "data/small", UploadId="0" * 32), "NoSuchUpload"),
         (lambda s3: _copy(s3, "data/none"), "NoSuchKey"),
         (lambda s3: _copy(s3, "data/array/c/9"), "NoSuchKey"),
         (lambda s3: _copy(s3, "none/small"), "NoSuchBucket"),
@@ -109,6 +148,16 @@ def test_a_copy_that_cannot_be(
 
 def _copy(s3: Any, source: str, **more: Any) -> None:
     s3.copy_object(Bucket="data", Key="to", CopySource=source, **more)
+
+
+def _copy_part(s3: Any, source: str, **more: Any) -> Any:
+    """Upload one part, which is a copy, and give what the copy was answered with."""
+    upload = {"Bucket": "data", "Key": "to"}
+    upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
+    told = s3.upload_part_copy(**upload | {"CopySource": source, "PartNumber": 1} | more)
+    parts = [{"PartNumber": 1, "ETag": told["CopyPartResult"]["ETag"]}]
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    return told["CopyPartResult"]
 
 
 @pytest.mark.parametrize("quotes", ['"', ""])

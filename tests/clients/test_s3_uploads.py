@@ -147,6 +147,22 @@ def test_boto3_uploads_what_is_large(lab: Lab) -> None:
     assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
+def test_boto3_copies_what_is_large(lab: Lab) -> None:
+    """An object, and a chunk into another array, a range of the source at a time."""
+    config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
+    one, other = lab.boto3(0), lab.boto3(1)
+    chunk = f"{lab.new_array()}/c/1"
+    one.put_object(Bucket="data", Key="large/source", Body=DATA)
+    one.put_object(Bucket="data", Key=chunk, Body=bytes(6 * MIB - 1) + b"1")
+    before = lab.completed()
+    copies = {"large/source": "large/copy", chunk: f"{lab.new_array()}/c/2"}
+    for source, copy in copies.items():
+        other.copy({"Bucket": "data", "Key": source}, "data", copy, Config=config)
+
+    assert [read(one, copy) == read(one, source) for source, copy in copies.items()] == [True, True]
+    assert (lab.completed() - before, lab.parts()) == (2, [])
+
+
 def test_parts_go_to_both(lab: Lab) -> None:
     """Out of order, one of them twice, to whichever gateway."""
     clients = turns(lab)
@@ -199,8 +215,6 @@ def part_of(s3: Any, upload: dict[str, str], etag: str) -> None:
         (lambda s3, upload, _: part_of(s3, upload, f'"{"0" * 32}"'), "InvalidPart"),
         (lambda s3, upload, _: s3.upload_part(**upload, PartNumber=1, Body=bytes(65 * MIB)),
          "EntityTooLarge"),
-        (lambda s3, upload, _: s3.upload_part_copy(**upload, PartNumber=1, CopySource="data/a"),
-         "NotImplemented"),
         (lambda s3, upload, _: s3.list_parts(**upload), "NotImplemented"),
     ],
 )  # fmt: skip

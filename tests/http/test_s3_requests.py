@@ -95,10 +95,3 @@ def test_headers_that_make_another_operation(header: bytes) -> None:
 def test_steps_of_uploads(method: str, query: bytes, step: str | None) -> None:
     """They are served, of keys."""
     assert uploading(method, names_in(query)) == step
-
-
-def test_a_part_may_not_be_copied() -> None:
-    """To take the empty body for the part would be wrong."""
-    names = names_in(b"partNumber=1&uploadId=u")
-
-    assert unserved("PUT", names, {b"x-amz-copy-source": b"x"}, of_key=True) == "UploadPartCopy"

@@ -10,7 +10,10 @@ import httpx
 from app.settings import CallerSettings, DatasetSettings, Settings
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
-"""Ana may read what is private, Bob may write to it, Eve may do neither."""
+"""Ana may read what is private, Bob may write to it, Eve may do neither.
+
+What is open may be written by the last two.
+"""
 TEXT: Final = b"what Ana may read"
 
 
@@ -49,7 +52,7 @@ def settings(folder: Path, **more: Any) -> Settings:
     return Settings(
         callers={name: caller(token) for name, token in TOKENS.items()},
         datasets={
-            "open": DatasetSettings(url=str(folder / "open"), writable=True, write=("bob",)),
+            "open": DatasetSettings(url=str(folder / "open"), writable=True, write=("bob", "eve")),
             "private": DatasetSettings(
                 url=str(folder / "private"), writable=True, read=("ana",), write=("bob",)
             ),

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Generator
 from typing import Final
 from urllib.parse import quote
+from xml.etree import ElementTree as ET
 
 import boto3
 import httpx
@@ -23,6 +24,7 @@ REQUESTS: Final = [
     ("GET", "/{}/"),
     ("GET", "/{}/none"),
     ("GET", "/{}?list-type=2"),
+    ("GET", "/{}?marker=a"),
     ("OPTIONS", "/{}/text.txt"),
     ("PUT", "/{}/text.txt"),
     ("DELETE", "/{}/text.txt"),
@@ -299,16 +301,26 @@ def test_counts_are_for_nobody_unless_somebody_is_named(
     assert people.ask("GET", "/metrics", who).status_code == status
 
 
-def test_nothing_is_copied_out_of_what_one_may_not_read(people: People) -> None:
-    """The source of a copy is read by who asks for it."""
+@pytest.mark.parametrize("is_part", [False, True])
+def test_nothing_is_copied_out_of_what_one_may_not_read(people: People, is_part: bool) -> None:  # noqa: FBT001
+    """The caller of CopyObject or UploadPartCopy reads the source, or it does not exist."""
     (people.folder / "open" / "free").write_bytes(b"free")
-    for source, status in ("private/text.txt", 200), ("open/free", 200), ("unknown/x", 404):
-        headers = {"x-amz-copy-source": source}
-        answer = people.ask("PUT", "/open/copy", "bob", headers=headers)
-        assert answer.status_code == status
-    refused = people.ask("PUT", "/open/copy", "ana", headers={"x-amz-copy-source": "open/free"})
+    path = "/open/copy"
+    if is_part:
+        created = ET.fromstring(people.ask("POST", f"{path}?uploads", "bob").content)  # noqa: S314
+        path += f"?partNumber=1&uploadId={created[2].text}"
 
-    assert refused.status_code == 403
+    def copy(who: str, source: str) -> httpx.Response:
+        return people.ask("PUT", path, who, headers={"x-amz-copy-source": source})
+
+    statuses = [copy("bob", source).status_code for source in ("private/text.txt", "open/free")]
+    private, unknown = (
+        told(copy("eve", f"{name}/text.txt"), name) for name in ("private", "unknown")
+    )
+    assert statuses == [200, 200]
+    assert private == unknown
+    assert private[0] == 404
+    assert copy("ana", "open/free").status_code == 403
 
 
 def test_wrong_credentials_are_told_of_by_the_api(people: People) -> None:

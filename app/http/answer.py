@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from app.errors import ShardgateError
 from app.http.cors import Cors
 from app.http.problems import problem, status_of
-from app.http.s3_answers import code_of, error_document
+from app.http.s3_answers import code_of, error_document, failed_condition
 from app.http.s3_requests import speaks_s3
 from app.seeing.failures import tell_of_failure
 from app.seeing.seen import note_request_id
@@ -117,7 +117,9 @@ class Answer:
         """
         if self.is_s3:
             request_id = self.request_id.decode()
-            headers, body = error_document(status, code or code_of(status), detail, request_id)
+            condition = failed_condition(status, self.given)
+            code = code or code_of(status)
+            headers, body = error_document(status, code, detail, request_id, condition)
         else:
             headers, body = problem(status, detail)
         headers += extra

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 from xml.etree import ElementTree as ET
@@ -43,6 +43,16 @@ _OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.UnknownUploadError: "NoSuchUpload",
 }
 """Where there is a better one than that of the status."""
+_CONDITIONS: Final = {
+    name.lower().encode(): name
+    for name in (
+        "If-Match",
+        "If-None-Match",
+        "If-Unmodified-Since",
+        "x-amz-copy-source-If-Match",
+        "x-amz-copy-source-If-None-Match",
+    )
+}
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 type Headers = list[tuple[bytes, bytes]]
@@ -57,14 +67,23 @@ def code_of(status: HTTPStatus, error: ShardgateError | None = None) -> str:
 
 
 def error_document(
-    status: HTTPStatus, code: str, detail: str, request_id: str
+    status: HTTPStatus, code: str, detail: str, request_id: str, condition: str | None = None
 ) -> tuple[Headers, bytes]:
-    """Write the XML of an error and the headers that go with it."""
+    """Write the XML of an error and the headers that go with it; *condition* is what failed."""
     root = ET.Element("Error")
-    add(root, {"Code": code, "Message": _speakable(detail), "RequestId": request_id})
+    told = {"Code": code, "Message": _speakable(detail), "Condition": condition}
+    add(root, told | {"RequestId": request_id})
     body = _written(root)
     headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
     return headers + further_headers(status), body
+
+
+def failed_condition(status: HTTPStatus, headers: Mapping[bytes, bytes]) -> str | None:
+    """Name the condition that a request with *headers* failed, unless it had several."""
+    if status is not HTTPStatus.PRECONDITION_FAILED:
+        return None
+    found = [_CONDITIONS[name] for name in _CONDITIONS if name in headers]
+    return found[0] if len(found) == 1 else None
 
 
 def buckets(names: Iterable[str]) -> bytes:

@@ -47,8 +47,17 @@ _HEADERS: Final = {
 }
 """A write that went on without heeding them would not do what its client wants."""
 
+    b"x-amz-tagging": "Tagging an object",
+    b"x-amz-acl": "An access list other than private",
+    b"x-amz-grant-full-control": "An access list",
+    b"x-amz-grant-read": "An access list",
+    b"x-amz-grant-read-acp": "An access list",
+    b"x-amz-grant-write-acp": "An access list",
+    b"x-amz-website-redirect-location": "Redirecting to another object",
 
 def speaks_s3(given: Mapping[bytes, bytes], query: bytes) -> bool:
+_PRIVATE: Final = (b"private", b"bucket-owner-full-control")
+"""Access lists that let nobody in: some clients always send one."""
     """Tell whether the request with the headers *given* is of an S3 client."""
     return (
         given.get(b"authorization", b"").startswith(_SIGNATURES)
@@ -79,7 +88,10 @@ def unserved(
         if of_key or method not in {"GET", "HEAD"} or name not in _SERVED:
             return _operation(method, _first(names), of_key=of_key)
     if step is not None or method in {"PUT", "DELETE"}:
-        return next((_HEADERS[name] for name in _HEADERS if name in given), None)
+        sent = given.keys() | frozenset(names)  # presigned URLs have them in the query
+        if given.get(b"x-amz-acl") in _PRIVATE:
+            sent -= {b"x-amz-acl"}
+        return next((_HEADERS[name] for name in _HEADERS if name in sent), None)
     return None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import BadKeyError, DigestError, UnknownDatasetError
 from app.http.problems import STATUS
-from app.http.s3_answers import buckets, code_of, deleted, error_document
+from app.http.s3_answers import buckets, code_of, deleted, error_document, failed_condition
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -56,6 +56,24 @@ def test_an_error_is_xml_whatever_it_is_about() -> None:
     assert dict(headers)[b"content-length"] == b"%d" % len(body)
     assert dict(headers)[b"content-type"] == b"application/xml"
     assert b"retry-after" in dict(headers)
+
+
+@pytest.mark.parametrize(
+    ("status", "names", "condition"),
+    [
+        (412, (b"if-none-match",), "If-None-Match"),
+        (412, (b"if-match", b"range"), "If-Match"),
+        (412, (b"x-amz-copy-source-if-match",), "x-amz-copy-source-If-Match"),
+        (412, (b"if-match", b"if-none-match"), None),
+        (404, (b"if-match",), None),
+    ],
+)
+def test_the_condition_that_failed_is_named(
+    status: int, names: tuple[bytes, ...], condition: str | None
+) -> None:
+    """Unless it may have been one of several."""
+    headers = dict.fromkeys(names, b"*")
+    assert failed_condition(HTTPStatus(status), headers) == condition
 
 
 def test_buckets_are_listed() -> None:

@@ -3,31 +3,26 @@
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from app.errors import UnsupportedError
 from app.http import s3_answers
 from app.http.answer import NO_STORE, Answer
 from app.http.s3 import MEDIA_TYPE
-from app.resolve.resolver import Dataset
 
 
 async def list_buckets(answer: Answer, names: Iterable[str]) -> None:
     """Answer ListBuckets."""
-    await _send_xml(answer, s3_answers.buckets(names))
+    await send_xml(answer, s3_answers.buckets(names))
 
 
-async def tell_of_bucket(
-    answer: Answer, dataset: Dataset, method: str, names: frozenset[bytes]
-) -> None:
-    """Answer what S3 clients ask of a bucket, listings apart."""
+async def tell_of_bucket(answer: Answer, method: str, names: frozenset[bytes]) -> None:
+    """Answer HeadBucket, GetBucketLocation and GetBucketVersioning."""
     if method == "HEAD":
         headers = [(b"content-length", b"0"), (b"x-amz-bucket-region", b"us-east-1"), NO_STORE]
         await answer.send(HTTPStatus.OK, headers)
-    elif (document := s3_answers.told_of_bucket(names)) is not None:
-        await _send_xml(answer, document)
     else:
-        raise UnsupportedError(f"ListObjects is not served: list {dataset.name} with list-type=2")
+        await send_xml(answer, s3_answers.told_of_bucket(names))
 
 
-async def _send_xml(answer: Answer, body: bytes) -> None:
+async def send_xml(answer: Answer, body: bytes) -> None:
+    """Send a document that nobody should keep."""
     length = (b"content-length", b"%d" % len(body))
     await answer.send(HTTPStatus.OK, [(b"content-type", MEDIA_TYPE), length, NO_STORE], body)

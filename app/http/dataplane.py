@@ -28,7 +28,7 @@ from app.http.answer import (
 )
 from app.http.asked import allowed
 from app.http.bodies import lingering_writer
-from app.http.buckets import list_buckets, tell_of_bucket
+from app.http.buckets import list_buckets, send_xml, tell_of_bucket
 from app.http.cors import Cors
 from app.http.credentials.access import Datasets
 from app.http.credentials.caller import NOBODY, Caller
@@ -38,7 +38,8 @@ from app.http.entity_headers import describe, entity_headers, head_of, keeping, 
 from app.http.heads import written
 from app.http.pages import MOST_LINKS, listing_page, page_headers
 from app.http.s3 import MEDIA_TYPE, ListRequest
-from app.http.s3_requests import names_in, unserved
+from app.http.s3_answers import no_tags
+from app.http.s3_requests import lists_objects, names_in, unserved
 from app.http.selection import Conditions, Selection, choose, etag_of_selected
 from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
@@ -170,13 +171,15 @@ class DataPlane:
         operation = unserved(method, names, {}, of_key=bool(key))
         if operation is not None and answer.is_s3:
             raise UnsupportedError(f"{operation} is not served")
-        if key and not key.endswith("/"):
+        if key and b"tagging" in names and answer.is_s3:
+            await self._list_tags(answer, dataset, key)
+        elif key and not key.endswith("/"):
             conditions = Conditions.parse(method, answer.given)
             await self._read(dataset, key, conditions, answer)
-        elif not key and (request := ListRequest.parse(query)) is not None:
-            await self._list_objects(answer, dataset, request)
+        elif not key and lists_objects(method, names, is_s3=answer.is_s3):
+            await self._list_objects(answer, dataset, ListRequest.parse(query))
         elif not key and answer.is_s3:
-            await tell_of_bucket(answer, dataset, method, names)
+            await tell_of_bucket(answer, method, names)
         elif key is None:
             await _missing(answer, dataset, "", "a dataset is no object; its keys follow a slash")
         else:
@@ -224,6 +227,16 @@ class DataPlane:
         body = request.answer(dataset.name, page)
         headers = listing_headers(dataset, request.window.prefix, MEDIA_TYPE, body)
         await answer.send(HTTPStatus.OK, headers, body)
+
+    async def _list_tags(self, answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
+        def choose_nothing(_: Entity) -> Selection:
+            return Selection(HTTPStatus.OK)
+
+        async with self._resolver.open(dataset, key, choose_nothing) as opened:
+            if opened is None:
+                await _missing(answer, dataset, key, f"{dataset.name} has no {key}")
+            else:
+                await send_xml(answer, no_tags())
 
     async def _list(self, answer: Answer, dataset: Dataset, prefix: VirtualKey) -> None:
         listed: list[Name] = []

@@ -24,15 +24,15 @@ NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 @dataclass(frozen=True, slots=True)
 class ListRequest:
-    """The query of ListObjectsV2."""
+    """The query of ListObjectsV2, or of ListObjects, which has no list-type."""
 
     window: Window
     limit: int
     given: Mapping[str, str]
 
     @classmethod
-    def parse(cls, query_string: bytes) -> Self | None:
-        """Read a query; `None` if it is another one.
+    def parse(cls, query_string: bytes) -> Self:
+        """Read a query.
 
         Raises: `BadHeaderError` for one that cannot be answered, `BadKeyError` for a prefix in a
         folder that no key can be in.
@@ -42,8 +42,8 @@ class ListRequest:
             given = dict(parse_qsl(text, keep_blank_values=True, errors="strict"))
         except ValueError:
             raise BadHeaderError("the query is not percent-encoded UTF-8") from None
-        if given.get("list-type") != "2":
-            return None
+        if given.get("list-type", "2") != "2":
+            raise BadHeaderError("list-type is 2 for ListObjectsV2, and absent for ListObjects")
         is_encoded = given.get("encoding-type") == "url"
         if not is_encoded and any(ord(letter) < _SPACE for letter in "".join(given.values())):
             raise BadHeaderError("control characters go with encoding-type=url only")
@@ -52,8 +52,12 @@ class ListRequest:
         limit = given.get("max-keys", str(_MAX_KEYS))
         if not _COUNT.fullmatch(limit):
             raise BadHeaderError("max-keys is no number")
-        token = given.get("continuation-token")
-        after = given.get("start-after", "") if token is None else _read_token(token)
+        if "list-type" not in given:
+            after = given.get("marker", "")
+        elif (token := given.get("continuation-token")) is None:
+            after = given.get("start-after", "")
+        else:
+            after = _read_token(token)
         prefix = given.get("prefix", "")
         check_key(prefix[: prefix.rfind("/") + 1])
         window = Window(prefix, after, delimiter)
@@ -67,15 +71,23 @@ class ListRequest:
             "Name": bucket,
             "Prefix": spell(self.window.prefix),
             "Delimiter": self.window.delimiter or None,
-            "StartAfter": spell(self.given.get("start-after", "")) or None,
-            "ContinuationToken": self.given.get("continuation-token"),
             "EncodingType": self.given.get("encoding-type"),
             "MaxKeys": str(self.limit),
-            "KeyCount": str(len(page.entries)),
             "IsTruncated": "false" if page.after is None else "true",
         }
-        if page.after is not None:
-            told["NextContinuationToken"] = _write_token(page.after)
+        if "list-type" in self.given:
+            told |= {
+                "StartAfter": spell(self.given.get("start-after", "")) or None,
+                "ContinuationToken": self.given.get("continuation-token"),
+                "KeyCount": str(len(page.entries)),
+                "NextContinuationToken": page.after and _write_token(page.after),
+            }
+        else:
+            # S3 has NextMarker with a delimiter only, but a page may end behind its last key.
+            told |= {
+                "Marker": spell(self.given.get("marker", "")),
+                "NextMarker": page.after and spell(page.after),
+            }
         add(root, told)
         for key, nbytes, etag, modified_s in page.entries:
             if nbytes is None:

@@ -96,13 +96,17 @@ def buckets(names: Iterable[str]) -> bytes:
     return _written(root)
 
 
-def told_of_bucket(names: frozenset[bytes]) -> bytes | None:
+def told_of_bucket(names: frozenset[bytes]) -> bytes:
     """Answer GetBucketLocation and GetBucketVersioning, with which clients may begin."""
-    if b"location" in names:
-        return _written(ET.Element("LocationConstraint", xmlns=NAMESPACE))
-    if b"versioning" in names:
-        return _written(ET.Element("VersioningConfiguration", xmlns=NAMESPACE))
-    return None
+    name = "LocationConstraint" if b"location" in names else "VersioningConfiguration"
+    return _written(ET.Element(name, xmlns=NAMESPACE))
+
+
+def no_tags() -> bytes:
+    """Answer GetObjectTagging: no object has tags."""
+    root = ET.Element("Tagging", xmlns=NAMESPACE)
+    ET.SubElement(root, "TagSet")
+    return _written(root)
 
 
 def upload_created(bucket: str, key: str, upload_id: str) -> bytes:

@@ -34,8 +34,11 @@ _SUBRESOURCES: Final = frozenset(
     b" replication requestPayment restore retention select session tagging torrent uploadId"
     b" uploads versionId versioning versions website".split()
 )
-_SERVED: Final = frozenset({b"location", b"versioning"})
-"""Of buckets, for GET."""
+_OF_BUCKETS: Final = frozenset({b"location", b"versioning"})
+"""Served for GET."""
+_OF_KEYS: Final = frozenset({b"tagging"})
+"""Served for GET."""
+_LISTING: Final = frozenset(b"list-type delimiter encoding-type marker max-keys prefix".split())
 _HEADERS: Final = {
     b"x-amz-write-offset-bytes": "Appending to an object",
     b"x-amz-server-side-encryption-customer-algorithm": "Encryption with a client's key",
@@ -44,9 +47,6 @@ _HEADERS: Final = {
     b"if-unmodified-since": "If-Unmodified-Since",
     b"x-amz-if-match-last-modified-time": "x-amz-if-match-last-modified-time",
     b"x-amz-if-match-size": "x-amz-if-match-size",
-}
-"""A write that went on without heeding them would not do what its client wants."""
-
     b"x-amz-tagging": "Tagging an object",
     b"x-amz-acl": "An access list other than private",
     b"x-amz-grant-full-control": "An access list",
@@ -54,10 +54,13 @@ _HEADERS: Final = {
     b"x-amz-grant-read-acp": "An access list",
     b"x-amz-grant-write-acp": "An access list",
     b"x-amz-website-redirect-location": "Redirecting to another object",
-
-def speaks_s3(given: Mapping[bytes, bytes], query: bytes) -> bool:
+}
+"""A write that went on without heeding them would not do what its client wants."""
 _PRIVATE: Final = (b"private", b"bucket-owner-full-control")
 """Access lists that let nobody in: some clients always send one."""
+
+
+def speaks_s3(given: Mapping[bytes, bytes], query: bytes) -> bool:
     """Tell whether the request with the headers *given* is of an S3 client."""
     return (
         given.get(b"authorization", b"").startswith(_SIGNATURES)
@@ -77,6 +80,15 @@ def uploading(method: str, names: Collection[bytes]) -> str | None:
     return next(found, None)
 
 
+def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool:
+    """Return whether a request of a whole dataset is ListObjects or ListObjectsV2.
+
+    ListObjects of an S3 client may have no parameter at all.
+    """
+    is_plain = is_s3 and method == "GET" and _OF_BUCKETS.isdisjoint(names)
+    return is_plain or not _LISTING.isdisjoint(names)
+
+
 def unserved(
     method: str, names: Collection[bytes], given: Mapping[bytes, bytes], *, of_key: bool
 ) -> str | None:
@@ -84,8 +96,9 @@ def unserved(
     step = uploading(method, names) if of_key else None
     if step is not None:
         names = frozenset(names) - _OF_UPLOADS
+    served = _OF_KEYS if of_key else _OF_BUCKETS
     for name in _SUBRESOURCES.intersection(names):
-        if of_key or method not in {"GET", "HEAD"} or name not in _SERVED:
+        if method not in {"GET", "HEAD"} or name not in served:
             return _operation(method, _first(names), of_key=of_key)
     if step is not None or method in {"PUT", "DELETE"}:
         sent = given.keys() | frozenset(names)  # presigned URLs have them in the query

@@ -155,6 +155,10 @@ async def _refuse_operation(operation: str, _: Asked) -> None:
 
 async def _refuse_whole(method: str, asked: Asked) -> None:
     operation, need = _OF_BUCKETS[method]
+    if asked.answer.is_s3 and method == "PUT":
+        detail = f"the dataset {asked.dataset.name} exists already"
+        await asked.answer.problem(HTTPStatus.CONFLICT, detail, code="BucketAlreadyOwnedByYou")
+        return
     if asked.answer.is_s3:
         await _refuse_operation(operation, asked)
     raise BadParameterError(f"{method} of a whole dataset goes with {need}; keys follow a slash")

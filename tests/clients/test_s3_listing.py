@@ -4,6 +4,7 @@ import random
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 import boto3
 import httpx
@@ -18,6 +19,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import DatasetSettings, Settings
+from tests.clients.test_s3_writing import open_boto3
 from tests.serving import serving
 
 _TAG: Final = "@tag.v 1/"
@@ -75,8 +77,10 @@ def s3(url: str) -> Any:
     )
 
 
-def _list(s3: Any, prefix: str = "", page: int = 1000, **query: str) -> list[str]:
-    pages = s3.get_paginator("list_objects_v2").paginate(
+def _list(
+    s3: Any, prefix: str = "", page: int = 1000, operation: str = "list_objects_v2", **query: str
+) -> list[str]:
+    pages = s3.get_paginator(operation).paginate(
         Bucket=query.pop("bucket", "repository"),
         Prefix=prefix,
         PaginationConfig={"PageSize": page},
@@ -112,12 +116,19 @@ def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
     assert _list(s3, _TAG) == [f"{_TAG}{key}" for key in _list(s3)]
 
 
-@pytest.mark.parametrize("page", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("page", "operation"),
+    [(1, "list_objects_v2"), (2, "list_objects"), (7, "list_objects_v2")],
+)
 @pytest.mark.parametrize("delimiter", ["", "/"])
 @pytest.mark.parametrize("prefix", ["", "a/", "a/image/c/", "numbers/c/1", f"{_TAG}a"])
-def test_pages_make_up_the_whole(s3: Any, prefix: str, delimiter: str, page: int) -> None:
+def test_pages_make_up_the_whole(
+    s3: Any, prefix: str, delimiter: str, page: int, operation: str
+) -> None:
     """However small the pages are, nothing is listed twice and nothing left out."""
-    assert _list(s3, prefix, page, Delimiter=delimiter) == _list(s3, prefix, Delimiter=delimiter)
+    whole = _list(s3, prefix, Delimiter=delimiter)
+
+    assert _list(s3, prefix, page, operation, Delimiter=delimiter) == whole
 
 
 @pytest.mark.parametrize("prefix", ["", "a/", "a/image/", "numbers/c/", "numb", f"{_TAG}a/"])
@@ -136,7 +147,9 @@ def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
     """Behind any key, there or not."""
     every = _list(s3)
     for start in [*random.Random(1).sample(every, 20), "a", "numbers/c/1/", "zz", "\x01"]:
-        assert _list(s3, StartAfter=start) == [key for key in every if key > start]
+        expected = [key for key in every if key > start]
+        assert _list(s3, StartAfter=start) == expected
+        assert _list(s3, operation="list_objects", Marker=start) == expected
 
 
 @pytest.mark.parametrize("start", ["", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"])
@@ -219,9 +232,41 @@ def test_obstore_lists_and_reads(url: str) -> None:
     assert np.asarray(group["a/image"])[24, 6] == 4
 
 
+def test_clients_that_do_not_sign_list_by_parameters(url: str, s3: Any) -> None:
+    """ListObjects, as GDAL asks for it where it is told not to sign."""
+    answer = httpx.get(f"{url}/repository/?delimiter=%2F&max-keys=2&prefix=a%2F")
+    root = ET.fromstring(answer.content)  # noqa: S314  the service wrote it
+    told = {each.tag.rpartition("}")[2]: "".join(each.itertext()) for each in root}
+
+    assert told == {
+        "Name": "repository",
+        "Prefix": "a/",
+        "Delimiter": "/",
+        "MaxKeys": "2",
+        "IsTruncated": "true",
+        "Marker": "",
+        "NextMarker": "a/nothing/",
+        "CommonPrefixes": "a/nothing/",
+    }
+
+
+def test_a_marker_may_lie_behind_the_last_key(tmp_path: Path) -> None:
+    """A page of few keys ends after many that are absent; the client goes on from there."""
+    array = zarr.create_array(
+        tmp_path, shape=(12_000,), shards=(12_000,), chunks=(1,), dtype="u1", compressors=None
+    )
+    array[9_999] = 1
+    with serving(Settings(datasets={"sparse": DatasetSettings(url=tmp_path.as_uri())})) as served:
+        s3 = open_boto3(served)
+        assert _list(s3, "c/", 1, "list_objects", bucket="sparse") == ["c/9999"]
+
+
 @pytest.mark.parametrize(
     "query",
     [
+        "list-type=1",
+        "marker=%01",
+        "max-keys=-1",
         "list-type=2&delimiter=x",
         "list-type=2&max-keys=-1",
         f"list-type=2&max-keys={'9' * 5000}",

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import obstore
 import pytest
+import s3fs
 import zarr
 from botocore import UNSIGNED
 from botocore.config import Config
@@ -178,7 +179,7 @@ def test_others_look_at_datasets(url: str) -> None:
             501,
             "NotImplemented",
         ),
-        (lambda s3: s3.create_bucket(Bucket="bucket"), 501, "NotImplemented"),
+        (lambda s3: s3.create_bucket(Bucket="bucket"), 409, "BucketAlreadyOwnedByYou"),
         (
             lambda s3: s3.get_object(Bucket="bucket", Key="array/zarr.json", Range="bytes=99999-"),
             416,
@@ -208,6 +209,26 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
     put = s3.generate_presigned_url("put_object", {"Bucket": "bucket", "Key": "signed"})
     assert httpx.put(put, content=b"abc").status_code == 200
     assert read(s3, "signed") == b"abc"
+
+
+def test_s3fs_creates_what_is_not_there(url: str) -> None:
+    """It raises FileExistsError where the answer names the condition, and else OSError."""
+    files = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=url)
+    files.pipe("bucket/created", b"1", mode="create")
+
+    with pytest.raises(FileExistsError):
+        files.pipe("bucket/created", b"2", mode="create")
+    assert files.cat("bucket/created") == b"1"
+
+
+def test_boto3_finds_no_tags(s3: Any) -> None:
+    """The AWS CLI asks for tags before it copies what is large."""
+    s3.put_object(Bucket="bucket", Key="untagged", Body=b"1")
+
+    assert s3.get_object_tagging(Bucket="bucket", Key="untagged")["TagSet"] == []
+    with pytest.raises(ClientError) as caught:
+        s3.get_object_tagging(Bucket="bucket", Key="none")
+    assert caught.value.response["Error"]["Code"] == "NoSuchKey"
 
 
 def test_obstore_puts_and_deletes(store: S3Store) -> None:

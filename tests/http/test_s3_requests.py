@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.http.s3_requests import names_in, speaks_s3, unserved, uploading
+from app.http.s3_requests import lists_objects, names_in, speaks_s3, unserved, uploading
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -
         ("POST", True, b"uploadId=u", None),
         ("DELETE", True, b"uploadId=u", None),
         ("GET", True, b"uploadId=u", "ListParts"),
+        ("GET", True, b"tagging", None),
+        ("GET", False, b"tagging", "GetBucketTagging"),
         ("DELETE", True, b"versionId=v", "DeleteObjectVersionId"),
         ("GET", False, b"location", None),
         ("GET", False, b"versioning", None),
@@ -70,6 +72,9 @@ def test_operations(method: str, of_key: bool, query: bytes, operation: str | No
         b"x-amz-object-lock-mode",
         b"if-unmodified-since",
         b"x-amz-if-match-size",
+        b"x-amz-tagging",
+        b"x-amz-acl",
+        b"x-amz-grant-read",
     ],
 )
 def test_headers_that_make_another_operation(header: bytes) -> None:
@@ -95,3 +100,25 @@ def test_headers_that_make_another_operation(header: bytes) -> None:
 def test_steps_of_uploads(method: str, query: bytes, step: str | None) -> None:
     """They are served, of keys."""
     assert uploading(method, names_in(query)) == step
+
+
+@pytest.mark.parametrize("acl", [b"private", b"bucket-owner-full-control"])
+def test_access_lists_that_let_nobody_in_are_accepted(acl: bytes) -> None:
+    """Clients such as rclone 1.60 send one with each object."""
+    assert unserved("PUT", frozenset(), {b"x-amz-acl": acl}, of_key=True) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "is_s3", "is_listing"),
+    [
+        ("GET", b"", True, True),
+        ("GET", b"", False, False),
+        ("HEAD", b"", True, False),
+        ("GET", b"location", True, False),
+        ("GET", b"delimiter=%2F&prefix=", False, True),
+        ("GET", b"list-type=2", False, True),
+    ],
+)
+def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
+    """Any GET of a bucket that asks for nothing else; of unsigned clients one with parameters."""
+    assert lists_objects(method, names_in(query), is_s3=is_s3) is is_listing

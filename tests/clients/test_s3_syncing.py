@@ -1,5 +1,8 @@
-"""Programs of boto3 that treat inner chunks as the objects of a bucket: list, copy, delete."""
+"""Programs that treat inner chunks as the objects of a bucket: list, copy, delete, mirror."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +14,7 @@ import zarr
 from tests.clients.taking import Taker, files_in, taking_into_folder
 from tests.clients.test_s3_writing import open_boto3
 from tests.clients.writing import counted, same
+from tests.http.credentials.test_signing_clients import program
 
 VALUES: Final = counted((16, 16), "u2")
 KEYS: Final = sorted(f"array/c/{y}/{x}" for y in range(8) for x in range(8))
@@ -90,6 +94,51 @@ def test_folders_are_synchronised(s3: Any, taker: Taker, tmp_path: Path) -> None
         assert stored.shards == (8, 8)
         same(np.asarray(stored[...]), array[...])
         assert taker.stored(name) == {"c/0/0", "c/0/1"}
+
+
+@pytest.mark.parametrize("client", ["aws", "rclone", "s5cmd"])
+def test_a_second_run_moves_nothing(client: str, taker: Taker, tmp_path: Path) -> None:
+    """Programs mirror an array into a folder, and that into another array, in one run each."""
+    down, copy = tmp_path / "down", taker.folder / "copy"
+    down.mkdir()
+    for source, target in (("data/array", down), (down, "data/copy")):
+        states = []
+        for _ in range(2):
+            mirror(client, taker.url, source, target)
+            states.append([*state(down), *state(copy)])
+        assert states[0] == states[1]
+        for path in down.rglob("*"):
+            os.utime(path, (0, 0))  # what is uploaded is newer: stores have times in seconds
+
+    assert zarr.open_array(copy, mode="r").shards == (8, 8)
+    for folder in (down, copy):
+        same(np.asarray(zarr.open_array(folder, mode="r")[...]), VALUES)
+
+
+def mirror(client: str, url: str, source: str | Path, target: str | Path) -> None:
+    """Run *client*; what is no path begins with the name of a bucket."""
+    command = {
+        "aws": [program("aws"), "--endpoint-url", url, "s3", "sync"],
+        # It keeps times in metadata otherwise, which inner chunks have none of.
+        "rclone": [program("rclone"), "sync", "--update", "--use-server-modtime"],
+        "s5cmd": [str(Path(sys.executable).with_name("s5cmd")), "--endpoint-url", url, "sync"],
+    }[client]
+    bucket = (
+        f":s3,provider=Other,env_auth=true,endpoint='{url}':" if client == "rclone" else "s3://"
+    )
+    for place in (source, target):
+        text = f"{place}/" if isinstance(place, Path) else f"{bucket}{place}/"
+        command.append(f"{text}*" if client == "s5cmd" and place == "data/array" else text)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    environ |= {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+    environ |= {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=60)
+
+
+def state(folder: Path) -> list[tuple[Path, int, int]]:
+    """Tell apart the files below *folder*: one that was written again is another."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
 
 
 def sync_up(s3: Any, folder: Path, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
 from app.resolve.entity import Coding, Entity
+from app.storage.conditions import parse_date
 
 _TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 _NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
@@ -17,6 +18,8 @@ _FIELDS: Final = {
     b"if-match": "if_match",
     b"if-none-match": "if_none_match",
     b"if-range": "if_range",
+    b"if-modified-since": "if_modified_since",
+    b"if-unmodified-since": "if_unmodified_since",
 }
 
 
@@ -40,6 +43,9 @@ class Conditions(NamedTuple):
     if_match: str | None = None
     if_none_match: str | None = None
     if_range: str | None = None
+    """A date never matches: it does not tell apart what was replaced within a second (§8.8.2.2)."""
+    if_modified_since: str | None = None
+    if_unmodified_since: str | None = None
     takes_gzip: bool = False
     """Whether a body, and all of it, may come as gzip."""
 
@@ -70,29 +76,38 @@ class Conditions(NamedTuple):
 
         Raises: `BadHeaderError`.
         """
-        if self.is_head or self.if_match or self.if_none_match or self.if_range:
+        dates = self.if_modified_since or self.if_unmodified_since
+        if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
             return None
         try:
             return (self.range and parse_range(self.range)) or EVERYTHING
         except UnsatisfiableError:
             return None
 
-    def precondition(self, etag: ETag) -> HTTPStatus | None:
-        """Tell the status that a precondition demands for the version *etag*, if one does."""
-        if self.if_match is not None and not _matches(self.if_match, etag, weakly=False):
-            return HTTPStatus.PRECONDITION_FAILED
-        if self.if_none_match is not None and _matches(self.if_none_match, etag, weakly=True):
-            return HTTPStatus.NOT_MODIFIED
-        return None
+    def precondition(self, etag: ETag, modified_s: int | None) -> HTTPStatus | None:
+        """Return the status that a precondition demands for a version, if one does (§13.2.2).
 
-    def choose(self, etag: ETag, length: int) -> Selection:
+        Dates count only beside no tags, and for what has a time.
+        """
+        if self.if_match is not None:
+            if not _matches(self.if_match, etag, weakly=False):
+                return HTTPStatus.PRECONDITION_FAILED
+        elif _is_later(modified_s, self.if_unmodified_since) is True:
+            return HTTPStatus.PRECONDITION_FAILED
+        if self.if_none_match is not None:
+            is_known = _matches(self.if_none_match, etag, weakly=True)
+        else:
+            is_known = _is_later(modified_s, self.if_modified_since) is False
+        return HTTPStatus.NOT_MODIFIED if is_known else None
+
+    def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
         """Select of an entity of *length* bytes and version *etag*.
 
         Raises: `BadHeaderError`.
         """
         if self is _PLAIN_GET or self is _GZIP_GET:
             return _all_of(length)
-        if (status := self.precondition(etag)) is not None:
+        if (status := self.precondition(etag, modified_s)) is not None:
             return Selection(status)
         whole = ByteRange(0, length)
         if self.range is None or (self.if_range is not None and self.if_range != etag):
@@ -125,10 +140,11 @@ def choose(conditions: Conditions, entity: Entity) -> Selection | None:
     of gzip (notes of clients: Neuroglancer ignores a length beside Content-Encoding).
     """
     if entity.coding is not Coding.GZIP:
-        return conditions.choose(entity.etag, entity.length)
+        return conditions.choose(entity.etag, entity.length, entity.modified_s)
     if conditions.takes_gzip:
-        return conditions.choose(entity.gzip_etag, entity.length)._replace(is_gzip=True)
-    status = conditions.precondition(entity.etag)
+        chosen = conditions.choose(entity.gzip_etag, entity.length, entity.modified_s)
+        return chosen._replace(is_gzip=True)
+    status = conditions.precondition(entity.etag, entity.modified_s)
     return None if status is None else Selection(status)
 
 
@@ -146,6 +162,12 @@ def accepts_gzip(header: bytes | None) -> bool:
     }
     named = next((name for name in (b"gzip", b"x-gzip", b"*") if name in refused), None)
     return named is not None and not refused[named]
+
+
+def _is_later(modified_s: int | None, header: str | None) -> bool | None:
+    """Return whether *modified_s* is after the date *header*; `None` where either is unknown."""
+    since_s = None if header is None else parse_date(header)
+    return None if modified_s is None or since_s is None else modified_s > since_s
 
 
 def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:

@@ -29,13 +29,17 @@ def http_date(epoch_s: int) -> str:
 
 def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
     """Take the time from ``Last-Modified``, if it is one."""
-    return None if (text := headers.get(b"last-modified")) is None else _parsed(text)
+    text = headers.get(b"last-modified")
+    return None if text is None else parse_date(text.decode("latin-1"))
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: bytes) -> int | None:
+def parse_date(text: str) -> int | None:
+    """Return the time of an HTTP date in seconds since 1970; `None` for no date, or several."""
     try:
-        parsed = parsedate_to_datetime(text.decode("ascii"))
+        parsed = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
+        return None
+    if text.count(",") > 1:
         return None
     return timegm(parsed.utctimetuple())

@@ -1,5 +1,6 @@
 """`app.http.selection`: preconditions before ranges."""
 
+from email.utils import formatdate
 from http import HTTPStatus
 
 import pytest
@@ -10,12 +11,21 @@ from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
 ETAG = ETag('"v1"')
 WHOLE = ByteRange(0, 10)
 PART = ByteRange(2, 4)
+MODIFIED_S = 784111777
 
 
 def choose(method: str = "GET", **headers: str) -> Selection:
     """Choose of ten bytes of the version v1."""
     given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    return Conditions.parse(method, given).choose(ETAG, 10)
+    return Conditions.parse(method, given).choose(ETAG, 10, MODIFIED_S)
+
+
+def at(after_s: int) -> str:
+    """Write the date *after_s* the entity was modified."""
+    return formatdate(MODIFIED_S + after_s, usegmt=True)
+
+
+DATE = at(0)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,44 @@ def test_precondition_holds(header: str) -> None:
     assert choose(if_match=header).status is HTTPStatus.OK
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"if_modified_since": DATE}, 304),
+        ({"if_modified_since": at(1)}, 304),
+        ({"if_modified_since": at(-1)}, 200),
+        ({"if_modified_since": "Sunday, 06-Nov-94 08:49:37 GMT"}, 304),
+        ({"if_modified_since": "Sun Nov  6 08:49:37 1994"}, 304),
+        ({"if_modified_since": "Sun, 06 Nov 1994 25:49:37 GMT"}, 200),
+        ({"if_modified_since": f"{at(1)}, {at(1)}"}, 200),
+        ({"if_modified_since": "tomorrow"}, 200),
+        ({"if_modified_since": DATE, "if_none_match": '"v2"'}, 200),
+        ({"if_modified_since": at(-1), "if_none_match": '"v1"'}, 304),
+        ({"if_unmodified_since": DATE}, 200),
+        ({"if_unmodified_since": at(-1)}, 412),
+        ({"if_unmodified_since": "yesterday"}, 200),
+        ({"if_unmodified_since": at(-1), "if_match": '"v1"'}, 200),
+        ({"if_unmodified_since": DATE, "if_match": '"v2"'}, 412),
+        ({"if_unmodified_since": at(-1), "if_modified_since": DATE}, 412),
+        ({"if_unmodified_since": DATE, "if_modified_since": DATE}, 304),
+        ({"if_match": '"v1"', "if_modified_since": DATE}, 304),
+    ],
+)
+def test_dates(method: str, headers: dict[str, str], status: int) -> None:
+    """Dates count to the second, where no tag says more; what is no date is ignored (§13)."""
+    assert choose(method, **headers).status == status
+
+
+@pytest.mark.parametrize("name", [b"if-modified-since", b"if-unmodified-since"])
+def test_dates_are_ignored_for_what_has_no_time(name: bytes) -> None:
+    """Nothing is known then of whether it was modified."""
+    conditions = Conditions.parse("GET", {name: DATE.encode()})
+
+    assert conditions.choose(ETAG, 10, None).status is HTTPStatus.OK
+    assert conditions.reading is None
+
+
 def test_if_match_goes_before_if_none_match() -> None:
     """A failed precondition is told even where the client has the version."""
     chosen = choose(if_match='"v2"', if_none_match='"v1"')
@@ -63,9 +111,11 @@ def test_part() -> None:
     assert choose(range="bytes=2-3") == Selection(HTTPStatus.PARTIAL_CONTENT, PART, PART)
 
 
-@pytest.mark.parametrize(("tag", "status"), [('"v1"', 206), ('"v2"', 200), ('W/"v1"', 200)])
+@pytest.mark.parametrize(
+    ("tag", "status"), [('"v1"', 206), ('"v2"', 200), ('W/"v1"', 200), (DATE, 200)]
+)
 def test_if_range(tag: str, status: int) -> None:
-    """The range counts only for the version the client has."""
+    """The range counts only for the version the client has; a date does not name one strongly."""
     assert choose(if_range=tag, range="bytes=2-3").status == status
 
 

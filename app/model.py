@@ -204,6 +204,8 @@ class Referenced(NamedTuple):
     """Tells apart the objects that it may refer to, whose own versions can be alike."""
     is_lasting: bool
     """Whether it will refer to the very same for ever."""
+    modified_s: int | None = None
+    """When the key last came to refer to something else, where that is known."""
 
 
 type Location = Stored | Gzipped | Whole | Inline | Missing | Referenced

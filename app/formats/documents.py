@@ -154,7 +154,7 @@ class Shown(Protocol):
 
 def show[S: Shown](document: Versioned[S]) -> Inline:
     """Serve *document*; rewritten it has a version of its own."""
-    value, etag, _ = document
+    value, etag = document.value, document.etag
     return Inline(value.served, etag_of_rewritten(etag) if value.is_rewritten else etag)
 
 

@@ -61,6 +61,8 @@ class Versioned[T](NamedTuple):
     value: T
     etag: ETag
     size: int
+    modified_s: int | None = None
+    """When the object was last modified, where that is known: whole seconds since 1970 in UTC."""
 
 
 class Fetch(Protocol):

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 from app.errors import BadHeaderError
 from app.formats.naming import Window
+from app.http.dates import is_date
 from app.http.target import check_key
 from app.resolve.listing import Page
 
@@ -113,8 +114,9 @@ def add(parent: ET.Element, texts: Mapping[str, str | None]) -> None:
 
 
 def write_time(epoch_s: float) -> str:
-    """Write a time of clients of S3, which want one for chunks too, that have none of their own."""
-    text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds")
+    """Write a time as S3 does, in whole seconds like ``Last-Modified``; what is no date as 1970."""
+    known_s = int(epoch_s) if is_date(epoch_s) else 0
+    text = datetime.fromtimestamp(known_s, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 

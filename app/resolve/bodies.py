@@ -75,7 +75,8 @@ class BodyReader:
         except DecodeError as error:
             await self._confirm(source)
             raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
-        return Entity(entity.etag, len(data), Inline(data, entity.etag), coding=Coding.INFLATED)
+        inflated = Inline(data, entity.etag)
+        return Entity.at(inflated, entity.modified_s)._replace(coding=Coding.INFLATED)
 
     async def _inflate(self, held: Held, entity: Entity) -> bytes:
         if entity.length > self._decoded_bytes:

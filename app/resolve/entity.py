@@ -38,16 +38,16 @@ class Entity(NamedTuple):
     is_lasting: bool = False
     """Whether the key will name the same for ever."""
     modified_s: int | None = None
-    """Of an object that is served as it is, when it was last modified, if the store tells."""
+    """When its object was last modified, where that is known: whole seconds since 1970 in UTC."""
 
     @staticmethod
-    def at(place: Stored | Inline) -> "Entity":
+    def at(place: Stored | Inline, modified_s: int | None = None) -> "Entity":
         """Name a part of an object by the object's version and the place of the part."""
         if isinstance(place, Inline):
-            return Entity(place.etag, len(place.data), place)
+            return Entity(place.etag, len(place.data), place, modified_s=modified_s)
         _, byte_range, version = place
         tag = f'{etag_of(version)[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
-        return Entity(ETag(tag), byte_range.length, place)
+        return Entity(ETag(tag), byte_range.length, place, modified_s=modified_s)
 
     def referenced(self, by: str, *, is_lasting: bool) -> "Entity":
         """Name it as what something refers to; see `Referenced`."""

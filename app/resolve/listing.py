@@ -1,7 +1,7 @@
 """Pages of the keys of a dataset, in the order of their bytes."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
@@ -15,6 +15,7 @@ from app.model import (
     Inline,
     Location,
     Missing,
+    ObjectRef,
     Part,
     Referenced,
     Stored,
@@ -57,8 +58,12 @@ class Page:
     """The key to go on behind, which need not be one of the entries; `None` at the end."""
 
 
-async def list_page(root: Root, window: Window, limit: int) -> Page:
+async def list_page(
+    root: Root, window: Window, limit: int, modified_s: Callable[[ObjectRef], int | None]
+) -> Page:
     """List up to *limit* wanted keys below *root*, fewer where too many had to be looked for.
+
+    *modified_s* tells when an object that ``root.fetch`` read was last modified.
 
     What is there all the time is listed once, whatever comes and goes while pages are asked for.
 
@@ -71,13 +76,20 @@ async def list_page(root: Root, window: Window, limit: int) -> Page:
     if window.fold(after) == after:
         after += LAST
     tree = Tree(root, Cursor(prefix, after), delimiter)
-    return await _Gathering(tree, window, limit).page()
+    return await _Gathering(tree, window, limit, modified_s).page()
 
 
 class _Gathering:
     """Fills a page."""
 
-    def __init__(self, tree: Tree, window: Window, limit: int) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        window: Window,
+        limit: int,
+        modified_s: Callable[[ObjectRef], int | None],
+    ) -> None:
+        self._modified_s = modified_s
         self._tree = tree
         self._window = window
         self._limit = limit
@@ -128,8 +140,17 @@ class _Gathering:
             self._last, cursor.after = folded, folded + LAST
             self._entries.append(Entry(folded, None, None))
         elif found is not None:
-            modified_s = seen.found.modified_s if isinstance(seen.found, Listed) else None
+            modified_s = self._time_of(seen, found)
             self._entries.append(_entry(key, found)._replace(modified_s=modified_s))
+
+    def _time_of(self, seen: Seen, found: Location | Listed) -> float | None:
+        match found:
+            case Referenced(modified_s=modified_s):
+                return modified_s
+            case Stored(ref) | Gzipped(Stored(ref)):
+                return self._modified_s(ref)
+            case _:
+                return seen.found.modified_s if isinstance(seen.found, Listed) else None
 
     async def _locate(self, batch: Sequence[Seen]) -> list[_Place]:
         """Find out where all is: first for one of each index, which brings it for the others."""
@@ -163,7 +184,7 @@ def _entry(key: str, found: Location | Listed) -> Entry:
     match found:
         case Listed(_, size, etag):
             return Entry(key, size, etag)
-        case Referenced(Part(_, byte_range), _, _):
+        case Referenced(Part(_, byte_range)):
             return Entry(key, byte_range.length, None)
         case Referenced(Stored() | Inline() as place, by, is_lasting):
             entity = Entity.at(place).referenced(by, is_lasting=is_lasting)

@@ -31,6 +31,7 @@ class Noting:
         self.expires_at = inf
         self.old: dict[ObjectRef, None] = {}
         self._told: dict[Read[Any], _Told] = {}
+        self._modified_s: dict[ObjectRef, int | None] = {}
 
     @property
     def outdated(self) -> list[Read[Any]]:
@@ -84,4 +85,10 @@ class Noting:
         self.expires_at = min(self.expires_at, remembered.expires_at)
         if remembered.asked_at < self.began_at - TRUSTED_S and remembered.expires_at < inf:
             self.old[ref] = None
-        return remembered.known
+        if (known := remembered.known) is not None:
+            self._modified_s[ref] = known.modified_s
+        return known
+
+    def modified_s(self, ref: ObjectRef) -> int | None:
+        """Return when *ref* was last modified, if it was read and its store tells."""
+        return self._modified_s.get(ref)

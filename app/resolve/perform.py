@@ -83,13 +83,13 @@ async def _understand[T: Weighable](
         decode = partial(_decode_gzip, read.decode, request.length)
     try:
         if is_all and len(found.data) <= _most_nbytes_at_once(read.kind, found.data):
-            return Versioned(decode(found.data), found.etag, found.size)
+            return Versioned(decode(found.data), found.etag, found.size, found.modified_s)
         async with room:
             parts = [found.data]
             if not is_all:
                 parts.append(await _read_on(store, read, found, wanted))
             value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
-        return Versioned(value, found.etag, found.size)
+        return Versioned(value, found.etag, found.size, found.modified_s)
     except DecodeError as error:
         raise DamagedError(read.ref, str(error)) from error
 

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.naming import Name, Window
-from app.formats.reading import Fetch
 from app.model import (
     ByteRange,
     ByteRequest,
@@ -197,17 +196,22 @@ class Resolver:
         match await layout.locate(rest, noting):
             case Missing():
                 return None
-            case Stored() | Inline() as place:
-                return Entity.at(place)
+            case Stored() as place:
+                return Entity.at(place, noting.modified_s(place.ref))
+            case Inline() as document:
+                return Entity.at(document, noting.modified_s(dataset.root.join(key)))
             case Gzipped(place):
-                return Entity.at(place)._replace(coding=Coding.GZIP)
+                entity = Entity.at(place, noting.modified_s(place.ref))
+                return entity._replace(coding=Coding.GZIP)
             case Whole(ref):
                 return await self._whole(ref, reading, noting, held)
-            case Referenced(place, by, is_lasting):
+            case Referenced(place, by, is_lasting, modified_s):
                 if isinstance(place, Part):
                     entity = await self._part(place, reading, noting, held)
+                    modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
+                entity = entity._replace(modified_s=modified_s)
                 return entity.referenced(by, is_lasting=is_lasting)
 
     def _told_long_ago(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
@@ -251,9 +255,9 @@ class Resolver:
         `DamagedError`.
         """
 
-        async def attempt(fetch: Fetch) -> Page:
-            root = Root(dataset.root, self._store, dataset.containers, fetch)
-            return await list_page(root, window, limit)
+        async def attempt(noting: Noting) -> Page:
+            root = Root(dataset.root, self._store, dataset.containers, noting)
+            return await list_page(root, window, limit, noting.modified_s)
 
         return await settled(self._fetch, attempt)
 
@@ -292,7 +296,7 @@ class Resolver:
             raise DamagedError(ref, "does not exist, though it is referred to")
         if stat.size < place.stop:
             raise DamagedError(ref, f"{place} is referred to, and it has {stat.size} bytes")
-        entity = Entity.at(Stored(ref, place, stat.etag))
+        entity = Entity.at(Stored(ref, place, stat.etag), stat.modified_s)
         if first is None:
             return entity
         start, stop = first.byte_range

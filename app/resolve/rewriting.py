@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol
@@ -181,10 +182,12 @@ class Rewrites:
         if isinstance(etag, Conflict):
             return etag
         self._fetch.forget(shard.ref)
+        modified_s = int(time.time())
         for read, value in plan.indexes:
-            self._fetch.keep(read, Versioned(value, etag, size))
+            self._fetch.keep(read, Versioned(value, etag, size, modified_s))
         for read, value in plan.indexes_of_version:
-            self._fetch.keep(read._replace(version=etag), Versioned(value, etag, size))
+            known = Versioned(value, etag, size, modified_s)
+            self._fetch.keep(read._replace(version=etag), known)
         return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
 
     @asynccontextmanager

@@ -4,14 +4,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.reading import Fetch
 from app.resolve.fetch import ReadCache
 from app.resolve.noting import Noting
 
 _ATTEMPTS: Final = 4
 
 
-async def settled[T](fetch: ReadCache, attempt: Callable[[Fetch], Awaitable[T]]) -> T:
+async def settled[T](fetch: ReadCache, attempt: Callable[[Noting], Awaitable[T]]) -> T:
     """Give what *attempt* returns once nothing that it was told has changed under it.
 
     Damage is believed once everything about it has been asked for just now, and indexes that were
@@ -35,4 +34,4 @@ async def settled[T](fetch: ReadCache, attempt: Callable[[Fetch], Awaitable[T]])
             outdated = [read for read in noting.outdated if read.kind == "metadata"]
             if not any([await fetch.has_changed(read) for read in outdated]):
                 return found
-    return await attempt(fetch)
+    return await attempt(Noting(fetch))

@@ -62,7 +62,8 @@ class WarmFiles:
             return None
         if nbytes < byte_range.length:
             return None
-        return Found(bytes(data), byte_range, status.st_size, version)
+        modified_s = status.st_mtime_ns // 10**9
+        return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)
 
     def forget(self, ref: ObjectRef) -> None:
         """Close the files of *ref*, which may live on under other names."""

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Generator, Iterator, Sequence
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -226,8 +227,8 @@ def test_boto3_pages_through_the_keys(s3: Any, keys: list[str], prefix: str, siz
         assert found == (_names(keys, prefix) if delimiter else wanted)
 
 
-def test_sizes_and_tags_are_those_of_the_entities(s3: Any, url: str) -> None:
-    """What a listing tells is what a GET brings; of gzip, to who takes it."""
+def test_sizes_tags_and_times_are_those_of_the_entities(s3: Any, url: str) -> None:
+    """A listing has the size, ETag and time of a GET; of gzip, those of a client that takes it."""
     listed = [
         entry
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=_BUCKET)
@@ -239,6 +240,8 @@ def test_sizes_and_tags_are_those_of_the_entities(s3: Any, url: str) -> None:
                 tag = answer.headers["etag"].replace('-gzip"', '"')
                 assert int(answer.headers["content-length"]) == entry["Size"], entry
                 assert tag == entry["ETag"], entry
+                modified = parsedate_to_datetime(answer.headers["last-modified"])
+                assert modified == entry["LastModified"], entry
 
 
 def test_s3fs_finds_and_globs(url: str, keys: list[str]) -> None:

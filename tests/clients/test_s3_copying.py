@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -178,3 +179,19 @@ def test_when_objects_were_modified(url: str, s3: Any, folder: Path) -> None:
 
     written = s3.head_object(Bucket="data", Key="new")["LastModified"].timestamp()
     assert written == int((folder / "new").stat().st_mtime)
+
+
+def test_inner_chunks_have_the_time_of_their_shard(s3: Any, folder: Path) -> None:
+    """HEAD and listings agree on it, also after the shard was rewritten."""
+    os.utime(folder / "array/c/0", (10**9, 10**9))
+    key = "array/c/3"
+
+    def modified_s() -> float:
+        listed = s3.list_objects_v2(Bucket="data", Prefix=key)["Contents"][0]["LastModified"]
+        assert listed == s3.head_object(Bucket="data", Key=key)["LastModified"]
+        return float(listed.timestamp())
+
+    assert modified_s() == 10**9
+    s3.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
+
+    assert abs(modified_s() - (folder / "array/c/0").stat().st_mtime) <= 1

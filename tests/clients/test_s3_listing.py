@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Generator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree as ET
@@ -109,6 +110,18 @@ def test_what_is_listed_is_what_is_there(url: str, s3: Any) -> None:
 
     assert 8 < len(chunks) < 120
     assert _list(s3) == sorted(expected, key=str.encode)
+
+
+@pytest.mark.parametrize("ref", ["", _TAG])
+def test_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
+    """A branch has the time of its last change, a tag that of its snapshot; HEAD agrees."""
+    [entry] = httpx.get(f"{url}/api/datasets/repository/history").json()["history"][:1]
+    flushed = datetime.fromisoformat(entry["flushed_at"]).replace(microsecond=0)
+    for listed in s3.list_objects_v2(Bucket="repository", Prefix=f"{ref}numbers/")["Contents"]:
+        head = s3.head_object(Bucket="repository", Key=listed["Key"])
+        assert head["LastModified"] == listed["LastModified"]
+        assert timedelta() <= listed["LastModified"] - flushed <= timedelta(minutes=1)
+        assert not ref or listed["LastModified"] == flushed
 
 
 def test_a_ref_is_listed_by_its_name(s3: Any) -> None:

@@ -79,7 +79,9 @@ async def _page(
     store = MemoryStore()
     store.place(ROOT.join(f"{container}object"), b"")
     fetch = ReadCache(store, Memory(2**20), ttl_s=60)
-    return await list_page(Root(ROOT, store, Containers([known]), fetch), window, limit)
+    return await list_page(
+        Root(ROOT, store, Containers([known]), fetch), window, limit, lambda _: None
+    )
 
 
 def _keys(page: Page) -> list[str]:

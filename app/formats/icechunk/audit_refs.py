@@ -73,12 +73,12 @@ async def _audit_files(refs: FileRefs, auditor: Auditor) -> RefsAudit:
     async for ref in _named(auditor, found):
         key = spell_ref(ref._replace(name=unescape(ref.name)))
         try:
-            snapshot_id = await refs.resolve(ref, auditor.fetch)
+            target = await refs.resolve(ref, auditor.fetch)
         except DamagedError as error:
             found.findings.append(Flaw(error.ref, key, error.reason))
         else:
-            if snapshot_id is not None:
-                found.name(snapshot_id, f"{key} is at it")
+            if target is not None:
+                found.name(target.snapshot_id, f"{key} is at it")
     return found
 
 

@@ -144,16 +144,17 @@ class RepositoryLayout:
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
-        ref, snapshot, node_path, node, rest = found
+        ref, (snapshot, modified_s), node_path, node, rest = found
+        is_lasting = not isinstance(ref, Branch)
         if rest == DOCUMENT:
             place = _show(snapshot, node_path, node)
-            return Referenced(place, "", is_lasting=not isinstance(ref, Branch))
+            return Referenced(place, "", is_lasting, modified_s)
         if node.chunks is None:
             return MISSING
         chunk = await self._array(node, node.chunks, fetch).locate(rest)
-        if isinstance(ref, Branch) and isinstance(chunk, Referenced):
-            return chunk._replace(is_lasting=False)
-        return chunk
+        if not isinstance(chunk, Referenced):
+            return chunk
+        return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
 
     async def items(self, window: Window, fetch: Fetch, aside: Aside) -> AsyncGenerator[Item]:
         """Give the keys below a ref, by default ``main``."""
@@ -161,15 +162,19 @@ class RepositoryLayout:
         lead = window.prefix.removesuffix(path)
         if ref is None or (lead and not lead.endswith("/")) or window.after > lead + LAST:
             return
-        if (snapshot := await self.repository.snapshot(ref, fetch)) is None:
+        if (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
             return
+        snapshot, modified_s = dated
         after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
         within = window._replace(prefix=path, after=after)
         folded = None
         for block in blocks(snapshot, within):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, aside):
-                    yield Item(lead + key, location)
+                    if isinstance(location, Referenced):
+                        yield Item(lead + key, location._replace(modified_s=modified_s))
+                    else:
+                        yield Item(lead + key, location)
             elif start != folded and within.opens(start):
                 folded = start
                 yield Item(lead + start, None)
@@ -260,11 +265,12 @@ class RepositoryLayout:
 
     async def _find(
         self, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Ref, Snapshot, str, Node, str] | None:
+    ) -> tuple[Ref, tuple[Snapshot, int], str, Node, str] | None:
         """Find the node that *key* leads to or into, its path, and the rest of *key*."""
         ref, path = split_ref(key)
-        if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
+        if ref is None or (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
             return None
+        snapshot, _ = dated
         if (found := snapshot.find(path)) is None:
             return None
         node_path, rest = found
@@ -272,7 +278,7 @@ class RepositoryLayout:
         if isinstance(node, DecodeError):
             name = self.repository.file("snapshots", snapshot.object_id)
             raise DamagedError(name, f"/{node_path}: {node}")
-        return ref, snapshot, node_path, node, rest
+        return ref, dated, node_path, node, rest
 
     async def _refer(
         self, key: VirtualKey, fetch: Fetch

@@ -18,6 +18,7 @@ from app.formats.zarr_sharding_indexed.unshard import UnshardableError, shape_of
 # The slots of fields: of the snapshot, of nodes, of the data of arrays, of what they refer to.
 _ID: Final = 0
 _NODES: Final = 2
+_FLUSHED_AT: Final = 3
 _MANIFEST_FILES: Final = 6
 _MANIFEST_FILES_V2: Final = 7
 _PATH: Final = 1
@@ -98,6 +99,8 @@ class Snapshot:
     orphans: Container[str]
     """Paths of nodes that are in no group."""
     nbytes: int
+    flushed_at_s: int
+    """When it was written, by the clock of its writer: seconds since 1970 in UTC."""
 
     def find(self, path: str) -> tuple[str, str] | None:
         """Find the node that *path* leads to or into: its path, and the rest of *path*."""
@@ -159,7 +162,14 @@ class SnapshotDecoder:
         nbytes = len(root_document) + sum(map(_weigh, nodes.values()))
         manifests = _listed(root)
         return Snapshot(
-            self.object_id, nodes, root_document, manifests, tuple(faults), orphans, nbytes
+            self.object_id,
+            nodes,
+            root_document,
+            manifests,
+            tuple(faults),
+            orphans,
+            nbytes,
+            root.number(_FLUSHED_AT, U64) // 1_000_000,
         )
 
 

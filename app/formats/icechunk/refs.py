@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from app.errors import DamagedError, OfflineError
@@ -23,11 +23,19 @@ _REF_NBYTES: Final = 64 * 1024
 _ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
 
 
+class RefTarget(NamedTuple):
+    """The snapshot that a ref is at."""
+
+    snapshot_id: str
+    modified_s: int | None = None
+    """When the file of a branch was written, which can go back to an older snapshot."""
+
+
 class Refs(Protocol):
     """The refs of an opened repository."""
 
-    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
-        """Find the id of the snapshot that *ref* is at; `None` if there is no such ref.
+    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
+        """Find the snapshot that *ref* is at; `None` if there is no such ref.
 
         Raises: `OfflineError`, `DamagedError`.
         """
@@ -126,23 +134,31 @@ class RepoRefs:
 
         Raises: `OfflineError`.
         """
-        found = await fetch(self.read, ever=ever)
-        info = None if found is None else found.value.info
-        if info is not None and info.status.availability is Availability.OFFLINE:
-            raise OfflineError(f"{self.directory} is offline: {info.status.reason or 'no reason'}")
-        return info
+        return (await self._info(fetch, ever=ever))[0]
 
-    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
+    async def _info(self, fetch: Fetch, *, ever: bool) -> tuple[RepoInfo | None, int | None]:
+        """Read it, and when it was written."""
+        found = await fetch(self.read, ever=ever)
+        if found is None or (info := found.value.info) is None:
+            return None, None
+        if info.status.availability is Availability.OFFLINE:
+            raise OfflineError(f"{self.directory} is offline: {info.status.reason or 'no reason'}")
+        return info, found.modified_s
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Look *ref* up; what is at a snapshot's id never changes."""
-        info = await self.info(fetch, ever=isinstance(ref, SnapshotId))
+        info, modified_s = await self._info(fetch, ever=isinstance(ref, SnapshotId))
         if info is None:
             return None
         if isinstance(ref, SnapshotId):
-            return ref.text
+            return RefTarget(ref.text)
         try:
-            return (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
+            found = (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
         except DecodeError as error:
             raise self._damage(error) from error
+        if found is None:
+            return None
+        return RefTarget(found, modified_s if isinstance(ref, Branch) else None)
 
     def _damage(self, error: DecodeError) -> DamagedError:
         return DamagedError(self.directory.join(REPO), str(error))
@@ -192,10 +208,10 @@ class FileRefs:
         role = REPO if ref == MAIN else "ref"
         return Read(role, name, ByteRange(0, _REF_NBYTES), read_ref_file)
 
-    async def resolve(self, ref: Ref, fetch: Fetch) -> str | None:
+    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Read the file of *ref*, whose name is spelled in one of two ways."""
         if isinstance(ref, SnapshotId):
-            return ref.text
+            return RefTarget(ref.text)
         if "/" in ref.name:
             return None
         for name in dict.fromkeys((ref.name, _escape(ref.name))):
@@ -213,7 +229,7 @@ class FileRefs:
         if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
             raise DamagedError(name, "follows version 2 by now; the refs of version 1 are gone")
 
-    async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> str | None:
+    async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> RefTarget | None:
         """Read the file of *ref*; that of a deleted tag stays, and another stands beside it."""
         found = await fetch(self.read(ref))
         if found is None:
@@ -223,14 +239,15 @@ class FileRefs:
             tombstone = name._replace(key=f"{name.key}.deleted")
             if await fetch(Read("ref-deleted", tombstone, None, Opaque)) is not None:
                 return None
-        return found.value.snapshot_id
+        modified_s = found.modified_s if isinstance(ref, Branch) else None
+        return RefTarget(found.value.snapshot_id, modified_s)
 
     async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
         """List the files of branches, and read each."""
         if listing is not None:
             return await self._every(Branch, "refs/branch.", fetch, listing)
         found = await self.resolve(MAIN, fetch)
-        return {} if found is None else {MAIN.name: found}
+        return {} if found is None else {MAIN.name: found.snapshot_id}
 
     async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
         """List the files of tags, and read each."""
@@ -250,7 +267,7 @@ class FileRefs:
         async for key in listing("refs/"):
             if key.startswith(start) and key.endswith("/ref.json"):
                 stored = key.removeprefix(start).removesuffix("/ref.json")
-                snapshot_id = None if "/" in stored else await self._resolve(kind(stored), fetch)
-                if snapshot_id is not None:
-                    found[unescape(stored)] = snapshot_id
+                target = None if "/" in stored else await self._resolve(kind(stored), fetch)
+                if target is not None:
+                    found[unescape(stored)] = target.snapshot_id
         return found

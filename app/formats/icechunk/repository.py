@@ -33,22 +33,29 @@ class Repository:
         return self.directory.join(f"{kind}/{encode_id(object_id)}")
 
     async def snapshot(self, ref: Ref, fetch: Fetch) -> Snapshot | None:
-        """Read the snapshot that *ref* is at; `None` if there is no such ref.
+        """Read the snapshot that *ref* is at; see `dated_snapshot`."""
+        found = await self.dated_snapshot(ref, fetch)
+        return found and found[0]
+
+    async def dated_snapshot(self, ref: Ref, fetch: Fetch) -> tuple[Snapshot, int] | None:
+        """Read the snapshot that *ref* is at, and when *ref* came to be; `None` if there is none.
 
         Raises: `DamagedError`, also where a ref is at a snapshot that is not there.
         """
         found = await self.refs.resolve(ref, fetch)
         if found is None and (twice := decoded_twice(ref)) is not None:
             found = await self.refs.resolve(twice, fetch)
-        object_id = None if found is None else decode_id(found)
-        if object_id is None:
+        object_id = None if found is None else decode_id(found.snapshot_id)
+        if found is None or object_id is None:
             return None
         decode = SnapshotDecoder(object_id, self.limit_nbytes)
         snapshot = await self.read("snapshots", object_id, decode, fetch)
         if snapshot is None and not isinstance(ref, SnapshotId):
             name = self.file("snapshots", object_id)
             raise DamagedError(name, f"does not exist, and {spell_ref(ref)} is at it")
-        return snapshot
+        if snapshot is None:
+            return None
+        return snapshot, found.modified_s or snapshot.flushed_at_s
 
     async def manifest(self, object_id: bytes, fetch: Fetch) -> Manifest:
         """Read a manifest that a snapshot refers to.

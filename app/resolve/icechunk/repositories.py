@@ -99,7 +99,7 @@ class OpenedRepository:
         await self.info()
         for ref in _meanings(spelled):
             if (found := await self.repository.refs.resolve(ref, self.fetch)) is not None:
-                return found
+                return found.snapshot_id
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
 
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:

@@ -15,6 +15,8 @@ from app.formats.icechunk.refs import (
     Marker,
     MarkerDecoder,
     RefFile,
+    Refs,
+    RefTarget,
     RepoRefs,
     read_ref_file,
 )
@@ -47,8 +49,9 @@ def _repo(**fields: object) -> MemoryStore:
     return _store({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
 
 
-async def _resolve(store: MemoryStore, ref: Ref) -> str | None:
-    return await RepoRefs(ROOT, LIMIT).resolve(ref, DirectFetch(store))
+async def _resolve(store: MemoryStore, ref: Ref, refs: Refs | None = None) -> str | None:
+    found = await (refs or RepoRefs(ROOT, LIMIT)).resolve(ref, DirectFetch(store))
+    return found and found.snapshot_id
 
 
 def _file(snapshot_id: bytes) -> bytes:
@@ -138,11 +141,12 @@ async def test_repo_holds_the_containers() -> None:
     url = "s3://archive/"
     config = {"virtual_chunk_containers": {url: {"name": "a", "url_prefix": url, "store": "s3"}}}
     fetch = DirectFetch(_repo(more={9: bytes(flexbuffers.Dumps(config))}))
-    damaged = DirectFetch(_repo(more={9: b"\xff\xff\xff"}))
+    store = _repo(more={9: b"\xff\xff\xff"})
+    damaged = DirectFetch(store)
     refs = RepoRefs(ROOT, LIMIT)
 
     assert await refs.containers(fetch) == (Container("a", url, "s3"),)
-    assert await refs.resolve(Branch("main"), damaged) == spell(FIRST)
+    assert await _resolve(store, Branch("main")) == spell(FIRST)
     with pytest.raises(DamagedError, match=f"{ROOT}/repo"):
         await refs.containers(damaged)
 
@@ -179,7 +183,22 @@ async def test_a_file_tells_where_a_ref_is(ref: Ref, expected: str | None) -> No
     """In version 1 every ref has one; a deleted tag has another beside it."""
     objects = {**FILES, "refs/branch./ref.json": _file(FIRST)}
 
-    assert await FileRefs(ROOT).resolve(ref, DirectFetch(_store(objects))) == expected
+    assert await _resolve(_store(objects), ref, FileRefs(ROOT)) == expected
+
+
+async def test_only_branches_have_the_time_of_their_file() -> None:
+    """A branch can be reset to an older snapshot; a tag is as old as its snapshot."""
+    store = MemoryStore()
+    repo = Repo(snapshots=CHAIN, tags=[ref("v1", 0)]).file()
+    for key, data in {**FILES, "repo": repo}.items():
+        store.place(ROOT.join(key), data, modified_s=1000)
+    fetch = DirectFetch(store)
+
+    for refs in (FileRefs(ROOT), RepoRefs(ROOT, LIMIT)):
+        branch = await refs.resolve(Branch("main"), fetch)
+        tag = await refs.resolve(Tag("v1"), fetch)
+        assert branch == RefTarget(spell(FIRST), 1000)
+        assert tag == RefTarget(spell(FIRST), None)
 
 
 @pytest.mark.parametrize("name", ["\0", "a\0b", "\n", "é", "a" * 300, "\\..\\..", "%2e%2e"])

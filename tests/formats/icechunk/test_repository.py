@@ -92,7 +92,7 @@ def _config(*containers: Mapping[str, Any]) -> bytes:
 
 async def test_without_a_checksum_the_object_is_taken_as_it_is() -> None:
     """A part of it, which can be another one tomorrow."""
-    (place, by, is_lasting) = await _Case(_virtual()).locate()
+    place, by, is_lasting, _ = await _Case(_virtual()).locate()
 
     assert place == Part(ARCHIVE.join("a.nc"), ByteRange(2, 5))
     assert (len(by), is_lasting) == (16, False)
@@ -108,14 +108,14 @@ async def test_without_a_checksum_the_object_is_taken_as_it_is() -> None:
 )
 async def test_with_a_tag_the_object_is_fixed(fields: dict[str, Any], condition: ETag) -> None:
     """It has to be the one that was referred to; its tag counts more than its time."""
-    (place, _, _) = await _Case(_virtual(**fields)).locate()
+    place = (await _Case(_virtual(**fields)).locate()).place
 
     assert place == Stored(ARCHIVE.join("a.nc"), ByteRange(2, 5), Fixed(condition, condition))
 
 
 async def test_with_a_time_the_object_is_looked_at() -> None:
     """Several versions may be as old as that."""
-    (place, _, _) = await _Case(_virtual(checksum_last_modified=1000)).locate()
+    place = (await _Case(_virtual(checksum_last_modified=1000)).locate()).place
 
     assert place == Part(ARCHIVE.join("a.nc"), ByteRange(2, 5), UnmodifiedSince(1000))
 

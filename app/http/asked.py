@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
-from app.errors import BadParameterError, UnknownCodingError
+from app.errors import BadHeaderError, BadParameterError, UnknownCodingError
 from app.http.answer import ALLOW, NO_STORE, Answer, Headers
 from app.http.bodies import Incoming
 from app.http.payload import Coding
@@ -18,8 +18,12 @@ from app.resolve.budget import ByteBudget
 from app.resolve.entity import Demand
 from app.resolve.opening import Held
 from app.resolve.resolver import Dataset
+from app.storage.contract import ObjectHeaders
+from app.storage.ranges import METADATA, object_headers
 
 _OF_DATASETS: Final = (b"batch", b"prefix")
+_MAX_METADATA_NBYTES: Final = 1800
+"""S3 takes 2,048, of which the service needs some for ids of writes."""
 
 
 class Limits(NamedTuple):
@@ -67,6 +71,19 @@ class Asked(NamedTuple):
         """
         if_match, if_none_match = prefix + b"if-match", prefix + b"if-none-match"
         return parse_demand(self._text(if_match), self._text(if_none_match))
+
+    def headers(self) -> ObjectHeaders:
+        """Read what the object is to be stored with.
+
+        Raises: `BadHeaderError` for metadata that S3 does not take, `UnknownCodingError`.
+        """
+        headers = object_headers(self.given)
+        named = sum(name.startswith(METADATA) for name in self.given)
+        if len(headers.metadata) < named or headers.nbytes > _MAX_METADATA_NBYTES:
+            raise BadHeaderError(
+                "user metadata is ASCII, of 1,800 bytes at most, and not named shardgate-…"
+            )
+        return headers._replace(is_gzip=Coding.parse(self.given).is_gzip)
 
     def parameter(self, name: str) -> str:
         """Read the parameter *name*, which is given once.

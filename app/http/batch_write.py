@@ -15,6 +15,7 @@ from app.http.preconditions import parse_demand
 from app.http.problems import status_of
 from app.http.target import check_key
 from app.resolve.writing import Given, Outcome
+from app.storage.contract import ObjectHeaders
 
 MAX_KEYS: Final = 10_000
 _LONGEST_LINE: Final = 8 * 1024
@@ -104,7 +105,8 @@ class Frames:
         if not key or key.endswith("/"):
             raise BadBodyError(f"a batch names keys, and {key!r} is none")
         demand = parse_demand(line.if_match, line.if_none_match)
-        self._given.append(Given(key, body, line.content_encoding == "gzip", demand))
+        headers = ObjectHeaders(is_gzip=line.content_encoding == "gzip")
+        self._given.append(Given(key, body, headers, demand))
 
 
 def _parse_line(data: bytes, number: int) -> _Line:

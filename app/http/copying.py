@@ -21,6 +21,7 @@ from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.opening import Held
 from app.resolve.resolver import Dataset, Resolver
+from app.storage.contract import ObjectHeaders
 
 SOURCE: Final = b"x-amz-copy-source"
 _RANGE: Final = b"x-amz-copy-source-range"
@@ -43,18 +44,22 @@ class Copier:
     async def copy(
         self,
         asked: Asked,
-        write: Callable[[Payload], Awaitable[ETag | None]],
+        write: Callable[[Payload, ObjectHeaders | None], Awaitable[ETag | None]],
         *,
         is_part: bool = False,
     ) -> None:
         """Pass what another key names now to *write*, up to the size that a body may have.
 
+        With it go its headers, unless those of the request are to take their place.
         What is stored as gzip is passed so, but to parts: those have the bytes of a plain GET, of
         which the client may choose a range.
         """
         dataset, key = await _source(asked)
         demand = asked.demand(SOURCE + b"-")
         part = _range(asked.given) if is_part else None
+        directive = asked.given.get(b"x-amz-metadata-directive", b"COPY")
+        if directive not in (b"COPY", b"REPLACE"):
+            raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
 
         def chosen(entity: Entity) -> Selection | None:
             if demand is not None and not demand(entity.names):
@@ -76,7 +81,8 @@ class Copier:
                 await asked.answer.problem(HTTPStatus.NOT_FOUND, detail)
                 return
             body = await _read(opened, held)
-            etag = await write(Payload(body, opened.choice.is_gzip))
+            headers = opened.entity.headers if directive == b"COPY" else None
+            etag = await write(Payload(body, opened.choice.is_gzip), headers)
         name = "CopyPartResult" if is_part else "CopyObjectResult"
         await asked.tell(s3.MEDIA_TYPE, s3_answers.copied(name, etag))
 

@@ -14,6 +14,8 @@ from app.model import ETag, VirtualKey
 from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset
+from app.storage.contract import ObjectHeaders
+from app.storage.ranges import METADATA
 
 _GZIP: Final = (b"content-encoding", b"gzip")
 _LASTING: Final = b"public, max-age=31536000, immutable"
@@ -27,7 +29,7 @@ _VARY: Final = (b"vary", b"Accept-Encoding")
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 """Of every object, whatever its type: its origin is that of our own pages."""
 
-type Common = tuple[ETag, int | None, VirtualKey, bytes, bool, bool, int | None]
+type Common = tuple[ETag, int | None, VirtualKey, bytes, bool, bool, int | None, ObjectHeaders]
 """What the headers depend on that all answers with the same body have in common."""
 
 
@@ -72,6 +74,7 @@ def describe(
         dataset.is_public,
         entity.coding is not Coding.PLAIN,
         entity.modified_s,
+        entity.headers,
     )
     return common, more
 
@@ -94,13 +97,14 @@ def _lasting(dataset: Dataset) -> bytes:
 @lru_cache(maxsize=_KEPT)
 def _headers(common: Common) -> Headers:
     """Give the headers that describe a body, or say that there is the same as before."""
-    etag, length, key, cache_control, is_public, varies, modified_s = common
+    etag, length, key, cache_control, is_public, varies, modified_s, kept = common
     headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control), _SANDBOX]
     if length is not None:
         headers += [
             (b"accept-ranges", b"bytes"),
             (b"content-length", b"%d" % length),
-            (b"content-type", content_type(key)),
+            (b"content-type", kept.content_type.encode() or content_type(key)),
+            *((METADATA + name.encode(), value.encode()) for name, value in kept.metadata),
         ]
     if not is_public:
         headers += _OF_PRIVATE

@@ -12,10 +12,11 @@ from app.http.answer import NO_STORE
 from app.http.asked import Asked, Limits
 from app.http.checksums import check
 from app.http.copying import SOURCE, Copier
-from app.http.payload import Coding, Payload, read_payload
+from app.http.payload import Payload, read_payload
 from app.http.target import spell
 from app.model import ETag
 from app.resolve.uploads import Completion, Upload, Uploads
+from app.storage.contract import ObjectHeaders
 
 _CHECKSUM: Final = b"x-amz-checksum-"
 _SIZE: Final = b"x-amz-mp-object-size"
@@ -36,12 +37,11 @@ class Uploading:
         }
 
     async def _create(self, asked: Asked) -> None:
-        """Begin; the whole has the coding that is told here."""
+        """Begin; the whole has the headers of this request."""
         asked.refuse_parameters()
         if asked.key.endswith("/"):
             raise BadKeyError("a key that ends in a slash names a folder: it has no bytes")
-        is_gzip = Coding.parse(asked.given).is_gzip
-        upload_id = await self._uploads.create(asked.dataset, asked.key, is_gzip=is_gzip)
+        upload_id = await self._uploads.create(asked.dataset, asked.key, asked.headers())
         text = s3_answers.upload_created(asked.dataset.name, asked.key, upload_id)
         await asked.tell(s3.MEDIA_TYPE, text)
 
@@ -55,7 +55,7 @@ class Uploading:
         if b"content-range" in asked.given:
             raise BadHeaderError("a part of a part, of which Content-Range tells, is not taken")
 
-        def put(payload: Payload) -> Awaitable[ETag]:
+        def put(payload: Payload, _: ObjectHeaders | None = None) -> Awaitable[ETag]:
             return self._uploads.put_part(upload, number, payload.body)
 
         if SOURCE in asked.given:

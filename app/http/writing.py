@@ -30,6 +30,7 @@ from app.resolve.erasing import Eraser
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.uploads import Uploads
 from app.resolve.writing import Given, Writer
+from app.storage.contract import ObjectHeaders
 
 FOREIGN: Final = "server.cors_origins does not name the page that would write"
 _OF_NOTHING: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
@@ -117,10 +118,11 @@ class WritingPlane:
 
     async def _put(self, asked: Asked) -> None:
         asked.refuse_parameters()
-        demand = asked.demand()
+        demand, headers = asked.demand(), asked.headers()
 
-        def put(payload: Payload) -> Awaitable[ETag | None]:
-            return self._writer.put(asked.dataset, Given(asked.key, *payload, demand))
+        def put(payload: Payload, source: ObjectHeaders | None = None) -> Awaitable[ETag | None]:
+            kept = (source or headers)._replace(is_gzip=payload.is_gzip)
+            return self._writer.put(asked.dataset, Given(asked.key, payload.body, kept, demand))
 
         if SOURCE in asked.given:
             await self._copier.copy(asked, put)

@@ -76,7 +76,9 @@ class BodyReader:
             await self._confirm(source)
             raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
         inflated = Inline(data, entity.etag)
-        return Entity.at(inflated, entity.modified_s)._replace(coding=Coding.INFLATED)
+        return entity._replace(
+            length=len(data), source=inflated, first=None, coding=Coding.INFLATED
+        )
 
     async def _inflate(self, held: Held, entity: Entity) -> bytes:
         if entity.length > self._decoded_bytes:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from app.model import ByteRange, ETag, Inline, Stored, etag_of
-from app.storage.contract import Found
+from app.storage.contract import NO_HEADERS, Found, ObjectHeaders
 
 type Body = bytes | AsyncIterator[bytes]
 
@@ -39,6 +39,8 @@ class Entity(NamedTuple):
     """Whether the key will name the same for ever."""
     modified_s: int | None = None
     """When its object was last modified, where that is known: whole seconds since 1970 in UTC."""
+    headers: ObjectHeaders = NO_HEADERS
+    """Of an object that is served as it is."""
 
     @staticmethod
     def at(place: Stored | Inline, modified_s: int | None = None) -> "Entity":

@@ -56,7 +56,7 @@ class Remembered(NamedTuple):
         """Bytes of memory that the entry holds."""
         if isinstance(self.known, Versioned):
             return OVERHEAD_NBYTES + cast("Weighable", self.known.value).nbytes
-        return OVERHEAD_NBYTES
+        return OVERHEAD_NBYTES + (0 if self.known is None else self.known.headers.nbytes)
 
 
 class ReadCache:

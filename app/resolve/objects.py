@@ -20,7 +20,16 @@ from app.formats.writing import Document
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.entity import Demand, gzip_name
 from app.resolve.fetch import ReadCache
-from app.storage.contract import ABSENT, Absent, Conflict, Expected, Found, ObjectStore
+from app.storage.contract import (
+    ABSENT,
+    NO_HEADERS,
+    Absent,
+    Conflict,
+    Expected,
+    Found,
+    ObjectHeaders,
+    ObjectStore,
+)
 
 _ATTEMPTS: Final = 10
 """How often a write with a demand is begun anew because another was faster."""
@@ -38,18 +47,19 @@ class ObjectWriter:
         self._decoded_bytes = decoded_bytes
 
     async def put(
-        self, ref: ObjectRef, body: bytes, *, is_gzip: bool, demand: Demand | None
+        self, ref: ObjectRef, body: bytes, headers: ObjectHeaders, *, demand: Demand | None
     ) -> ETag:
-        """Store *body*, as gzip if it is that and the store tells so later.
+        """Store *body* with *headers*, or what it holds where the store keeps none.
 
         Raises: `PreconditionFailedError`, `BadBodyError`, `BusyError`, `StorageError`.
         """
-        if is_gzip and not self._store.keeps_gzip(ref):
-            body, is_gzip = await self._inflated(body), False
+        if not self._store.keeps_headers(ref):
+            body = await self._inflated(body) if headers.is_gzip else body
+            headers = NO_HEADERS
 
         async def attempt() -> ETag | Conflict:
             expected = await self._expected(ref, demand)
-            return await self._store.put(ref, [body], expected=expected, is_gzip=is_gzip)
+            return await self._store.put(ref, [body], expected=expected, headers=headers)
 
         return await self._repeat(ref, attempt)
 

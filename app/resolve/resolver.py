@@ -37,7 +37,8 @@ from app.resolve.opening import Held, Opening
 from app.resolve.settling import settled
 from app.resolve.walk import Root
 from app.setting_fields import PUBLIC
-from app.storage.contract import Found, ObjectReader, Stat
+from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
+from app.storage.ranges import object_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,11 @@ class _Found(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the entry holds."""
-        inline = self.entity is not None and isinstance(self.entity.source, Inline)
-        return OVERHEAD_NBYTES + (self.entity.length if self.entity and inline else 0)
+        if self.entity is None:
+            return OVERHEAD_NBYTES
+        source, headers = self.entity.source, self.entity.headers
+        nbytes = len(source.data) if isinstance(source, Inline) else 0
+        return OVERHEAD_NBYTES + nbytes + headers.nbytes
 
 
 class Resolver:
@@ -278,7 +282,7 @@ class Resolver:
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
         coding = Coding.GZIP if stat.is_gzip else Coding.PLAIN
         entity = Entity(stat.etag, stat.size, place, first, coding)
-        return entity._replace(modified_s=stat.modified_s)
+        return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
     async def _part(
         self, part: Part, reading: ByteRequest | None, noting: Noting, held: Held
@@ -339,7 +343,9 @@ class Resolver:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
             return self._fetch.learn(ref, None, asked_at), None
-        stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s)
+        headers = found.headers
+        kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
+        stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s, kept)
         return self._fetch.learn(ref, stat, asked_at), found
 
 

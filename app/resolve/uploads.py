@@ -21,7 +21,7 @@ from app.resolve.parts import PartName, Parts, Place, Told, missing
 from app.resolve.resolver import Dataset
 from app.resolve.writing import Given, Writer
 from app.storage.abreast import aside
-from app.storage.contract import ObjectStore
+from app.storage.contract import ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 
@@ -67,15 +67,15 @@ class Uploads:
         self._parts = Parts(store)
         self._abandoned = Abandoned(self._parts, clock)
 
-    async def create(self, dataset: Dataset, key: VirtualKey, *, is_gzip: bool) -> str:
+    async def create(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> str:
         """Begin an upload, and give its id.
 
         Raises: what `Writer.put` raises of the key.
         """
-        await self._writer.demand_place(dataset, key)
+        await self._writer.demand_place(dataset, key, headers)
         await self._abandoned.sweep(dataset.root)
         place = Place.new(dataset.root, self._clock())
-        await self._parts.tell(place.open, {"key": key, "is_gzip": is_gzip})
+        await self._parts.tell(place.open, {"key": key, **headers._asdict()})
         return place.upload_id
 
     async def put_part(self, upload: Upload, number: int, body: bytes) -> ETag:
@@ -103,7 +103,9 @@ class Uploads:
             told = await self._demand_open(place, upload.key)
             body = await self._join(place, completion.parts, held)
             await aside(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
-            given = Given(upload.key, body, told["is_gzip"], completion.demand)
+            metadata = tuple((name, value) for name, value in told.get("metadata", ()))
+            headers = ObjectHeaders(told["is_gzip"], told.get("content_type", ""), metadata)
+            given = Given(upload.key, body, headers, completion.demand)
             etag = await self._writer.put(upload.dataset, given)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
             done = await self._parts.told(place.done)

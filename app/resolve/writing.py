@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.errors import BadKeyError, ShardgateError
+from app.errors import BadKeyError, ShardgateError, UnsupportedError
 from app.formats.writing import Document, ShardRewriter, Slot, Stray
 from app.model import ETag, VirtualKey, Whole
 from app.resolve.changes import Change
@@ -18,7 +18,7 @@ from app.resolve.objects import ObjectWriter
 from app.resolve.resolver import Dataset
 from app.resolve.rewriting import Rewrites
 from app.storage.abreast import abreast, aside, breathe
-from app.storage.contract import ObjectStore
+from app.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
 
 _AT_ONCE: Final = 16
 """Objects and shards of one request that are written at a time."""
@@ -28,6 +28,17 @@ _PRESENT_S: Final = 5.0
 """Metadata that have been known for longer are asked for again before a shard is written."""
 _ABSENT_S: Final = 1.0
 """So is, sooner, what was not there."""
+_SET_BY_TOOLS: Final = {
+    "mtime",
+    "md5chksum",
+    "s3cmd-attrs",
+    "icclient",
+    "iccompalg",
+    "icechunkwriteid",
+    "icfiletype",
+    "icspecver",
+}
+"""User metadata that rclone, s3cmd and Icechunk add to every object, and can do without."""
 
 type Outcome = ETag | ShardgateError | None
 """The version that a key has now, `None` if it is no more, or why it was not written."""
@@ -38,8 +49,8 @@ class Given(NamedTuple):
 
     key: VirtualKey
     body: bytes | None
-    is_gzip: bool = False
-    """Whether it came with ``Content-Encoding: gzip``."""
+    headers: ObjectHeaders = NO_HEADERS
+    """What it came with: stored where the key names an object, and the store keeps any."""
     demand: Demand | None = None
 
 
@@ -76,12 +87,16 @@ class Writer:
     async def put_whole(self, dataset: Dataset, given: Given) -> ETag | None:
         """Do what `put` does with a key that is known to be the name of an object."""
         await self._store.demand_safety(dataset.root)
-        return await self._write(Whole(dataset.root.join(given.key)), given)
+        target = Whole(dataset.root.join(given.key))
+        self._demand_kept(target, given)
+        return await self._write(target, given)
 
-    async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
+    async def demand_place(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
+    ) -> None:
         """Raise what `put` would of *key*, whatever the body."""
         await self._store.demand_safety(dataset.root)
-        await self._target(dataset, Given(key, b""), self._fetch.clock())
+        await self._target(dataset, Given(key, b"", headers), self._fetch.clock())
 
     async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
         """Write many keys, those of a shard in one rewrite; tell of each what came of it.
@@ -131,20 +146,32 @@ class Writer:
         if any(await abreast(self._fetch.has_changed, old)):
             target = await dataset.containers.target(dataset.root, key, self._fetch)
         if not isinstance(target, Stray):
+            self._demand_kept(target, given)
             return target
         if given.body is not None:
             raise BadKeyError(f"{key} is no chunk: write the metadata of its array first")
         return Whole(target.ref)
 
+    def _demand_kept(self, target: Slot | Document | Whole, given: Given) -> None:
+        """Raise `UnsupportedError` for user metadata that would be lost."""
+        if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
+            return
+        for name, _ in given.headers.metadata:
+            if name not in _SET_BY_TOOLS:
+                reason = "cannot be kept, only objects in S3 have metadata"
+                raise UnsupportedError(f"{given.key}: x-amz-meta-{name} {reason}")
+
     async def _write(self, target: Document | Whole, given: Given) -> ETag | None:
-        _, body, is_gzip, demand = given
+        _, body, headers, demand = given
         if body is None:
             is_document = isinstance(target, Document)
             await self._objects.delete(target.ref, demand=demand, is_document=is_document)
             return None
         if isinstance(target, Document):
-            return await self._objects.put_document(target, body, is_gzip=is_gzip, demand=demand)
-        return await self._objects.put(target.ref, body, is_gzip=is_gzip, demand=demand)
+            return await self._objects.put_document(
+                target, body, is_gzip=headers.is_gzip, demand=demand
+            )
+        return await self._objects.put(target.ref, body, headers, demand=demand)
 
 
 class _Bulk:
@@ -168,7 +195,7 @@ async def _change(slot: Slot, given: Given) -> Change:
     shard, entry = slot
     body = given.body
     if body is not None:
-        encode = partial(shard.encode, entry, body, is_gzip=given.is_gzip)
+        encode = partial(shard.encode, entry, body, is_gzip=given.headers.is_gzip)
         body = await aside(encode, is_long=len(body) > _IN_THREAD_NBYTES)
     return Change(given.key, entry, body, given.demand)
 

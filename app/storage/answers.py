@@ -59,7 +59,15 @@ class Answer:
 
     def found(self, data: bytes) -> Found:
         """Give the range, whose bytes are *data*."""
-        return Found(data, self.byte_range, self.size, self.etag, self.is_gzip, self.modified_s)
+        return Found(
+            data,
+            self.byte_range,
+            self.size,
+            self.etag,
+            self.is_gzip,
+            self.modified_s,
+            self.response.headers,
+        )
 
     async def body(self) -> bytes:
         """Read the range into memory."""

@@ -6,11 +6,13 @@ from contextlib import AbstractAsyncContextManager
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
+    NO_HEADERS,
     Conflict,
     Expected,
     Found,
     Listed,
     NotModified,
+    ObjectHeaders,
     ObjectStore,
     Stat,
 )
@@ -62,9 +64,9 @@ class ByBucket(ABC):
         """Ask the store of the bucket."""
         await self.store_of(root).demand_safety(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
+    def keeps_headers(self, ref: ObjectRef) -> bool:
         """Ask the store of the bucket."""
-        return self.store_of(ref).keeps_gzip(ref)
+        return self.store_of(ref).keeps_headers(ref)
 
     async def put(
         self,
@@ -72,10 +74,10 @@ class ByBucket(ABC):
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write to the store of the bucket."""
-        return await self.store_of(ref).put(ref, pieces, expected=expected, is_gzip=is_gzip)
+        return await self.store_of(ref).put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove from the store of the bucket."""

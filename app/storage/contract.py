@@ -1,11 +1,29 @@
 """What every store owes its callers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+
+
+class ObjectHeaders(NamedTuple):
+    """Headers that an object is stored with."""
+
+    is_gzip: bool = False
+    """Whether its ``Content-Encoding`` is gzip."""
+    content_type: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    """User metadata of S3: names without ``x-amz-meta-``, and values."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of text in it."""
+        return len(self.content_type) + sum(len(name) + len(value) for name, value in self.metadata)
+
+
+NO_HEADERS: Final = ObjectHeaders()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +36,7 @@ class Stat:
     """Whether it was stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
     """When it was last modified, where the store tells: whole seconds since 1970 began in UTC."""
+    headers: ObjectHeaders = field(default=NO_HEADERS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,8 @@ class Found:
     """Whether the object was stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
     """When it was last modified; see `Stat`."""
+    headers: ObjectHeaders | Mapping[bytes, bytes] = field(default=NO_HEADERS, compare=False)
+    """Of the object, or of the answer, which `object_headers` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +117,8 @@ class ObjectWriter(Protocol):
         """
         ...
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
-        """Tell whether an object can be stored with ``Content-Encoding: gzip``."""
+    def keeps_headers(self, ref: ObjectRef) -> bool:
+        """Return whether an object can be stored with other headers than none."""
         ...
 
     async def put(
@@ -106,7 +127,7 @@ class ObjectWriter(Protocol):
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Make *pieces*, one behind the other, the object; give its version.
 

@@ -14,6 +14,7 @@ from app.errors import VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.conditions import demand
 from app.storage.contract import (
+    NO_HEADERS,
     NOT_MODIFIED,
     TEMPORARY,
     Conflict,
@@ -21,6 +22,7 @@ from app.storage.contract import (
     Found,
     Listed,
     NotModified,
+    ObjectHeaders,
     Stat,
 )
 from app.storage.local_creating import New
@@ -147,7 +149,7 @@ class LocalStore:
             await self._write(demand_locks, root)
             self._safe.add(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         """Say no: a file has no headers."""
         return False
 
@@ -157,10 +159,10 @@ class LocalStore:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write a file beside the old one, and let it take its name."""
-        if is_gzip:
+        if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a file has no headers")
         demand_writable(ref, pieces, expected)
         written: ETag | Conflict | None = None

@@ -10,12 +10,14 @@ from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.conditions import demand
 from app.storage.contract import (
     CONFLICT,
+    NO_HEADERS,
     NOT_MODIFIED,
     Conflict,
     Expected,
     Found,
     Listed,
     NotModified,
+    ObjectHeaders,
     Stat,
 )
 from app.storage.ranges import clamp
@@ -29,15 +31,20 @@ class MemoryStore:
         self._clock = clock
         self._objects: dict[ObjectRef, bytes] = {}
         self._modified_s: dict[ObjectRef, int] = {}
-        self._gzipped: set[ObjectRef] = set()
+        self._headers: dict[ObjectRef, ObjectHeaders] = {}
 
     def place(
-        self, ref: ObjectRef, data: bytes, *, modified_s: int | None = None, is_gzip: bool = False
+        self,
+        ref: ObjectRef,
+        data: bytes,
+        *,
+        modified_s: int | None = None,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag:
         """Store *data* in place of what *ref* held, as if at *modified_s* instead of now."""
         self._objects[ref] = data
         self._modified_s[ref] = int(self._clock()) if modified_s is None else modified_s
-        (self._gzipped.add if is_gzip else self._gzipped.discard)(ref)
+        self._headers[ref] = headers
         return _etag(data)
 
     def remove(self, ref: ObjectRef) -> None:
@@ -47,7 +54,7 @@ class MemoryStore:
     async def demand_safety(self, root: ObjectRef) -> None:
         """Return: nothing comes between a look and a change here."""
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         """Say yes."""
         return True
 
@@ -57,14 +64,14 @@ class MemoryStore:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Look at the version, and replace the object."""
         demand_writable(ref, pieces, expected)
         old = self._objects.get(ref)
         if not is_as_expected(None if old is None else _etag(old), expected):
             return CONFLICT
-        return self.place(ref, b"".join(_given(ref, pieces, old or b"")), is_gzip=is_gzip)
+        return self.place(ref, b"".join(_given(ref, pieces, old or b"")), headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Look at the version, and remove the object."""
@@ -94,13 +101,15 @@ class MemoryStore:
         if etag == if_none_match:
             return NOT_MODIFIED
         found = clamp(ref, request, len(whole), if_match)
+        headers = self._headers[ref]
         return Found(
             whole[found.start : found.stop],
             found,
             len(whole),
             etag,
-            ref in self._gzipped,
+            headers.is_gzip,
             self._modified_s[ref],
+            headers,
         )
 
     @asynccontextmanager
@@ -118,7 +127,8 @@ class MemoryStore:
         whole = self._objects.get(ref)
         if whole is None:
             return None
-        return Stat(len(whole), _etag(whole), ref in self._gzipped, self._modified_s[ref])
+        headers = self._headers[ref]
+        return Stat(len(whole), _etag(whole), headers.is_gzip, self._modified_s[ref], headers)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""

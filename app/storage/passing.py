@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from app.model import ETag, ObjectRef, Piece
-from app.storage.contract import Conflict, Expected, ObjectWriter
+from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders, ObjectWriter
 
 
 class WritesPass:
@@ -16,9 +16,9 @@ class WritesPass:
         """Ask the inner store."""
         await self._writer.demand_safety(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
+    def keeps_headers(self, ref: ObjectRef) -> bool:
         """Ask the inner store."""
-        return self._writer.keeps_gzip(ref)
+        return self._writer.keeps_headers(ref)
 
     async def put(
         self,
@@ -26,10 +26,10 @@ class WritesPass:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write to the inner store."""
-        return await self._writer.put(ref, pieces, expected=expected, is_gzip=is_gzip)
+        return await self._writer.put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove from the inner store."""

@@ -17,7 +17,7 @@ from app.storage.http1.client import Client
 from app.storage.http1.errors import BadAnswerError
 from app.storage.http1.response import Response
 from app.storage.http1.target import Target
-from app.storage.ranges import clamp, is_derived, is_gzip, range_header, version
+from app.storage.ranges import clamp, is_derived, is_gzip, object_headers, range_header, version
 from app.storage.refusals import Method, Refusal, read_refusal, translated
 
 _OK: Final = frozenset({200, 206})
@@ -119,7 +119,8 @@ class RangeReader:
         if (size := answer.length) is None:
             raise StorageUnavailableError(ref, "the server tells no length", lasting=True)
         etag, gzipped = version(answer.headers, size), is_gzip(answer.headers)
-        return Stat(size, etag, gzipped, last_modified(answer.headers))
+        kept = object_headers(answer.headers)
+        return Stat(size, etag, gzipped, last_modified(answer.headers), kept)
 
     async def probe(self, ref: ObjectRef) -> int:
         """Ask for the headers alone, and tell the status whatever it is."""

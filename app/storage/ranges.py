@@ -7,11 +7,19 @@ from typing import Final
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
+from app.storage.contract import ObjectHeaders
 
 _CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
 _STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
+METADATA: Final = b"x-amz-meta-"
+_OF_USERS: Final = re.compile(METADATA + rb"(?!shardgate-)[a-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e]*")
+_FILLED_IN: Final = frozenset(
+    {b"binary/octet-stream", b"application/octet-stream", b"application/x-www-form-urlencoded"}
+)
+_MAX_NBYTES: Final = 8192
 
 
 def clamp(
@@ -90,3 +98,21 @@ def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
 def is_derived(etag: ETag) -> bool:
     """Tell whether *etag* is ours and means nothing to the server."""
     return etag.startswith(_DERIVED)
+
+
+def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:
+    """Take what an object is, or is to be, stored with from the headers of a message.
+
+    Types that clients and servers fill in by themselves are none. User metadata is left out that is
+    the service's own, is not ASCII, or is more than any server of S3 keeps.
+    """
+    content_type = headers.get(b"content-type", b"")
+    if content_type in _FILLED_IN or not _VALUE.fullmatch(content_type):
+        content_type = b""
+    metadata = tuple(
+        (name.removeprefix(METADATA).decode(), value.decode())
+        for name, value in headers.items()
+        if _OF_USERS.fullmatch(name) and _VALUE.fullmatch(value)
+    )
+    kept = ObjectHeaders(is_gzip(headers), content_type.decode(), metadata)
+    return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.is_gzip)

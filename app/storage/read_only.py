@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from app.errors import UnwritableError
 from app.model import ETag, ObjectRef, Piece
-from app.storage.contract import Expected
+from app.storage.contract import NO_HEADERS, Expected, ObjectHeaders
 
 
 class ReadOnly:
@@ -15,7 +15,7 @@ class ReadOnly:
         """Refuse."""
         raise _refusal(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         """Say no: nothing is stored."""
         return False
 
@@ -25,7 +25,7 @@ class ReadOnly:
         pieces: Sequence[Piece],  # noqa: ARG002  the contract's argument
         *,
         expected: Expected,  # noqa: ARG002
-        is_gzip: bool = False,  # noqa: ARG002
+        headers: ObjectHeaders = NO_HEADERS,  # noqa: ARG002
     ) -> NoReturn:
         """Refuse."""
         raise _refusal(ref)

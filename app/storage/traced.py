@@ -7,7 +7,17 @@ from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, get_args
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
+from app.storage.contract import (
+    NO_HEADERS,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    ObjectHeaders,
+    ObjectStore,
+    Stat,
+)
 from app.storage.writes import given_nbytes
 
 type Method = Literal["get", "stream", "stat", "list", "reach", "safety", "put", "delete"]
@@ -121,9 +131,9 @@ class TracedStore:
         with _Calling(self._on_call, "safety", root):
             await self._inner.demand_safety(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
+    def keeps_headers(self, ref: ObjectRef) -> bool:
         """Ask."""
-        return self._inner.keeps_gzip(ref)
+        return self._inner.keeps_headers(ref)
 
     async def put(
         self,
@@ -131,12 +141,12 @@ class TracedStore:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write, and tell."""
         with _Calling(self._on_call, "put", ref) as calling:
             calling.nbytes = given_nbytes(pieces)
-            return await self._inner.put(ref, pieces, expected=expected, is_gzip=is_gzip)
+            return await self._inner.put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove, and tell."""

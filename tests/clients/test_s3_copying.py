@@ -182,7 +182,7 @@ def test_when_objects_were_modified(url: str, s3: Any, folder: Path) -> None:
 
 
 def test_inner_chunks_have_the_time_of_their_shard(s3: Any, folder: Path) -> None:
-    """HEAD and listings agree on it, also after the shard was rewritten."""
+    """HEAD, listings and conditions agree on it, also after the shard was rewritten."""
     os.utime(folder / "array/c/0", (10**9, 10**9))
     key = "array/c/3"
 
@@ -192,6 +192,10 @@ def test_inner_chunks_have_the_time_of_their_shard(s3: Any, folder: Path) -> Non
         return float(listed.timestamp())
 
     assert modified_s() == 10**9
+    for condition, code in (("IfModifiedSince", "304"), ("IfUnmodifiedSince", "412")):
+        with pytest.raises(ClientError) as caught:
+            s3.head_object(Bucket="data", Key=key, **{condition: 10**9 - (code == "412")})
+        assert caught.value.response["Error"]["Code"] == code
     s3.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
 
     assert abs(modified_s() - (folder / "array/c/0").stat().st_mtime) <= 1

@@ -22,7 +22,7 @@ def test_keys_and_bodies(size: int) -> None:
         frames.feed(BATCH[at : at + size])
     given = frames.finish()
 
-    assert [(each.key, each.body, each.is_gzip) for each in given] == [
+    assert [(each.key, each.body, each.headers.is_gzip) for each in given] == [
         ("a", b"ab\n", False),
         ("b/c", b"", True),
         ("d", None, False),

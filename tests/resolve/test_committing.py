@@ -25,7 +25,7 @@ from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.walk import list_names
-from app.storage.contract import Conflict, Expected
+from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.local import LocalStore
 from tests.writable_repositories import Place, new_place
 
@@ -51,7 +51,7 @@ class FailingStore(LocalStore):
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write, unless it is this one's turn to fail."""
         fails = len(self.written) == self.failing
@@ -60,7 +60,7 @@ class FailingStore(LocalStore):
             self.before_logs()
         if fails and not self.is_done:
             raise StorageTimeoutError(ref, "no answer")
-        done = await super().put(ref, pieces, expected=expected, is_gzip=is_gzip)
+        done = await super().put(ref, pieces, expected=expected, headers=headers)
         if fails:
             raise StorageTimeoutError(ref, "no answer")
         return done

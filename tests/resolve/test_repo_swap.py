@@ -29,7 +29,7 @@ from app.resolve.icechunk.ref_changes import RefChanges
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.walk import list_names
-from app.storage.contract import Conflict, Expected
+from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, update
 
@@ -51,12 +51,12 @@ class RacedStore(MemoryStore):
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write, after what is to happen before."""
         if ref == ROOT.join("repo") and self.before:
             self.before.pop(0)()
-        return await super().put(ref, pieces, expected=expected, is_gzip=is_gzip)
+        return await super().put(ref, pieces, expected=expected, headers=headers)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from app.resolve.entity import Demand
 from app.resolve.opening import Held
 from app.resolve.parts import PartName
 from app.resolve.uploads import Completion, Upload, Uploads
-from app.storage.contract import UPLOADS, ObjectStore
+from app.storage.contract import UPLOADS, ObjectHeaders, ObjectStore
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between, Replica, chunks_of, replica, stored, zarr_json
@@ -47,7 +47,8 @@ class Process:
     async def create(self, key: str, *, is_gzip: bool = False) -> str:
         """Begin an upload."""
         dataset = self.replica.reading.dataset
-        return await self.uploads.create(dataset, VirtualKey(key), is_gzip=is_gzip)
+        headers = ObjectHeaders(is_gzip=is_gzip)
+        return await self.uploads.create(dataset, VirtualKey(key), headers)
 
     async def put(self, key: str, upload_id: str, number: int, body: bytes) -> PartName:
         """Upload a part."""

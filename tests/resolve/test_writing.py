@@ -109,7 +109,7 @@ async def test_a_store_without_codings_gets_what_the_gzip_holds(memory: MemorySt
     """Nobody could tell later that it is gzip."""
 
     class Plain(Between):
-        def keeps_gzip(self, _: object) -> bool:
+        def keeps_headers(self, _: object) -> bool:
             return False
 
     one = replica(Plain(memory))

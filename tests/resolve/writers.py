@@ -15,7 +15,17 @@ from app.resolve.erasing import Eraser
 from app.resolve.objects import ObjectWriter
 from app.resolve.rewriting import Rewrites
 from app.resolve.writing import Given, Writer
-from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore, Stat
+from app.storage.contract import (
+    NO_HEADERS,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    ObjectHeaders,
+    ObjectStore,
+    Stat,
+)
 from app.storage.memory import MemoryStore
 from tests.resolving import ROOT, Reading, reading
 
@@ -94,7 +104,7 @@ class Replica:
         is_gzip: bool = False,
     ) -> ETag | None:
         """Write one key."""
-        given = Given(VirtualKey(key), body, is_gzip, demand)
+        given = Given(VirtualKey(key), body, ObjectHeaders(is_gzip), demand)
         return await self.writer.put(self.reading.dataset, given)
 
     async def read(self, key: str) -> bytes | None:
@@ -177,9 +187,9 @@ class Between:
         await self._tell("safety", root)
         await self.inner.demand_safety(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:
+    def keeps_headers(self, ref: ObjectRef) -> bool:
         """Ask."""
-        return self.inner.keeps_gzip(ref)
+        return self.inner.keeps_headers(ref)
 
     async def put(
         self,
@@ -187,11 +197,11 @@ class Between:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write."""
         await self._tell("put", ref)
-        return await self.inner.put(ref, pieces, expected=expected, is_gzip=is_gzip)
+        return await self.inner.put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove."""

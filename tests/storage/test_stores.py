@@ -117,7 +117,7 @@ async def test_each_root_is_written_to_its_store(tmp_path: Path) -> None:
             await stores.demand_safety(ref)
             etag = await stores.put(ref, [b"data"], expected=ABSENT)
             assert isinstance(etag, str)
-            assert stores.keeps_gzip(ref) is url.startswith("memory")
+            assert stores.keeps_headers(ref) is url.startswith("memory")
             assert isinstance(await stores.get(ref), Found)
             assert await stores.delete(ref, expected=etag) is True
             assert await stores.get(ref) is None
@@ -139,4 +139,4 @@ async def test_what_can_only_be_read_says_so(tmp_path: Path) -> None:
             ):
                 with pytest.raises(UnwritableError, match="only be read"):
                     await call
-            assert not stores.keeps_gzip(root)
+            assert not stores.keeps_headers(root)

@@ -61,7 +61,7 @@ async def test_each_write_is_told() -> None:
     await traced.put(REF, [b"new", ByteRange(0, 4)], expected=etag)
     await traced.delete(REF, expected=None)
 
-    assert traced.keeps_gzip(REF)
+    assert traced.keeps_headers(REF)
     assert heard == [
         ("safety", REF, None, 0),
         ("put", REF, None, 8),

@@ -14,6 +14,7 @@ from app.storage.contract import (
     Conflict,
     Expected,
     Found,
+    ObjectHeaders,
     Stat,
 )
 from tests.storage.conftest import Backend
@@ -214,20 +215,23 @@ async def test_one_of_three_makes_an_object(writable: Backend) -> None:
     assert sum(each is not CONFLICT for each in written) == 1
 
 
-async def test_gzip_is_kept_or_said_not_to_be(writable: Backend) -> None:
-    """What is stored with a content coding is found with it."""
-    ref = writable.ref("key")
-    if not writable.store.keeps_gzip(ref):
+@pytest.mark.parametrize("is_gzip", [True, False])
+async def test_headers_are_kept_or_refused(writable: Backend, *, is_gzip: bool) -> None:
+    """What is stored with headers is found with them, and with no others."""
+    ref, body = writable.ref("key"), b"not gzip, but who knows"
+    headers = ObjectHeaders(is_gzip, "text/plain", (("a-b", "c d"), ("e", "f")))
+    if not writable.store.keeps_headers(ref):
         with pytest.raises(ValueError, match="headers"):
-            await writable.store.put(ref, [b"1"], expected=None, is_gzip=True)
+            await writable.store.put(ref, [body], expected=None, headers=headers)
         return
-    for is_gzip in (True, False):
-        await writable.store.put(ref, [b"not gzip, but who knows"], expected=None, is_gzip=is_gzip)
+    await writable.store.put(ref, [body], expected=None, headers=headers)
 
-        found, stat = await writable.store.get(ref), await writable.store.stat(ref)
-        assert isinstance(found, Found)
-        assert stat is not None
-        assert found.is_gzip is stat.is_gzip is is_gzip
+    found, stat = await writable.store.get(ref), await writable.store.stat(ref)
+    assert isinstance(found, Found)
+    assert stat is not None
+    assert found.is_gzip is stat.is_gzip is is_gzip
+    kept = stat.headers
+    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from app.resolve.icechunk.sessions import Sessions, root_of
 from app.resolve.listing import Page
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.writing import Given, Outcome, Writer
+from app.storage.contract import NO_HEADERS, ObjectHeaders
 
 _NO_STORE: Final = b"no-store"
 
@@ -171,12 +172,14 @@ class SessionWriter(Writer):
             return await self._inner.put_whole(entered.dataset, inside)
         return await self._inner.put(entered.dataset, inside)
 
-    async def demand_place(self, dataset: Dataset, key: VirtualKey) -> None:
+    async def demand_place(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
+    ) -> None:
         """Raise what `put` would of *key*."""
         if (entered := await self._doors.enter(dataset, key)) is None:
-            await super().demand_place(dataset, key)
+            await super().demand_place(dataset, key, headers)
         else:
-            await self._inner.demand_place(entered.dataset, entered.rest(key))
+            await self._inner.demand_place(entered.dataset, entered.rest(key), headers)
 
     async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
         """Write many keys; of those in a session documents first, as the chunks need them."""

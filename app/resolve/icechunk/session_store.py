@@ -30,12 +30,14 @@ from app.storage.abreast import abreast
 from app.storage.conditions import demand
 from app.storage.contract import (
     CONFLICT,
+    NO_HEADERS,
     NOT_MODIFIED,
     Conflict,
     Expected,
     Found,
     Listed,
     NotModified,
+    ObjectHeaders,
     Stat,
 )
 from app.storage.ranges import clamp
@@ -59,7 +61,7 @@ class SessionStore:
         """Ask the store that the session is kept in."""
         await self.session.store.demand_safety(self.session.place.directory)
 
-    def keeps_gzip(self, _: ObjectRef) -> bool:
+    def keeps_headers(self, _: ObjectRef) -> bool:
         """Say no: references have no headers."""
         return False
 
@@ -127,14 +129,14 @@ class SessionStore:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Write a document or a chunk.
 
         Raises: `BadKeyError` for all else, `BadBodyError`, `ConflictError`, `BusyError`,
         `UnknownSessionError`, `StorageError`.
         """
-        if is_gzip:
+        if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a reference has no headers")
         view = await self.session.view()
         demand_open(view.session)

@@ -57,7 +57,7 @@ class Joiner:
         upload = Upload(self._tools, aside, write)
         try:
             await upload.fill(parts)
-            await self._swap(Write(aside, None, write.ids, write.is_gzip), upload.complete)
+            await self._swap(Write(aside, None, write.ids, write.kept), upload.complete)
             source = {"Bucket": bucket_of(aside), "Key": aside.key}
             send = partial(
                 self._tools.client.ask,

@@ -10,7 +10,16 @@ from contextlib import AbstractAsyncContextManager
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.settings import StoreSettings
-from app.storage.contract import Conflict, Expected, Found, Listed, NotModified, Stat
+from app.storage.contract import (
+    NO_HEADERS,
+    Conflict,
+    Expected,
+    Found,
+    Listed,
+    NotModified,
+    ObjectHeaders,
+    Stat,
+)
 from app.storage.http1.client import Client
 from app.storage.range_reader import RangeReader
 from app.storage.s3.client import S3Client, bucket_of, translated
@@ -84,7 +93,7 @@ class S3Store:
         """Try the server with an object of ours."""
         await self._writer.demand_safety(root)
 
-    def keeps_gzip(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         """Say yes."""
         return True
 
@@ -94,10 +103,10 @@ class S3Store:
         pieces: Sequence[Piece],
         *,
         expected: Expected,
-        is_gzip: bool = False,
+        headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         """Let the server copy long ranges, and send all else."""
-        return await self._writer.put(ref, pieces, expected, is_gzip=is_gzip)
+        return await self._writer.put(ref, pieces, expected, headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Send one DELETE, if the server heeds what is expected."""

@@ -7,11 +7,11 @@ sent again, and after every refusal.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected
+from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders
 from app.storage.patience import Patience
 from app.storage.ranges import derived
 from app.storage.refusals import Refusal
@@ -19,6 +19,9 @@ from app.storage.s3.client import Answer, S3Client
 from app.storage.s3.look import Seen, etag_of, failure, is_refused, look, may_pass
 from app.storage.s3.write_ids import WriteIds, metadata_of
 from app.storage.writes import is_as_expected
+
+_UNTOLD_TYPE: Final = "binary/octet-stream"
+"""AWS's own default; SeaweedFS guesses one from the bytes."""
 
 type Send = Callable[..., Awaitable[Answer | Refusal]]
 """Sends the write with the conditions that it is called with."""
@@ -33,7 +36,7 @@ class Write:
     ref: ObjectRef
     expected: Expected
     ids: WriteIds
-    is_gzip: bool
+    kept: ObjectHeaders
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -47,8 +50,12 @@ class Write:
     @property
     def headers(self) -> dict[str, Any]:
         """Say to S3 what the object carries."""
-        coding = {"ContentEncoding": "gzip"} if self.is_gzip else {}
-        return {"Metadata": metadata_of(self.ids), **coding}
+        is_gzip, content_type, metadata = self.kept
+        return {
+            "Metadata": {**dict(metadata), **metadata_of(self.ids)},
+            "ContentType": content_type or _UNTOLD_TYPE,
+            **({"ContentEncoding": "gzip"} if is_gzip else {}),
+        }
 
 
 class Swap:

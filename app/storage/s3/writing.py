@@ -11,7 +11,7 @@ from crc32c import crc32c
 from app.errors import StorageTimeoutError, VersionChangedError
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.abreast import aside, is_large
-from app.storage.contract import CONFLICT, Conflict, Expected
+from app.storage.contract import CONFLICT, Conflict, Expected, ObjectHeaders
 from app.storage.moved import Moved, OnWrite, unheard
 from app.storage.parts import Part, nbytes_of, plan_parts
 from app.storage.patience import Patience
@@ -88,14 +88,14 @@ class S3Writer:
         await self._sweeper.sweep(root.prefix)
 
     async def put(
-        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected, *, is_gzip: bool
+        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected, headers: ObjectHeaders
     ) -> ETag | Conflict:
         """Write the object in the way that moves the least."""
         demand_writable(ref, pieces, expected)
         before = await self._ids_of(ref, expected)
         if isinstance(before, Conflict):
             return CONFLICT
-        write = Write(ref, expected, next_ids(before), is_gzip)
+        write = Write(ref, expected, next_ids(before), headers)
         etag = await self._put(write, pieces)
         if not isinstance(etag, Conflict):
             self._lineage.keep(ref, etag, write.ids)

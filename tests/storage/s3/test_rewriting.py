@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Found
+from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectHeaders
 from app.storage.moved import Moved, Way
 from app.storage.s3.store import S3Store
 from app.storage.s3.writing import Writing
@@ -86,7 +86,9 @@ async def test_a_rewritten_object_is_rewritten(large: Large) -> None:
 
 async def test_what_is_coded_stays_so(large: Large) -> None:
     """The content coding is told anew with each rewrite."""
-    await large.store.put(large.ref, CHANGES, expected=large.etag, is_gzip=True)
+    await large.store.put(
+        large.ref, CHANGES, expected=large.etag, headers=ObjectHeaders(is_gzip=True)
+    )
 
     stat = await large.store.stat(large.ref)
     assert stat is not None

@@ -6,6 +6,7 @@ import httpx
 import zstandard
 
 from app.settings import DatasetSettings, Settings
+from tests.formats.icechunk.building_repo import Repo, ref
 from tests.serving import serving
 from tests.sessions import GROUP, array_document
 
@@ -38,6 +39,17 @@ def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
             assert answer.status_code == 502, (str(answer.url), answer.text)
             assert f"{damaged}.session" in answer.text
         assert client.get(f"/data/@session.{whole}/a/zarr.json").is_success
+
+
+def test_no_session_begins_at_a_branch_that_is_damaged(tmp_path: Path) -> None:
+    """The answer names `repo` and the branch, which is at a snapshot that is not listed."""
+    (tmp_path / "repo").write_bytes(Repo(branches=[ref("main", 9)]).file())
+    data = DatasetSettings(url=tmp_path.as_uri(), writable=True)
+    with serving(Settings(datasets={"data": data})) as url:
+        answer = httpx.post(f"{url}/api/datasets/data/sessions")
+
+    assert answer.status_code == 502
+    assert "repo: the ref 'main' is damaged: there is no snapshot 9" in answer.json()["detail"]
 
 
 def begin(client: httpx.Client) -> str:

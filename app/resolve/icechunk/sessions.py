@@ -20,6 +20,7 @@ from app.errors import (
 )
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.keys import Branch
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.session_document import (
     Committed,
@@ -112,11 +113,12 @@ class Sessions:
         await self._store.demand_safety(opened.directory)
         self._fetch.forget(opened.repo)
         info = await opened.writable_info()
-        if (parent_id := info.branches.get(branch)) is None:
+        tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
+        if tip is None:
             raise UnknownRefError(f"there is no branch {branch} in {opened.directory}")
         now_s = self._clock()
         document = SessionDocument(
-            branch, parent_id, _inline_nbytes(info.config), now_s, now_s + self._lifetime_s
+            branch, tip.snapshot_id, _inline_nbytes(info.config), now_s, now_s + self._lifetime_s
         )
         place = Place(opened.directory, encode_id(secrets.token_bytes(OBJECT_ID_NBYTES)))
         made = await self._store.put(place.document, [encode_session(document)], expected=ABSENT)

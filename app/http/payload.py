@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, LengthRequiredError, TooLargeError, UnknownCodingError
-from app.formats.gzipped import inflated_nbytes
+from app.formats.compression import inflated_nbytes
 from app.http import aws_chunked
 from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.gzipped import inflate, inflated_nbytes
+from app.formats.compression import inflate, inflated_nbytes
 from app.formats.reading import DecodeError
 from app.model import ByteRange, Fixed, Inline, Stored, condition_of
 from app.resolve.chunks import ChunkReader

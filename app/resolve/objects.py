@@ -13,8 +13,8 @@ from app.errors import (
     TooLargeError,
     UnwritableError,
 )
+from app.formats.compression import inflate
 from app.formats.documents import etag_of_rewritten
-from app.formats.gzipped import inflate
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.formats.writing import Document
 from app.model import ByteRange, ETag, ObjectRef

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.gzipped import inflate
+from app.formats.compression import inflate
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ETag, Fixed, condition_of
 from app.storage.contract import NOT_MODIFIED, Found, NotModified, ObjectReader

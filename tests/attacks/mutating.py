@@ -9,6 +9,8 @@ from typing import Any, Final
 import zstandard
 from hypothesis import strategies as st
 
+from app.formats.icechunk.envelope import HEADER_NBYTES, MAGIC
+
 type Change = Callable[[bytes], bytes]
 
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -33,6 +35,9 @@ def _inside(change: Change) -> Change:
     """Make *change* to what is compressed, if it is."""
 
     def change_inside(data: bytes) -> bytes:
+        if data.startswith(MAGIC):
+            head, body = data[:HEADER_NBYTES], data[HEADER_NBYTES:]
+            return head + change_inside(body)
         if data.startswith(_ZSTD):
             inner = zstandard.decompress(data, max_output_size=2**24)
             return zstandard.compress(change(inner))

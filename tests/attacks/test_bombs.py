@@ -1,21 +1,48 @@
 """Small bodies and objects that hold much are inflated as far as is allowed, and no further.
 
-What is stored as gzip, and files of Icechunk, have tests of their own beside their formats.
+What is stored as gzip has tests of its own beside its formats.
 """
 
 import gzip
+import struct
 import tracemalloc
 from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
 import zstandard
 from pydantic import ByteSize
 
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.index import ManifestDecoder
+from app.formats.icechunk.metadata import SnapshotDecoder
+from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.session_document import decode_session
+from app.formats.icechunk.snapshot_columns import SnapshotColumns
+from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
+from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
+from app.formats.icechunk.transaction_log import TransactionLogDecoder
+from app.formats.reading import DecodeError
 from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.formats.icechunk.building import MANIFEST, SNAPSHOT, header
+from tests.formats.icechunk.building_repo import (
+    FIRST,
+    REPO,
+    TRANSACTION_LOG,
+    U8,
+    U64,
+    Repo,
+    Shared,
+    Struct,
+    Structs,
+    U32s,
+    flatbuffer,
+    snapshot,
+    transaction_log,
+)
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, build
 from tests.serving import serving
 
@@ -114,3 +141,107 @@ def test_a_session_that_is_a_bomb_is_damaged(
 
         assert answer.status_code == 502
         assert f"{session_id}.session" in answer.json()["detail"]
+
+
+LIMIT: Final = 2**20
+MANY: Final = 200_000
+"""Offsets to one and the same table fill a file of that limit."""
+OBJECT_ID: Final = encode_id(FIRST)
+DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
+    "repo": (REPO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
+    "columns": (REPO, lambda data: SnapshotColumns.read(RepoInfoDecoder(LIMIT)(data).root())),
+    "snapshot": (SNAPSHOT, SnapshotDecoder(FIRST, LIMIT)),
+    "stored": (SNAPSHOT, StoredSnapshotDecoder(FIRST, LIMIT)),
+    "header": (SNAPSHOT, SnapshotHeaderDecoder(OBJECT_ID, LIMIT)),
+    "manifest": (MANIFEST, ManifestDecoder(FIRST, LIMIT)),
+    "log": (TRANSACTION_LOG, TransactionLogDecoder(OBJECT_ID, LIMIT)),
+    "session": (0, lambda data: decode_session(data, LIMIT)),
+}
+
+
+def frame(window_log: int, blocks: int, declared: int | None = None) -> bytes:
+    """Write a zstd frame whose blocks repeat a zero 2^17 times each."""
+    sized = 0 if declared is None else 0xC0
+    head = struct.pack("<IBB", 0xFD2FB528, sized, (window_log - 10) << 3)
+    size = b"" if declared is None else struct.pack("<Q", declared)
+    last = [0] * (blocks - 1) + [1]
+    return head + size + b"".join((2**20 + 2 + end).to_bytes(3, "little") + b"\0" for end in last)
+
+
+def snapshot_of(more: dict[int, Any]) -> bytes:
+    """Write a snapshot that has nothing but *more*."""
+    return flatbuffer({0: Struct(FIRST), 2: [], 3: U64(1), 4: "", 5: [], **more})
+
+
+ITEMS: Final = {0: "name", 1: b"\0\4\1"}
+CROWDS: Final[dict[str, Callable[[], bytes]]] = {
+    "repo": lambda: Repo(more={6: [Shared(ITEMS)] * MANY}).payload(),
+    "columns": lambda: Repo(snapshots=[Shared(snapshot(FIRST))] * MANY).payload(),  # type: ignore[list-item]
+    "snapshot": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
+    "stored": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
+    "header": lambda: snapshot_of({5: [Shared(ITEMS)] * MANY}),
+    "manifest": lambda: flatbuffer(
+        {
+            0: Struct(FIRST),
+            1: [{0: Struct(bytes(8)), 1: [Shared({0: U32s([7]), 4: Struct(FIRST)})] * MANY}],
+        }
+    ),
+    "log": lambda: transaction_log(
+        more={1: Structs([number.to_bytes(8) for number in range(100_000)], 8)}
+    ),
+    "session": lambda: b"[" + b"[]," * (MANY - 1) + b"[]]",
+}
+FRAMES: Final[dict[str, bytes]] = {
+    "window": frame(31, 2**12),
+    "largest window": frame(27, 2**12),
+    "lie": frame(20, 1, declared=2**40),
+    "smaller lie": frame(20, 1, declared=LIMIT),
+    "chain": frame(20, 1) * 2**12,
+    "empty chain": zstandard.compress(b"") * 2**17,
+}
+
+
+def peak_of(decode: Callable[[bytes], object], data: bytes) -> int:
+    """Decode a bomb, and measure how much memory that took."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            decode(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def stored(name: str, body: bytes) -> bytes:
+    """Put *body* behind the header of the file that the decoder reads, if it has one."""
+    kind = DECODERS[name][0]
+    return header(kind) + body if kind else body
+
+
+@pytest.mark.parametrize("shape", FRAMES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_no_frame_takes_more_memory_than_a_file_may_have(name: str, shape: str) -> None:
+    """Whatever window and size it declares, and however many frames there are."""
+    assert peak_of(DECODERS[name][1], stored(name, FRAMES[shape])) < 3 * LIMIT
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_crowd_of_tables_takes_a_few_times_what_a_file_may_have(name: str) -> None:
+    """They are counted before objects are made of them."""
+    data = stored(name, zstandard.compress(CROWDS[name]()))
+
+    assert peak_of(DECODERS[name][1], data) < 6 * LIMIT
+
+
+def test_a_document_of_many_values_is_damaged() -> None:
+    """A list of lists takes 27 times its length; its node tells so, and others can be read."""
+    document = b"[" + b"[]," * (MANY - 1) + b"[]]"
+    nodes = [{0: Struct(bytes(8)), 1: "/a", 2: document, 3: U8(2)}]
+    data = header(SNAPSHOT) + zstandard.compress(snapshot_of({2: nodes}))
+    tracemalloc.start()
+    found = SnapshotDecoder(FIRST, LIMIT)(data).nodes["a"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert isinstance(found, DecodeError)
+    assert peak < 6 * LIMIT

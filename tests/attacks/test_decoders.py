@@ -6,10 +6,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import msgpack
+import numpy as np
 import pytest
 import zstandard
 from flatbuffers import flexbuffers
@@ -18,14 +21,26 @@ from hypothesis import strategies as st
 
 import app
 from app.errors import RequestError
-from app.formats.gzipped import inflate, inflate_to_array, inflated_nbytes
+from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from app.formats.icechunk import array_grids, session_view
-from app.formats.icechunk.config import read_config
+from app.formats.icechunk.config import YamlConfigDecoder, read_config
+from app.formats.icechunk.envelope import HEADER_NBYTES
+from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.icechunk.ids import decode_id
+from app.formats.icechunk.index import ManifestDecoder
 from app.formats.icechunk.journal_entry import decode_entry
+from app.formats.icechunk.metadata import SnapshotDecoder
 from app.formats.icechunk.metadata_items import decode_messagepack
+from app.formats.icechunk.reference_reading import read_references
 from app.formats.icechunk.refs import read_ref_file
+from app.formats.icechunk.repo_changes import StatusChanged
+from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.repo_writing import rewrite_repo
 from app.formats.icechunk.session_document import decode_session
+from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
+from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
+from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.translating import parse_given
 from app.http import aws_chunked
@@ -36,6 +51,7 @@ from app.http.credentials.verification_keys import decode_jwks
 from app.http.s3_delete import parse_deletion
 from app.http.s3_parts import parse_parts
 from app.storage.ranges import parse_content_range, parse_unsatisfied
+from tests import repositories
 from tests.attacks.mutating import Change, changes
 from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
 from tests.sessions import GROUP, array_document
@@ -95,9 +111,9 @@ PARTS: Final = (
 ARRAY: Final = text(array_metadata([8, 8], [4, 4], [sharding([2, 2])]))
 GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
 DECODERS: Final = {
-    "gzipped.inflated_nbytes": Decoder(inflated_nbytes, [GZIPPED], (DecodeError,)),
-    "gzipped.inflate": Decoder(lambda data: inflate(data, 99), [GZIPPED], (DecodeError,)),
-    "gzipped.inflate_to_array": Decoder(
+    "compression.inflated_nbytes": Decoder(inflated_nbytes, [GZIPPED], (DecodeError,)),
+    "compression.inflate": Decoder(lambda data: inflate(data, 99), [GZIPPED], (DecodeError,)),
+    "compression.inflate_to_array": Decoder(
         lambda data: inflate_to_array(data, MOST), [GZIPPED], (DecodeError,)
     ),
     "array_grids.read_grid": Decoder(array_grids.read_grid, [ARRAY], (DecodeError,)),
@@ -178,6 +194,96 @@ def play(name: str, examples: int) -> None:
 def test_what_is_changed_is_understood_or_refused(name: str, examples: int) -> None:
     """There is no other error, and none takes long."""
     play(name, examples)
+
+
+def read_repo(_: str, data: bytes) -> None:
+    """Decode a file `repo`, read all that stays in it until it is asked for, and write the next."""
+    info = RepoInfoDecoder(MOST)(data)
+    with suppress(DecodeError):
+        for snapshot in info.snapshots():
+            snapshot.metadata.decode()
+            list(info.ancestry(snapshot.snapshot_id) or ())
+    for read in (info.updates, info.deleted_tags, info.disabled_feature_flags, info.metadata):
+        with suppress(DecodeError):
+            list(read())
+    rewrite_repo(info, StatusChanged(Availability.ONLINE, None), 2**52, "repo.1.A")
+
+
+def read_snapshot(name: str, data: bytes) -> None:
+    """Decode a snapshot in each way."""
+    object_id = decode_id(name) or b""
+    for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
+        with suppress(DecodeError):
+            decode(data)
+    SnapshotHeaderDecoder(name, MOST)(data).info.metadata.decode()
+
+
+def read_manifest(name: str, data: bytes) -> None:
+    """Decode a manifest and all its references: one by one, and to be written again."""
+    manifest = ManifestDecoder(decode_id(name) or b"", MOST)(data)
+    for node_id, ndim in manifest.columns:
+        for coords in manifest.coords(node_id, ndim).T.tolist():
+            with suppress(DecodeError):
+                manifest.lookup(node_id, tuple(coords))
+        positions = manifest.positions(node_id, ndim).astype(np.int64)
+        codec = manifest.references.codec
+        read_references(manifest.references.data, positions, codec.decode)
+
+
+FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
+    "repo": read_repo,
+    "overwritten": read_repo,
+    "snapshots": read_snapshot,
+    "manifests": read_manifest,
+    "transactions": lambda name, data: TransactionLogDecoder(name, MOST)(data),
+    "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
+}
+"""How the files of each folder of a repository are read."""
+
+
+@cache
+def files(kind: str) -> list[tuple[str, bytes]]:
+    """Let the Icechunk library write repositories of both versions of its format."""
+    found = []
+    for version in (1, 2):
+        with TemporaryDirectory() as folder:
+            written = repositories.create(Path(folder), spec_version=version)
+            written.commit("array", repositories.array("a", (6, 4)), metadata=repositories.METADATA)
+            written.commit("group", repositories.group("g"))
+            written.repo.create_tag("v1", snapshot_id=written.snapshots[1])
+            paths = [*Path(folder).glob(kind), *Path(folder).glob(f"{kind}/*")]
+            found += [(path.name, path.read_bytes()) for path in paths if path.is_file()]
+    return found
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_changed_file_of_icechunk_is_understood_or_damaged(kind: str, examples: int) -> None:
+    """There is no other error, also for what is read later, and for random bytes inside."""
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        st.sampled_from(files(kind)),
+        st.lists(changes(), max_size=3),
+        st.none() | st.binary(max_size=300),
+    )
+    def check(file: tuple[str, bytes], made: list[Change], other: bytes | None) -> None:
+        name, data = file
+        if other is not None and len(other) % 4 == 0:
+            data = data[:HEADER_NBYTES] + zstandard.compress(other)
+        for change in made:
+            data = change(data)
+        began_at = time.process_time()
+        with suppress(DecodeError):
+            FILES[kind](name, data)
+        assert time.process_time() - began_at < MOST_S
+
+    check()
 
 
 @pytest.mark.parametrize("data", [b"[" * 10**6, b'{"a":' * 10**6, b"9" * 10**6, b"\xff" * 10**6])

@@ -16,21 +16,41 @@ U32: Final = Struct("<I")
 I32: Final = Struct("<i")
 U64: Final = Struct("<Q")
 
-_EFFORT_PER_BYTE: Final = 8
-_LEAST_EFFORT: Final = 64 * 1024
+_MEMORY_PER_BYTE: Final = 32
+"""Of a payload; dense JSON takes 27 times its length, and small tables less."""
+_MEMORY_PER_LIMIT: Final = 4
+_LEAST_MEMORY_NBYTES: Final = 256 * 1024
+_DEFAULT_LIMIT_NBYTES: Final = 2**29
+_TABLE_NBYTES: Final = 256
+"""Memory of the Python objects that are made of a table, its vectors apart."""
+_ITEM_NBYTES: Final = 128
+"""The same of a string, and of a struct in a vector."""
+_STRING_PER_BYTE: Final = 4
+
+
+def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
+    """Return how much memory may be taken by what is decoded from a payload of a file.
+
+    That bounds the tables and vectors of hostile files: they can be tiny, and shared.
+    """
+    return min(
+        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES, limit_nbytes * _MEMORY_PER_LIMIT
+    )
 
 
 class Buffer:
-    """The bytes of a FlatBuffer, and how much of them may still be looked at in this walk.
+    """The bytes of a FlatBuffer, and how much memory the rest of this walk may take.
 
-    Tables and strings may be shared, so that a small buffer can spell an endless walk.
+    Tables and strings may be shared, so that a small buffer can spell an endless walk. Every
+    table, string and vector is counted before objects are made of it.
     """
 
-    __slots__ = ("_effort", "data")
+    __slots__ = ("_left_nbytes", "data")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, limit_nbytes: int = _DEFAULT_LIMIT_NBYTES) -> None:
+        """Begin a walk over the payload *data* of a file that may have *limit_nbytes*."""
         self.data = data
-        self._effort = len(data) * _EFFORT_PER_BYTE + _LEAST_EFFORT
+        self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
 
     @property
     def root(self) -> "Table":
@@ -38,13 +58,20 @@ class Buffer:
         return Table(self, self.number(U32, 0))
 
     def spend(self, nbytes: int) -> None:
-        """Count *nbytes* as looked at.
+        """Count *nbytes* of memory.
 
-        Raises: `DecodeError` where that is far more than there is.
+        Raises: `DecodeError` where that is more than `decoded_nbytes`.
         """
-        self._effort -= nbytes
-        if self._effort < 0:
-            raise DecodeError("damaged FlatBuffer: its parts are shared beyond measure")
+        self.check(nbytes)
+        self._left_nbytes -= nbytes
+
+    def check(self, nbytes: int) -> None:
+        """Return if *nbytes* of memory can be taken for a moment.
+
+        Raises: `DecodeError`.
+        """
+        if nbytes > self._left_nbytes:
+            raise DecodeError("damaged FlatBuffer: too many tables and vectors for its size")
 
     def number(self, kind: Struct, at: int) -> int:
         """Read the number at *at*."""
@@ -68,6 +95,7 @@ class Buffer:
     def text(self, at: int) -> str:
         """Read the string at *at*."""
         start, count = self.vector(at, 1)
+        self.spend(_ITEM_NBYTES + count * (_STRING_PER_BYTE - 1))
         try:
             return self.data[start : start + count].decode()
         except UnicodeDecodeError:
@@ -84,7 +112,7 @@ class Table:
         self.position = position
         self._vtable = position - buffer.number(I32, position)
         self._vtable_nbytes = buffer.number(U16, self._vtable)
-        buffer.spend(8)
+        buffer.spend(_TABLE_NBYTES)
 
     def at(self, slot: int) -> int | None:
         """Find where the field *slot* lies; `None` if it is absent."""
@@ -124,8 +152,15 @@ class Table:
         if (found := self.vector(slot, nbytes)) is None:
             return None
         start, count = found
+        self.buffer.spend(count * _ITEM_NBYTES)
         stops = range(start + nbytes, start + nbytes * count + 1, nbytes)
         return [self.buffer.data[stop - nbytes : stop] for stop in stops]
+
+    def numbers(self, slot: int, kind: Struct) -> list[int]:
+        """Read a vector of numbers; an absent one is empty."""
+        start, count = self.vector(slot, kind.size) or (0, 0)
+        self.buffer.spend(count * _ITEM_NBYTES)
+        return [self.buffer.number(kind, start + kind.size * i) for i in range(count)]
 
     def data(self, slot: int) -> bytes | None:
         """Copy a vector of bytes."""

@@ -16,8 +16,11 @@ from app.formats.reading import DecodeError
 MAX_DEPTH: Final = 128
 """How deep lists and objects may nest."""
 
-_EFFORT_PER_BYTE: Final = 32
-_EFFORT_PER_VALUE: Final = 16
+MEMORY_PER_BYTE: Final = 32
+"""So much a value may take for each byte that spells it: its parts can be shared."""
+_VALUE_NBYTES: Final = 24
+_CONTAINER_NBYTES: Final = 56
+_KEY_NBYTES: Final = 48
 _WIDTHS: Final = (1, 2, 4, 8)
 _FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
 
@@ -61,7 +64,7 @@ def plain_float(value: float) -> float | None:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._effort = len(data) * _EFFORT_PER_BYTE
+        self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
 
     def root(self) -> Json:
         """Read the value that the last bytes describe."""
@@ -70,7 +73,7 @@ class _Reader:
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
         """Read the value whose slot is at *at*."""
-        self._spend(_EFFORT_PER_VALUE)
+        self._spend(_VALUE_NBYTES)
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
             case _Kind.NULL:
@@ -97,6 +100,7 @@ class _Reader:
         return self._container(kind, at, width, depth + 1)
 
     def _container(self, kind: int, at: int, width: int, depth: int) -> Json:
+        self._spend(_CONTAINER_NBYTES)
         if kind == _Kind.MAP:
             keys, values = self._keys(at, width), self._vector(at, width, depth)
             if len(keys) != len(values):
@@ -137,6 +141,7 @@ class _Reader:
         stop = self._data.find(0, at) if at >= 0 else -1
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
+        self._spend(_KEY_NBYTES)
         return _text(self._slice(at, stop - at))
 
     def _bytes(self, at: int, width: int) -> bytes:
@@ -169,10 +174,10 @@ class _Reader:
         self._spend(nbytes)
         return self._data[at : at + nbytes]
 
-    def _spend(self, effort: int) -> None:
-        self._effort -= effort
-        if self._effort < 0:
-            raise DecodeError("damaged FlexBuffer: its parts are shared beyond measure")
+    def _spend(self, nbytes: int) -> None:
+        self._left_nbytes -= nbytes
+        if self._left_nbytes < 0:
+            raise DecodeError("damaged FlexBuffer: too many values for its size")
 
 
 def _checked(width: int) -> int:

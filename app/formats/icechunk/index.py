@@ -27,8 +27,8 @@ _MAX_COLUMNS: Final = 2**16
 _NONE: Final = np.empty(0, np.uint32)
 _VTABLE_NBYTES: Final = 6
 """Of one that has the first field."""
-_EFFORT_PER_REFERENCE: Final = 16
-_EFFORT_PER_COORDINATE: Final = 16
+_MEMORY_PER_REFERENCE: Final = 64
+_MEMORY_PER_COORDINATE: Final = 16
 
 
 class Tally(NamedTuple):
@@ -125,7 +125,7 @@ class ManifestDecoder:
         """
         limit_nbytes = min(self.limit_nbytes, _MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
-        root = Buffer(payload).root
+        root = Buffer(payload, limit_nbytes).root
         check_object_id(root, "manifest", encode_id(self.object_id))
         references = References(
             payload, LocationCodec(root.number(3, U8, 1), root.data(2), len(payload))
@@ -144,7 +144,7 @@ def _make_columns(root: Table) -> Iterator[tuple[tuple[bytes, int], Column]]:
         start, count = required(array.vector(1, 4), "refs")
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
-        array.buffer.spend(count * _EFFORT_PER_REFERENCE)
+        array.buffer.spend(count * _MEMORY_PER_REFERENCE)
         parts[node_id].append(np.arange(start // 4, start // 4 + count, dtype=np.uint32))
     slots = [slot for found in parts.values() for slot in found]
     located = _locate(root.buffer, slots[0] if len(slots) == 1 else np.concatenate([_NONE, *slots]))
@@ -175,7 +175,7 @@ def _locate(buffer: Buffer, slots: U32s) -> U32s:
         index = walk.follow(walk.first_field(table))
         located[0, block], located[1, block] = table, (index >> 2) + 1
         located[2, block] = walk.count(index)
-    buffer.spend(int(located[2].sum(dtype=np.uint64)) * _EFFORT_PER_COORDINATE)
+    buffer.spend(int(located[2].sum(dtype=np.uint64)) * _MEMORY_PER_COORDINATE)
     return located
 
 

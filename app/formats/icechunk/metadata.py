@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.fields import check_object_id
 from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
@@ -37,8 +38,6 @@ _DIMENSION_V1: Final = U64.size * 2
 _MANIFEST_FILE_V1: Final = 32
 _NODE_OVERHEAD: Final = 1024
 _MANIFEST_OVERHEAD: Final = 256
-_MEMORY_PER_BYTE: Final = 2
-"""So much all nodes may take for each byte that the FlatBuffer may have: they can share parts."""
 
 
 class ManifestRef(NamedTuple):
@@ -141,20 +140,17 @@ class SnapshotDecoder:
         Raises: `DecodeError`; a damaged node is told in its place instead.
         """
         payload = open_envelope(data, FileType.SNAPSHOT, self.limit_nbytes).payload
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "snapshot", encode_id(self.object_id))
         nodes: dict[str, Node | DecodeError] = {}
         faults: list[tuple[str, str]] = []
-        most_nbytes = self.limit_nbytes * _MEMORY_PER_BYTE
         for table in root.tables(_NODES):
             path = required(table.text(_PATH), "path")
             if (reason := _misplaced(path, nodes)) is not None:
                 faults.append((path, reason))
                 continue
             node = nodes[path[1:]] = _decode_node(table)
-            most_nbytes -= _weigh(node)
-            if most_nbytes < 0:
-                raise DecodeError("its nodes would take more memory than may be read")
+            root.buffer.spend(_weigh(node))
         nodes = {path: nodes[path] for path in sorted(nodes, key=str.encode)}
         orphans = _orphans(nodes)
         faults += [(f"/{path}", reason) for path, reason in orphans.items()]
@@ -215,6 +211,7 @@ def _decode_node(table: Table) -> Node | DecodeError:
 def _parse_node(table: Table) -> Node:
     node_id = required(table.struct(_ID, NODE_ID_NBYTES), "node id")
     data = required(table.data(_USER_DATA), "user_data")
+    table.buffer.check(json_memory_nbytes(data))
     document = json.loads(data.decode())
     node = Node(node_id, parse_node(document, data))
     if (node.document.kind == "array") != (table.number(_NODE_TYPE, U8) == _ARRAY):
@@ -291,5 +288,7 @@ def _consolidate(nodes: Mapping[str, Node | DecodeError], orphans: Container[str
 def _weigh(node: Node | DecodeError) -> int:
     if isinstance(node, DecodeError):
         return _NODE_OVERHEAD
+    document = node.document
+    document_nbytes = document.nbytes if document.array else len(document.served)
     count = len(node.chunks.manifests) if node.chunks else 0
-    return node.document.nbytes + _NODE_OVERHEAD + count * _MANIFEST_OVERHEAD
+    return document_nbytes + _NODE_OVERHEAD + count * _MANIFEST_OVERHEAD

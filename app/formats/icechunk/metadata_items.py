@@ -8,12 +8,19 @@ import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.flatbuffer import Table, required
-from app.formats.icechunk.flexbuffer import MAX_DEPTH, decode_flexbuffer, plain_float
+from app.formats.icechunk.flexbuffer import (
+    MAX_DEPTH,
+    MEMORY_PER_BYTE,
+    decode_flexbuffer,
+    plain_float,
+)
 from app.formats.reading import DecodeError
 
 _NAME: Final = 0
 _VALUE: Final = 1
 _FIRST_WITH_FLEXBUFFERS: Final = 2
+_MAX_VALUE_NBYTES: Final = 8 * 1024**2
+"""MessagePack can take 180 times its length in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +50,14 @@ def read_metadata(table: Table, slot: int, version: int) -> Metadata:
 
     Raises: `DecodeError`.
     """
-    items = [
-        (
-            required(item.text(_NAME), "name of a metadata item"),
-            required(item.data(_VALUE), "value of a metadata item"),
-        )
-        for item in table.tables(slot)
-    ]
+    items: list[tuple[str, bytes]] = []
+    for item in table.tables(slot):
+        name = required(item.text(_NAME), "name of a metadata item")
+        value = required(item.data(_VALUE), "value of a metadata item")
+        if len(value) > _MAX_VALUE_NBYTES:
+            raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
+        table.buffer.spend(len(value) * (MEMORY_PER_BYTE - 1))
+        items.append((name, value))
     return Metadata(version, tuple(items))
 
 

@@ -38,7 +38,7 @@ class NodePathsDecoder:
         Raises: `DecodeError`, also for another snapshot.
         """
         payload = open_envelope(data, FileType.SNAPSHOT, self.limit_nbytes).payload
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "snapshot", self.object_id)
         paths = {
             required(node.struct(0, NODE_ID_NBYTES), "node id"): required(node.text(1), "path")

@@ -6,13 +6,16 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from app.formats.icechunk.flatbuffer import Buffer
 from app.formats.reading import DecodeError
 
 type Bytes = NDArray[np.uint8]
 type Places = NDArray[np.int64]
 
-_SHARED_TIMES: Final = 8
-_SHARED_NBYTES: Final = 64 * 1024
+_MEMORY_PER_TABLE: Final = 384
+"""Of all columns that are made of a table, and of what it takes to make them."""
+_MEMORY_PER_BYTE: Final = 24
+"""Of a vector: it is copied by an array of the positions of its bytes."""
 _U32: Final = Struct("<I")
 
 
@@ -26,24 +29,19 @@ class Spans(NamedTuple):
         """Choose *rows*, in their order."""
         return self._replace(starts=self.starts[rows], nbytes=self.nbytes[rows])
 
-    def bounded(self, data: Bytes) -> Self:
-        """Give these spans of *data*.
-
-        Raises: `DecodeError` where one is outside of it, or they are shared beyond measure.
-        """
-        if len(self.starts) and int((self.starts + self.nbytes).max()) > len(data):
-            raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
-        if int(self.nbytes.sum()) > len(data) * _SHARED_TIMES + _SHARED_NBYTES:
-            raise DecodeError("damaged FlatBuffer: its parts are shared beyond measure")
-        return self
-
 
 class Tables:
-    """Tables of one kind, where they lie in *data*."""
+    """Tables of one kind, whose offsets lie at *slots* in *buffer*."""
 
-    def __init__(self, data: Bytes, places: Places) -> None:
-        self._data = data
-        self._places = places
+    def __init__(self, buffer: Buffer, slots: Places) -> None:
+        """Follow the offsets.
+
+        Raises: `DecodeError`, also where the tables would take more memory than *buffer* may.
+        """
+        buffer.spend(len(slots) * _MEMORY_PER_TABLE)
+        self._buffer = buffer
+        self._data = data = np.frombuffer(buffer.data, np.uint8)
+        self._places = places = follow(data, slots)
         self._vtables = places - numbers_at(data, places, "<i4")
         self._vtable_nbytes = numbers_at(data, self._vtables, "<u2").astype(np.int64)
 
@@ -88,7 +86,11 @@ class Tables:
         vectors = follow(self._data, fields[rows])
         counts[rows] = numbers_at(self._data, vectors, "<u4")
         starts[rows] = vectors + 4
-        return Spans(starts, counts * item_nbytes).bounded(self._data)
+        nbytes = counts * item_nbytes
+        if int((starts + nbytes).max(initial=0)) > len(self._data):
+            raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
+        self._buffer.spend(int(nbytes.sum()) * _MEMORY_PER_BYTE)
+        return Spans(starts, nbytes)
 
     def required(self, slot: int) -> Places:
         """Find where the field *slot* lies in each, as `fields` does.

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import zstandard
 
+from app.formats.compression import decompress_frame, zstd_decompressor
 from app.formats.icechunk.flatbuffer import I32, U16, U32, U64
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.reading import DecodeError
@@ -16,7 +17,7 @@ _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """What each field takes in its table: an offset, a number, an id."""
 _ZSTD: Final = 1
 _MAX_COMPRESSED_LOCATION_NBYTES: Final = 1024
-"""Inflated; the library has the same limit."""
+"""Decompressed; the library has the same limit."""
 _MAX_WINDOW_NBYTES: Final = 2**23
 _MAX_TEXT_NBYTES: Final = 8192
 _MAX_LAYOUTS: Final = 64
@@ -111,11 +112,7 @@ class LocationCodec:
         self._max_known = 0
         self.nbytes = 0
         if dictionary and algorithm == _ZSTD:
-            try:
-                trained = zstandard.ZstdCompressionDict(dictionary)
-                self._decompressor = zstandard.ZstdDecompressor(trained, _MAX_WINDOW_NBYTES)
-            except zstandard.ZstdError as error:
-                raise DecodeError(f"damaged location_dictionary: {error}") from None
+            self._decompressor = zstd_decompressor(dictionary, _MAX_WINDOW_NBYTES)
             self._max_known = min(_MAX_KNOWN, payload_nbytes // _BYTES_PER_KNOWN)
             self.nbytes = self._decompressor.memory_size() + 3 * len(dictionary)
             self.nbytes += self._max_known * _KNOWN_NBYTES
@@ -137,14 +134,10 @@ class LocationCodec:
 
     def _inflate(self, decompressor: zstandard.ZstdDecompressor, data: bytes) -> bytes:
         try:
-            if zstandard.frame_content_size(data) > _MAX_COMPRESSED_LOCATION_NBYTES:
-                raise DecodeError("its location is too long")
             with self._lock:
-                return decompressor.decompress(
-                    data, _MAX_COMPRESSED_LOCATION_NBYTES, allow_extra_data=False
-                )
-        except zstandard.ZstdError as error:
-            raise DecodeError(f"its location cannot be inflated: {error}") from None
+                return decompress_frame(decompressor, data, _MAX_COMPRESSED_LOCATION_NBYTES)
+        except DecodeError as error:
+            raise DecodeError(f"its location cannot be decompressed: {error}") from None
 
     def _refuse_or_copy(self, data: bytes) -> bytes:
         if self.algorithm == 0:

@@ -138,8 +138,4 @@ def _ids(refs: NamedSnapshots) -> dict[str, bytes]:
 
 
 def _flags(root: Table, slot: int) -> set[int] | None:
-    found = root.vector(slot, U16.size)
-    if found is None:
-        return None
-    start, count = found
-    return {root.buffer.number(U16, start + U16.size * at) for at in range(count)}
+    return None if root.at(slot) is None else set(root.numbers(slot, U16))

@@ -65,6 +65,8 @@ class RepoInfo:
     """
 
     payload: bytes
+    limit_nbytes: int
+    """Of the payload, and so of what is decoded from it."""
     version: int
     """Of the specification that the file follows."""
     spec_version: int
@@ -90,9 +92,7 @@ class RepoInfo:
 
     def disabled_feature_flags(self) -> list[int]:
         """List the numbers of the features that this repository must not be changed by."""
-        root = self.root()
-        start, count = root.vector(_DISABLED_FEATURE_FLAGS, U16.size) or (0, 0)
-        return [root.buffer.number(U16, start + U16.size * i) for i in range(count)]
+        return self.root().numbers(_DISABLED_FEATURE_FLAGS, U16)
 
     def snapshots(self) -> Iterator[SnapshotInfo]:
         """Give all snapshots, by their ids; also those that no ref leads to any more."""
@@ -121,7 +121,7 @@ class RepoInfo:
 
     def root(self) -> Table:
         """Give the table that everything hangs on."""
-        return Buffer(self.payload).root
+        return Buffer(self.payload, self.limit_nbytes).root
 
     def _snapshots(self) -> SnapshotList:
         return SnapshotList(self.root(), self.version)
@@ -143,7 +143,7 @@ class RepoInfoDecoder:
         Raises: `DecodeError`.
         """
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         spec_version = root.number(_SPEC_VERSION, U8)
         if spec_version not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
@@ -152,6 +152,7 @@ class RepoInfoDecoder:
         snapshots = SnapshotList(root, version)
         return RepoInfo(
             payload,
+            self.limit_nbytes,
             version,
             spec_version,
             branches=self._read_refs(root, _BRANCHES, "branches", snapshots),
@@ -176,8 +177,6 @@ class RepoInfoDecoder:
                 ids[name] = encode_id(snapshots.id_at(ref.number(1, U32)))
             except DecodeError as error:
                 faults[name] = str(error)
-            if (len(ids) + len(faults)) * _REF_NBYTES > self.limit_nbytes:
-                raise DecodeError("it has more refs than may be read")
         return NamedSnapshots(ids, faults)
 
 

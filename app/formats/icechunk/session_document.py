@@ -8,10 +8,14 @@ import orjson
 import zstandard
 from pydantic import ConfigDict, TypeAdapter
 
+from app.formats.compression import decompress_zstd
+from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.reading import DecodeError
 
 _FORMAT: Final = 1
+_MEMORY_PER_BYTE: Final = 4
+"""Of the limit, for the parsed document."""
 
 
 class Open(NamedTuple):
@@ -102,10 +106,11 @@ def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
     Raises: `DecodeError`.
     """
     try:
-        nbytes = zstandard.frame_content_size(data)
-        text = b"" if nbytes > limit_nbytes else zstandard.decompress(data, limit_nbytes)
+        text = decompress_zstd(data, limit_nbytes)
+        if json_memory_nbytes(text) > limit_nbytes * _MEMORY_PER_BYTE:
+            raise DecodeError(f"too many values in {len(text)} bytes")
         return _read_session(orjson.loads(text))
-    except (zstandard.ZstdError, ValueError) as error:
+    except ValueError as error:
         raise DecodeError(f"no session: {error!r:.80}") from None
 
 

@@ -15,7 +15,6 @@ from app.formats.icechunk.ragged import (
     Spans,
     Tables,
     each_of,
-    follow,
 )
 from app.formats.icechunk.repo_changes import NewSnapshot, Reparented
 from app.formats.reading import DecodeError
@@ -52,14 +51,14 @@ class SnapshotColumns:
         """
         source = np.frombuffer(root.buffer.data, np.uint8)
         start, count = required(root.vector(_SNAPSHOTS, U32.size), "snapshots")
-        tables = Tables(source, follow(source, start + 4 * np.arange(count)))
+        tables = Tables(root.buffer, start + 4 * np.arange(count))
         tables.demand_known(_SLOTS)
         parents = tables.numbers(1, "<i4").astype(np.int64)
         if count and (parents.min() < _NO_PARENT or parents.max() >= count):
             raise DecodeError("the parent of a snapshot is not listed")
         lists = tables.vectors(4, U32.size)
         counts = lists.nbytes // U32.size
-        items = Tables(source, follow(source, each_of(lists.starts, counts, U32.size)))
+        items = Tables(root.buffer, each_of(lists.starts, counts, U32.size))
         items.demand_known(_ITEM_SLOTS)
         return cls(
             source,

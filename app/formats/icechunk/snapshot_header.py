@@ -40,7 +40,7 @@ class SnapshotHeaderDecoder:
         Raises: `DecodeError`, also for another snapshot.
         """
         version, payload = open_envelope(data, FileType.SNAPSHOT, self.limit_nbytes)
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "snapshot", self.object_id)
         parent = root.struct(1, OBJECT_ID_NBYTES)
         info = SnapshotInfo(

@@ -31,12 +31,8 @@ _COUNT_AT: Final = 24
 _ARRAY: Final = 1
 _GROUP: Final = 2
 
-_EFFORT_PER_ITEM: Final = 64
-"""For each item of a list, so that shared ones take no memory beyond measure."""
 _NODE_NBYTES: Final = 1024
 _ITEM_NBYTES: Final = 256
-_MEMORY_PER_BYTE: Final = 4
-"""So much all nodes may take for each byte that the FlatBuffer may have: they can share parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class StoredSnapshotDecoder:
         Raises: `DecodeError`, also for another snapshot and for one that has a damaged node.
         """
         version, payload = open_envelope(data, FileType.SNAPSHOT, self.limit_nbytes)
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "snapshot", encode_id(self.object_id))
         nodes, nbytes = self._read_nodes(root)
         manifest_files = {file.object_id: file for file in _manifest_files(root)}
@@ -74,9 +70,9 @@ class StoredSnapshotDecoder:
         for table in root.tables(2):
             node = _read_node(table)
             nodes.setdefault(node.path, node)
-            nbytes += _weigh(node)
-            if nbytes > self.limit_nbytes * _MEMORY_PER_BYTE + _NODE_NBYTES:
-                raise DecodeError("its nodes would take more memory than may be read")
+            weight = _weigh(node)
+            root.buffer.spend(weight)
+            nbytes += weight
         return nodes, nbytes
 
 
@@ -96,12 +92,12 @@ def _read_node(table: Table) -> StoredNode:
 
 def _read_array(table: Table) -> StoredArray:
     dimensions = _dimensions_v1(table) if table.at(3) is None else _dimensions(table)
-    names = None if table.at(1) is None else tuple(item.text(0) for item in _items(table, 1))
-    return StoredArray(dimensions, names, tuple(map(_manifest_ref, _items(table, 2))))
+    names = None if table.at(1) is None else tuple(item.text(0) for item in table.tables(1))
+    return StoredArray(dimensions, names, tuple(map(_manifest_ref, table.tables(2))))
 
 
 def _dimensions(table: Table) -> tuple[Dimension, ...]:
-    return tuple(Dimension(item.number(0, U64), item.number(1, U32)) for item in _items(table, 3))
+    return tuple(Dimension(item.number(0, U64), item.number(1, U32)) for item in table.tables(3))
 
 
 def _dimensions_v1(table: Table) -> tuple[Dimension, ...]:
@@ -124,16 +120,9 @@ def _manifest_files(root: Table) -> Iterator[ManifestFile]:
             U64.unpack_from(struct, _SIZE_AT)[0],
             U32.unpack_from(struct, _COUNT_AT)[0],
         )
-    for table in _items(root, 7):
+    for table in root.tables(7):
         object_id = required(table.struct(0, OBJECT_ID_NBYTES), "manifest id")
         yield ManifestFile(object_id, table.number(1, U64), table.number(2, U32), table.data(3))
-
-
-def _items(table: Table, slot: int) -> Iterator[Table]:
-    """Find the tables of a vector, each of which becomes a value of its own."""
-    for item in table.tables(slot):
-        item.buffer.spend(_EFFORT_PER_ITEM)
-        yield item
 
 
 def _numbers(struct: bytes) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class TransactionLogDecoder:
         Raises: `DecodeError`, also for the log of another snapshot.
         """
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
-        root = Buffer(payload).root
+        root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "transaction log", self.object_id)
         required(root.at(7), "updated_chunks")
         return TransactionLog(

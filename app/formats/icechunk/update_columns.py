@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.formats.icechunk.fields import is_backup
-from app.formats.icechunk.flatbuffer import U32, Table, required
+from app.formats.icechunk.flatbuffer import U32, Buffer, Table, required
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
-from app.formats.icechunk.ragged import Bytes, Places, Spans, Tables, follow
+from app.formats.icechunk.ragged import Bytes, Places, Spans, Tables
 from app.formats.reading import DecodeError
 
 _UPDATES: Final = 7
@@ -72,17 +72,17 @@ class UpdateColumns:
         """
         source = np.frombuffer(root.buffer.data, np.uint8)
         start, count = required(root.vector(_UPDATES, U32.size), "latest_updates")
-        tables = Tables(source, follow(source, start + 4 * np.arange(count)))
+        tables = Tables(root.buffer, start + 4 * np.arange(count))
         tables.demand_known(_SLOTS)
         kinds = tables.numbers(0, "u1")
         if count and not 0 < kinds.min() <= kinds.max() <= STATUS:
             raise DecodeError("it tells of an operation that only a newer specification knows")
-        bodies = follow(source, tables.required(1))
-        raw, names = _read_bodies(source, kinds, bodies)
+        bodies = tables.required(1)
+        raw, names = _read_bodies(root.buffer, kinds, bodies)
         rows = np.flatnonzero(kinds == STATUS)
-        links = Tables(source, bodies[rows]).fields(0)
+        links = Tables(root.buffer, bodies[rows]).fields(0)
         has_status = _placed(count, rows, links > 0, np.bool_)
-        statuses = Tables(source, follow(source, links[links > 0]))
+        statuses = Tables(root.buffer, links[links > 0])
         statuses.demand_known(_STATUS_SLOTS)
         rows = np.flatnonzero(has_status)
         reasons = statuses.vectors(2, 1)
@@ -146,13 +146,13 @@ class UpdateColumns:
         return type(self)(self.source, *columns)
 
 
-def _read_bodies(source: Bytes, kinds: NDArray[np.uint8], places: Places) -> tuple[Bytes, Spans]:
+def _read_bodies(buffer: Buffer, kinds: NDArray[np.uint8], slots: Places) -> tuple[Bytes, Spans]:
     """Read what is told of operations of each kind."""
     raw = np.zeros((len(kinds), RAW_NBYTES), np.uint8)
     starts, nbytes = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
-        bodies = Tables(source, places[rows])
+        bodies = Tables(buffer, slots[rows])
         bodies.demand_known(len(BODIES[kind]))
         for slot, (at, size) in enumerate(BODIES[kind]):
             stretch = slice(at - _FIRST, at - _FIRST + size)

@@ -17,9 +17,8 @@ type Coords = npt.NDArray[np.uint32]
 
 _CHUNKS: Final = 1
 _COORDS_IN_VTABLE: Final = 4
-_EFFORT_PER_CHUNK: Final = 48
-_EFFORT_PER_COORD: Final = 16
-"""Four times the bytes of each, about: so little memory is taken for what is only shared."""
+_MEMORY_PER_CHUNK: Final = 96
+_MEMORY_PER_COORD: Final = 32
 
 
 def read_updated_chunks(arrays: Iterator[Table]) -> dict[bytes, tuple[Coords, ...]]:
@@ -36,7 +35,7 @@ def read_updated_chunks(arrays: Iterator[Table]) -> dict[bytes, tuple[Coords, ..
     vectors = [required(table.vector(_CHUNKS, U32.size), "chunks") for table in tables]
     starts, lengths = np.array(vectors, np.int64).T
     stops = np.cumsum(lengths).tolist()
-    tables[0].buffer.spend(stops[-1] * _EFFORT_PER_CHUNK)
+    tables[0].buffer.spend(stops[-1] * _MEMORY_PER_CHUNK)
     changed = _Batches(tables[0].buffer, _spread(starts, lengths))
     found: dict[bytes, list[Coords]] = {}
     for table, start, stop in zip(tables, [0, *stops], stops, strict=False):
@@ -60,7 +59,7 @@ class _Batches:
         vectors = tables + fields
         vectors += gather.numbers(vectors, "<u4")
         ndims = gather.numbers(vectors, "<u4")
-        buffer.spend(int(ndims.sum()) * _EFFORT_PER_COORD)
+        buffer.spend(int(ndims.sum()) * _MEMORY_PER_COORD)
         self._ndims = ndims
         self._offsets = np.concatenate(([0], np.cumsum(ndims)))
         self._turns: list[int] = (np.flatnonzero(np.diff(ndims)) + 1).tolist()

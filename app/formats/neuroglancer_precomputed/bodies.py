@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.errors import BadBodyError
-from app.formats.gzipped import deflate, inflate
+from app.formats.compression import deflate, inflate
 from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.reading import DecodeError
 

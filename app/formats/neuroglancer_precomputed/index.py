@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from app.formats.gzipped import inflate_to_array
+from app.formats.compression import inflate_to_array
 from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.neuroglancer_precomputed.murmur import (
     murmurhash3_x86_128,

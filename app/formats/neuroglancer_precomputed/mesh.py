@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.gzipped import inflate
+from app.formats.compression import inflate
 from app.formats.reading import DecodeError
 
 _UINT32_NBYTES: Final = 4

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.formats.gzipped import deflate
+from app.formats.compression import deflate
 from app.formats.neuroglancer_precomputed.keys import Ids
 
 type Numbers = npt.NDArray[np.int64]

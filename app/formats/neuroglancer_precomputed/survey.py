@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.gzipped import inflate
+from app.formats.compression import inflate
 from app.formats.naming import Look
 from app.formats.neuroglancer_precomputed.coalescing import coalesce
 from app.formats.neuroglancer_precomputed.encoded import Minishards, Places

@@ -7,7 +7,7 @@ from typing import Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from app.formats.gzipped import inflate_to_array
+from app.formats.compression import inflate_to_array
 from app.formats.neuroglancer_precomputed.encoded import Minishard
 from app.formats.neuroglancer_precomputed.index import check_rows
 from app.formats.neuroglancer_precomputed.keys import Ids, Mask

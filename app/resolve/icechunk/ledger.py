@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from app.errors import BusyError, DamagedError
+from app.formats.compression import zstd_capacity
 from app.formats.icechunk.session_document import SessionDocument, decode_session, encode_session
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
@@ -16,7 +17,8 @@ from app.storage.contract import Conflict, Found, NotModified, ObjectStore
 _ATTEMPTS: Final = 50
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.2
-_IN_THREAD_NBYTES: Final = 64 * 1024
+_IN_THREAD_NBYTES: Final = 128 * 1024
+"""What one block of zstd can hold."""
 
 type Edit = Callable[[SessionDocument | None], SessionDocument | None]
 """Gives what takes the place of a document, `None` if that is to stay; it may raise."""
@@ -94,7 +96,7 @@ class Ledger:
 
     async def _decoded(self, found: Found) -> _Known:
         try:
-            if len(found.data) <= _IN_THREAD_NBYTES:
+            if zstd_capacity(found.data, self._limit_nbytes) <= _IN_THREAD_NBYTES:
                 document = decode_session(found.data, self._limit_nbytes)
             else:
                 document = await asyncio.to_thread(decode_session, found.data, self._limit_nbytes)

@@ -310,7 +310,7 @@ def test_what_is_larger_than_the_limit_is_refused() -> None:
     """However small the file is."""
     file = Repo(more={12: bytes(5000)}).file()
 
-    with pytest.raises(DecodeError, match="more than 4096 bytes"):
+    with pytest.raises(DecodeError, match="more than 4096"):
         RepoInfoDecoder(4096)(file)
 
 
@@ -369,6 +369,6 @@ def test_more_refs_than_may_be_kept_are_refused() -> None:
     """A name takes more memory than it takes in a file."""
     file = Repo(branches=[ref(str(n), 0) for n in range(200)]).file()
 
-    with pytest.raises(DecodeError, match="more refs"):
-        RepoInfoDecoder(40_000)(file)
+    with pytest.raises(DecodeError, match="for its size"):
+        RepoInfoDecoder(30_000)(file)
     assert len(RepoInfoDecoder(60_000)(file).branches) == 200

@@ -278,7 +278,7 @@ def test_shared_parts_do_not_multiply() -> None:
     message = Shared("x" * 100_000)
     snapshots = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
     info = decode(Repo(snapshots=snapshots).file())
-    with pytest.raises(DecodeError, match="shared"):
+    with pytest.raises(DecodeError, match="for its size"):
         rewrite_repo(info, BranchCreated("b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A")
 
 

@@ -1,4 +1,4 @@
-"""`app.formats.gzipped`: gzip, and not more of it than is allowed."""
+"""`app.formats.compression`: gzip, and not more of it than is allowed."""
 
 from contextlib import suppress
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.gzipped import inflate, inflated_nbytes
+from app.formats.compression import inflate, inflated_nbytes
 from app.formats.reading import DecodeError
 from tests.zipped import zipped
 

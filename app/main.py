@@ -161,7 +161,10 @@ def _share(
     on_write = metrics.writes.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
     build = ReadCache if tracing is None else tracing.read_cache
-    fetch = build(stores, Memory(settings.cache.index_bytes), ttl_s=settings.cache.ttl_s)
+    memory = Memory(
+        settings.cache.index_bytes, limits.repository_file_bytes, wait_s=limits.answer_s
+    )
+    fetch = build(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.memory, fetch.tally)
     shared = Shared(
         settings,

@@ -1,6 +1,5 @@
 """Perform, share and remember the reads that formats describe."""
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from math import inf, nextafter
@@ -12,6 +11,7 @@ import cachetools
 from app.errors import MetadataMissingError
 from app.formats.reading import Read, Versioned, Weighable
 from app.model import ETag, ObjectRef
+from app.resolve.budget import ByteBudget
 from app.resolve.flight import Apart, SingleFlight
 from app.resolve.perform import perform
 from app.resolve.tally import Tally, kind_of_read
@@ -24,8 +24,10 @@ _FORGOTTEN_MAX: Final = 65536
 _MARKERS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide what the keys below a directory mean."""
 _MARKERS_MAX: Final = 65536
-_LARGE_AT_ONCE: Final = 2
-"""How many reads that may take much memory are decoded at a time."""
+_FILE_NBYTES: Final = 512 * 1024**2
+_FILES: Final = 2
+"""All that is being decoded may take so many times the largest file, and one of them more."""
+_DECODING_WAIT_S: Final = 120
 
 
 class Holding(Protocol):
@@ -38,10 +40,14 @@ class Holding(Protocol):
 
 
 class Memory(WeighedCache[Hashable, Holding]):
-    """One bound for everything that was decoded and found out."""
+    """One bound for everything decoded and found out, and one for what is being decoded."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
+    ) -> None:
+        """Let all decodes together take a few times *file_bytes*, the largest file of metadata."""
         super().__init__(max_bytes, lambda key, entry: entry.nbytes + _text_nbytes(key))
+        self.decoding = ByteBudget(_FILES * file_bytes, wait_s=wait_s)
 
 
 class Remembered(NamedTuple):
@@ -84,7 +90,6 @@ class ReadCache:
         self.is_shared = is_shared
         self._flights: SingleFlight[tuple[Hashable, float]] | Apart[tuple[Hashable, float]]
         self._flights = SingleFlight() if is_shared else Apart()
-        self._room = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._forgotten = cachetools.TTLCache[ObjectRef, float](_FORGOTTEN_MAX, ttl_s, clock)
         self._all_forgotten_at = -inf
         self._markers = cachetools.LRUCache[ObjectRef, float](_MARKERS_MAX)
@@ -239,7 +244,7 @@ class ReadCache:
         etag = None if known is None else known.etag
         before = kind_of_read.set(read.kind)
         try:
-            found = await perform(self._store, read, etag, self._room)
+            found = await perform(self._store, read, etag, self.memory.decoding)
         finally:
             kind_of_read.reset(before)
         if read.kind in _MARKERS:

@@ -1,40 +1,80 @@
 """Perform described reads, and remember nothing."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.compression import inflate
+from app.formats.icechunk.envelope import MAGIC, memory_nbytes
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
-from app.model import ByteRange, ETag, Fixed, condition_of
+from app.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
+from app.resolve.budget import ByteBudget
 from app.storage.contract import NOT_MODIFIED, Found, NotModified, ObjectReader
 
 _AT_ONCE_NBYTES: Final = 32 * 1024**2
-"""Of what may be larger, the rest is read once there is room for it."""
+"""Of what may be larger, the rest is read when there is room to decode it."""
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 """Larger reads are decoded off the event loop."""
-_COMPRESSED_IN_THREAD_NBYTES: Final = {b"\x1f\x8b": 4 * 1024, "ICE🧊CHUNK".encode(): 0}
+_COMPRESSED_IN_THREAD_NBYTES: Final = {b"\x1f\x8b": 4 * 1024, MAGIC: 0}
 """So are larger ones that begin like gzip, which may hold a thousand times as much, or zstd."""
+_LARGE_AT_ONCE: Final = 2
+"""So many reads are decoded at a time of which nobody knows what they will take."""
 _SLOW_KINDS: Final = frozenset({"config"})
 """So are these, whatever their size: YAML takes some ten microseconds a byte."""
 
-type Room = AbstractAsyncContextManager[object]
-"""Is entered to hold what may take much memory."""
-
-UNBOUNDED: Final[Room] = nullcontext()
-
 
 async def perform[T: Weighable](
-    store: ObjectReader, read: Read[T], known: ETag | None = None, room: Room = UNBOUNDED
+    store: ObjectReader,
+    read: Read[T],
+    known: ETag | None = None,
+    decoding: ByteBudget | None = None,
 ) -> Versioned[T] | NotModified | None:
-    """Perform *read*, see `Fetch`; `NotModified` if the object still is the version *known*."""
-    version, request = read.version, read.request
-    if isinstance(request, ByteRange) and request.length > _AT_ONCE_NBYTES:
-        request = ByteRange(request.start, request.start + _AT_ONCE_NBYTES)
+    """Perform *read*, see `Fetch`; `NotModified` if the object still is the version *known*.
+
+    What is large, or may become so, is held in memory only as far as *decoding* has room for it.
+    """
+    request = read.request
+    if not isinstance(request, ByteRange) or request.length <= _AT_ONCE_NBYTES:
+        return await _perform(store, read, request, known, _Room(decoding))
+    request = ByteRange(request.start, request.start + _AT_ONCE_NBYTES)
+    async with _Room(decoding).more(_AT_ONCE_NBYTES) as room:
+        return await _perform(store, read, request, known, room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a read holds of a budget, if there is one."""
+
+    budget: ByteBudget | None
+    nbytes: int = 0
+
+    @asynccontextmanager
+    async def more(self, nbytes: int | None) -> AsyncGenerator["_Room"]:
+        """Hold *nbytes* more while the block lasts; `None` is half of the budget."""
+        if self.budget is None:
+            yield self
+            return
+        if nbytes is None:
+            nbytes = self.budget.max_bytes // _LARGE_AT_ONCE
+        await self.budget.acquire(nbytes, held_nbytes=self.nbytes)
+        try:
+            yield _Room(self.budget, self.nbytes + nbytes)
+        finally:
+            self.budget.release(nbytes)
+
+
+async def _perform[T: Weighable](
+    store: ObjectReader,
+    read: Read[T],
+    request: ByteRequest | None,
+    known: ETag | None,
+    room: _Room,
+) -> Versioned[T] | NotModified | None:
+    version = read.version
     try:
         found = await store.get(
             read.ref, request, if_match=condition_of(version), if_none_match=known
@@ -73,9 +113,9 @@ class DirectFetch:
 
 
 async def _understand[T: Weighable](
-    store: ObjectReader, read: Read[T], found: Found, room: Room
+    store: ObjectReader, read: Read[T], found: Found, room: _Room
 ) -> Versioned[T]:
-    """Decode what was *found*, off the event loop where that is much, and there in turn."""
+    """Decode what was *found*, off the event loop where that is much, as far as there is *room*."""
     request, decode = read.request, read.decode
     wanted = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
     is_all = found.byte_range.stop >= wanted
@@ -84,14 +124,15 @@ async def _understand[T: Weighable](
     try:
         if is_all and len(found.data) <= _most_nbytes_at_once(read.kind, found.data):
             return Versioned(decode(found.data), found.etag, found.size, found.modified_s)
-        async with room:
+        async with room.more(await _memory_nbytes(request, found, is_all=is_all)):
             parts = [found.data]
             if not is_all:
                 parts.append(await _read_on(store, read, found, wanted))
             value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
         return Versioned(value, found.etag, found.size, found.modified_s)
     except DecodeError as error:
-        raise DamagedError(read.ref, str(error)) from error
+        reason = str(error)  # the traceback of the error holds what was decompressed
+    raise DamagedError(read.ref, reason)
 
 
 async def _read_on(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
@@ -101,6 +142,17 @@ async def _read_on(store: ObjectReader, read: Read[Any], found: Found, stop: int
     if not isinstance(more, Found) or more.byte_range != rest:
         raise VersionChangedError(read.ref)
     return more.data
+
+
+async def _memory_nbytes(request: ByteRequest | None, found: Found, *, is_all: bool) -> int | None:
+    """Return how much memory decoding may take; `None` where only the decoder knows.
+
+    Raises: `DecodeError`.
+    """
+    if not isinstance(request, ByteRange) or not found.data.startswith(MAGIC):
+        return None
+    data = found.data if is_all else None
+    return await asyncio.to_thread(memory_nbytes, data, request.length)
 
 
 def _most_nbytes_at_once(kind: str, data: bytes) -> int:

@@ -2,16 +2,20 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from app.errors import DamagedError, VersionChangedError
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.reading import DecodeError, Opaque, Read, Versioned
 from app.model import ByteRange, ETag
+from app.resolve.budget import ByteBudget
 from app.resolve.perform import DirectFetch, perform
 from app.storage.contract import Found, NotModified
+from tests.formats.icechunk.building_repo import REPO, in_envelope
 from tests.resolve.stores import REF, WatchedStore
 
 
@@ -136,17 +140,54 @@ async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -
 
 
 async def test_what_takes_much_memory_waits_for_room() -> None:
-    """The rest of a large object is read, and it is decoded, only once there is room."""
+    """A large object is read, and decoded, only when others have released memory."""
     store = WatchedStore()
     store.place(REF, _LARGE)
-    room = asyncio.Semaphore(1)
-    await room.acquire()
+    budget = ByteBudget(2**26, wait_s=20)
+    await budget.acquire(2**26)
     read = Read("all", REF, ByteRange(0, 2**40), Opaque)
-    waiting = asyncio.create_task(perform(store, read, room=room))
+    waiting = asyncio.create_task(perform(store, read, decoding=budget))
     await asyncio.sleep(0.01)
 
-    assert (len(store.calls), waiting.done()) == (1, False)
-    room.release()
+    assert (len(store.calls), waiting.done()) == (0, False)
+    budget.release(2**26)
     found = await waiting
+    assert budget.held_bytes == 0
     assert isinstance(found, Versioned)
     assert found.value.nbytes == len(_LARGE)
+
+
+async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
+    """Each counts by the size that its blocks can fill, however small the file is."""
+    store, counting = WatchedStore(), threading.Lock()
+    at_once: list[int] = [0]
+    running = 0
+
+    def decode(data: bytes) -> Opaque:
+        nonlocal running
+        with counting:
+            running += 1
+            at_once.append(running)
+        time.sleep(0.01)
+        with counting:
+            running -= 1
+        return Opaque(data)
+
+    file = in_envelope(bytes(2**20), REPO)
+    store.place(REF, file)
+    budget = ByteBudget(2 * memory_nbytes(file, 2**22), wait_s=20)
+    reads = [Read(f"{n}", REF, ByteRange(0, 2**22), decode) for n in range(8)]
+    await asyncio.gather(*(perform(store, read, decoding=budget) for read in reads))
+
+    assert max(at_once) == 2
+    assert len(file) < 1000
+
+
+async def test_an_error_holds_nothing_of_what_was_decoded() -> None:
+    """Tracebacks would hold the payloads of all that were refused until they are answered."""
+    store = WatchedStore()
+    store.place(REF, b"abcd")
+
+    with pytest.raises(DamagedError, match="not that") as caught:
+        await DirectFetch(store)(Read("all", REF, ByteRange(0, 4), refuse))
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)

@@ -20,6 +20,8 @@ _MEMORY_PER_BYTE: Final = 32
 """Of a payload; dense JSON takes 27 times its length, and small tables less."""
 _MEMORY_PER_LIMIT: Final = 4
 _LEAST_MEMORY_NBYTES: Final = 256 * 1024
+_LEAST_LIMIT_NBYTES: Final = 1024**2
+"""Limits below bound the size of files only."""
 _DEFAULT_LIMIT_NBYTES: Final = 2**29
 _TABLE_NBYTES: Final = 256
 """Memory of the Python objects that are made of a table, its vectors apart."""
@@ -34,7 +36,8 @@ def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
     That bounds the tables and vectors of hostile files: they can be tiny, and shared.
     """
     return min(
-        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES, limit_nbytes * _MEMORY_PER_LIMIT
+        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
+        max(limit_nbytes, _LEAST_LIMIT_NBYTES) * _MEMORY_PER_LIMIT,
     )
 
 

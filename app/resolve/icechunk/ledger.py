@@ -17,8 +17,9 @@ from app.storage.contract import Conflict, Found, NotModified, ObjectStore
 _ATTEMPTS: Final = 50
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.2
-_IN_THREAD_NBYTES: Final = 128 * 1024
-"""What one block of zstd can hold."""
+_IN_THREAD_NBYTES: Final = 64 * 1024
+_BLOCK_NBYTES: Final = 128 * 1024
+"""What a document of one block of zstd can hold."""
 
 type Edit = Callable[[SessionDocument | None], SessionDocument | None]
 """Gives what takes the place of a document, `None` if that is to stay; it may raise."""
@@ -96,7 +97,8 @@ class Ledger:
 
     async def _decoded(self, found: Found) -> _Known:
         try:
-            if zstd_capacity(found.data, self._limit_nbytes) <= _IN_THREAD_NBYTES:
+            is_short = len(found.data) <= _IN_THREAD_NBYTES
+            if is_short and zstd_capacity(found.data, self._limit_nbytes) <= _BLOCK_NBYTES:
                 document = decode_session(found.data, self._limit_nbytes)
             else:
                 document = await asyncio.to_thread(decode_session, found.data, self._limit_nbytes)

@@ -20,7 +20,7 @@ from app.errors import (
     ReadOnlyError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.envelope import fits
+from app.formats.icechunk.envelope import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.icechunk.moments import FutureError, moment_after
 from app.formats.icechunk.ops_log_writing import newest_us
@@ -36,6 +36,8 @@ from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
+_COPIES: Final = 2
+"""A file is decoded, and its columns are written again."""
 _AT_ONCE: Final = 5
 """So many attempts come without a pause between them."""
 _FIRST_PAUSE_S: Final = 0.05
@@ -119,7 +121,12 @@ class RepoSwaps:
         if not isinstance(found, Found):
             self.fetch.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
-        prepared = await asyncio.to_thread(self._prepare, ref, limit, found.data, plan)
+        try:
+            weight = _COPIES * await asyncio.to_thread(memory_nbytes, found.data, limit)
+        except DecodeError as error:
+            raise DamagedError(ref, str(error)) from error
+        async with self.fetch.memory.decoding.room(weight):
+            prepared = await asyncio.to_thread(self._prepare, ref, limit, found.data, plan)
         if prepared.data is None:
             self.fetch.forget(ref)
             return prepared

@@ -363,12 +363,3 @@ def test_a_truncated_payload_is_a_value_or_an_error(length: int) -> None:
     """No length raises anything else."""
     with suppress(DecodeError):
         _look_at_everything(in_envelope(RICH[:length], REPO))
-
-
-def test_more_refs_than_may_be_kept_are_refused() -> None:
-    """A name takes more memory than it takes in a file."""
-    file = Repo(branches=[ref(str(n), 0) for n in range(200)]).file()
-
-    with pytest.raises(DecodeError, match="for its size"):
-        RepoInfoDecoder(30_000)(file)
-    assert len(RepoInfoDecoder(60_000)(file).branches) == 200

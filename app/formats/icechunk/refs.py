@@ -204,9 +204,9 @@ class FileRefs:
         """How the file of *ref* is read."""
         kind = "branch" if isinstance(ref, Branch) else "tag"
         name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
+        read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
         # The file of the branch main says that there is a repository, as the file repo does.
-        role = REPO if ref == MAIN else "ref"
-        return Read(role, name, ByteRange(0, _REF_NBYTES), read_ref_file)
+        return read._replace(kind=REPO) if ref == MAIN else read
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Read the file of *ref*, whose name is spelled in one of two ways."""

@@ -9,7 +9,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
@@ -96,6 +96,37 @@ def make_folders(folder: bytes, names: list[bytes]) -> None:
                 os.mkdir(folder)  # noqa: PTH102
             with Directory.opened(above) as opened:
                 opened.sync()
+
+
+def remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
+    """Remove the innermost of the folders *names* and those around it that are empty as well.
+
+    *folder*, which they are in, stays, and so does a link. What was removed is durable.
+    """
+    while names:
+        try:
+            os.rmdir(b"/".join((folder, *names)))  # noqa: PTH106
+        except FileNotFoundError:  # removed by another process
+            pass
+        except OSError:  # most often not empty
+            break
+        names = names[:-1]
+    sync_nearest(folder, names)
+
+
+def sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
+    """Make it durable that something is gone from the folders *names*, of which some may be gone.
+
+    Raises: `FileNotFoundError` if *folder*, which they are in, is gone too.
+    """
+    while True:
+        try:
+            with Directory.opened(b"/".join((folder, *names)) or b"/") as directory:
+                return directory.sync()
+        except (FileNotFoundError, NotADirectoryError):
+            if not names:
+                raise
+        names = names[:-1]
 
 
 def try_lock(fd: int) -> bool:

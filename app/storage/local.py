@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from itertools import batched
 from pathlib import Path
 from typing import Final, cast
 
@@ -42,6 +43,8 @@ _CREATING: Final = 4
 _TOGETHER: Final = 16
 _SMALL_NBYTES: Final = 1024**2
 """What is larger would hold the others up."""
+_LOOKED_INTO: Final = 64
+"""Folders that are looked into at a time: a page of a listing may need no more."""
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -125,15 +128,23 @@ class LocalStore:
     ) -> AsyncIterator[Listed]:
         """Walk folder by folder, in the order of whole keys.
 
-        Common prefixes are folders, empty ones too; a link to a folder that holds it is left out.
+        Common prefixes are folders with a file somewhere below; a link to a folder that holds it
+        is left out.
         """
         if delimiter not in ("", "/"):
             raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
-        waiting = [iter(await self._run(_entries, prefix))]
+        entries = iter(await self._run(_entries, prefix))
+        if delimiter:
+            behind = (entry for entry in entries if entry.ref.key > after)
+            for some in batched(behind, _LOOKED_INTO):
+                for each in await self._run(_without_empty, some):
+                    yield each
+            return
+        waiting = [entries]
         while waiting:
             if (entry := next(waiting[-1], None)) is None:
                 waiting.pop()
-            elif entry.size is None and not delimiter:
+            elif entry.size is None:
                 if entry.ref.key > after or after.startswith(entry.ref.key):
                     waiting.append(iter(await self._run(_entries, entry.ref)))
             elif entry.ref.key > after:
@@ -174,7 +185,7 @@ class LocalStore:
         return written
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove the file; folders stay."""
+        """Remove the file, and the folders that are empty without it."""
         demand_writable(ref, (), expected)
         removed = await self._write(self._writer.remove, ref, expected)
         self._warm.forget(ref)
@@ -268,6 +279,33 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
                 raise
             reach(prefix)
     return sorted(listed, key=lambda each: each.ref.key.encode())
+
+
+def _without_empty(entries: Sequence[Listed]) -> list[Listed]:
+    """Leave out folders that have no file below."""
+    return [each for each in entries if each.size is not None or _has_file(each.ref)]
+
+
+def _has_file(folder: ObjectRef) -> bool:
+    """Return whether anything below *folder* would be listed, or cannot be looked for.
+
+    Stops at the first file.
+    """
+    waiting = [folder]
+    while waiting:
+        prefix = waiting.pop()
+        try:
+            path = folder_of(prefix.bucket) + b"/" + prefix.key.encode()
+            with os.scandir(path) as entries:
+                for listed in filter(None, (_listed(prefix, entry) for entry in entries)):
+                    if listed.size is not None:
+                        return True
+                    waiting.append(listed.ref)
+        except (FileNotFoundError, NotADirectoryError):  # it was there a moment ago
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:

@@ -6,7 +6,7 @@ names in a folder are made durable once for all files that are made there togeth
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -116,11 +116,11 @@ class _File:
         if not (path := name_of(ref.key)):
             raise BadKeyError(f"{ref.key!r} can be the name of no file")
         above, _, self._name = path.rpartition(b"/")
-        self._folder = folders.open(folder_of(ref.bucket), above)
-        directory = self._folder.directory
-        if expected is None and directory.has(self._name):
-            return
-        self._file = stack.enter_context(UnnamedFile.made(directory))
+        with suppress(FileNotFoundError):  # the folder was empty, and another process removed it
+            self._folder = folders.open(folder_of(ref.bucket), above)
+            if expected is None and self._folder.directory.has(self._name):
+                return
+            self._file = stack.enter_context(UnnamedFile.made(self._folder.directory))
         if self._file is not None:
             self._file.write(pieces)
             self._file.date(None)

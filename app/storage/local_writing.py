@@ -3,6 +3,9 @@
 A new file is written and made durable, and then gets its name: under a lock of the folder, if the
 old file still is in the version that was expected. Where there is none that takes no lock. Links
 are followed: what is replaced or removed is what they lead to.
+
+A folder is removed with its last file, and an empty one gives way to a file of its name. A writer
+whose folder is removed before it has put a file there makes it again.
 """
 
 import errno
@@ -10,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO, Final, NamedTuple
 
 from cachetools import TTLCache
@@ -18,13 +21,21 @@ from cachetools import TTLCache
 from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import CONFLICT, Absent, Conflict, Expected
-from app.storage.directories import Directory, make_folders, try_lock
+from app.storage.directories import (
+    Directory,
+    make_folders,
+    remove_empty_folders,
+    sync_nearest,
+    try_lock,
+)
 from app.storage.local_creating import Created, New, create_each
 from app.storage.local_names import folder_of, name_of, reach, translated_write
-from app.storage.temporary_files import NamedFile, sweep
+from app.storage.temporary_files import NamedFile, remove_if_empty, sweep
 from app.storage.warm_files import file_version
 from app.storage.writes import is_as_expected
 
+_TRIES: Final = 32
+"""Attempts of a write whose folder is removed or made by others at the same time."""
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 60
 _BUFFER_BYTES: Final = 128 * 1024
@@ -47,7 +58,27 @@ class LocalWriter:
         self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
     ) -> ETag | Conflict:
         """Do what `ObjectWriter.put` promises."""
-        with translated_write(ref), _place(ref, is_new=True) as place:
+        tries = 0
+        with translated_write(ref):
+            while True:
+                tries += 1
+                try:
+                    return self._replace(ref, pieces, expected)
+                except FileNotFoundError:
+                    if isinstance(expected, str):
+                        reach(ref)
+                        return CONFLICT
+                    if tries == _TRIES:
+                        raise
+                except IsADirectoryError:
+                    with suppress(FileNotFoundError):  # removed by another process
+                        if tries == _TRIES or not remove_if_empty(_path(ref)):
+                            raise
+
+    def _replace(
+        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
+    ) -> ETag | Conflict:
+        with _place(ref, is_new=not isinstance(expected, str)) as place:
             self._sweep(place.directory)
             old = place.look()
             if not _is_as_expected(old, expected):
@@ -63,13 +94,20 @@ class LocalWriter:
 
     def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
         """Do what `ObjectWriter.delete` promises."""
+        root = folder_of(ref.bucket)
+        *folders, _ = _path(ref).removeprefix(root + b"/").split(b"/")
         with translated_write(ref):
             try:
                 with _place(ref, is_new=False) as place:
-                    return place.empty(expected)
-            except (FileNotFoundError, NotADirectoryError):
+                    removed = place.empty(expected)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 reach(ref)  # an unmounted disk is not absence
-                return True if expected is None else CONFLICT
+                removed = False if expected is None else CONFLICT
+            if removed is True:
+                remove_empty_folders(root, folders)
+            elif removed is False:  # another process may be about to make that durable
+                sync_nearest(root, folders)
+        return CONFLICT if isinstance(removed, Conflict) else True
 
     def _sweep(self, directory: Directory) -> None:
         """Clean up in *directory*, once in a while."""
@@ -110,6 +148,7 @@ class _Place(NamedTuple):
 
     directory: Directory
     name: bytes
+    is_linked: bool
 
     def look(self) -> os.stat_result | None:
         return self.directory.look(self.name)
@@ -133,26 +172,30 @@ class _Place(NamedTuple):
         return file_version(new.status())
 
     def empty(self, expected: ETag | None) -> bool | Conflict:
-        """Take the name away."""
+        """Remove the file, if there is one, and return whether there was."""
         with self.directory.locked():
             old = self.look()
             if not _is_as_expected(old, expected):
                 return CONFLICT
             if old is not None:
                 os.unlink(self.name, dir_fd=self.directory.fd)
-        self.directory.sync()
-        return True
+        if self.is_linked:
+            self.directory.sync()
+        return old is not None
+
+
+def _path(ref: ObjectRef) -> bytes:
+    if not (name := name_of(ref.key)):
+        raise BadKeyError(f"{ref.key!r} can be the name of no file")
+    return folder_of(ref.bucket) + b"/" + name
 
 
 @contextmanager
 def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_Place]:
     """Open the folder in which the file of *ref* is, or is to be."""
-    if not (name := name_of(ref.key)):
-        raise BadKeyError(f"{ref.key!r} can be the name of no file")
-    folder = folder_of(ref.bucket)
-    path = folder + b"/" + name
-    if os.path.islink(path):  # noqa: PTH114  paths are bytes
-        path = os.path.realpath(path)
+    path = wanted = _path(ref)
+    if is_linked := os.path.islink(wanted):  # noqa: PTH114  paths are bytes
+        path = os.path.realpath(wanted)
     above, _, last = path.rpartition(b"/")
     with ExitStack() as stack:
         try:
@@ -160,9 +203,10 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_Place]:
         except FileNotFoundError:
             if not is_new:
                 raise
-            make_folders(folder, name.split(b"/")[:-1])
+            folder = folder_of(ref.bucket)
+            make_folders(folder, wanted.removeprefix(folder + b"/").split(b"/")[:-1])
             directory = stack.enter_context(Directory.opened(above or b"/"))
-        yield _Place(directory, last)
+        yield _Place(directory, last, is_linked)
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:

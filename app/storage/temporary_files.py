@@ -20,7 +20,13 @@ from app.storage.directories import Directory, try_lock
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PREFIX: Final = TEMPORARY.encode()
 _UNNAMED: Final = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
-_NONE_UNNAMED: Final = {errno.EISDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+_NONE_UNNAMED: Final = {
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EPERM,  # ext4, of a folder that has been removed
+}
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.ENOENT}
 _WRITTEN_AT_ONCE: Final = 1024
 """No call of the system takes more pieces."""
@@ -145,3 +151,23 @@ def sweep(directory: Directory) -> None:
         with suppress(OSError), directory.reading(name) as fd:
             if try_lock(fd):
                 os.unlink(name, dir_fd=directory.fd)
+
+
+def remove_if_empty(path: bytes) -> bool:
+    """Remove the folder *path* if no file but unfinished ones is below; stop at the first that is.
+
+    Raises: `OSError` where one of these is being written, or *path* is no folder.
+    """
+    folders = [path]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.name.startswith(_PREFIX):
+                    return False
+    for folder in reversed(folders):
+        with Directory.opened(folder) as directory:
+            sweep(directory)
+        os.rmdir(folder)  # noqa: PTH106  paths are bytes
+    return True

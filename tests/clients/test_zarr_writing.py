@@ -1,5 +1,6 @@
 """zarr-python, xarray and TensorStore write arrays through the service, and their metadata."""
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -9,6 +10,7 @@ import pytest
 import tensorstore
 import xarray
 import zarr
+from zarr.core.sync import sync
 
 from tests.clients.filling import CLIENTS
 from tests.clients.taking import Taker, files_in, taking_into_folder
@@ -104,6 +106,39 @@ def test_groups_come_and_go(taker: Taker, client: Open) -> None:
     del group["a"]
     del group["below"]
     assert set(files_in(taker.folder / "group")) == {"zarr.json"}
+
+
+def test_an_array_takes_the_place_of_one_with_more_dimensions(taker: Taker, client: Open) -> None:
+    """Chunks are written where folders of chunks were, also by xarray."""
+    for ndim in (3, 2, 1):
+        array = zarr.create_array(
+            client("new"), shape=(4,) * ndim, chunks=(2,) * ndim, dtype="u1", overwrite=True
+        )
+        array[...] = ndim
+        dataset = xarray.Dataset({"v": (list("zyx"[:ndim]), np.full((4,) * ndim, ndim))})
+        with quiet():
+            encoding = {"v": {"chunks": (2,) * ndim}}
+            dataset.to_zarr(client("dataset"), mode="w", zarr_format=3, encoding=encoding)
+
+    assert taker.stored("new") == taker.stored("dataset/v") == {"c/0", "c/1"}
+    same(zarr.open_array(taker.folder / "new", mode="r")[...], np.full(4, 1, "u1"))
+    same(zarr.open_array(taker.folder / "dataset/v", mode="r")[...], np.full(4, 1))
+
+
+def test_nothing_is_left_of_a_group(taker: Taker, client: Open) -> None:
+    """A store that was cleared is empty, and lists no folders."""
+    store = client("group")
+
+    async def names() -> list[str]:
+        return [name async for name in store.list_dir("")]
+
+    zarr.create_group(store).create_array("below/a", shape=(4,), chunks=(2,), dtype="u1")[:] = 7
+    sync(store.delete_dir("below"))
+
+    assert not sync(store.exists("below"))
+    assert not sync(store.exists("below/a"))
+    assert sync(names()) == ["zarr.json"]
+    assert os.listdir(taker.folder / "group") == ["zarr.json"]  # noqa: PTH208
 
 
 def test_metadata_are_consolidated(taker: Taker, client: Open) -> None:

@@ -2,12 +2,14 @@
 
 ``python -m tests.storage.local_writers crash FOLDER`` dies before every call of the system that a
 write makes, in a process of its own each time, and prints how many there were of each kind of
-write. ``… count FOLDER TIMES`` counts an object up.
+write. ``… count FOLDER TIMES`` counts an object up. ``… come-and-go FOLDER SEED`` writes, reads and
+removes objects of its own in folders that others remove.
 """
 
 import asyncio
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -157,8 +159,33 @@ async def count(ref: ObjectRef, times: int) -> None:
     await store.aclose()
 
 
+async def come_and_go(folder: Path, seed: int) -> None:
+    """Let several at a time write, read and remove a key each, most often the last of a folder."""
+    store, numbers = LocalStore(), random.Random(seed)
+
+    async def turn(number: int) -> None:
+        for _ in range(100):
+            above = "/".join(numbers.choice("ab") for _ in range(numbers.randrange(1, 4)))
+            ref = ObjectRef(folder.as_uri(), f"{above}/{seed}-{number}")
+            nbytes = numbers.choice([1, 2 * 1024**2]) if number == 0 else 1
+            etag = await store.put(ref, [b"1" * nbytes], expected=numbers.choice([ABSENT, None]))
+            assert isinstance(etag, str), ref
+            found = await store.get(ref)
+            assert isinstance(found, Found), ref
+            assert found.etag == etag
+            replaced = await store.put(ref, [ByteRange(0, 1), b"2"], expected=etag)
+            assert isinstance(replaced, str), ref
+            assert await store.delete(ref, expected=replaced) is True, ref
+            assert await store.get(ref) is None
+
+    await asyncio.gather(*map(turn, range(4)))
+    await store.aclose()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "crash":
         crash(Path(sys.argv[2]))
+    elif sys.argv[1] == "come-and-go":
+        asyncio.run(come_and_go(Path(sys.argv[2]), int(sys.argv[3])))
     else:
         asyncio.run(count(ObjectRef(Path(sys.argv[2]).as_uri(), "key"), int(sys.argv[3])))

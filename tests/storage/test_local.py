@@ -1,18 +1,20 @@
 """Files as objects."""
 
+import errno
 import os
 import shutil
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.errors import RangeNotSatisfiedError, StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ObjectRef
-from app.storage.contract import TEMPORARY, Found
-from app.storage.local import LocalStore
+from app.storage.contract import TEMPORARY, Found, Listed
+from app.storage.local import LocalStore, _listed
 
 
 @pytest.fixture
@@ -135,6 +137,62 @@ async def test_a_listing_leaves_out_what_is_no_object(store: LocalStore, folder:
     listed = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), ""))]
 
     assert listed == [".hidden", "a/0", "link/0"]
+
+
+async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: Path) -> None:
+    """Whatever else is in it; and one with a file far below is."""
+    for name in ("empty", "folders/a/b", "temporary", "odd", "far/a/b", "far/c"):
+        (folder / name).mkdir(parents=True)
+    (folder / "temporary" / f"{TEMPORARY}1").write_bytes(b"")
+    os.mkfifo(folder / "odd" / "pipe")
+    (folder / "odd" / "broken").symlink_to("nowhere")
+    (folder / "odd" / "circle").symlink_to(folder)
+    (folder / "far/a/b/0").write_bytes(b"")
+
+    listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
+
+    assert [each.ref.key async for each in listing] == ["far/"]
+
+
+async def test_a_folder_that_cannot_be_read_is_listed(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have files, and fails nobody who does not enter it."""
+    for name in ("a", "lost+found", "z"):
+        (folder / name).mkdir()
+    (folder / "z" / "0").touch()
+    scandir: Any = os.scandir
+
+    def refuse(path: bytes) -> Any:
+        if b"lost+found" in path:
+            raise PermissionError(errno.EACCES, "denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
+
+    assert [each.ref.key async for each in listing] == ["lost+found/", "z/"]
+
+
+async def test_one_file_shows_that_a_folder_is_not_empty(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many files no more are looked at, and no folders behind the page that is wanted."""
+    for number in range(200):
+        (folder / f"{number:03}/deep").mkdir(parents=True)
+        for file in range(10):
+            (folder / f"{number:03}/deep/{file}").touch()
+    looks: list[os.DirEntry[bytes]] = []
+
+    def look(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
+        looks.append(entry)
+        return _listed(prefix, entry)
+
+    monkeypatch.setattr("app.storage.local._listed", look)
+    listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
+
+    assert (await anext(listing)).ref.key == "000/"
+    assert len(looks) == 200 + 2 * 64
 
 
 def open_files() -> set[str]:

@@ -23,6 +23,7 @@ from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
 from app.storage.directories import Directory
 from app.storage.local import LocalStore
+from app.storage.local_creating import New
 from app.storage.local_writing import LocalWriter
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
@@ -194,10 +195,74 @@ async def test_what_is_in_the_way_is_told(store: LocalStore, folder: Path) -> No
     for key in ("a", "a/b/c", "a/b/c/d"):
         with pytest.raises(ConflictError):
             await store.put(ref_of(folder, key), [b"1"], expected=None)
-    assert await store.delete(ref_of(folder, "a/b/c"), expected=None) is True
-    with pytest.raises(ConflictError):
-        await store.delete(ref_of(folder, "a"), expected=None)
+    for key in ("a/b/c", "a"):
+        assert await store.delete(ref_of(folder, key), expected=None) is True
     assert [os.listdir(folder), os.listdir(folder / "a")] == [["a"], ["b"]]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("expected", [ABSENT, None])
+async def test_an_empty_folder_is_not_in_the_way(
+    store: LocalStore, folder: Path, expected: Absent | None
+) -> None:
+    """Nor is one that holds only others, and what a dead writer has left."""
+    (folder / "a/b/c").mkdir(parents=True)
+    (folder / f"a/b/{TEMPORARY}dead").write_bytes(b"half")
+
+    assert await store.delete(ref_of(folder, "a"), expected=None) is True
+    assert isinstance(await store.put(ref_of(folder, "a"), [b"1"], expected=expected), str)
+
+    assert (folder / "a").read_bytes() == b"1"
+
+
+async def test_folders_end_with_their_last_file(store: LocalStore, folder: Path) -> None:
+    """Except the root, links, and folders in which no file was."""
+    (folder / "far").mkdir()
+    (folder / "link").symlink_to("far")
+    (folder / "made/by/others").mkdir(parents=True)
+    keys = ["a/b/c", "link/d/e", "f"]
+    for key in keys:
+        await put(store, ref_of(folder, key), b"1")
+
+    for key in [*keys, "made/by/nobody", "made/by/others/0", "made/by/others/0/1"]:
+        assert await store.delete(ref_of(folder, key), expected=None) is True
+
+    assert sorted(os.listdir(folder)) == ["far", "link", "made"]  # noqa: PTH208
+    assert os.listdir(folder / "far") == []  # noqa: PTH208
+    assert (folder / "made/by/others").is_dir()
+
+
+def test_a_folder_removed_under_a_writer_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often others remove it before there is a file in it."""
+    removed: list[bytes] = []
+
+    def remove(_: LocalWriter, directory: Directory) -> None:
+        if len(removed) < 9:
+            os.rmdir(directory.path)  # noqa: PTH106  paths are bytes
+            removed.append(directory.path)
+
+    monkeypatch.setattr(LocalWriter, "_sweep", remove)
+    writer = LocalWriter()
+
+    assert writer.create([New(ref_of(folder, "a/b"), [b"1"], ABSENT)]) == [None]
+    assert isinstance(writer.replace(ref_of(folder, "a/b"), [b"1"], ABSENT), str)
+    assert len(removed) == 9
+    assert (folder / "a/b").read_bytes() == b"1"
+
+
+def test_folders_come_and_go_under_writers(folder: Path) -> None:
+    """Of two processes each writes and removes keys in the same folders; neither notices."""
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                subprocess.Popen([*SCRIPT, "come-and-go", str(folder), str(seed)], cwd=HERE)
+            )
+            for seed in range(2)
+        ]
+
+    assert [each.returncode for each in both] == [0, 0]
+    assert os.listdir(folder) == []  # noqa: PTH208
 
 
 async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> None:

@@ -53,9 +53,9 @@ class ObjectWriter:
 
         Raises: `PreconditionFailedError`, `BadBodyError`, `BusyError`, `StorageError`.
         """
+        inflated = await self._inflated(body) if headers.is_gzip else body  # else no reader could
         if not self._store.keeps_headers(ref):
-            body = await self._inflated(body) if headers.is_gzip else body
-            headers = NO_HEADERS
+            body, headers = inflated, NO_HEADERS
 
         async def attempt() -> ETag | Conflict:
             expected = await self._expected(ref, demand)

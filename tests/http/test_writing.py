@@ -232,10 +232,13 @@ def test_writes_may_be_sent_one_behind_the_other(client: httpx.Client) -> None:
 
 
 def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
-    """What a client sent as gzip another may have without."""
+    """What a client sent as gzip another may have without; what is none is refused."""
     headers = {"content-encoding": "gzip"}
 
     assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
+    assert get(client, "/any/z") == NEW
+    for body in (b"no gzip", zipped(NEW)[:-1]):
+        assert client.put("/any/z", content=body, headers=headers).status_code == 400
     assert get(client, "/any/z") == NEW
     headers = {"content-encoding": "br"}
     assert client.put("/any/z", content=NEW, headers=headers).status_code == 415

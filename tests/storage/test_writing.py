@@ -1,6 +1,8 @@
 """What every store that can be written owes its callers, asked of each."""
 
 import asyncio
+import hashlib
+import re
 
 import pytest
 
@@ -54,6 +56,14 @@ async def test_what_is_written_is_read(writable: Backend) -> None:
 
     assert await read(writable, "a/b/c") == DATA
     assert await writable.store.stat(writable.ref("a/b/c")) == Stat(len(DATA), etag)
+
+
+async def test_an_etag_like_an_md5_is_one(writable: Backend) -> None:
+    """Clients that copy compare it with the MD5 of the body."""
+    etag = await put(writable, "key", DATA, ABSENT)
+
+    is_like_one = re.fullmatch('"[0-9a-f]{32}"', etag) is not None
+    assert not is_like_one or etag == f'"{hashlib.md5(DATA).hexdigest()}"'  # noqa: S324
 
 
 @pytest.mark.parametrize("data", [b"", b"longer " + DATA, DATA])

@@ -12,10 +12,10 @@ KEYS: Final = "any"
 """What clients of S3 sign with, as they must."""
 
 
-def over_obstore(url: str, path: str) -> Any:
-    """Open what is called *path* of the dataset ``data``."""
+def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
+    """Open what is called *path* of *dataset*."""
     store = S3Store(
-        "data",
+        dataset,
         prefix=path,
         endpoint=url,
         region="us-east-1",

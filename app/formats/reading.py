@@ -48,6 +48,11 @@ class Read[T: Weighable](NamedTuple):
     """Raises `DecodeError`."""
     version: Version | UnmodifiedSince | None = None
     """Read only this version; such a read never goes stale, unless it only names a time."""
+    memory_nbytes: Callable[[bytes | None, int], int] | None = None
+    """Returns how much memory decoding takes, of the data, or of any, as far as *request* goes.
+
+    Raises `DecodeError`. Where it is set the data is decoded off the event loop.
+    """
 
     @property
     def is_pinned(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.compression import inflate
-from app.formats.icechunk.envelope import MAGIC, memory_nbytes
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
 from app.resolve.budget import ByteBudget
@@ -19,8 +18,9 @@ _AT_ONCE_NBYTES: Final = 32 * 1024**2
 """Of what may be larger, the rest is read when there is room to decode it."""
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 """Larger reads are decoded off the event loop."""
-_COMPRESSED_IN_THREAD_NBYTES: Final = {b"\x1f\x8b": 4 * 1024, MAGIC: 0}
-"""So are larger ones that begin like gzip, which may hold a thousand times as much, or zstd."""
+_GZIP: Final = b"\x1f\x8b"
+_GZIP_IN_THREAD_NBYTES: Final = 4 * 1024
+"""So are larger ones that begin like gzip, which may hold a thousand times as much."""
 _LARGE_AT_ONCE: Final = 2
 """So many reads are decoded at a time of which nobody knows what they will take."""
 _SLOW_KINDS: Final = frozenset({"config"})
@@ -122,9 +122,9 @@ async def _understand[T: Weighable](
     if found.is_gzip and isinstance(request, ByteRange) and found.byte_range.length == found.size:
         decode = partial(_decode_gzip, read.decode, request.length)
     try:
-        if is_all and len(found.data) <= _most_nbytes_at_once(read.kind, found.data):
+        if is_all and len(found.data) <= _most_nbytes_at_once(read, found.data):
             return Versioned(decode(found.data), found.etag, found.size, found.modified_s)
-        async with room.more(await _memory_nbytes(request, found, is_all=is_all)):
+        async with room.more(await _memory_nbytes(read, found, is_all=is_all)):
             parts = [found.data]
             if not is_all:
                 parts.append(await _read_on(store, read, found, wanted))
@@ -144,24 +144,21 @@ async def _read_on(store: ObjectReader, read: Read[Any], found: Found, stop: int
     return more.data
 
 
-async def _memory_nbytes(request: ByteRequest | None, found: Found, *, is_all: bool) -> int | None:
+async def _memory_nbytes(read: Read[Any], found: Found, *, is_all: bool) -> int | None:
     """Return how much memory decoding may take; `None` where only the decoder knows.
 
     Raises: `DecodeError`.
     """
-    if not isinstance(request, ByteRange) or not found.data.startswith(MAGIC):
+    if not isinstance(read.request, ByteRange) or read.memory_nbytes is None:
         return None
     data = found.data if is_all else None
-    return await asyncio.to_thread(memory_nbytes, data, request.length)
+    return await asyncio.to_thread(read.memory_nbytes, data, read.request.length)
 
 
-def _most_nbytes_at_once(kind: str, data: bytes) -> int:
-    if kind in _SLOW_KINDS:
+def _most_nbytes_at_once(read: Read[Any], data: bytes) -> int:
+    if read.kind in _SLOW_KINDS or read.memory_nbytes is not None:
         return 0
-    for magic, nbytes in _COMPRESSED_IN_THREAD_NBYTES.items():
-        if data.startswith(magic):
-            return nbytes
-    return _DECODE_IN_THREAD_NBYTES
+    return _GZIP_IN_THREAD_NBYTES if data.startswith(_GZIP) else _DECODE_IN_THREAD_NBYTES
 
 
 def _decode_gzip[T](decode: Callable[[bytes], T], most_nbytes: int, data: bytes) -> T:

@@ -25,6 +25,7 @@ from app.formats.icechunk.audit_snapshot import (
     find_misfits,
 )
 from app.formats.icechunk.chunk_files import ChunkFiles, list_files
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.index import Manifest, ManifestDecoder
 from app.formats.icechunk.repository import Repository, named_by
@@ -218,7 +219,7 @@ class Audit:
                 name = self._repository.file(kind, object_id)
                 request, version = ByteRange(0, limit + 1), named_by(object_id)
                 decode = decoder(object_id, limit)
-                yield Read(kind.removesuffix("s"), name, request, decode, version)
+                yield Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
 
     def _follow(self, prefixes: Mapping[str, str]) -> Callable[[str], ObjectRef]:
         return lambda location: resolve(location, self._repository.allowed, prefixes)

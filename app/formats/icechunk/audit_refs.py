@@ -6,6 +6,7 @@ from typing import Final
 
 from app.errors import DamagedError, StorageUnavailableError
 from app.formats.auditing import Auditor, Finding, Flaw, Unchecked
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.keys import MAIN, Branch, Ref, Tag, spell_ref
 from app.formats.icechunk.refs import FileRefs, RepoRefs, unescape
 from app.formats.icechunk.repo_info import NamedSnapshots, RepoInfo, RepoInfoDecoder
@@ -183,7 +184,8 @@ async def _audit_backups(
             found.findings.append(Flaw(ref, "", "the operations before it lead back to it"))
             return
         seen.add(name)
-        read = Read("backup", ref, ByteRange(0, refs.limit_nbytes + 1), decode)
+        request = ByteRange(0, refs.limit_nbytes + 1)
+        read = Read("backup", ref, request, decode, memory_nbytes=memory_nbytes)
         try:
             backup = await auditor.fetch(read)
         except DamagedError as error:

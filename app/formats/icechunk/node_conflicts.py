@@ -1,5 +1,6 @@
 """Nodes that both changed, or that one made where the other left no place for them."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from app.formats.icechunk.change_set import ChangeSet, Moved
@@ -66,9 +67,10 @@ def _find_places(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
     for node_id, moved in ours.moved.items():
         if theirs.is_gone(node_id) and parent_of(moved.source) not in sources:
             yield Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, moved.source)
-    own = {node.path for node in ours.new.values()} | {node.target for node in ours.moved.values()}
+    own = Counter(node.path for node in ours.new.values())
+    own.update(node.target for node in ours.moved.values())  # also of nodes that they have made
     for path in sorted(own):
-        if _staying(path, ours, theirs) is not None:
+        if own[path] > 1 or _staying(path, ours, theirs) is not None:
             yield Conflict(ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
         if path != "/" and parent_of(path) not in own:
             group = _staying(parent_of(path), ours, theirs)

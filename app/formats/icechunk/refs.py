@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from app.errors import DamagedError, OfflineError
 from app.formats.contract import Listing
 from app.formats.icechunk.config import MAX_NBYTES, Container, YamlConfigDecoder
-from app.formats.icechunk.envelope import MAGIC
+from app.formats.icechunk.envelope import MAGIC, memory_nbytes
 from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag
@@ -127,7 +127,8 @@ class RepoRefs:
     def read(self) -> Read[Marker]:
         """How the only file that ever changes is read."""
         decode = MarkerDecoder(self.limit_nbytes)
-        return Read("repo", self.directory.join(REPO), ByteRange(0, self.limit_nbytes + 1), decode)
+        request = ByteRange(0, self.limit_nbytes + 1)
+        return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
 
     async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
         """Read it; *ever* takes what it was at any time.

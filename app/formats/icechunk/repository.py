@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from app.errors import DamagedError, NotAllowedError
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.index import Manifest, ManifestDecoder
 from app.formats.icechunk.keys import Ref, SnapshotId, decoded_twice, spell_ref
@@ -76,7 +77,8 @@ class Repository:
         name = self.file(kind, object_id)
         version = named_by(object_id)
         request = ByteRange(0, self.limit_nbytes + 1)
-        found = await fetch(Read(kind.removesuffix("s"), name, request, decode, version))
+        read = Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
+        found = await fetch(read)
         return None if found is None else found.value
 
     async def find(

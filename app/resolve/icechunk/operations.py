@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from app.errors import BadParameterError, UnknownRepositoryError
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.fields import Status, is_backup
 from app.formats.icechunk.ops_log import Update, Value
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
@@ -139,7 +140,9 @@ async def _read(opened: OpenedRepository, name: str | None, ref: ObjectRef) -> R
     limit = opened.repository.limit_nbytes
     version = Fixed(ETag(f'"{name}"'))
     decode = RepoInfoDecoder(limit)
-    found = await opened.fetch(Read("repo-backup", ref, ByteRange(0, limit + 1), decode, version))
+    request = ByteRange(0, limit + 1)
+    read = Read("repo-backup", ref, request, decode, version, memory_nbytes)
+    found = await opened.fetch(read)
     return None if found is None else found.value
 
 

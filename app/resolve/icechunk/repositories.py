@@ -16,6 +16,7 @@ from app.errors import (
     UnknownRepositoryError,
 )
 from app.formats.contract import Listing
+from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, split_ref
@@ -137,7 +138,9 @@ class OpenedRepository:
             limit = self.repository.limit_nbytes
             name = self.repository.file("snapshots", object_id)
             decode = SnapshotHeaderDecoder(wanted, limit)
-            found = await self.fetch(Read("snapshot-header", name, ByteRange(0, limit + 1), decode))
+            request = ByteRange(0, limit + 1)
+            read = Read("snapshot-header", name, request, decode, memory_nbytes=memory_nbytes)
+            found = await self.fetch(read)
             if found is None and seen:
                 raise DamagedError(name, "does not exist, and is the parent of a snapshot")
             if found is None:

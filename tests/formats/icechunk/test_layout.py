@@ -153,7 +153,7 @@ async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) ->
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
     """Whose version is its name."""
     chunk_id = spell(digest(b"native"))
-    (place, by, _) = await _Case().locate("g/a/c/0")
+    place, by, *_ = await _Case().locate("g/a/c/0")
 
     version = Fixed(ETag(f'"{chunk_id}"'))
     assert place == Stored(ROOT.join(f"chunks/{chunk_id}"), ByteRange(0, 6), version)

@@ -68,7 +68,9 @@ def _find_places(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
         if theirs.is_gone(node_id) and parent_of(moved.source) not in sources:
             yield Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, moved.source)
     own = Counter(node.path for node in ours.new.values())
-    own.update(node.target for node in ours.moved.values())  # also of nodes that they have made
+    own.update(  # also of nodes that they have made
+        moved.target for node_id, moved in ours.moved.items() if not theirs.is_gone(node_id)
+    )
     for path in sorted(own):
         if own[path] > 1 or _staying(path, ours, theirs) is not None:
             yield Conflict(ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -16,22 +15,16 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from app import demo as examples
-from app import present, present_upkeep, server
+from app import present, server
 from app.configuration import load
 from app.datasets import open_root
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.model import VirtualKey
-from app.resolve.icechunk.collecting import Collector, GcReport
-from app.resolve.icechunk.expiring import ExpireReport, Expiring
-from app.resolve.icechunk.expiring import expire as expire_snapshots
-from app.resolve.icechunk.older_than import parse_older_than
-from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.inspect import DamageReport, inspect_key, inspect_refs, inspect_root, inspect_shard
 from app.resolve.shard_check import Report
 from app.resolve.verify import verify as verify_root
 from app.resolve.walk import Root
-from app.roots import with_repository, with_root
+from app.roots import with_root
 from app.settings import Settings
 from app.storage.stores import Stores
 
@@ -64,11 +57,6 @@ AllowVirtual = Annotated[
     list[str] | None,
     typer.Option(metavar="PREFIX", help="Follow virtual references of Icechunk below this URL."),
 ]
-Repository = Annotated[str, typer.Argument(help="The root of an Icechunk repository.")]
-OlderThan = Annotated[
-    str, typer.Option(metavar="AGE", help="How old: 30d, or a time such as 2026-01-31T12:00:00Z.")
-]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; else it is only told.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -151,7 +139,7 @@ def inspect(
         _show(present.shard(found), asdict(found), as_json=as_json)
 
     call = arrays if key is None else shard if as_shard else chunk
-    asyncio.run(_with_root(url, call, allow_virtual))
+    asyncio.run(with_root(url, call, allow_virtual))
 
 
 @app.command()
@@ -161,10 +149,13 @@ def verify(
     chunks: Annotated[
         bool, typer.Option("--chunks", help="Read every inner chunk, not only the indexes.")
     ] = False,
+    ref: Annotated[
+        str, typer.Option(help="Which ref of an Icechunk repository: a branch, @tag.NAME, an id.")
+    ] = "main",
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every index and every reference; exit code 1 if anything is damaged."""
+    """Check every index, and every reference of a ref; exit code 1 if anything is damaged."""
     with _progress("{task.completed} checked, {task.fields[damaged]} damaged") as progress:
         task = progress.add_task("", total=None, damaged=0)
 
@@ -173,66 +164,12 @@ def verify(
             progress.update(task, completed=seen, damaged=len(report.damages))
 
         async def check(root: Root) -> Report:
-            return await verify_root(root, chunks=chunks, on_shard=on_shard)
+            return await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
 
-        report = asyncio.run(_with_root(url, check, allow_virtual))
+        report = asyncio.run(with_root(url, check, allow_virtual))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else present.verified(report))
     if report.damages:
         raise typer.Exit(1)
-
-
-@app.command()
-def gc(
-    url: Repository,
-    *,
-    older_than: OlderThan = "7d",
-    execute: Execute = False,
-    as_json: AsJson = False,
-) -> None:
-    """Remove files of an Icechunk repository that nothing leads to any more.
-
-    The age has to be more than any write takes that is no session; what sessions need stays.
-    The exit code is 1 if something could not be removed.
-    """
-
-    async def collect(swaps: RepoSwaps, opened: OpenedRepository) -> GcReport:
-        limit_us = parse_older_than(older_than, swaps.now_us())
-        with _progress("{task.description}") as progress:
-            task = progress.add_task("")
-
-            def on_progress(told: str) -> None:
-                progress.update(task, description=told)
-
-            return await Collector(swaps, opened, limit_us, on_progress).run(execute=execute)
-
-    report = asyncio.run(with_repository(url, collect))
-    _show(present_upkeep.collected(report), asdict(report), as_json=as_json)
-    if report.failed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def expire(
-    url: Repository,
-    *,
-    older_than: OlderThan,
-    branches: Annotated[
-        bool, typer.Option("--delete-expired-branches", help="Delete branches at old snapshots.")
-    ] = False,
-    tags: Annotated[
-        bool, typer.Option("--delete-expired-tags", help="Delete tags at old snapshots.")
-    ] = False,
-    execute: Execute = False,
-    as_json: AsJson = False,
-) -> None:
-    """Take old snapshots out of the history of an Icechunk repository; `gc` removes their files."""
-
-    async def run(swaps: RepoSwaps, opened: OpenedRepository) -> ExpireReport:
-        expiring = Expiring(parse_older_than(older_than, swaps.now_us()), branches, tags)
-        return await expire_snapshots(swaps, opened, expiring, execute=execute)
-
-    report = asyncio.run(with_repository(url, run))
-    _show(present_upkeep.expired(report), asdict(report), as_json=as_json)
 
 
 def main() -> None:
@@ -290,12 +227,6 @@ async def _reach(settings: Settings) -> None:
                 await stores.reach(open_root(stores, settings, name))
             except StorageError as error:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
-
-
-async def _with_root[T](
-    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None
-) -> T:
-    return await with_root(url, lambda opened: call(opened.root), allow_virtual)
 
 
 def _progress(text: str) -> Progress:

@@ -286,7 +286,7 @@ def _build_routes(
 
 def _build_writing(shared: Shared, paths: Paths, door: Door) -> WritingPlane:
     limits = shared.settings.limits
-    bounds = Limits(limits.max_chunk_bytes, limits.max_batch_bytes, limits.timeout_s)
+    bounds = Limits(limits.max_chunk_bytes, limits.timeout_s)
     uploads = Uploads(shared.stores, paths.writer, max_nbytes=limits.max_chunk_bytes)
     return WritingPlane(
         door,

@@ -2,14 +2,12 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from app.configuration import load
 from app.datasets import formats, open_allowed, open_root
 from app.resolve.containers import Containers
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.walk import Root
 from app.storage.stores import Stores
 
@@ -17,15 +15,8 @@ _ROOT: Final = "root"
 """The name of the only dataset."""
 
 
-class OpenedRoot(NamedTuple):
-    """A root, and what it is written through."""
-
-    root: Root
-    swaps: RepoSwaps
-
-
 async def with_root[T](
-    url: str, call: Callable[[OpenedRoot], Awaitable[T]], allow_virtual: list[str] | None = None
+    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None = None
 ) -> T:
     """Open the root *url* the way `serve` would, and hand it to *call*."""
     told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
@@ -38,19 +29,4 @@ async def with_root[T](
         dataset = settings.datasets[_ROOT]
         allowed = open_allowed(stores, dataset, settings)
         containers = Containers(formats(dataset, settings.limits, allowed))
-        root = Root(ref, stores, containers, fetch)
-        return await call(OpenedRoot(root, RepoSwaps(stores, fetch)))
-
-
-async def with_repository[T](
-    url: str, call: Callable[[RepoSwaps, OpenedRepository], Awaitable[T]]
-) -> T:
-    """Open the Icechunk repository at *url*, and hand it to *call*.
-
-    Raises: `UnknownRepositoryError`.
-    """
-
-    async def find(opened: OpenedRoot) -> T:
-        return await call(opened.swaps, await open_repository(opened.root, ""))
-
-    return await with_root(url, find)
+        return await call(Root(ref, stores, containers, fetch))

@@ -106,8 +106,6 @@ class LimitSettings(Section):
     """Bytes read from stores and not yet taken by clients, or from clients, and one body more."""
     max_chunk_bytes: ByteSize = ByteSize(64 * 1024**2)
     """A larger body of one key is refused before it is read."""
-    max_batch_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """A larger batch of writes is refused before it is read."""
     connections: PositiveInt = 64
     """Reads under way from one server, at most; as many again that are passed on in pieces."""
     requests: PositiveInt = 1024

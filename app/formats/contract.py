@@ -6,26 +6,15 @@ the `Layout` it gives then turns virtual keys into locations. Keys are listed as
 what ``inspect`` and ``verify`` tell they ask of the `Collection`s of `surveying`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from app.errors import DamagedError
 from app.formats.naming import Name, Shelf
 from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Shards
+from app.formats.surveying import Collection, Listing, Shards
 from app.formats.writing import Target, Translator
 from app.model import Location, ObjectRef, VirtualKey
-
-
-class Listing(Protocol):
-    """Name what is stored in a container."""
-
-    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """Give the keys of the objects below *prefix*, both relative to the container.
-
-        Raises: `StorageError`, where the store cannot list one that is ``lasting``.
-        """
-        ...
 
 
 class Layout(Protocol):

@@ -1,11 +1,13 @@
 """What ``inspect`` and ``verify`` ask of a format: how things are laid out, what is in a shard."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from app.formats.reading import Fetch
-from app.model import ByteRange, ObjectRef, Stored, VirtualKey
+from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
+
+ARRAYS: Final = "arrays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +159,99 @@ class Collection:
     description: Description
     shards: Shards | None
     """`None` where it is served as it is."""
+
+
+class Listing(Protocol):
+    """Name what is stored in a container."""
+
+    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
+        """Give the keys of the objects below *prefix*, both relative to the container.
+
+        Raises: `StorageError`, where the store cannot list one that is ``lasting``.
+        """
+        ...
+
+
+class State(NamedTuple):
+    """A state of a container, by a name that keys can begin with."""
+
+    ref: str
+    """As keys spell it: ``@tag.v1``."""
+    snapshot_id: str
+
+
+class Trace(NamedTuple):
+    """The reference that leads to the bytes of a chunk."""
+
+    reference: str
+    """Its kind: ``native``, ``inline``, ``virtual``."""
+    manifest: ObjectRef
+    """The object that holds the reference."""
+    location: str
+    """What the reference names, as it says so itself; empty where it holds the bytes."""
+
+
+class Flaw(NamedTuple):
+    """What is wrong with the object *ref*, seen by *key*, which is relative to the container."""
+
+    ref: ObjectRef
+    key: str
+    reason: str
+
+
+class Unchecked(NamedTuple):
+    """What cannot be checked, and why."""
+
+    key: str
+    reason: str
+
+
+class Counted(NamedTuple):
+    """More that was looked at of a kind of things."""
+
+    things: str
+    number: int
+
+
+class Expected(NamedTuple):
+    """An object that has to exist, in the version and of the length that a reference names."""
+
+    key: str
+    place: Stored | Part
+
+
+class Enclosed(NamedTuple):
+    """A shard that a reference leads to, wherever it is."""
+
+    path: str
+    """What keys of the shard are relative to, below the container."""
+    shard: Shard
+    data: bytes | None = None
+    """All bytes of the shard, where its object is only what holds them."""
+
+
+type Finding = Flaw | Unchecked | Counted | Expected | Enclosed
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The layout of a container that keeps its states under refs."""
+
+    async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
+        """Name the states that a ref is at.
+
+        Raises: `DamagedError`, `OfflineError`.
+        """
+        ...
+
+    async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
+        """Return the reference to the chunk *key*; `None` where there is none."""
+        ...
+
+    def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
+        """Follow all references of *ref*; *chunks* hands over chunks with checksums as well.
+
+        Raises: `UnknownRefError`, `OfflineError`, `DamagedError`, `StorageError` where the
+        references cannot be found out.
+        """
+        ...

@@ -104,7 +104,7 @@ class ShardRewriter[O: OpenShard](Protocol):
         `None` is a shard without any chunk, which need not exist. Holes are closed. It may take
         long, and depends on nothing but its arguments.
 
-        Raises: `DamagedError`, `ConflictError` where a change cannot be without another.
+        Raises: `DamagedError`, `ConflictError` where the shard cannot be written.
         """
         ...
 

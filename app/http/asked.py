@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
-from app.errors import BadHeaderError, BadParameterError, UnknownCodingError
+from app.errors import BadHeaderError, BadParameterError
 from app.http.answer import ALLOW, NO_STORE, Answer, Headers
 from app.http.bodies import Incoming
 from app.http.payload import Coding
@@ -21,7 +21,6 @@ from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.ranges import METADATA, object_headers
 
-_OF_DATASETS: Final = (b"batch", b"prefix")
 _MAX_METADATA_NBYTES: Final = 1800
 """S3 takes 2,048, of which the service needs some for ids of writes."""
 
@@ -30,7 +29,6 @@ class Limits(NamedTuple):
     """Bounds on bodies."""
 
     max_chunk_nbytes: int
-    max_batch_nbytes: int
     timeout_s: float
     """Longest silence of a client that sends one."""
 
@@ -101,14 +99,8 @@ class Asked(NamedTuple):
 
     def refuse_parameters(self) -> None:
         """Raise where what means all of a dataset is asked of one key."""
-        for name in _OF_DATASETS:
-            if name in self.names:
-                raise BadParameterError(f"{name.decode()} goes with a dataset, not with a key")
-
-    def refuse_coding(self) -> None:
-        """Raise where the body is not sent as it is."""
-        if any(Coding.parse(self.given)):
-            raise UnknownCodingError("a batch comes without Content-Encoding")
+        if b"prefix" in self.names:
+            raise BadParameterError("prefix goes with a dataset, not with a key")
 
     async def tell_written(self, etag: ETag | None) -> None:
         """Answer as S3 does where an object is written."""
@@ -143,6 +135,6 @@ def allowed(
     if dataset is None:
         return ALLOW
     writes = ["PUT", "DELETE"] if dataset.is_writable else []
-    is_posted = bool(writes) and uploading("POST", names) is not None if key else True
-    posts = ["POST"] if is_posted else []
+    is_posted = uploading("POST", names) is not None if key else True
+    posts = ["POST"] if writes and is_posted else []
     return ", ".join(["GET", "HEAD", *writes, *posts, "OPTIONS"]).encode()

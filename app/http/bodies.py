@@ -64,27 +64,21 @@ class Incoming:
             raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
         return length
 
-    async def pieces(self, length: int, held: Held) -> AsyncIterator[bytes]:
-        """Give the *length* bytes as they arrive; what has arrived is *held*.
+    async def read(self, length: int, held: Held) -> bytes:
+        """Read the *length* bytes; what has arrived is *held*.
 
         Raises: `BusyError`, `SlowBodyError`, `BadBodyError` for another length,
         `ClientGoneError`.
         """
-        arrived = 0
-        async for piece in self._arriving(length, held):
-            arrived += len(piece)
-            yield piece
-        if arrived != length:
+        body = await _joined(self._arriving(length, held))
+        if len(body) != length:
             raise BadBodyError(f"the body has not the {length} bytes that were announced")
-
-    async def read(self, length: int, held: Held) -> bytes:
-        """Read all *length* bytes as `pieces` does."""
-        return await _joined(self.pieces(length, held))
+        return body
 
     async def read_framed(self, most_nbytes: int, held: Held) -> bytes:
         """Read a body that tells itself where it ends, of which no length need be announced.
 
-        Raises: what `pieces` and `length` do.
+        Raises: what `read` and `length` do.
         """
         if not self._is_chunked or self._length is not None:
             return await self.read(self.length(most_nbytes), held)

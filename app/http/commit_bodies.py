@@ -38,7 +38,6 @@ class CommitBody(CommitOptions):
 
     - `{"op": "put_node", "path", "metadata"}`: `metadata` is the `zarr.json` of an array or group.
     - `{"op": "delete_node", "path"}`: with all that is below it.
-    - `{"op": "move_node", "from", "to"}`: a commit of moves does nothing else.
     - `{"op": "put_chunks", "path", "chunks": [...]}`, of which each is one of
       `{"coords": [0, 1], "chunk_id", "offset", "length"}` (a part of what was posted to `/chunks`;
       `offset` is 0 by default), `{"coords", "inline"}` (base64) and

@@ -1,16 +1,15 @@
-"""The control plane of Icechunk repositories: refs, history, operations, changes."""
+"""The control plane of Icechunk repositories: refs, history, operations."""
 
 import asyncio
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from app.http.credentials.access import Datasets
 from app.http.routers import new_router
 from app.http.target import check_key
-from app.resolve.icechunk.diff import read_diff
 from app.resolve.icechunk.history import read_history
 from app.resolve.icechunk.named_refs import read_branches, read_tags
 from app.resolve.icechunk.operations import SetStatus, read_operations
@@ -109,45 +108,6 @@ class OperationList(_Model):
     """Why older operations cannot be told: the file that has them was deleted."""
 
 
-class ChangedChunks(_Model):
-    """The chunks of an array that changed."""
-
-    count: int
-    """How many."""
-    chunks: list[list[int]]
-    """The coordinates of the first of them: of shards, where the array is sharded."""
-
-
-class MovedNode(_Model):
-    """A node that changed its path; nodes below a moved group are told too."""
-
-    source: Annotated[str, Field(serialization_alias="from")]
-    target: Annotated[str, Field(serialization_alias="to")]
-
-
-class SnapshotDiff(_Model):
-    """What changed from one snapshot to another, by paths of nodes."""
-
-    from_snapshot_id: str
-    to_snapshot_id: str
-    new_groups: list[str]
-    new_arrays: list[str]
-    deleted_groups: list[str]
-    deleted_arrays: list[str]
-    updated_groups: list[str]
-    """Groups whose metadata changed."""
-    updated_arrays: list[str]
-    """Arrays whose metadata changed."""
-    updated_chunks: dict[str, ChangedChunks]
-    """Chunks that were written or deleted, by arrays."""
-    moved_nodes: list[MovedNode]
-    """In the order of the commits."""
-    missing_tx_logs: list[str]
-    """Logs of expired snapshots that were deleted: what those changed is not told."""
-
-
-_DIFFS_AT_ONCE: Final = 2
-"""Each may hold the coordinates of some million chunks."""
 _SPELLED: Final = (
     "Spelled as in keys: `@branch.NAME`, `@tag.NAME`, `@SNAPSHOTID`. A name without `@` is that of "
     "a branch or, if there is none, the id of a snapshot."
@@ -168,8 +128,6 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
     ) -> OpenedRepository:
         root = resolver.root(datasets.find(dataset, request.scope["caller"]))
         return await open_repository(root, check_key(path.rstrip("/")))
-
-    diffs = asyncio.Semaphore(_DIFFS_AT_ONCE)
 
     type Opened = Annotated[OpenedRepository, Depends(open_named)]
 
@@ -211,21 +169,6 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
         Repositories in version 1 of the format keep no log of that. `after` may also be a time.
         """
         return await _answer(OperationList, await read_operations(opened, after, limit))
-
-    @router.get("/diff", response_model=SnapshotDiff)
-    async def tell_diff(
-        opened: Opened,
-        before: Annotated[str, Query(alias="from", description=_SPELLED)],
-        after: Annotated[str, Query(alias="to", description=_SPELLED)] = "@branch.main",
-        limit: _Limit = 1000,
-    ) -> Response:
-        """Tell what the commits after `from` changed, up to and with `to`.
-
-        `from` has to be an ancestor of `to`. At most `limit` coordinates of changed chunks are
-        told, divided among the arrays; their counts tell of all.
-        """
-        async with diffs:
-            return await _answer(SnapshotDiff, await read_diff(opened, before, after, limit))
 
     return router
 

@@ -36,9 +36,9 @@ FOREIGN: Final = "server.cors_origins does not name the page that would write"
 _OF_NOTHING: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
 """How S3 names an object of no bytes."""
 _OF_BUCKETS: Final = {
-    "PUT": ("CreateBucket", "?batch"),
-    "DELETE": ("DeleteBucket", "?prefix=, of a folder in it"),
-    "POST": ("PostObject", "?batch or ?delete"),
+    "PUT": ("CreateBucket", "a key"),
+    "DELETE": ("DeleteBucket", "a key, or ?prefix= of a folder in it"),
+    "POST": ("PostObject", "?delete"),
 }
 """What a request of a whole dataset is to clients of S3, and what it needs here."""
 
@@ -63,13 +63,12 @@ class WritingPlane:
         self._writer = writer
         self._budget = budget
         self._limits = limits
-        self._bulk = Bulk(resolver, writer, eraser, limits)
+        self._bulk = Bulk(writer, eraser)
         self._copier = Copier(resolver, limits)
         self._of_uploads: Mapping[str, _Respond] = Uploading(uploads, self._copier, limits).steps
         self._of_keys: Mapping[str, _Respond] = {"PUT": self._put, "DELETE": self._delete}
         self._of_datasets: Mapping[str, Mapping[bytes, _Respond]] = {
-            "PUT": {b"batch": self._bulk.put},
-            "POST": {b"batch": self._bulk.read, b"delete": self._bulk.delete},
+            "POST": {b"delete": self._bulk.delete},
             "DELETE": {b"prefix": self._bulk.erase},
         }
 
@@ -84,13 +83,11 @@ class WritingPlane:
         dataset = await self._door.enter(scope, name)
         names = names_in(query)
         respond = self._find(method, key, names)
-        is_read = respond == self._bulk.read
-        if respond is None or not (dataset.is_writable or is_read):
+        if respond is None or not dataset.is_writable:
             await _refuse(answer, method, dataset, allowed(dataset, key, names))
             return
-        if not is_read:
-            await self._door.demand_writing(scope, dataset)
-        if answer.is_foreign and not is_read:
+        await self._door.demand_writing(scope, dataset)
+        if answer.is_foreign:
             raise ForeignPageError(FOREIGN)
         operation = unserved(method, names, answer.given, of_key=bool(key))
         if operation is not None:
@@ -163,7 +160,7 @@ async def _refuse_whole(method: str, asked: Asked) -> None:
         return
     if asked.answer.is_s3:
         await _refuse_operation(operation, asked)
-    raise BadParameterError(f"{method} of a whole dataset goes with {need}; keys follow a slash")
+    raise BadParameterError(f"{method} of a whole dataset needs {need}")
 
 
 async def _refuse(answer: Answer, method: str, dataset: Dataset, allow: bytes) -> None:

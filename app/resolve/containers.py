@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError, MetadataMissingError
-from app.formats.contract import Format, Layout, Listing
+from app.formats.contract import Format, Layout
 from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import Fetch, Opaque, Read
-from app.formats.surveying import Collection, Shards
+from app.formats.surveying import Collection, Listing, Shards
 from app.formats.writing import Document, Stray, Target, Translator
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 

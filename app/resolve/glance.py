@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from app.errors import DamagedError, ShardgateError
-from app.formats.auditing import Stateful
 from app.formats.documents import Json
-from app.formats.surveying import Description
+from app.formats.surveying import Description, Stateful
 from app.model import ByteRange, VirtualKey
 from app.resolve.entity import Coding, Entity
 from app.resolve.icechunk.repositories import open_repository

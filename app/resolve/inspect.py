@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError
-from app.formats.auditing import Stateful
 from app.formats.contract import Layout
-from app.formats.surveying import Collection, Description, Shard, Survey
+from app.formats.surveying import Collection, Description, Shard, Stateful, Survey
 from app.model import (
     Gzipped,
     Inline,

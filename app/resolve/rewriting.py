@@ -106,15 +106,9 @@ class Rewrites:
             cancel([*requests, *waiting.requests])
 
     async def _settle(self, shard: ShardRewriter[Any], requests: Sequence[Request]) -> None:
-        """Make the changes of *requests*, and let all who wait for one hear what came of it."""
+        """Make the changes of *requests*, and report the outcome to all callers that wait."""
         try:
             await self._repeat(shard, [change for request in requests for change in request])
-        except ConflictError as error:
-            if len(requests) > 1:
-                for request in requests:
-                    await self._settle(shard, [request])
-            else:
-                fail(requests, error)
         except Exception as error:  # noqa: BLE001  they hear of it
             fail(requests, error)
 

@@ -11,22 +11,26 @@ from app.errors import (
     StorageError,
     StorageUnavailableError,
     VersionChangedError,
+    lost,
 )
-from app.formats.auditing import (
+from app.formats.surveying import (
     ARRAYS,
+    Collection,
     Counted,
     Enclosed,
     Expected,
     Finding,
     Flaw,
+    Shard,
+    Shards,
     Stateful,
     Unchecked,
 )
-from app.formats.surveying import Collection, Shard, Shards
-from app.resolve.audited import Reads, find_fault
+from app.model import ByteRange, Part, Stored, condition_of
+from app.resolve.perform import DirectFetch
 from app.resolve.shard_check import Damage, Report, ShardCheck
 from app.resolve.walk import Root, Visited, collections_of, find_containers, list_names
-from app.storage.contract import ObjectReader
+from app.storage.contract import Found, ObjectReader
 from app.storage.memory import MemoryStore
 
 SHARDS_AT_ONCE: Final = 8
@@ -50,15 +54,15 @@ async def verify(
     root: Root,
     *,
     chunks: bool,
+    ref: str = "",
     on_shard: OnShard = lambda _: None,
 ) -> Report:
     """Check every shard of every collection below *root*; *chunks* reads the chunks too.
 
-    Containers that keep states are audited instead.
+    Of an Icechunk repository the references of *ref* are followed, of its default branch if that
+    is empty. What cannot be read is reported beside what is damaged: neither is known to be right.
 
-    What cannot be read is told beside what is damaged: neither is known to be right.
-
-    Raises: `StorageError` where the collections or shards cannot be found out.
+    Raises: `UnknownRefError`, `StorageError` where the collections or shards cannot be found out.
     """
     report = Report()
     gate = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -72,7 +76,7 @@ async def verify(
 
     try:
         async with asyncio.TaskGroup() as group:
-            async for job in _jobs(root, report, on_shard, chunks=chunks):
+            async for job in _jobs(root, report, ref, on_shard, chunks=chunks):
                 await gate.acquire()
                 group.create_task(run(job))
     except ExceptionGroup as failed:
@@ -96,22 +100,45 @@ async def _check(found: _Found, *, chunks: bool) -> Report:
 
 
 async def _expect(store: ObjectReader, path: str, expected: Expected) -> Report:
-    """Ask whether an object is as it has to be."""
+    """Check that an object exists and is long enough, with one request."""
     report = Report()
-    if (reason := await find_fault(store, expected.place)) is not None:
+    if (reason := await _find_fault(store, expected.place)) is not None:
         ref = expected.place.ref
         report.damages.append(Damage(str(ref), _join(path, expected.key), reason))
     return report
 
 
+async def _find_fault(store: ObjectReader, place: Stored | Part) -> str | None:
+    ref, stop = place.ref, place.byte_range.stop
+    try:
+        size = await _measure(store, place)
+    except VersionChangedError as error:
+        return error.reason if place.version is None else lost(ref, place.version).reason
+    except StorageError as error:
+        return error.reason
+    if size is None:
+        return "does not exist, though it is referred to"
+    return f"has {size} bytes, and bytes up to {stop} are referred to" if size < stop else None
+
+
+async def _measure(store: ObjectReader, place: Stored | Part) -> int | None:
+    """Return the size of an object; a condition on its version takes a read."""
+    condition = condition_of(place.version)
+    if condition is not None:
+        found = await store.get(place.ref, ByteRange(0, 1), if_match=condition)
+        return found.size if isinstance(found, Found) else None
+    stat = await store.stat(place.ref)
+    return None if stat is None else stat.size
+
+
 async def _jobs(
-    root: Root, report: Report, on_shard: OnShard, *, chunks: bool
+    root: Root, report: Report, ref: str, on_shard: OnShard, *, chunks: bool
 ) -> AsyncGenerator[_Job]:
     async for opened in find_containers(root):
         if isinstance(opened.found, Stateful):
-            reads = Reads(root, opened.path)
+            fetch = DirectFetch(root.store)
             try:
-                async for finding in opened.found.audit(reads, chunks=chunks):
+                async for finding in opened.found.findings(ref, fetch, chunks=chunks):
                     if (job := _take(root, opened.path, finding, report, chunks=chunks)) is None:
                         on_shard(report)
                     else:

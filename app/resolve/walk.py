@@ -6,9 +6,9 @@ from functools import partial
 from typing import NamedTuple
 
 from app.errors import DamagedError, OfflineError, StorageUnavailableError
-from app.formats.contract import Layout, Listing
+from app.formats.contract import Layout
 from app.formats.reading import Fetch
-from app.formats.surveying import Collection
+from app.formats.surveying import Collection, Listing
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.storage.contract import ObjectReader

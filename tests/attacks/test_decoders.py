@@ -44,8 +44,6 @@ from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr_sharding_indexed.translating import parse_given
 from app.http import aws_chunked
-from app.http.batch_read import parse_batch
-from app.http.batch_write import Frames
 from app.http.commit_bodies import parse_commit
 from app.http.credentials.verification_keys import decode_jwks
 from app.http.s3_delete import parse_deletion
@@ -66,7 +64,7 @@ COMMIT: Final = {
         {"op": "put_node", "path": "/a", "metadata": array_document((6,), (2,))},
         {"op": "put_chunks", "path": "/a", "chunks": [{"coords": [0], "chunk_id": "0" * 20}]},
         {"op": "delete_chunks", "path": "/a", "coords": [[1]]},
-        {"op": "move_node", "path": "/a", "to": "/b"},
+        {"op": "delete_node", "path": "/b"},
     ],
 }
 SESSION: Final = {
@@ -90,13 +88,6 @@ class Decoder(NamedTuple):
     decode: Callable[[bytes], Any]
     valid: Sequence[bytes]
     errors: tuple[type[Exception], ...] = ()
-
-
-def frames(data: bytes) -> None:
-    """Take a batch of writes apart."""
-    found = Frames(most_nbytes=MOST)
-    found.feed(data)
-    found.finish()
 
 
 def text(document: Any) -> bytes:
@@ -140,14 +131,6 @@ DECODERS: Final = {
     "aws_chunked.decode": Decoder(
         lambda data: aws_chunked.decode(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
-        (RequestError,),
-    ),
-    "batch_read.parse_batch": Decoder(
-        parse_batch, [b'{"keys": [{"key": "c/0", "range": "bytes=0-9"}]}'], (RequestError,)
-    ),
-    "batch_write.Frames": Decoder(
-        frames,
-        [b'{"key": "c/0", "length": 2}\nab{"key": "c/1", "delete": true}\n'],
         (RequestError,),
     ),
     "commit_bodies.parse_commit": Decoder(parse_commit, [text(COMMIT)], (RequestError,)),
@@ -305,7 +288,7 @@ def test_every_decoder_is_in_the_table() -> None:
             if isinstance(node, ast.FunctionDef) and understands_bytes(node):
                 found.add(f"{path.stem}.{node.name}")
 
-    assert found - WITHIN == DECODERS.keys() - {"batch_write.Frames"}
+    assert found - WITHIN == DECODERS.keys()
 
 
 def understands_bytes(function: ast.FunctionDef) -> bool:

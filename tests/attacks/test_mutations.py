@@ -140,7 +140,6 @@ def requests(
         base = "/api/datasets/any"
         found += [("GET", f"{base}/{route}?path={prefix}", None) for route in ROUTES]
         found.append(("POST", f"{base}/sessions?path={prefix}", b""))
-        found.append(("GET", f"{base}/diff?path={prefix}&from=@tag.v1&to=main", None))
     found += [
         ("PUT", key, body) for key, body in zip(keys, list(chunks.values())[:2], strict=False)
     ]

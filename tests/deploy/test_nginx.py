@@ -153,7 +153,7 @@ def test_what_has_no_name_goes_anywhere(balancer: Balancer, recorders: list[Reco
     for recorder in recorders:
         recorder.name = b""
     for _ in range(32):
-        assert send(balancer, "POST", "/em?batch", content_length="0") == 200
+        assert send(balancer, "POST", "/em?delete", content_length="0") == 200
 
     assert all(recorder.received for recorder in recorders)
 

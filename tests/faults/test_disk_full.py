@@ -110,16 +110,6 @@ def test_what_takes_no_room_is_done(disk: Path, client: httpx.Client) -> None:
         assert client.get("/array/object").status_code == 404
 
 
-def test_each_key_of_a_batch_is_told_for_itself(disk: Path, client: httpx.Client) -> None:
-    """None of a shard is there, or all."""
-    framed = b'{"key":"c/1","length":256}\n' + NEW
-    with full(disk):
-        (told,) = client.put("/array?batch", content=framed).json()["results"]
-
-        assert (told["status"], told["key"]) == (503, "c/1")
-        assert client.get("/array/c/1").status_code == 404
-
-
 def test_a_commit_without_room_is_none(disk: Path, client: httpx.Client) -> None:
     """The session goes on, and what was acknowledged in it is committed when there is room."""
     session_id = begin(client)

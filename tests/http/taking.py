@@ -15,9 +15,7 @@ from tests.serving import serving
 MAX = 100_000
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}
 NEW = chunk_bytes(9)
-LIMITS = LimitSettings(
-    max_chunk_bytes=ByteSize(MAX), max_batch_bytes=ByteSize(2 * MAX), timeout_s=1
-)
+LIMITS = LimitSettings(max_chunk_bytes=ByteSize(MAX), timeout_s=1)
 
 
 @contextmanager

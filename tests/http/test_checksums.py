@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import DigestError
-from app.http.checksums import SignedDigest, check
+from app.http.checksums import check
 
 BODY = b"123456789"
 TOLD = {  # of the catalogue of CRCs, and of OpenSSL
@@ -53,22 +53,3 @@ def test_signatures_are_of_what_was_sent() -> None:
 
     check(BODY, b"x", {signed: TOLD[signed]})
     check(b"x", BODY, {md5: TOLD[md5]})
-
-
-@pytest.mark.parametrize("pieces", [[BODY], [b"123", b"", b"456789"], [b"1", BODY[1:]]])
-def test_a_signed_digest_is_compared_as_the_body_arrives(pieces: list[bytes]) -> None:
-    """In whatever pieces; where none is told there is nothing to compare."""
-    for told, more in ((TOLD, []), ({}, [b"0"])):
-        digest = SignedDigest(told)
-        for piece in pieces + more:
-            digest.feed(piece)
-        digest.finish()
-
-
-def test_a_body_that_arrives_otherwise_is_refused() -> None:
-    """Longer, shorter, or changed."""
-    for body in (b"", BODY[:-1], BODY + b"0"):
-        digest = SignedDigest(TOLD)
-        digest.feed(body)
-        with pytest.raises(DigestError):
-            digest.finish()

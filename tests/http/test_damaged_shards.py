@@ -1,6 +1,5 @@
 """Shards whose checksum is no longer that of their bytes, or whose metadata are missing."""
 
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
@@ -53,23 +52,11 @@ def test_damage_is_told_and_not_blessed(
     assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
 
 
-def test_a_shard_is_mended_by_writing_all_of_it(client: httpx.Client, shard: Path) -> None:
-    """Nothing is kept then that may be wrong."""
-    lines = (
-        json.dumps({"key": key, "length": len(data)}).encode() + b"\n" + data
-        for key, data in CHUNKS.items()
-    )
-    answer = client.put("/em?batch", content=b"".join(lines))
-
-    assert [each["status"] for each in answer.json()["results"]] == [200] * 4
-    assert client.get("/em/c/1/1").content == CHUNKS["c/1/1"]
-    assert client.put("/em/c/0/0", content=NEW).is_success
-
-
 def test_a_damaged_shard_can_be_taken_away(client: httpx.Client, shard: Path) -> None:
-    """As a whole."""
+    """As a whole, and be written anew."""
     assert client.delete("/em?prefix=c/").json() == {"deleted": 4}
     assert not shard.exists()
+    assert client.put("/em/c/0/0", content=NEW).is_success
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,6 @@ def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
         assert answer.status_code == 403
         assert "server.cors_origins" in answer.json()["detail"]
     assert get(client, "/any/k") == b"x"
-    body = b'{"keys": [{"key": "k"}]}'
-    assert client.post("/any?batch", content=body, headers=headers).content.endswith(b"\nx")
 
 
 def test_named_pages_and_the_service_s_own_write(client: httpx.Client) -> None:

@@ -12,7 +12,7 @@ from app.formats.icechunk.ids import encode_id
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.serving_repositories import serve
 
-ROUTES = ("", "/branches", "/tags", "/history", "/operations", "/diff?from=main")
+ROUTES = ("", "/branches", "/tags", "/history", "/operations")
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -83,7 +83,6 @@ def test_parents_that_cannot_be(tmp_path: Path, parent: int) -> None:
     (tmp_path / "repo").write_bytes(Repo(snapshots=snapshots).file())
     with serve(tmp_path) as api:
         assert api.answer("/history").status_code == 502
-        assert api.answer("/diff", from_="@1CECHNKREP0F1RSTCMT0").status_code == 502
 
 
 def test_operations_out_of_order(tmp_path: Path) -> None:

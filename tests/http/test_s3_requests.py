@@ -18,7 +18,6 @@ from app.http.s3_requests import lists_objects, names_in, speaks_s3, unserved, u
         ({}, b"a=1&x-id=GetObject", True),
         ({}, b"list-type=2", True),
         ({}, b"a=list-type=2", False),
-        ({}, b"batch", False),
     ],
 )
 def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001

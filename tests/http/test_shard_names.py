@@ -93,8 +93,5 @@ def test_shards_with_names_of_their_own_are_refused_with_what_to_do(served: Serv
             'through a dataset with view = "raw"'
         )
         assert answers[0].json()["detail"] == answers[1].json()["detail"] == expected
-        batch = f'{{"key": "{served.name}/{shard}", "delete": true}}\n'
-        told = client.put("/new?batch", content=batch).json()["results"]
-        assert [each["status"] for each in told] == [409]
         assert client.get(path).content == served.objects[shard]
         assert client.put(path.replace("/new/", "/raw/"), content=b"new").is_success

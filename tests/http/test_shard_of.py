@@ -86,7 +86,7 @@ def test_a_token_in_the_path_changes_nothing(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["em", "em/", "em?list-type=2", "~dG9rZW4/em", "", "?x"])
 def test_what_has_no_key_has_no_name(client: httpx.Client, path: str) -> None:
-    """Any replica can answer; one of them should not answer all batches of a dataset."""
+    """Any replica can answer; one of them should not answer all listings of a dataset."""
     assert name(client, path) is None
 
 

@@ -63,7 +63,6 @@ def test_preconditions(client: httpx.Client, path: str) -> None:
     [
         ("PUT", "/fixed/c/0/0"),
         ("DELETE", "/fixed/c/0/0"),
-        ("PUT", "/fixed?batch"),
         ("POST", "/fixed?delete"),
         ("DELETE", "/fixed?prefix=c/"),
         ("POST", "/fixed/c/0/0?uploads"),
@@ -368,7 +367,6 @@ def test_answers_to_writes_carry_what_all_answers_do(client: httpx.Client) -> No
     for answer in (
         client.put("/any/a", content=b"a", headers=headers),
         client.put("/fixed/a", content=b"a", headers=headers),
-        client.post("/any?batch", json={"keys": []}, headers=headers),
         client.delete("/any/a", headers=headers),
     ):
         assert answer.headers["x-request-id"] == "mine"

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from app.errors import DamagedError, ReadOnlyError
-from app.formats.contract import Listing
 from app.formats.naming import Name, Shelf
 from app.formats.reading import Fetch, Opaque, Read
-from app.formats.surveying import Collection, Description, Entry, Fault, Shard, Shards, Table
+from app.formats.surveying import (
+    Collection,
+    Description,
+    Entry,
+    Fault,
+    Listing,
+    Shard,
+    Shards,
+    Table,
+)
 from app.model import MISSING, ByteRange, Location, ObjectRef, Stored, VirtualKey
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from app.errors import DamagedError, ReadOnlyError
-from app.formats.contract import Listing
 from app.formats.naming import NOTHING, Name, Shelf
 from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Shards
+from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, Location, ObjectRef, VirtualKey
 
 

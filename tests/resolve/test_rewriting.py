@@ -7,13 +7,10 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from app.errors import BusyError, PreconditionFailedError, StorageUnavailableError
-from app.model import ETag, ObjectRef, VirtualKey
+from app.model import ETag, ObjectRef
 from app.resolve.entity import Demand
-from app.resolve.writing import Given
 from app.storage.contract import Conflict
 from app.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed.case import encode_manifest, mesh_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.resolve.writers import (
     CHUNK_NBYTES,
     PER_SHARD,
@@ -164,51 +161,6 @@ async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) 
     assert await other.put("a/c/3", None) is None
     await one.put("a/c/3", b"us!!", absent)
     assert await stored(memory) == {3: b"us!!"}
-
-
-async def test_what_was_known_of_a_shard_is_no_conflict(memory: MemoryStore) -> None:
-    """A mesh that another has written since may get other fragments."""
-    info = mesh_info({**RAW_SHARDING, "shard_bits": 0})
-    memory.place(ROOT.join("m/info"), json.dumps(info).encode())
-    one, other = replica(memory), replica(memory)
-    assert await one.read("m/7.index") is None
-    mesh = {"m/7": b"abcd", "m/7.index": encode_manifest([[2], [2]])}
-    given = [Given(VirtualKey(key), body) for key, body in mesh.items()]
-    await other.writer.put_each(other.reading.dataset, given)
-
-    await one.put("m/7", b"efgh")
-
-    assert [await other.read(key) for key in mesh] == [b"efgh", mesh["m/7.index"]]
-
-
-async def test_nobody_waits_for_what_is_broken_off(memory: MemoryStore) -> None:
-    """Changes that are tried one by one, for they do not go together, are all given up."""
-    info = mesh_info({**RAW_SHARDING, "shard_bits": 0})
-    memory.place(ROOT.join("m/info"), json.dumps(info).encode())
-    store = Between(memory)
-    one = replica(store)
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> None:
-        begun.set()
-        await go_on.wait()
-        go_on.clear()
-
-    store.between = lambda call, _: wait() if call == "put" else None
-    manifest = encode_manifest([[0], [0]])
-    tasks = []
-    for key, body in (("m/1.index", manifest), ("m/2.index", manifest), ("m/3", b"abcd")):
-        tasks.append(asyncio.create_task(one.put(key, body)))
-        await begun.wait()
-        await asyncio.sleep(0)
-    begun.clear()
-    go_on.set()
-    await begun.wait()
-    await one.rewriter.aclose()
-
-    ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-    assert isinstance(ended[0], str)
-    assert [type(each) for each in ended[1:]] == [asyncio.CancelledError] * 2
 
 
 async def test_of_many_who_demand_that_there_is_nothing_one_succeeds(memory: MemoryStore) -> None:

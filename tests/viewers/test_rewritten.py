@@ -1,17 +1,14 @@
 """Neuroglancer shows a volume and meshes out of shards that took them over HTTP."""
 
-import json
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import numpy as np
 import pytest
 
 from tests.clients.precomputed.clouds import by_cloudvolume
-from tests.clients.precomputed.segments import IDS, labels, mesh_parts, write_segments
+from tests.clients.precomputed.segments import IDS, labels, write_segments
 from tests.clients.precomputed.volumes import Scale, Volume
 from tests.clients.taking import Taker, chunks_in, taking_into_folder
 from tests.viewers.plain_files import serving_files
@@ -48,7 +45,7 @@ def state(base: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Write a segmentation; mirror it, and exchange two meshes, over HTTP."""
+    """Write a segmentation, and mirror it over HTTP."""
     source, twin, twin_before = (tmp_path_factory.mktemp(name) for name in ("source", "to", "from"))
     write_segments(source / NAME)
     scale = Scale(labels(), None, chunk=(20, 20, 20))
@@ -58,21 +55,7 @@ def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
     with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
         taker.place(source / NAME, NAME)
         taker.push(NAME, chunks_in(twin_before), chunks_in(twin))
-        exchange_meshes(taker, source / NAME)
         yield taker
-
-
-def exchange_meshes(taker: Taker, source: Path) -> None:
-    """Give the ball the mesh of the plate, and the plate that of the ball, in one batch."""
-    frames = b""
-    for segment, former in ((BALL, PLATE), (PLATE, BALL)):
-        manifest, fragments = mesh_parts(source, former)
-        for key, body in ((f"{segment}.index", manifest), (str(segment), fragments)):
-            line = {"key": f"{NAME}/mesh/{key}", "length": len(body)}
-            frames += json.dumps(line).encode() + b"\n" + body
-    answer = taker.client.put("/data?batch", content=frames)
-    statuses = {each["status"] for each in answer.json()["results"]}
-    assert statuses == {httpx.codes.OK}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +65,7 @@ def view(neuroglancer: Neuroglancer, taker: Taker) -> View:
 
 
 def test_shows_what_was_put(view: View) -> None:
-    """Each voxel of three sections is the mirrored one, and both meshes are drawn."""
+    """Each voxel of three sections is the mirrored one, and both meshes are drawn as before."""
     assert not view.faults
     assert view.values[NAME] == MIRRORED[..., 0][tuple(SECTIONS.T)].tolist()
     assert all(count(colour, view.pixels[SPACE]) > 100 for colour in (RED, GREEN))

@@ -13,7 +13,7 @@ from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.metadata import ManifestRef
 from app.formats.icechunk.rewrites import ArrayRewrite, plan_rewrite
 from app.formats.icechunk.stored_nodes import ManifestFile, StoredNode, StoredSnapshot
-from app.formats.icechunk.transaction_log import MovedNode, TransactionLog
+from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.tree import by_id, change_nodes
 from app.formats.icechunk.updated_chunks import Coords
 from app.formats.reading import DecodeError
@@ -58,7 +58,7 @@ class Applied:
         """Tell whether nothing changes: what is replaced by the same is no change."""
         log = self.log
         nodes = (log.new_groups, log.new_arrays, log.deleted_groups, log.deleted_arrays)
-        updates = (log.updated_arrays, log.updated_groups, log.updated_chunks, log.moved_nodes)
+        updates = (log.updated_arrays, log.updated_groups, log.updated_chunks)
         return not (any(nodes) or any(updates) or self.rewrites)
 
     def finish(
@@ -121,7 +121,7 @@ def _log(changes: ChangeSet, then: _Nodes, now: _Nodes) -> TransactionLog:
             for node_id, chunks in sorted(changes.chunks.items())
             if len(chunks.coords)
         },
-        moved_nodes=tuple(sorted(_moves(then, now), key=lambda node: node.target.split("/"))),
+        moved_paths=(),
     )
 
 
@@ -130,12 +130,6 @@ def _by_kind(nodes: Iterable[StoredNode]) -> tuple[frozenset[bytes], frozenset[b
     every = list(nodes)
     groups = frozenset(node.node_id for node in every if node.array is None)
     return groups, frozenset(node.node_id for node in every) - groups
-
-
-def _moves(then: _Nodes, now: _Nodes) -> Iterator[MovedNode]:
-    for node_id, node in now.items():
-        if node_id in then and then[node_id].path != node.path:
-            yield MovedNode(then[node_id].path, node.path, node_id, node.array is not None)
 
 
 def _union(*batches: Coords) -> tuple[Coords, ...]:

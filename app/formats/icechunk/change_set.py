@@ -27,13 +27,6 @@ class NodeDocument(NamedTuple):
     """Its ``zarr.json``, as it was given."""
 
 
-class Moved(NamedTuple):
-    """A node that changes its path."""
-
-    source: str
-    target: str
-
-
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
     """What is to become of the snapshot that it was made against, the parent.
@@ -47,12 +40,10 @@ class ChangeSet:
     """The new ``zarr.json`` of nodes of the parent."""
     deleted: frozenset[bytes] = frozenset()
     """Nodes of the parent."""
-    moved: Mapping[bytes, Moved] = field(default_factory=dict)
-    """Nodes of the parent, each below a moved group by itself; paths are absolute."""
     chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
     """Of arrays that are *new* or in the parent, and not *deleted*."""
 
     @property
     def is_empty(self) -> bool:
         """Tell whether there is nothing to commit."""
-        return not (self.new or self.updated or self.deleted or self.moved or self.chunks)
+        return not (self.new or self.updated or self.deleted or self.chunks)

@@ -24,17 +24,6 @@ _AXIS_NBYTES: Final = 108
 """What a column takes besides its tables, and for each dimension."""
 
 
-class Census(NamedTuple):
-    """How the references of a column are kept."""
-
-    distinct: int
-    """How many coordinates there are."""
-    repeated: int
-    """How many references have the coordinates of one before them."""
-    is_sorted: bool
-    """Whether the coordinates rise from each reference to the next."""
-
-
 class Axis(NamedTuple):
     """What a box is along one dimension."""
 
@@ -109,7 +98,6 @@ class Dense:
 
     box: Box
     tables: memoryview
-    census: Census
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +127,6 @@ class Sparse:
     box: Box
     keys: memoryview
     tables: memoryview
-    census: Census
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +160,6 @@ class Wide:
     indexes: memoryview
     """Where in the payload the coordinates of each lie, in words of 4 bytes."""
     tables: memoryview
-    census: Census
 
     @property
     def nbytes(self) -> int:
@@ -236,28 +222,22 @@ def make_column(data: bytes, tables: U32s, indexes: U32s, ndim: int) -> Column:
     if not rises and (keys[1:] < keys[:-1]).any():
         order = np.argsort(keys, kind="stable")
         keys, tables = keys[order], tables[order]
-    distinct = 1 + int(np.count_nonzero(keys[1:] != keys[:-1]))
-    census = Census(distinct, len(keys) - distinct, rises)
-    return Sparse(box, keys.data, tables.copy().data, census)
+    return Sparse(box, keys.data, tables.copy().data)
 
 
 def _make_dense(
     box: Box, keys: NDArray[np.unsignedinteger], tables: U32s, *, rises: bool
 ) -> Column:
     if rises and box.cells == len(keys):
-        return Dense(box, tables.copy().data, Census(len(keys), 0, rises))
+        return Dense(box, tables.copy().data)
     cells = np.zeros(box.cells, np.uint32)
     cells[keys[::-1]] = tables[::-1]
-    distinct = int(np.count_nonzero(cells))
-    return Dense(box, cells.data, Census(distinct, len(keys) - distinct, rises))
+    return Dense(box, cells.data)
 
 
 def _make_wide(data: bytes, tables: U32s, indexes: U32s, coords: U32s) -> Column:
     order = np.lexsort(coords[::-1])
-    distinct = int(np.count_nonzero(_mark_first(coords[:, order])))
-    rises = distinct == len(order) and bool((order[1:] > order[:-1]).all())
-    census = Census(distinct, len(order) - distinct, rises)
-    return Wide(data, len(coords), indexes[order].data, tables[order].data, census)
+    return Wide(data, len(coords), indexes[order].data, tables[order].data)
 
 
 def _mark_first(coords: U32s) -> NDArray[np.bool_]:

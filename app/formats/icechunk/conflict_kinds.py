@@ -1,9 +1,9 @@
 """What can be wrong between two commits on one parent, by the names that the library has for it."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from app.formats.icechunk.changes import UpdatedChunks
 from app.formats.icechunk.coords_set import CoordsSet
 from app.formats.icechunk.updated_chunks import Coords
 
@@ -28,7 +28,7 @@ class ConflictKind(StrEnum):
     NEW_NODE_IN_INVALID_GROUP = "new_node_in_invalid_group"
     """The group is no more, or became an array."""
     MOVE_OPERATION_CANNOT_BE_REBASED = "move_operation_cannot_be_rebased"
-    """They moved nodes, or deleted one that we moved."""
+    """They moved nodes."""
 
 
 class Policy(StrEnum):
@@ -37,6 +37,15 @@ class Policy(StrEnum):
     FAIL = "fail"
     OURS = "ours"
     THEIRS = "theirs"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedChunks:
+    """The changed chunks of an array."""
+
+    count: int
+    chunks: list[list[int]]
+    """The coords of the first of them: of shards, where the array is sharded."""
 
 
 class Conflict(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.chunk_conflicts import find_chunk_conflicts, settle_chunks
 from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind, Policy
-from app.formats.icechunk.node_conflicts import find_node_conflicts, follow_moves
+from app.formats.icechunk.node_conflicts import find_node_conflicts
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.their_changes import TheirChanges
 from app.formats.icechunk.transaction_log import TransactionLog
@@ -31,14 +31,12 @@ def rebase(
     theirs = TheirChanges(parent, logs, tip)
     if (source := theirs.moved()) is not None:
         return [Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
-    ours = replace(ours, moved={**ours.moved, **dict(follow_moves(ours, theirs))})
     found = {(each.path, each.kind): each for each in _find(ours, theirs, policy)}
     if found:
         return [found[at] for at in sorted(found)]
     return replace(
         ours,
         deleted=frozenset(node_id for node_id in ours.deleted if not theirs.is_gone(node_id)),
-        moved={at: moved for at, moved in ours.moved.items() if not theirs.is_gone(at)},
         chunks=settle_chunks(ours.chunks, theirs, policy),
     )
 

@@ -1,8 +1,7 @@
 """Sets of the coords of chunks, a million of them without a million steps of Python."""
 
-from collections.abc import Iterator
 from heapq import merge
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -20,15 +19,6 @@ class CoordsSet:
         self._rows: dict[int, int] = {}
         """How many were added since the set was tidied up, by their number of dimensions."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the set holds."""
-        return sum(batch.nbytes for batch in self.batches())
-
-    def batches(self) -> Iterator[Coords]:
-        """Give all coords, in no order and some perhaps twice."""
-        return chain.from_iterable(self._by_ndim.values())
-
     def add(self, coords: Coords) -> None:
         """Add *coords*, of shape (count, ndim); tidies up whenever the set might have doubled."""
         ndim = coords.shape[1]
@@ -37,11 +27,6 @@ class CoordsSet:
         self._rows[ndim] = self._rows.get(ndim, 0) + len(coords)
         if self._rows[ndim] > len(parts[0]) + _LEAST_ROWS:
             self._tidy(ndim)
-
-    def update(self, other: "CoordsSet") -> None:
-        """Add all coords of *other*."""
-        for batch in other.batches():
-            self.add(batch)
 
     def count(self) -> int:
         """Count the coords."""

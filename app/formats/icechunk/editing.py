@@ -1,17 +1,20 @@
 """From the changes that a request asks for to what a commit is to change, by the ids of nodes."""
 
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
 from app.errors import BadBodyError
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.payloads import Payloads
-from app.formats.icechunk.requested import DeleteNode, Edit, MoveNode, PutNode, SetChunks
-from app.formats.icechunk.sorted_paths import SortedPaths
-from app.formats.icechunk.stored_nodes import StoredNode, StoredSnapshot
+from app.formats.icechunk.requested import DeleteNode, Edit, PutNode, SetChunks
+from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.updated_chunks import Coords
+
+_AFTER_SLASH: Final = chr(ord("/") + 1)
 
 type NewId = Callable[[], bytes]
 """Makes the id of a node that no other has."""
@@ -22,10 +25,7 @@ def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> Change
 
     Raises: `BadBodyError` for an edit of what is not there, or that cannot be.
     """
-    moves = [each for each in edits if isinstance(each, MoveNode)]
-    if moves and len(moves) < len(edits):
-        raise BadBodyError("nodes are moved by a commit that does nothing else, as in the library")
-    editing = _Moving(parent) if moves else _Editing(parent, new_id)
+    editing = _Editing(parent, new_id)
     for each in edits:
         editing.make(each)
     return editing.finish()
@@ -57,8 +57,6 @@ class _Editing:
                     raise BadBodyError(f"{path} is no array, and has no chunks")
                 if len(coords):
                     self._chunks[self._ids[path]].append(each)
-            case MoveNode():
-                raise ValueError(each)
 
     def finish(self) -> ChangeSet:
         """Give all that was changed."""
@@ -99,42 +97,6 @@ class _Editing:
         return path
 
 
-class _Moving:
-    """The nodes of a snapshot by the paths to which edits move them."""
-
-    def __init__(self, parent: StoredSnapshot) -> None:
-        self._nodes: dict[str, StoredNode] = dict(parent.nodes)
-        self._paths = SortedPaths(self._nodes)
-
-    def make(self, each: Edit) -> None:
-        """Make one move."""
-        if not isinstance(each, MoveNode):
-            raise TypeError(each)
-        source, target = each
-        if source == "/" or source not in self._nodes:
-            raise BadBodyError(f"there is no node {source} in the parent that could be moved")
-        if target in self._nodes:
-            raise BadBodyError(f"{target} is there already")
-        if target.startswith(f"{source}/"):
-            raise BadBodyError(f"{source} cannot be moved into itself")
-        above = self._nodes.get(target.rpartition("/")[0] or "/")
-        if above is None or above.array is not None:
-            raise BadBodyError(f"{target} would be in no group")
-        for path in self._paths.take(source):
-            moved = target + path.removeprefix(source)
-            self._nodes[moved] = self._nodes.pop(path)
-            self._paths.add(moved)
-
-    def finish(self) -> ChangeSet:
-        """Give all that was moved."""
-        moved = {
-            node.node_id: Moved(node.path, path)
-            for path, node in self._nodes.items()
-            if path != node.path
-        }
-        return ChangeSet(moved=moved)
-
-
 def _joined(edits: Sequence[SetChunks]) -> ChunkChanges:
     """Put the changed chunks of one array in C order; of several edits of one the last counts.
 
@@ -156,3 +118,25 @@ def _last_of_each(coords: Coords) -> "np.ndarray[tuple[int], np.dtype[np.intp]]"
     is_last = np.ones(len(order), np.bool_)
     is_last[:-1] = (coords[order[1:]] != coords[order[:-1]]).any(axis=1)
     return order[is_last]
+
+
+class SortedPaths:
+    """Paths that come and go, a hundred thousand of them in one request."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._sorted = sorted(paths)
+
+    def add(self, path: str) -> None:
+        """Add *path*, which is none of them."""
+        insort(self._sorted, path)
+
+    def take(self, path: str) -> list[str]:
+        """Take *path*, which is one of them, and all below it away, and list them."""
+        prefix = path.rstrip("/")
+        start = bisect_left(self._sorted, prefix + "/")
+        stop = bisect_left(self._sorted, prefix + _AFTER_SLASH)
+        below = [each for each in self._sorted[start:stop] if each != path]
+        del self._sorted[start:stop]
+        if path != "/":
+            del self._sorted[bisect_left(self._sorted, path)]
+        return [path, *below]

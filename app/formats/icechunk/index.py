@@ -7,7 +7,7 @@ payload, and only its position is known.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +29,6 @@ _VTABLE_NBYTES: Final = 6
 """Of one that has the first field."""
 _MEMORY_PER_REFERENCE: Final = 64
 _MEMORY_PER_COORDINATE: Final = 16
-
-
-class Tally(NamedTuple):
-    """How a manifest keeps the references of an array."""
-
-    found: int
-    """How many chunks have one."""
-    repeated: int
-    """How many are never found, because one before them is of the same chunk."""
-    alien: int
-    """How many are never found, because they have another number of dimensions."""
-    is_sorted: bool
-    """Whether those of the right number of dimensions rise, as they must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +81,6 @@ class Manifest:
             return column.positions()
         position = 0 if ndim else self._find_old_scalar(node_id)
         return np.array([position] if position else [], np.uint32)
-
-    def tally(self, node_id: bytes, ndim: int) -> Tally:
-        """Count the references of array *node_id* of *ndim* dimensions."""
-        every = [column.census for (found, _), column in self.columns.items() if found == node_id]
-        total = sum(census.distinct + census.repeated for census in every)
-        if column := self.columns.get((node_id, ndim)):
-            found, repeated, is_sorted = column.census
-        else:
-            found, repeated, is_sorted = len(self.coords(node_id, ndim)), 0, True
-        return Tally(found, repeated, total - found - repeated, is_sorted)
 
     def _find_old_scalar(self, node_id: bytes) -> int:
         """Find the only chunk of an array without dimensions, to which old writers gave one."""

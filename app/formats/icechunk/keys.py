@@ -90,3 +90,19 @@ def spell_ref(ref: Ref) -> str:
             return f"@tag.{escape_ref(name)}"
         case SnapshotId(text):
             return f"@{text}"
+
+
+def parse_ref(spelled: str) -> list[tuple[Ref, str]]:
+    """Return the refs that *spelled* may mean, in the order to try them, each as keys spell it.
+
+    Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. Without ``@`` it
+    is the name of a branch or, if there is no such branch, the id of a snapshot.
+    """
+    refs: list[Ref] = []
+    if not spelled.startswith("@"):
+        refs = [Branch(spelled)]
+        refs += [] if decode_id(spelled) is None else [SnapshotId(spelled)]
+    else:
+        ref, rest = split_ref(VirtualKey(spelled.replace("/", "%2F")))
+        refs = [] if ref is None or rest else [ref]
+    return [(ref, spell_ref(ref)) for ref in refs]

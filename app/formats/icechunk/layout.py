@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 from app.errors import DamagedError, ReadOnlyError, StorageUnavailableError
-from app.formats.auditing import Auditor, Finding, State, Trace
-from app.formats.contract import Layout, Listing
+from app.formats.contract import Layout
 from app.formats.icechunk.array import ArrayReader
-from app.formats.icechunk.audit import Audit
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.keys import MAIN, Branch, Ref, Tag, find_ref, spell_ref, split_ref
@@ -17,7 +15,7 @@ from app.formats.icechunk.metadata import Chunks, Node, Snapshot
 from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
 from app.formats.icechunk.refs import FileRefs, RepoRefs
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.shards import OnlyShard, enclose
+from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
 from app.formats.icechunk.virtual import Allowed
 from app.formats.naming import (
     LAST,
@@ -30,7 +28,7 @@ from app.formats.naming import (
     Window,
 )
 from app.formats.reading import DecodeError, Fetch
-from app.formats.surveying import Collection, Shards
+from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
 from app.formats.zarr_sharding_indexed.describe import describe
 from app.model import (
     MISSING,
@@ -230,9 +228,9 @@ class RepositoryLayout:
             case Virtual(location):
                 return Trace("virtual", name, location)
 
-    def audit(self, auditor: Auditor, *, chunks: bool) -> AsyncIterator[Finding]:
-        """Look through the repository."""
-        return Audit(self.repository, auditor, chunks=chunks).findings()
+    def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
+        """Follow all references of *ref*."""
+        return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
 
     def expects(self, _: str) -> bool:
         """Expect no arrays below."""

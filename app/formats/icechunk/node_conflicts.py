@@ -1,9 +1,8 @@
 """Nodes that both changed, or that one made where the other left no place for them."""
 
-from collections import Counter
 from collections.abc import Iterator
 
-from app.formats.icechunk.change_set import ChangeSet, Moved
+from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind
 from app.formats.icechunk.stored_nodes import StoredNode
 from app.formats.icechunk.their_changes import TheirChanges
@@ -15,22 +14,6 @@ def find_node_conflicts(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Confl
     yield from _find_updates(ours, theirs)
     yield from _find_deletes(ours, theirs)
     yield from _find_places(ours, theirs)
-
-
-def follow_moves(ours: ChangeSet, theirs: TheirChanges) -> Iterator[tuple[bytes, Moved]]:
-    """Give the nodes that they made in groups that we moved: they go where their group goes."""
-    groups = {
-        moved.source: moved.target
-        for node_id, moved in ours.moved.items()
-        if (node := theirs.now.get(node_id)) is not None and node.array is None
-    }
-    for node in theirs.arrived() if groups else ():
-        above = node.path
-        while above != "/" and above not in groups:
-            above = parent_of(above)
-        if above in groups:
-            rest = node.path.removeprefix(above)
-            yield node.node_id, Moved(node.path, groups[above] + rest)
 
 
 def _find_updates(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
@@ -62,17 +45,10 @@ def _find_deletes(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
 
 
 def _find_places(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
-    """Find what is where we make nodes and move them to, and what is not."""
-    sources = {moved.source for moved in ours.moved.values()}
-    for node_id, moved in ours.moved.items():
-        if theirs.is_gone(node_id) and parent_of(moved.source) not in sources:
-            yield Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, moved.source)
-    own = Counter(node.path for node in ours.new.values())
-    own.update(  # also of nodes that they have made
-        moved.target for node_id, moved in ours.moved.items() if not theirs.is_gone(node_id)
-    )
+    """Find what is where we make nodes, and the groups that are missing there."""
+    own = {node.path for node in ours.new.values()}
     for path in sorted(own):
-        if own[path] > 1 or _staying(path, ours, theirs) is not None:
+        if _staying(path, ours, theirs) is not None:
             yield Conflict(ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
         if path != "/" and parent_of(path) not in own:
             group = _staying(parent_of(path), ours, theirs)
@@ -83,6 +59,6 @@ def _find_places(ours: ChangeSet, theirs: TheirChanges) -> Iterator[Conflict]:
 def _staying(path: str, ours: ChangeSet, theirs: TheirChanges) -> StoredNode | None:
     """Find the node at *path* that is there already, and that we leave there."""
     node = theirs.paths.get(path)
-    if node is None or node.node_id in ours.deleted or node.node_id in ours.moved:
+    if node is None or node.node_id in ours.deleted:
         return None
     return node

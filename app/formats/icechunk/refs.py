@@ -8,7 +8,6 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from app.errors import DamagedError, OfflineError
-from app.formats.contract import Listing
 from app.formats.icechunk.config import MAX_NBYTES, Container, YamlConfigDecoder
 from app.formats.icechunk.envelope import MAGIC, memory_nbytes
 from app.formats.icechunk.fields import Availability
@@ -16,6 +15,7 @@ from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
+from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef
 
 REPO: Final = "repo"

@@ -1,7 +1,5 @@
 """What can be done to ``repo``, one operation at a time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.formats.icechunk.fields import Availability
@@ -76,32 +74,6 @@ class StatusChanged(NamedTuple):
     reason: str | None = None
 
 
-class Reparented(NamedTuple):
-    """What a snapshot has instead of ancestors that are listed no longer."""
-
-    parent_id: bytes | None
-    pruned_ancestor_tx_logs: tuple[bytes, ...]
-    """Oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class GcRan:
-    """Snapshots that nothing leads to are listed no longer."""
-
-    dropped: frozenset[bytes]
-    reparented: Mapping[bytes, Reparented] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpirationRan:
-    """Old snapshots are listed no longer."""
-
-    dropped: frozenset[bytes] = frozenset()
-    reparented: Mapping[bytes, Reparented] = field(default_factory=dict)
-    deleted_tags: frozenset[str] = frozenset()
-    deleted_branches: frozenset[str] = frozenset()
-
-
 type RepoChange = (
     NewCommit
     | Amended
@@ -111,7 +83,5 @@ type RepoChange = (
     | BranchReset
     | BranchDeleted
     | StatusChanged
-    | GcRan
-    | ExpirationRan
 )
 """One operation."""

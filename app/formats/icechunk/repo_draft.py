@@ -13,8 +13,6 @@ from app.formats.icechunk.repo_changes import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
-    ExpirationRan,
-    GcRan,
     Items,
     NewCommit,
     RepoChange,
@@ -82,8 +80,6 @@ class RepoDraft:
             case StatusChanged(availability, reason):
                 self.status = status_table(availability, at_us, reason)
                 return NewUpdate(16, (self.status,))
-            case GcRan() | ExpirationRan():
-                return self._drop(change)
             case _:
                 assert_never(change)
 
@@ -118,17 +114,6 @@ class RepoDraft:
         if isinstance(change, Amended):
             return NewUpdate(11, (Text(change.branch), Inlay(before), Inlay(new)))
         return NewUpdate(10, (Text(change.branch), Inlay(new)))
-
-    def _drop(self, change: GcRan | ExpirationRan) -> NewUpdate:
-        self.snapshots = self.snapshots.with_parents(change.reparented).without(change.dropped)
-        if isinstance(change, GcRan):
-            return NewUpdate(13)
-        for branch in change.deleted_branches:
-            del self.branches[branch]
-        for tag in change.deleted_tags:
-            del self.tags[tag]
-            self.deleted_tags.add(tag)
-        return NewUpdate(14)
 
 
 def _ids(refs: NamedSnapshots) -> dict[str, bytes]:

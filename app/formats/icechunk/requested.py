@@ -30,13 +30,6 @@ class DeleteNode(NamedTuple):
     path: str
 
 
-class MoveNode(NamedTuple):
-    """A node that is to change its path, and all below it."""
-
-    source: str
-    target: str
-
-
 class SetChunks(NamedTuple):
     """Chunks of an array that are to refer to something else, or to nothing."""
 
@@ -45,7 +38,7 @@ class SetChunks(NamedTuple):
     payloads: Payloads
 
 
-type Edit = PutNode | DeleteNode | MoveNode | SetChunks
+type Edit = PutNode | DeleteNode | SetChunks
 """One change; each is made to what the ones before have left."""
 
 _COLUMNS: Final = {
@@ -92,11 +85,6 @@ def _read_put_node(where: str, members: dict[str, Any]) -> PutNode:
 def _read_delete_node(where: str, members: dict[str, Any]) -> DeleteNode:
     (path,) = _take(where, members, "path")
     return DeleteNode(_path(where, path))
-
-
-def _read_move_node(where: str, members: dict[str, Any]) -> MoveNode:
-    source, target = _take(where, members, "from", "to")
-    return MoveNode(_path(where, source), _path(where, target))
 
 
 def _read_put_chunks(where: str, members: dict[str, Any]) -> SetChunks:
@@ -147,7 +135,6 @@ def _shapes(where: str, entries: list[Any]) -> set[tuple[str, ...]]:
 _OPS: Final[Mapping[str, Callable[[str, dict[str, Any]], Edit]]] = {
     "put_node": _read_put_node,
     "delete_node": _read_delete_node,
-    "move_node": _read_move_node,
     "put_chunks": _read_put_chunks,
     "delete_chunks": _read_delete_chunks,
 }

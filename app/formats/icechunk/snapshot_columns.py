@@ -1,6 +1,6 @@
 """The list of snapshots in ``repo`` as columns: ten thousand are read and written in some ms."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -16,7 +16,7 @@ from app.formats.icechunk.ragged import (
     Tables,
     each_of,
 )
-from app.formats.icechunk.repo_changes import NewSnapshot, Reparented
+from app.formats.icechunk.repo_changes import NewSnapshot
 from app.formats.reading import DecodeError
 
 _SNAPSHOTS: Final = 4
@@ -102,43 +102,17 @@ class SnapshotColumns:
             pruned=_extended(self.pruned, [pruned]),
         )
 
-    def without(self, dropped: Collection[bytes]) -> Self:
-        """Leave snapshots out."""
-        rows = self.rows()
-        is_kept = np.ones(len(self.ids), np.bool_)
-        is_kept[[rows[each] for each in dropped if each in rows]] = False
-        return self.take(np.flatnonzero(is_kept))
-
-    def with_parents(self, changes: Mapping[bytes, Reparented]) -> Self:
-        """Give snapshots other parents."""
-        rows, parents = self.rows(), self.parents.copy()
-        starts, nbytes = (column.copy() for column in self.pruned)
-        logs = [b"".join(each.pruned_ancestor_tx_logs) for each in changes.values()]
-        for (object_id, change), span in zip(
-            changes.items(), _spans(len(self.source), logs), strict=True
-        ):
-            row, parent = rows[object_id], change.parent_id
-            parents[row] = _NO_PARENT if parent is None else rows[parent]
-            starts[row], nbytes[row] = span
-        source = np.concatenate((self.source, _bytes(b"".join(logs))))
-        return replace(self, source=source, parents=parents, pruned=Spans(starts, nbytes))
-
     def sorted(self) -> Self:
         """Put them in the order of their ids."""
         high = self.ids[:, :8].copy().view(">u8")[:, 0]
         low = self.ids[:, 8:].copy().view(">u4")[:, 0]
-        return self.take(np.lexsort((low, high)))
+        return self._ordered(np.lexsort((low, high)))
 
-    def take(self, rows: Places) -> Self:
-        """Choose *rows*, in their order.
-
-        Raises: `ValueError` where the parent of one is not among them.
-        """
-        new_rows = np.full(len(self.ids) + 1, -2)
-        new_rows[rows], new_rows[-1] = np.arange(len(rows)), _NO_PARENT
+    def _ordered(self, rows: Places) -> Self:
+        """Put all *rows* in this order."""
+        new_rows = np.full(len(self.ids) + 1, _NO_PARENT)
+        new_rows[rows] = np.arange(len(rows))
         parents = new_rows[self.parents[rows]]
-        if (parents < _NO_PARENT).any():
-            raise ValueError("a snapshot would be left without its parent")
         counts = np.maximum(self.item_counts, 0)
         items = each_of((np.cumsum(counts) - counts)[rows], counts[rows])
         return replace(

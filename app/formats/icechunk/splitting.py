@@ -6,11 +6,13 @@ and one of whose dimensions matches an axis decides how many chunks a manifest s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
+import re2
+
+from app.errors import ConflictError
 from app.formats.documents import Json
-from app.formats.icechunk.pattern_classes import PatternError
-from app.formats.icechunk.patterns import Pattern
 from app.formats.reading import DecodeError
 
 _MAX_DEPTH: Final = 16
@@ -58,7 +60,10 @@ class Splitting:
     rules: tuple[_Rule, ...] = ()
 
     def splits(self, path: str, names: Sequence[str | None] | None, ndim: int) -> Splits:
-        """Divide the array at *path*, absolute, whose dimensions have *names*."""
+        """Divide the array at *path*, absolute, whose dimensions have *names*.
+
+        Raises: `ConflictError` for a regular expression that RE2 does not accept.
+        """
         rules = [rule for rule in self.rules if rule.matches(path)]
         axes = map(_Axis, range(ndim), names or (None,) * ndim)
         return Splits(tuple(_size(rules, axis) for axis in axes))
@@ -129,11 +134,26 @@ def _parse_axis(document: Json) -> _Matches[_Axis]:
 
 
 def _search(pattern: str) -> _Matches[str]:
-    """Look for *pattern* anywhere in a text; what is no pattern is nowhere, as in the library."""
+    """Search for *pattern*, compiled on first use: a repository with a bad one can be read."""
+    return lambda text: _compile(pattern).search(text) is not None
+
+
+@lru_cache(maxsize=64)
+def _compile(pattern: str) -> Any:
+    """Compile *pattern* with RE2, whose searches take time linear in the text.
+
+    Raises: `ConflictError`.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
     try:
-        return Pattern(pattern).search
-    except PatternError:
-        return lambda _: False
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise ConflictError(
+            "manifest.splitting of the repository's configuration has the regular expression "
+            f"{pattern!r}, which RE2 does not accept: {error.args[0].decode()}"
+        ) from error
 
 
 def _items(document: Json) -> list[Json]:

@@ -42,8 +42,8 @@ class TheirChanges:
     def moved(self) -> str | None:
         """Give the path that they moved a node away from, if there is one."""
         for log in self._logs:
-            for node in log.moved_nodes:
-                return node.source
+            for path in log.moved_paths:
+                return path
         both = self.now.keys() & self.before.keys()
         moved = (self.before[node_id].path for node_id in both if self._is_moved(node_id))
         return min(moved, default=None)

@@ -2,29 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.fields import check_object_id
-from app.formats.icechunk.flatbuffer import U8, Buffer, Table, required
+from app.formats.icechunk.flatbuffer import Buffer, Table, required
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.updated_chunks import Coords, read_updated_chunks
-from app.formats.reading import DecodeError
 
 _NODE_NBYTES: Final = 128
-_MOVE_NBYTES: Final = 512
-_IS_ARRAY: Final = (False, True)
-
-
-class MovedNode(NamedTuple):
-    """A node that changed its path; each node below a moved group is told of too."""
-
-    source: str
-    """The path before the commit; the specification's ``from``."""
-    target: str
-    """The path after it; the specification's ``to``."""
-    node_id: bytes
-    is_array: bool
+_PATH_NBYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,8 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """The coords of the changed chunks of an array: no batch, one, or one after the other."""
-    moved_nodes: tuple[MovedNode, ...]
+    moved_paths: tuple[str, ...]
+    """Paths before the commit of nodes that the library moved; commits made here move none."""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +39,7 @@ class TransactionLog:
         return (
             _NODE_NBYTES * (sum(map(len, nodes)) + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
-            + _MOVE_NBYTES * len(self.moved_nodes)
+            + _PATH_NBYTES * len(self.moved_paths)
         )
 
 
@@ -80,21 +68,9 @@ class TransactionLogDecoder:
             updated_arrays=_nodes(root, 5, "updated_arrays"),
             updated_groups=_nodes(root, 6, "updated_groups"),
             updated_chunks=read_updated_chunks(root.tables(7)),
-            moved_nodes=tuple(map(_moved_node, root.tables(8))),
+            moved_paths=tuple(required(each.text(0), "from") for each in root.tables(8)),
         )
 
 
 def _nodes(root: Table, slot: int, name: str) -> frozenset[bytes]:
     return frozenset(required(root.structs(slot, NODE_ID_NBYTES), name))
-
-
-def _moved_node(table: Table) -> MovedNode:
-    """Read a table `MoveOperation`; its fields can be absent only to the schema."""
-    if (node_type := table.number(3, U8)) >= len(_IS_ARRAY):
-        raise DecodeError(f"a moved node is of unknown type {node_type}")
-    return MovedNode(
-        required(table.text(0), "path before a move"),
-        required(table.text(1), "path after a move"),
-        required(table.struct(2, NODE_ID_NBYTES), "node_id"),
-        _IS_ARRAY[node_type],
-    )

@@ -5,21 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffer import U8
 from app.formats.icechunk.flatbuffer_writing import (
     Block,
     Inlay,
     Items,
     NewTable,
-    Number,
-    Text,
     Vector,
     assemble_flatbuffer,
 )
 from app.formats.icechunk.reference_batches import Batch, Batches
 from app.formats.icechunk.row_numbers import distinct_rows
 from app.formats.icechunk.table_vectors import write_tables, write_vector
-from app.formats.icechunk.transaction_log import MovedNode, TransactionLog
+from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.updated_chunks import Coords
 
 _NO_VECTORS = np.empty(0, np.uint32)
@@ -39,7 +36,7 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
         _nodes(log.updated_arrays),
         _nodes(log.updated_groups),
         _updated_chunks(log.updated_chunks),
-        Items([_moved_node(moved) for moved in sorted(log.moved_nodes, key=_segments)]),
+        Items([]),  # moved_nodes
     ]
     return seal_envelope(FileType.TRANSACTION_LOG, assemble_flatbuffer(NewTable(root)))
 
@@ -67,13 +64,3 @@ def _chunks(batches: Sequence[Coords]) -> Block:
         parts.append((count + rows, write_tables(Batches([Batch(rows, {})], _NO_VECTORS), coords)))
         count += len(coords)
     return write_vector(count, parts)
-
-
-def _moved_node(moved: MovedNode) -> NewTable:
-    kind = Number(U8, int(moved.is_array))
-    return NewTable([Text(moved.source), Text(moved.target), Inlay(moved.node_id), kind])
-
-
-def _segments(moved: MovedNode) -> list[bytes]:
-    """Give what the library sorts by: the path after the move, segment by segment."""
-    return [segment.encode() for segment in moved.target.split("/")]

@@ -35,30 +35,23 @@ def change_nodes(nodes: Nodes, changes: ChangeSet) -> dict[str, StoredNode]:
     are not there, or not where they have to be.
     """
     found = by_id(nodes)
-    for node_id in (*changes.updated, *changes.deleted, *changes.moved):
+    for node_id in (*changes.updated, *changes.deleted):
         if node_id not in found:
             raise ConflictError(f"there is no node {encode_id(node_id)}")
-    leaving = changes.deleted | changes.moved.keys()
     changed = {
-        path: _update(node, changes) for path, node in nodes.items() if node.node_id not in leaving
+        path: _update(node, changes)
+        for path, node in nodes.items()
+        if node.node_id not in changes.deleted
     }
-    entering = [*_moved(found, changes), *_new(found, changes)]
+    entering = list(_new(found, changes))
     for node in entering:
         _check_path(node.path)
         if node.path in changed:
             raise ConflictError(f"{node.path}: there is a node already")
         changed[node.path] = node
-    left = {node.path for node in nodes.values() if node.node_id in leaving}
+    left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
     _check_groups(changed, {node.path for node in entering}, left)
     return changed
-
-
-def _moved(found: Mapping[bytes, StoredNode], changes: ChangeSet) -> Iterator[StoredNode]:
-    for node_id, (source, target) in changes.moved.items():
-        if node_id not in changes.deleted:
-            if found[node_id].path != source:
-                raise ConflictError(f"{source}: the node is at {found[node_id].path}")
-            yield replace(_update(found[node_id], changes), path=target)
 
 
 def _new(found: Mapping[bytes, StoredNode], changes: ChangeSet) -> Iterator[StoredNode]:

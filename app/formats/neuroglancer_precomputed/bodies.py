@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from app.errors import BadBodyError
 from app.formats.compression import deflate, inflate
-from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.reading import DecodeError
 
 
@@ -33,25 +32,6 @@ class ChunkEncoder:
         if not self.is_gzip:
             return plain
         return body if is_gzip else deflate(plain)
-
-    def encode_manifest(self, body: bytes, *, is_gzip: bool) -> bytes:
-        """Give what is stored for the manifest of a mesh.
-
-        Raises: `BadBodyError`.
-        """
-        stored = self.encode(body, is_gzip=is_gzip)
-        try:
-            ManifestDecoder(self.is_gzip, self.most_nbytes)(stored)
-        except DecodeError as error:
-            raise BadBodyError(str(error)) from error
-        return stored
-
-    def encode_fragments(self, body: bytes, *, is_gzip: bool) -> bytes:
-        """Give what is stored for the fragments of a mesh, which are never gzip there.
-
-        Raises: `BadBodyError`.
-        """
-        return self._inflate(body) if is_gzip else body
 
     def _inflate(self, body: bytes) -> bytes:
         try:

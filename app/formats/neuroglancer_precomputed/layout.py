@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
-from app.formats.contract import Listing
 from app.formats.documents import Json, show
 from app.formats.naming import PLAIN, Name, Shelf, Walk
 from app.formats.neuroglancer_precomputed.describe import Described, describe
 from app.formats.neuroglancer_precomputed.id_keys import IdWalk
 from app.formats.neuroglancer_precomputed.keys import VoxelBounds
-from app.formats.neuroglancer_precomputed.mesh_rewriting import FRAGMENTS, MANIFEST, MeshRewriter
 from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     Kind,
@@ -25,7 +23,7 @@ from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, Precom
 from app.formats.neuroglancer_precomputed.translating import InfoTranslator
 from app.formats.neuroglancer_precomputed.volume_keys import VolumeWalk
 from app.formats.reading import DecodeError, Fetch, Versioned
-from app.formats.surveying import Collection
+from app.formats.surveying import Collection, Listing
 from app.formats.writing import Slot, Target, Translator
 from app.model import (
     MISSING,
@@ -184,7 +182,9 @@ class PrecomputedLayout:
         """
         info, sharding, most_nbytes = self.info.value, part.sharding, self.options.decoded_nbytes
         here = info.parts_at[part.path]
-        if len(here) > 1 and [each.kind for each in here] != [Kind.MANIFESTS, Kind.FRAGMENTS]:
+        if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
+            raise ReadOnlyError("sharded multi-resolution meshes can only be read")
+        if len(here) > 1:
             raise ReadOnlyError(f"the shards in {part.path or '.'} are those of several things")
         if sharding.index_nbytes > most_nbytes:
             raise ReadOnlyError(
@@ -194,10 +194,6 @@ class PrecomputedLayout:
         shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
         if part.kind is Kind.VOLUME:
             return Slot(ChunkRewriter(shard, voxel_nbytes(info.document, part.member)), (chunk_id,))
-        if part.kind is Kind.MANIFESTS:
-            return Slot(MeshRewriter(shard), (chunk_id, MANIFEST))
-        if part.kind is Kind.FRAGMENTS:
-            return Slot(MeshRewriter(shard), (chunk_id, FRAGMENTS))
         return Slot(ChunkRewriter(shard), (chunk_id,))
 
     async def _locate_chunk(self, part: Part, chunk_id: int, fetch: Fetch) -> Location:

@@ -5,7 +5,7 @@ As other writers do it, the shard index comes first, then all chunks, then all m
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -32,13 +32,6 @@ type Known = tuple[Read[Any], Any]
 """A read that need not be performed, and what it would give."""
 
 
-class Place(NamedTuple):
-    """Where a chunk lies in the new object, and what belongs to it before it."""
-
-    lead: ByteRange
-    chunk: ByteRange
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenShard:
     """The indexes of *shard* over the chunks that are *planned*."""
@@ -62,25 +55,15 @@ class WrittenShard:
         pieces = self.index, *self.planned.pieces, self.minishards.data
         return [piece for piece in pieces if length_of(piece)]
 
-    def places(self, ids: Collection[int]) -> Mapping[int, Place]:
-        """Tell where those of the chunks *ids* are that there are."""
+    def places(self, ids: Collection[int]) -> Mapping[int, ByteRange]:
+        """Return the ranges in the new object of those chunks of *ids* that it holds."""
         chunks = self.planned.chunks
         at = np.flatnonzero(np.isin(chunks.ids, np.array(list(ids), np.uint64)))
-        starts, stops = (column[at].astype(np.int64) for column in (chunks.starts, chunks.stops))
-        columns = chunks.ids[at], starts - self.planned.leads[at], starts, stops
-        found = {}
-        for chunk_id, lead, start, stop in zip(*(each.tolist() for each in columns), strict=True):
-            found[chunk_id] = Place(self._region(lead, start), self._region(start, stop))
-        return found
-
-    def by_place(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Tell where all chunks begin and end in the new object, and what is before each."""
-        chunks, start = self.planned.chunks, len(self.index)
-        order = np.lexsort((chunks.stops, chunks.starts))
-        starts, stops = (
-            column[order].astype(np.int64) + start for column in (chunks.starts, chunks.stops)
-        )
-        return starts, stops, self.planned.leads[order]
+        columns = (each[at].tolist() for each in (chunks.ids, chunks.starts, chunks.stops))
+        return {
+            chunk_id: self._region(start, stop)
+            for chunk_id, start, stop in zip(*columns, strict=True)
+        }
 
     def known(self, ids: Collection[int]) -> Iterator[Known]:
         """Tell the shard index, and the entries of it that are read for the chunks *ids*."""

@@ -20,7 +20,7 @@ from app.formats.writing import Entry
 from app.model import ByteRange, ETag, ObjectRef, Stored, etag_of
 
 _ZERO: Final = np.empty(0, np.int64)
-NOTHING: Final = Kept(np.empty(0, np.uint64), _ZERO, _ZERO, _ZERO)
+NOTHING: Final = Kept(np.empty(0, np.uint64), _ZERO, _ZERO)
 """What is kept where there was no shard."""
 
 
@@ -75,7 +75,7 @@ class OpenedShard:
 
     @cached_property
     def chunks(self) -> Kept:
-        """All chunks, of which none has anything before it.
+        """All chunks.
 
         Raises: `DamagedError` where one cannot be right: what is stored of it would be lost.
         """
@@ -84,17 +84,19 @@ class OpenedShard:
             raise DamagedError(self._ref, faults[0].reason)
         ids = np.asarray(found.ids, np.uint64)
         starts, stops = (np.asarray(each, np.int64) for each in (found.starts, found.stops))
-        self.check_places(ids, starts, stops)
-        return Kept(ids, starts, stops, np.zeros(len(ids), np.int64))
+        self._check_places(ids, starts, stops)
+        return Kept(ids, starts, stops)
 
     def keep(self, without: Collection[int]) -> Kept:
         """Give all chunks but those whose ids are in *without*.
 
         Raises: `DamagedError`.
         """
-        return without_ids(self.chunks, without)
+        kept = self.chunks
+        stays = ~np.isin(kept.ids, np.array(list(without), np.uint64))
+        return Kept(kept.ids[stays], kept.starts[stays], kept.stops[stays])
 
-    def check_places(self, ids: Ids, starts: Numbers, stops: Numbers) -> None:
+    def _check_places(self, ids: Ids, starts: Numbers, stops: Numbers) -> None:
         """Return if no chunk lies where a minishard index does.
 
         Raises: `DamagedError`.
@@ -122,9 +124,3 @@ class OpenedShard:
         except DecodeError as error:
             raise DamagedError(self._ref, f"minishard index {number}: {error}") from error
         return Minishard(place, index, Stored(whole.ref, self.survey.region, whole.version))
-
-
-def without_ids(kept: Kept, ids: Collection[int]) -> Kept:
-    """Leave the chunks of *ids* out."""
-    stays = ~np.isin(kept.ids, np.array(list(ids), np.uint64))
-    return Kept(kept.ids[stays], kept.starts[stays], kept.stops[stays], kept.leads[stays])

@@ -13,22 +13,11 @@ from app.model import ByteRange, Piece
 
 
 class Kept(NamedTuple):
-    """Chunks of the old object that stay, each with what belongs to it right before it."""
+    """Chunks of the old object that stay; each column has one element per chunk."""
 
     ids: Ids
     starts: Numbers
     stops: Numbers
-    leads: Numbers
-    """How many bytes of each are before the chunk itself: the fragments of a mesh."""
-
-
-class New(NamedTuple):
-    """A chunk that is changed, with what belongs to it before it."""
-
-    pieces: Sequence[Piece]
-    nbytes: int
-    """Of all pieces."""
-    lead: int = 0
 
 
 class Arrangement(NamedTuple):
@@ -39,11 +28,10 @@ class Arrangement(NamedTuple):
     """Of all pieces."""
     chunks: Columns
     """By minishard and id; places count from the first piece."""
-    leads: Numbers
 
 
 def arrange(
-    sharding: Sharding, kept: Kept, new: Mapping[int, New], large_nbytes: int
+    sharding: Sharding, kept: Kept, new: Mapping[int, bytes], large_nbytes: int
 ) -> Arrangement:
     """Put chunks where they shall lie.
 
@@ -57,37 +45,34 @@ def arrange(
         starts, pieces = _in_order(units, order)
     else:
         starts, pieces = _in_place(units, order)
-    begins, ends = starts + units.leads, starts + units.lengths
-    columns = units.ids, begins.astype(np.uint64), ends.astype(np.uint64), owners
+    ends = starts + units.lengths
+    columns = units.ids, starts.astype(np.uint64), ends.astype(np.uint64), owners
     return Arrangement(
         pieces=pieces,
         nbytes=int(ends.max(initial=0)),
         chunks=Columns(*(column[order] for column in columns)),
-        leads=units.leads[order],
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Units:
-    """Chunks with what belongs to them: first those that are kept, then the new ones."""
+    """The chunks of the new shard: first those that are kept, then the new ones."""
 
     kept: Kept
-    new: Sequence[New]
+    new: Sequence[bytes]
     ids: Ids
     lengths: Numbers
-    leads: Numbers
 
     @classmethod
-    def of(cls, kept: Kept, new: Mapping[int, New]) -> Self:
+    def of(cls, kept: Kept, new: Mapping[int, bytes]) -> Self:
         added = list(new.values())
-        lengths = np.array([unit.nbytes for unit in added], np.int64)
-        leads = np.array([unit.lead for unit in added], np.int64)
         return cls(
             kept=kept,
             new=added,
             ids=np.concatenate([kept.ids, np.array(list(new), np.uint64)]),
-            lengths=np.concatenate([kept.stops - kept.starts, lengths]),
-            leads=np.concatenate([kept.leads, leads]),
+            lengths=np.concatenate(
+                [kept.stops - kept.starts, np.array(list(map(len, added)), np.int64)]
+            ),
         )
 
 
@@ -121,7 +106,7 @@ def _pieces(units: _Units, order: Numbers) -> Iterator[Piece]:
     runs = (order[firsts], begins[firsts], ends[lasts])
     for unit, start, stop in zip(*(column.tolist() for column in runs), strict=True):
         if unit >= count:
-            yield from units.new[unit - count].pieces
+            yield units.new[unit - count]
         elif start < stop:
             yield ByteRange(start, stop)
 
@@ -142,7 +127,7 @@ def _in_place(units: _Units, order: Numbers) -> tuple[Numbers, list[Piece]]:
     lengths = units.lengths[added]
     reached = int(ends[-1] - holes.sum()) if count else 0
     starts[added] = reached + np.cumsum(lengths) - lengths
-    pieces += (piece for at in added.tolist() for piece in units.new[at - count].pieces)
+    pieces += (units.new[at - count] for at in added.tolist())
     return starts, pieces
 
 

@@ -7,7 +7,7 @@ from app.formats.neuroglancer_precomputed.bodies import ChunkEncoder
 from app.formats.neuroglancer_precomputed.keys import VoxelBounds
 from app.formats.neuroglancer_precomputed.new_shard import WrittenShard, empty_shard
 from app.formats.neuroglancer_precomputed.opened import NOTHING, OpenedShard, survey_to_write
-from app.formats.neuroglancer_precomputed.planning import New, arrange
+from app.formats.neuroglancer_precomputed.planning import arrange
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShard
 from app.formats.reading import Fetch
 from app.formats.writing import LARGE_NBYTES, Entry, NewShard
@@ -55,14 +55,14 @@ class ChunkRewriter:
         """
         changed = {entry[0]: data for entry, data in changes.items()}
         kept = NOTHING if old is None else old.keep(without=changed)
-        added = {each: New([data], len(data)) for each, data in changed.items() if data is not None}
+        added = {each: data for each, data in changed.items() if data is not None}
         if not added and not len(kept.ids):
             return None
         planned = arrange(self.shard.part.sharding, kept, added, self.large_nbytes)
         written = WrittenShard.of(self.shard, planned)
         return NewShard(
             pieces=written.pieces,
-            places={(each,): place.chunk for each, place in written.places(added).items()},
+            places={(each,): place for each, place in written.places(added).items()},
             indexes=list(written.known(changed)),
             indexes_of_version=list(written.known_of_version(changed)),
         )

@@ -11,7 +11,6 @@ import numpy as np
 from app.errors import DamagedError, VersionChangedError
 from app.formats.compression import inflate
 from app.formats.naming import Look
-from app.formats.neuroglancer_precomputed.coalescing import coalesce
 from app.formats.neuroglancer_precomputed.encoded import Minishards, Places
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
@@ -27,6 +26,9 @@ from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Entry, Fault, Shard, Table
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 
+_GAP_NBYTES: Final = 64 * 1024
+_SPAN_NBYTES: Final = 8 * 1024**2
+"""Ranges are read together across gaps of the first size, up to spans of the second."""
 _NAME: Final = re.compile(r"([0-9a-f]{1,16})\.(?:shard|data)", re.ASCII)
 _EVERY_BITS: Final = 12
 """Shards of more bits are too many to ask for each."""
@@ -330,3 +332,16 @@ def _fault(start: int, stop: int, length: int, most_nbytes: int) -> str:
     if stop - start > most_nbytes:
         return f"{named} has over {most_nbytes} bytes"
     return f"{named} overlaps another"
+
+
+def coalesce(starts: Numbers, stops: Numbers) -> Iterator[slice]:
+    """Group neighbouring ranges, ordered by *starts*, that are read with one request."""
+    reached = np.maximum.accumulate(stops)
+    gaps = np.flatnonzero(starts[1:] - reached[:-1] > _GAP_NBYTES) + 1
+    first = 0
+    for end in [*gaps.tolist(), len(starts)]:
+        while first < end:
+            most = int(np.searchsorted(reached, starts[first] + _SPAN_NBYTES, side="right"))
+            run = slice(first, max(first + 1, min(most, end)))
+            yield run
+            first = run.stop

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadKeyError, DamagedError
-from app.formats.contract import Listing
 from app.formats.documents import Json, show
 from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Collection
+from app.formats.surveying import Collection, Listing
 from app.formats.writing import Document, Slot, Target, Translator
 from app.formats.zarr_sharding_indexed.describe import array_names, describe
 from app.formats.zarr_sharding_indexed.index import (

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.errors import BadKeyError, DamagedError, StorageUnavailableError
-from app.formats.contract import Listing
 from app.formats.documents import DocumentDecoder, Json, show
 from app.formats.naming import PLAIN, Name, Shelf
 from app.formats.reading import DecodeError, Fetch, Read, Versioned
-from app.formats.surveying import Collection, Description, Shards
+from app.formats.surveying import Collection, Description, Listing, Shards
 from app.formats.writing import Document as Translated
 from app.formats.writing import Slot, Target
 from app.formats.zarr_sharding_indexed.layout import ShardReader

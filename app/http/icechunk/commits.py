@@ -30,7 +30,6 @@ from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.stateless import StatelessCommits
 from app.resolve.resolver import Resolver
-from app.resolve.uncollected import uncollected
 
 _MAX_NBYTES: Final = 64 * 1024**2
 """A larger commit is refused."""
@@ -114,11 +113,10 @@ _DOCUMENT: Final[dict[str, Any]] = {
 
 
 def _read(body: bytes) -> tuple[CommitBody, list[Edit]]:
-    with uncollected():
-        asked = parse_commit(body)
-        edits = read_edits(asked.changes)
-        asked.changes.clear()
-        return asked, edits
+    asked = parse_commit(body)
+    edits = read_edits(asked.changes)
+    asked.changes.clear()
+    return asked, edits
 
 
 def _request(asked: CommitBody, key: str | None, body: bytes) -> CommitRequest:

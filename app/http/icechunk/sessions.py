@@ -45,8 +45,9 @@ class SessionState(BaseModel, use_attribute_docstrings=True):
     branch: str
     parent_id: str
     """The snapshot that it began with."""
+    created_at: datetime
     expires_at: datetime
-    """When it ends if nobody writes to it."""
+    """When it ends unless it is written to: that keeps it for a day, for 7 days at most in all."""
     state: str
     """`open`, `sealed` while it is being committed, or `committed`."""
     snapshot_id: str | None = None
@@ -164,6 +165,7 @@ def _tell(session: SessionReport) -> SessionState:
         session_id=session.session_id,
         branch=session.branch,
         parent_id=session.parent_id,
+        created_at=datetime.fromtimestamp(session.created_at_s, UTC),
         expires_at=datetime.fromtimestamp(session.expires_at_s, UTC),
         state=session.state,
         snapshot_id=session.snapshot_id,

@@ -2,14 +2,13 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple
 
 import cachetools
 
 from app.errors import BadBodyError, BusyError
-from app.formats.icechunk.collecting import may_have_collected
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.repo_info import RepoInfo
 from app.model import ObjectRef
@@ -72,7 +71,7 @@ class ChunkFiles:
             if (length := self._known.get(_Name(opened.directory, chunk_id))) is not None:
                 found[chunk_id] = length
         if found:
-            may_be_gone = await opened.think(opened.repo, lambda: may_have_collected(info, _KNOWN))
+            may_be_gone = await opened.think(opened.repo, lambda: _may_have_collected(info))
             found = {} if may_be_gone else found
         missing = [chunk_id for chunk_id in wanted if chunk_id not in found]
         if len(missing) <= _MAX_SINGLE:
@@ -105,3 +104,18 @@ class ChunkFiles:
             if len(some) < _PAGE:
                 return found
         return {**found, **await self._ask(opened, sorted(left))}
+
+
+def _may_have_collected(info: RepoInfo) -> bool:
+    """Whether garbage may have been collected within `_KNOWN` before the last operation.
+
+    Raises: `DecodeError`.
+    """
+    since: datetime | None = None
+    for update in info.updates():
+        since = since or update.updated_at - _KNOWN
+        if update.updated_at < since:
+            return False
+        if update.kind == "gc_ran":
+            return True
+    return info.repo_before_updates is not None

@@ -15,7 +15,6 @@ from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.commit_request import CommitRequest, Committed, Tip, look
 from app.resolve.icechunk.making import Making
-from app.resolve.icechunk.ref_changes import Feature, demand_feature
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.staging import Staging
@@ -90,8 +89,6 @@ class Committer:
             seen = look(request, info, opened)
             if isinstance(seen, Committed) or seen.snapshot != made.tip:
                 return Planned(seen)
-            if changes.moved:
-                demand_feature(info, Feature.MOVE_NODE)
             return Planned(_committed(made.change.snapshot), made.change)
 
         try:

@@ -21,7 +21,6 @@ from app.formats.icechunk.write_ids import marked
 from app.resolve.icechunk.commit_request import CommitRequest, Tip
 from app.resolve.icechunk.logs import Log, decoded, read_logs
 from app.resolve.icechunk.rebasing import Rebasing, read_snapshot
-from app.resolve.icechunk.ref_changes import Feature, demand_feature
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.staging import Staging, new_object_id
 
@@ -56,8 +55,6 @@ class Making:
     async def make(self, changes: ChangeSet, tip: Tip) -> Made:
         """Write all that *changes* of the parent are on top of *tip*."""
         opened, request = self.opened, self.request
-        if changes.moved:
-            demand_feature(tip.info, Feature.MOVE_NODE)
         may_be_empty = request.allow_empty
         before = await self._read_tip(tip)
         if tip.snapshot_id != request.parent_id:

@@ -38,7 +38,6 @@ _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 class Feature(IntEnum):
     """What the owner of a repository may forbid, by the numbers of the specification."""
 
-    MOVE_NODE = 3
     CREATE_TAG = 4
     DELETE_TAG = 5
 

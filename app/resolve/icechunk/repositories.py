@@ -15,11 +15,10 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.contract import Listing
 from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, split_ref
+from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.refs import REPO, RepoRefs
 from app.formats.icechunk.repo_info import RepoInfo
@@ -27,6 +26,7 @@ from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
 from app.formats.icechunk.snapshot_list import SnapshotInfo
 from app.formats.reading import DecodeError, Fetch, Read
+from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.walk import Root, list_names
 
@@ -98,7 +98,7 @@ class OpenedRepository:
         Raises: `UnknownRefError`.
         """
         await self.info()
-        for ref in _meanings(spelled):
+        for ref, _ in parse_ref(spelled or MAIN.name):
             if (found := await self.repository.refs.resolve(ref, self.fetch)) is not None:
                 return found.snapshot_id
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
@@ -175,12 +175,3 @@ def demand_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
     if availability is not Availability.ONLINE:
         name = availability.name.lower().replace("_", "-")
         raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason is told'}")
-
-
-def _meanings(spelled: str) -> list[Ref]:
-    if not spelled.startswith("@"):
-        name = spelled or MAIN.name
-        by_id = [] if decode_id(name) is None else [SnapshotId(name)]
-        return [Branch(name), *by_id]
-    ref, rest = split_ref(VirtualKey(spelled.replace("/", "%2F")))
-    return [] if ref is None or rest else [ref]

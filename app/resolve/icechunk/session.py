@@ -27,6 +27,11 @@ from app.resolve.weighed import WeighedCache
 from app.storage.contract import ObjectStore
 
 _ENTITY_NBYTES: Final = 1024
+MAX_AGE_S: Final = 7 * 24 * 3600.0
+"""No session lasts longer from its beginning, whatever is written to it.
+
+Who collects garbage leaves alone what is younger: chunks of sessions are in no commit yet.
+"""
 _RENEWED: Final = 24
 """A session that is written to is renewed so many times while it would last."""
 
@@ -141,11 +146,11 @@ class Session:
         return document
 
     def renewed(self, document: SessionDocument) -> SessionDocument:
-        """Let *document* last longer, if that is worth a write."""
-        lasts_s = document.expires_at_s - self.clock()
-        if lasts_s > self._lifetime_s * (1 - 1 / _RENEWED):
+        """Let *document* last longer, up to `MAX_AGE_S`, if that is worth a write."""
+        until_s = min(self.clock() + self._lifetime_s, document.created_at_s + MAX_AGE_S)
+        if until_s - document.expires_at_s < self._lifetime_s / _RENEWED:
             return document
-        return replace(document, expires_at_s=self.clock() + self._lifetime_s)
+        return replace(document, expires_at_s=until_s)
 
     def recall(self, key: str, etag: ETag) -> Entity | None:
         """Tell what *key* was in the version *etag*, if that is remembered."""

@@ -63,6 +63,7 @@ class SessionReport:
     session_id: str
     branch: str
     parent_id: str
+    created_at_s: float
     expires_at_s: float
     state: str
     """``open``, ``sealed`` while it is being committed, or ``committed``."""
@@ -77,6 +78,7 @@ def report(session_id: str, document: SessionDocument) -> SessionReport:
         session_id,
         document.branch,
         document.parent_id,
+        document.created_at_s,
         document.expires_at_s,
         type(state).__name__.lower(),
         state.snapshot_id if isinstance(state, Committed) else None,

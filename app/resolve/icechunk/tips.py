@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.errors import UnknownRefError
-from app.formats.auditing import State
+from app.formats.surveying import State
 from app.resolve.icechunk.repositories import OpenedRepository
 
 

@@ -13,37 +13,10 @@ from neuroglancer.read_precomputed_annotations import AnnotationReader
 from tests.clients.precomputed.annotations import COLLECTIONS, SEGMENTS
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.rewriting import rewrite
-from tests.clients.precomputed.segments import IDS, LARGE_IDS, RESHARDED, mesh_parts, skeleton_bytes
+from tests.clients.precomputed.segments import LARGE_IDS, RESHARDED, skeleton_bytes
 from tests.clients.precomputed.volumes import (
     document,
 )
-
-
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("name", ["sharded", "gzip_manifests"])
-async def test_meshes_change(
-    written: Written, tmp_path: Path, name: str, *, is_large: bool
-) -> None:
-    """cloud-volume reads two that changed places, one that is new, and not the one that went."""
-    source = written.bucket / "segments" / name
-    path = shutil.copytree(source, tmp_path / "segments")
-    first, second, third = IDS
-    places = {first: second, second: first, 99: third}
-    changes: dict[str, bytes | None] = {f"mesh/{third}.index": None}
-    for new, old in places.items():
-        manifest, fragments = mesh_parts(source, old)
-        changes |= {f"mesh/{new}": fragments, f"mesh/{new}.index": manifest}
-    await rewrite(path, changes, is_large=is_large)
-    stored, found = opened(source).mesh, opened(path).mesh
-
-    for new, old in places.items():
-        assert mesh_parts(path, new) == mesh_parts(source, old)
-        for lod in range(stored.get_manifest(old).num_lods):
-            mesh, expected = found.get(new, lod=lod)[new], stored.get(old, lod=lod)[old]
-            assert len(expected.vertices) > 100
-            np.testing.assert_array_equal(mesh.vertices, expected.vertices)
-            np.testing.assert_array_equal(mesh.faces, expected.faces)
-    assert found.get_manifest(third) is None
 
 
 @pytest.mark.parametrize("is_large", [False, True])

@@ -1,10 +1,9 @@
 """Meshes, skeletons and annotations are put over HTTP; others read the shards themselves."""
 
-import json
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from neuroglancer.read_precomputed_annotations import AnnotationReader
 
 from tests.clients.precomputed.annotations import COLLECTIONS
 from tests.clients.precomputed.conftest import Written
-from tests.clients.precomputed.segments import IDS, LARGE_IDS, mesh_parts, skeleton_bytes
+from tests.clients.precomputed.segments import IDS, LARGE_IDS, skeleton_bytes
 from tests.clients.precomputed.test_annotations import said
-from tests.clients.precomputed.test_segments import MESHES, SKELETONS, opened
+from tests.clients.precomputed.test_segments import SKELETONS, opened
 from tests.clients.taking import Taker, chunks_in, lay_out, taking_into_folder
 
 NEW_ID: Final = 2**63 + 5
@@ -26,44 +25,6 @@ def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
     """Take data sets into a folder."""
     with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
         yield taker
-
-
-def put_batch(taker: Taker, name: str, bodies: Mapping[str, bytes | None]) -> None:
-    """Write many keys of *name* in one request, and take those away that have no bytes."""
-    frames = b""
-    for key, body in bodies.items():
-        line = {"delete": True} if body is None else {"length": len(body)}
-        frames += json.dumps({"key": f"{name}/{key}", **line}).encode() + b"\n" + (body or b"")
-    results = taker.client.put("/data?batch", content=frames).json()["results"]
-    assert {each["status"] for each in results} <= {200, 204}, results
-
-
-def same_mesh(found: Any, expected: Any) -> None:
-    """Compare what cloud-volume read, whichever segment it is of."""
-    np.testing.assert_array_equal(found.vertices, expected.vertices)
-    np.testing.assert_array_equal(found.faces, expected.faces)
-
-
-@pytest.mark.parametrize("name", MESHES)
-def test_meshes(written: Written, taker: Taker, name: str) -> None:
-    """A batch exchanges two meshes, adds one and takes one away; each level reads as it was put."""
-    source = written.bucket / "segments" / name
-    taker.place(source, name)
-    ball, plate, bar = IDS
-    old = {segment: mesh_parts(source, segment) for segment in IDS}
-    placed = {plate: old[bar], bar: old[plate], NEW_ID: old[ball]}
-    bodies: dict[str, bytes | None] = {f"mesh/{ball}": None, f"mesh/{ball}.index": None}
-    for segment, (manifest, fragments) in placed.items():
-        bodies |= {f"mesh/{segment}.index": manifest, f"mesh/{segment}": fragments}
-    put_batch(taker, name, bodies)
-
-    before, after = (opened(f"file://{path / name}").mesh for path in (source.parent, taker.folder))
-    assert {segment: mesh_parts(taker.folder / name, segment) for segment in placed} == placed
-    for segment, former in ((plate, bar), (bar, plate), (NEW_ID, ball)):
-        for lod in range(before.get_manifest(former).num_lods):
-            found, expected = after.get(segment, lod=lod), before.get(former, lod=lod)
-            same_mesh(found[segment], expected[former])
-    assert after.get_manifest(ball) is None
 
 
 @pytest.mark.parametrize("name", ["sharded", "identity_64", "murmur_64", "one_shard"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from app.formats.icechunk.array_grids import inside
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
@@ -32,7 +32,6 @@ def logged(folder: Path, snapshot_id: str) -> TransactionLog:
 def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLog) -> ChangeSet:
     """Make the change set that leads from one snapshot to the other; chunks hold one byte."""
     nodes = {node.node_id: node for node in after.nodes.values()}
-    paths = {node.node_id: node.path for node in before.nodes.values()}
     chunks: dict[bytes, ChunkChanges] = {}
     for node_id, batches in log.updated_chunks.items():
         array = nodes[node_id].array
@@ -51,10 +50,5 @@ def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLo
             node_id: nodes[node_id].document for node_id in log.updated_groups | log.updated_arrays
         },
         deleted=log.deleted_groups | log.deleted_arrays,
-        moved={
-            node_id: Moved(path, nodes[node_id].path)
-            for node_id, path in paths.items()
-            if node_id in nodes and nodes[node_id].path != path
-        },
         chunks=chunks,
     )

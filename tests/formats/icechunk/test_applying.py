@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.icechunk.applying import apply_changes
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.small import array, group
-from tests.formats.icechunk.tree_model import MOVES, STEPS, Node, Tree, difference, run
+from tests.formats.icechunk.tree_model import STEPS, Node, Tree, difference, run
 from tests.formats.icechunk.tree_store import EMPTY, TreeStore
 
 A, B, C, D = (b"%08d" % number for number in range(4))
@@ -47,12 +47,9 @@ def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
             chunks[at] = told
     found = {at: [batch.tolist() for batch in each] for at, each in log.updated_chunks.items()}
     assert found == {at: [each] for at, each in chunks.items()}
-    moves = [(old[at][0], new[at][0], at) for at in both if old[at][0] != new[at][0]]
-    expected = sorted(moves, key=lambda move: move[1].split("/"))
-    assert [move[:3] for move in log.moved_nodes] == expected
 
 
-@given(st.lists(st.lists(STEPS | MOVES, max_size=12), min_size=1, max_size=6))
+@given(st.lists(st.lists(STEPS, max_size=12), min_size=1, max_size=6))
 def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) -> None:
     """Nodes, documents, chunks, the manifests that are listed, and what the logs tell."""
     store, ids = TreeStore(), count()
@@ -101,10 +98,6 @@ def _chunks(*at: int) -> ChunkChanges:
             ChangeSet(deleted=frozenset([B]), new={D: NodeDocument("/g", array([1], [1]))}),
             "/g/a: /g, which it is in, is an array",
         ),
-        (ChangeSet(moved={C: Moved("/g/a", "/x/a")}), "/x/a: the group /x"),
-        (ChangeSet(moved={C: Moved("/g/a", "/g")}), "/g: there is a node already"),
-        (ChangeSet(moved={C: Moved("/a", "/b")}), "/a: the node is at /g/a"),
-        (ChangeSet(moved={B: Moved("/g", "/h")}), "/g/a: the group /g"),
         (ChangeSet(deleted=frozenset([D])), "no node"),
         (ChangeSet(updated={D: group()}), "no node"),
         (ChangeSet(chunks={D: _chunks(0)}), "no array"),
@@ -127,7 +120,6 @@ def test_what_does_not_go_together_with_the_snapshot_is_a_conflict(
             (ChangeSet(new={D: NodeDocument(path, group())}), "is no path of a node")
             for path in ("", "x", "//", "/x/", "/g/../y", "/g/.", "/g//x", "/\ud800")
         ),
-        (ChangeSet(moved={C: Moved("/g/a", "/..")}), "is no path of a node"),
         (ChangeSet(new={D: NodeDocument("/x", b"?")}), "/x: its zarr.json is no JSON"),
         (ChangeSet(updated={C: b"{}"}), "/g/a: its zarr.json is no Zarr v3 metadata"),
         (ChangeSet(updated={C: group()}), "/g/a: no array becomes a group"),

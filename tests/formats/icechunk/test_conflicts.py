@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.applying import apply_changes
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind, Policy
 from app.formats.icechunk.conflicts import rebase
 from app.formats.icechunk.coords_set import rows_in
@@ -19,7 +19,6 @@ from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.small import array, group
 from tests.formats.icechunk.tree_model import (
-    MOVES,
     STEPS,
     Node,
     Step,
@@ -146,11 +145,13 @@ def test_what_came_and_went_is_in_nobodys_way() -> None:
 
 
 def test_a_move_of_theirs_is_always_a_conflict_and_the_only_one() -> None:
-    """Also where they moved the node back."""
-    there = ChangeSet(moved={C: Moved("/g/a", "/b")})
-    back = ChangeSet(moved={C: Moved("/b", "/g/a")})
-    for theirs in ([there], [there, back]):
-        found = _over(_chunks(1), _chunks(1), *theirs)
+    """Also where they moved the node back, which only the logs say."""
+    parent = _parent()
+    moved = replace(parent.nodes["/g/a"], path="/b")
+    there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
+    log = replace(NOTHING, moved_paths=("/g/a",))
+    for nodes, logs in ((there, [NOTHING]), (there, [log]), (parent.nodes, [log, log])):
+        found = rebase(_chunks(1), parent, logs, replace(parent, nodes=nodes))
         assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]
 
 
@@ -191,7 +192,7 @@ def _coords(
 
 @given(
     st.lists(STEPS, max_size=15),
-    st.lists(STEPS | MOVES, max_size=5),
+    st.lists(STEPS, max_size=5),
     st.lists(st.lists(STEPS, max_size=5), max_size=2),
     st.sampled_from(Policy),
 )

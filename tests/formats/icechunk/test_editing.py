@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import BadBodyError
-from app.formats.icechunk.change_set import ChangeSet, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, NodeDocument
 from app.formats.icechunk.editing import edit
 from app.formats.icechunk.metadata_items import Metadata
 from app.formats.icechunk.requested import read_edits
@@ -46,11 +46,6 @@ def put(path: str, metadata: dict[str, Any]) -> dict[str, Any]:
 def delete(path: str) -> dict[str, Any]:
     """Delete a node."""
     return {"op": "delete_node", "path": path}
-
-
-def move(source: str, target: str) -> dict[str, Any]:
-    """Move a node."""
-    return {"op": "move_node", "from": source, "to": target}
 
 
 def drop(path: str, *coords: list[int]) -> dict[str, Any]:
@@ -119,25 +114,6 @@ def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
     assert [each is None for each in chunks.payloads] == [True, True, False]
 
 
-def test_a_moved_group_takes_its_nodes_along() -> None:
-    """Each is told of, from where it was in the parent to where it is at last."""
-    changes = made(move("/g/h", "/x"), move("/g", "/h"), move("/x", "/h/y"))
-
-    assert changes == ChangeSet(
-        moved={
-            b"/g": Moved("/g", "/h"),
-            b"/g/a": Moved("/g/a", "/h/a"),
-            b"/g/h": Moved("/g/h", "/h/y"),
-            b"/g/h/b": Moved("/g/h/b", "/h/y/b"),
-        }
-    )
-
-
-def test_there_and_back_is_no_move() -> None:
-    """Nothing changes."""
-    assert made(move("/g/h", "/x"), move("/x", "/g/h")).is_empty
-
-
 @pytest.mark.parametrize(
     "items",
     [
@@ -146,14 +122,6 @@ def test_there_and_back_is_no_move() -> None:
         [write("/g", [0])],
         [write("/x", [0])],
         [write("/g/a", [0]), drop("/g/a", [0, 0])],
-        [move("/x", "/y")],
-        [move("/", "/y")],
-        [move("/g", "/g-")],
-        [move("/g", "/g")],
-        [move("/g", "/g/h/x")],
-        [move("/g", "/x/y")],
-        [move("/g", "/g-/y")],
-        [move("/g/a", "/y"), put("/z", GROUP)],
     ],
 )
 def test_what_cannot_be_done_is_refused(items: list[dict[str, Any]]) -> None:

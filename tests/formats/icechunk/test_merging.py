@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import ConflictError
 from app.formats.icechunk.merging import merge_logs
-from app.formats.icechunk.transaction_log import MovedNode, TransactionLog
+from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.updated_chunks import Coords
 
 NO: frozenset[bytes] = frozenset()
@@ -66,21 +66,7 @@ def test_chunks_that_both_changed_are_told_once() -> None:
     assert [batch.tolist() for batch in merged.updated_chunks[A]] == [[[1], [4], [5]]]
 
 
-def test_moves_are_told_from_the_first_place_to_the_last() -> None:
-    """Who comes back has not moved."""
-    first = (MovedNode("/a", "/b", A, is_array=True), MovedNode("/c", "/d", B, is_array=False))
-    then = (MovedNode("/b", "/a", A, is_array=True), MovedNode("/d", "/e", B, is_array=False))
-
-    merged = merge_logs(replace(NOTHING, moved_nodes=first), replace(NOTHING, moved_nodes=then))
-
-    assert merged.moved_nodes == (MovedNode("/c", "/e", B, is_array=False),)
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_moves_go_with_nothing_else(*, is_first: bool) -> None:
-    """As in the library, whose readers expect none beside other changes."""
-    moves = replace(NOTHING, moved_nodes=(MovedNode("/a", "/b", A, is_array=True),))
-    other = replace(NOTHING, updated_groups=ids(C))
-
-    with pytest.raises(ConflictError):
-        merge_logs(*((moves, other) if is_first else (other, moves)))
+def test_a_commit_that_moved_nodes_is_not_amended() -> None:
+    """Its log would no longer say from where."""
+    with pytest.raises(ConflictError, match="moved nodes cannot be amended"):
+        merge_logs(replace(NOTHING, moved_paths=("/a",)), NOTHING)

@@ -19,11 +19,8 @@ from app.formats.icechunk.repo_changes import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
-    ExpirationRan,
-    GcRan,
     NewCommit,
     NewSnapshot,
-    Reparented,
     RepoChange,
     StatusChanged,
     TagCreated,
@@ -182,35 +179,18 @@ class Changes(RuleBasedStateMachine):
         self.change(StatusChanged(Availability.ONLINE))
 
     @rule()
-    def drop(self) -> None:
-        """List no more what nothing leads to."""
+    def collect(self) -> None:
+        """Let the library list no more what nothing leads to."""
         kept: set[str] = set()
         for at in [*self.branches.values(), *self.tags.values()]:
             each: str | None = at
             while each is not None:
                 kept.add(each)
                 each = self.snapshots[each][0]
-        dropped = set(self.snapshots) - kept
-        self.change(GcRan(frozenset(map(raw, dropped))))
-        for each in dropped:
-            del self.snapshots[each]
-
-    @rule()
-    def expire(self) -> None:
-        """Let the parent of the tip of ``main`` expire, if nothing else leads to it."""
-        tip = self.branches["main"]
-        old = self.snapshots[tip][0]
-        children = [each for each, (parent, _, _) in self.snapshots.items() if parent == old]
-        named = {*self.branches.values(), *self.tags.values()}
-        if old is None or old == ROOT_ID or old in named or children != [tip]:
-            return
-        parent = self.snapshots.pop(old)[0]
-        moved = Reparented(None if parent is None else raw(parent), (raw(old),))
-        self.change(ExpirationRan(frozenset({raw(old)}), {raw(tip): moved}))
-        self.snapshots[tip] = parent, *self.snapshots[tip][1:]
-        info = decode((self.folder / "repo").read_bytes()).snapshot(tip)
-        assert info is not None
-        assert info.pruned_ancestor_tx_logs == (old,)
+        if kept != self.snapshots.keys():
+            self.repo.garbage_collect(datetime(2100, 1, 1, tzinfo=UTC))
+            self.operations += 1
+            self.snapshots = {each: self.snapshots[each] for each in kept}
 
     @invariant()
     def agree(self) -> None:

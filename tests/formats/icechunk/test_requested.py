@@ -14,7 +14,6 @@ from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.references import Native, Virtual
 from app.formats.icechunk.requested import (
     DeleteNode,
-    MoveNode,
     PutNode,
     SetChunks,
     read_edits,
@@ -49,7 +48,7 @@ def nested(depth: int) -> Any:
     return orjson.loads(b"[" * depth + b"]" * depth)
 
 
-def test_nodes_are_put_deleted_and_moved() -> None:
+def test_nodes_are_put_and_deleted() -> None:
     """Each change has its own members; metadata stay as they are told."""
     metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
 
@@ -57,14 +56,12 @@ def test_nodes_are_put_deleted_and_moved() -> None:
         [
             {"op": "put_node", "path": "/", "metadata": metadata},
             {"op": "delete_node", "path": "/a/b"},
-            {"op": "move_node", "from": "/a", "to": "/c"},
         ]
     )
 
     assert edits == [
         PutNode("/", orjson.dumps(metadata), is_array=False),
         DeleteNode("/a/b"),
-        MoveNode("/a", "/c"),
     ]
 
 

@@ -59,7 +59,6 @@ RULES: dict[str, dict[Any, dict[Any, int]]] = {
     "or": {C.or_conditions([C.path_matches("x"), C.name_matches("a")]): {D.Any(): 2}},
     "and": {C.and_conditions([C.path_matches("x"), C.name_matches("a")]): {D.Any(): 2}},
     "later": {C.AnyArray(): {D.Axis(0): 3}, C.path_matches("/a"): {D.Any(): 2}},
-    "no pattern": {C.path_matches("("): {D.Any(): 2}},
     "none": {},
     "larger": {C.AnyArray(): {D.Any(): 100}},
 }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.transaction_log import MovedNode, TransactionLog, TransactionLogDecoder
+from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.building_repo import (
     FIRST,
@@ -106,13 +106,10 @@ def _move(source: str | None, target: str | None, node_type: int = 0) -> Fields:
 
 
 def test_moves_stay_in_order() -> None:
-    """Each tells whether it moved an array."""
+    """Of each the path before is told."""
     log = _decode({8: [_move("/b", "/a"), _move("/b/x", "/a/x", 1)]})
 
-    assert log.moved_nodes == (
-        MovedNode("/b", "/a", A, is_array=False),
-        MovedNode("/b/x", "/a/x", A, is_array=True),
-    )
+    assert log.moved_paths == ("/b", "/b/x")
 
 
 def test_it_weighs_what_it_holds() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.transaction_log import MovedNode, TransactionLog, TransactionLogDecoder
+from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.formats.icechunk.transaction_log_writing import write_transaction_log
 from tests.formats.icechunk.peer import Peer, array, delete, read_id, write
 
@@ -18,9 +18,6 @@ LIMIT = 2**26
 
 NODE_IDS = st.binary(min_size=8, max_size=8)
 SETS = st.frozensets(NODE_IDS, max_size=5)
-NAMES = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/")))
-PATHS = NAMES.map(lambda names: "/" + "/".join(names))
-MOVES = st.builds(MovedNode, PATHS, PATHS, NODE_IDS, st.booleans())
 
 
 @st.composite
@@ -39,7 +36,7 @@ LOGS = st.builds(
     TransactionLog,
     *[SETS] * 6,
     st.dictionaries(NODE_IDS, batches(), max_size=4),
-    st.lists(MOVES, max_size=4).map(tuple),
+    st.just(()),
 )
 
 
@@ -58,7 +55,7 @@ def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
 
 @given(LOGS)
 def test_a_log_is_read_as_it_was_written(log: TransactionLog) -> None:
-    """Each chunk once, in order, of few dimensions first; moves by where they lead."""
+    """Each chunk once, in order, of few dimensions first."""
     found = decode(write_transaction_log(ID, log))
 
     for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
@@ -68,9 +65,6 @@ def test_a_log_is_read_as_it_was_written(log: TransactionLog) -> None:
         node_id: sorted(set(rows), key=lambda row: (len(row), row))
         for node_id, rows in chunks(log).items()
     }
-    targets = [moved.target.encode().split(b"/") for moved in found.moved_nodes]
-    assert targets == sorted(targets)
-    assert sorted(found.moved_nodes) == sorted(log.moved_nodes)
 
 
 def _replace(peer: Peer) -> tuple[Any, Any]:
@@ -117,20 +111,3 @@ def test_the_library_is_told_the_same_as_by_itself(tmp_path: Path) -> None:
     assert _diff(peer) == diff
     assert after["deleted_arrays"]
     assert after["updated_arrays"]
-
-
-def test_the_library_is_told_of_moves_as_by_itself(tmp_path: Path) -> None:
-    """In its order: by the path after the move, segment by segment."""
-    peer = Peer(tmp_path)
-    session = peer.session()
-    for name in ("a/x", "a-b/x", "a/y/z"):
-        array(session, name, (2,))[:] = 1
-    session.commit("new")
-    moving = peer.repository.rearrange_session("main")
-    moving.move("/a", "/q")
-    moving.move("/a-b", "/q-b")
-    moving.commit("moved")
-    before, after = _replace(peer)
-
-    assert before == after
-    assert [moved["to"] for moved in after["moved_nodes"]][-1].startswith("/q-b")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, Moved, NodeDocument
+from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.payloads import Inlaid, Payloads
 
 NAMES = ("a", "a-", "b", "é")
@@ -71,7 +71,6 @@ STEPS = st.builds(
     st.integers(0, 99),
     st.integers(0, 9),
 )
-MOVES = st.builds(Step, st.just("move"), st.integers(0, 99), st.integers(0, 99), st.just(0))
 
 
 def take(tree: Tree, step: Step, ids: "itertools.count[int]") -> None:
@@ -100,17 +99,6 @@ def take(tree: Tree, step: Step, ids: "itertools.count[int]") -> None:
         case "delete" if path != "/":
             for at in below(tree, path):
                 del tree[at]
-        case "move":
-            _move(tree, path, f"{paths[step.to % len(paths)].rstrip('/')}/{NAMES[step.where % 4]}")
-
-
-def _move(tree: Tree, source: str, target: str) -> None:
-    group = tree[parent(target)]
-    if source == "/" or target in tree or group.length is not None:
-        return
-    if not f"{target}/".startswith(f"{source}/"):
-        for at in below(tree, source):
-            tree[target + at[len(source) :]] = tree.pop(at)
 
 
 def run(tree: Tree, steps: Sequence[Step], ids: "itertools.count[int]") -> Tree:
@@ -138,11 +126,6 @@ def difference(before: Tree, after: Tree) -> ChangeSet:
             if old[node_id][1].document != new[node_id][1].document
         },
         deleted=frozenset(old.keys() - new.keys()),
-        moved={
-            node_id: Moved(old[node_id][0], new[node_id][0])
-            for node_id in both
-            if old[node_id][0] != new[node_id][0]
-        },
         chunks={
             node_id: _chunks(at)
             for node_id, (_, node) in new.items()

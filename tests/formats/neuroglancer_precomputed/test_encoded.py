@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.neuroglancer_precomputed.coalescing import coalesce
 from app.formats.neuroglancer_precomputed.encoded import Minishard, Minishards, Places
+from app.formats.neuroglancer_precomputed.survey import coalesce
 from app.model import ByteRange
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore

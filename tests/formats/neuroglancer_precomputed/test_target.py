@@ -43,8 +43,6 @@ async def test_a_chunk_is_written_into_its_shard(key: str, chunk_id: int) -> Non
 @pytest.mark.parametrize(
     ("info", "key", "shard", "entry"),
     [
-        (MESHES, "7", "1.shard", (7, 0)),
-        (MESHES, "7.index", "1.shard", (7, 1)),
         (SKELETONS, "7", f"{address(7, MURMUR)[0]}.shard", (7,)),
         (ANNOTATIONS, "by_id/7", f"by_id/{address(7, MURMUR)[0]}.shard", (7,)),
         (ANNOTATIONS, "by_segment/7", f"by_segment/{address(7, MURMUR)[0]}.shard", (7,)),
@@ -54,7 +52,7 @@ async def test_a_chunk_is_written_into_its_shard(key: str, chunk_id: int) -> Non
 async def test_entries_of_other_things(
     info: Any, key: str, shard: str, entry: tuple[int, ...]
 ) -> None:
-    """Ids and cells; of a mesh there are two."""
+    """Ids and cells."""
     found = await slot(info, key)
 
     assert (found.shard.ref, found.entry) == (ROOT.join(shard), entry)
@@ -63,13 +61,10 @@ async def test_entries_of_other_things(
 async def test_shards_are_the_same_where_their_chunks_are_in_one() -> None:
     """So that what waits for it is gathered."""
     first, second, other = [(await slot(VOLUME, key)).shard for key in [*list(IDS)[:2], *IDS][:3]]
-    manifest, fragments = [(await slot(MESHES, key)).shard for key in ("7.index", "7")]
 
     assert (first, hash(first)) == (second, hash(second))
-    assert (manifest, hash(manifest)) == (fragments, hash(fragments))
     assert first == other
     assert first != (await slot(VOLUME, list(IDS)[4])).shard
-    assert first != manifest
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.errors import BadBodyError, BadKeyError, ConflictError, ShardgateError
+from app.errors import BadBodyError, BadKeyError, ConflictError, ReadOnlyError
 from app.model import VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.writing import Given
@@ -17,13 +17,11 @@ from tests.formats.neuroglancer_precomputed.case import (
     MURMUR,
     build,
     build_meshes,
-    encode_manifest,
-    mesh_info,
     skeleton_info,
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.resolve.writers import Between, Replica, replica
+from tests.resolve.writers import Between, replica
 from tests.resolving import ROOT
 from tests.zipped import zipped
 
@@ -42,13 +40,6 @@ def filled(objects: Mapping[str, bytes]) -> MemoryStore:
 def spelled(info: object) -> dict[str, bytes]:
     """Give a container without any chunk."""
     return {"info": json.dumps(info).encode()}
-
-
-async def put_each(one: Replica, given: Mapping[str, bytes | None]) -> list[ShardgateError]:
-    """Write keys at once; give what went wrong."""
-    changes = [Given(VirtualKey(key), body) for key, body in given.items()]
-    found = await one.writer.put_each(one.reading.dataset, changes)
-    return [each for each in found if isinstance(each, ShardgateError)]
 
 
 @pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA, MURMUR])
@@ -79,21 +70,6 @@ async def test_indexes_that_were_written_are_not_read_back() -> None:
     assert [call for call in store.calls if "shard" in call[1]][1:] == [("get", "s0/0.shard")]
 
 
-async def test_manifests_that_were_written_are_not_read_back() -> None:
-    """The next rewrite knows how long all fragments are."""
-    store = Between(filled(spelled(mesh_info(GZIP_DATA))))
-    one = replica(store)
-    for segment in (4, 8, 12):
-        bodies = {f"{segment}": b"fragments", f"{segment}.index": encode_manifest([[9]])}
-        assert not await put_each(one, bodies)
-    store.calls.clear()
-
-    await one.put("8", b"fractures")
-    assert [call for call in store.calls if "shard" in call[1]] == [("put", "0.shard")]
-    assert await one.read("8") == b"fractures"
-    assert await one.read("12.index") == encode_manifest([[9]])
-
-
 async def test_the_last_chunk_goes_with_its_shard() -> None:
     """Nothing is left but the document."""
     store = filled(build({KEY: b"chunk", OTHER_SHARD: b"other"}))
@@ -104,17 +80,16 @@ async def test_the_last_chunk_goes_with_its_shard() -> None:
     assert [each.ref.key async for each in store.list(ROOT.prefix)] == [f"{ROOT.key}/info"]
 
 
-async def test_meshes_are_written_whole() -> None:
-    """Half of one is a conflict; without its manifest a mesh is gone."""
-    one = replica(filled(build_meshes({"8": b"eight"}, sharding=RAW_SHARDING)))
-    both = {"12": b"twelve", "12.index": encode_manifest([[6]])}
-    (error,) = await put_each(one, {"4": b"four"})
-    assert isinstance(error, ConflictError)
+@pytest.mark.parametrize("body", [b"eight", None])
+@pytest.mark.parametrize("key", ["8", "8.index"])
+async def test_sharded_meshes_are_read_only(key: str, body: bytes | None) -> None:
+    """A mesh is two keys that have to fit together, and no client writes them one by one."""
+    store = filled(build_meshes({"8": b"eight"}, sharding=RAW_SHARDING))
+    one = replica(store)
+    with pytest.raises(ReadOnlyError, match="multi-resolution meshes can only be read"):
+        await one.put(key, body)
 
-    assert not await put_each(one, both)
-    assert await one.read("12") == b"twelve"
-    await one.put("8.index", None)
-    assert [await one.read(key) for key in ("8", "8.index", "4")] == [None] * 3
+    assert await one.read("8") == b"eight"
 
 
 async def test_gzip_may_be_sent_for_any_chunk() -> None:

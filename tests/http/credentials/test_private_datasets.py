@@ -28,7 +28,6 @@ REQUESTS: Final = [
     ("OPTIONS", "/{}/text.txt"),
     ("PUT", "/{}/text.txt"),
     ("DELETE", "/{}/text.txt"),
-    ("POST", "/{}?batch"),
     ("POST", "/{}?delete"),
     ("POST", "/{}/text.txt?uploads"),
     ("DELETE", "/{}?prefix=a/"),

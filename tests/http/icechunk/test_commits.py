@@ -17,7 +17,6 @@ import zarr
 from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, VirtualPrefix
-from tests.collecting import FAR_S, collect
 from tests.committing import (
     ONES,
     Client,
@@ -96,7 +95,7 @@ def test_readers_see_a_commit_at_once(client: Client) -> None:
 
 
 def test_nodes_change_in_every_way(client: Client) -> None:
-    """They are made, described otherwise, resized, replaced, deleted and moved."""
+    """They are made, described otherwise, resized, replaced and deleted."""
     client.commit(put_chunks("/a", client.chunk(), [0, 0], [1, 1], [0, 1], [1, 0]))
     client.commit(
         put_array("/a", 2, 4, attributes={"n": 1}),
@@ -105,14 +104,13 @@ def test_nodes_change_in_every_way(client: Client) -> None:
         put_array("/g/b", 2),
         put_chunks("/g/b", client.chunk(b"\x07\x08"), [0], length=2),
     )
-    client.commit({"op": "move_node", "from": "/g", "to": "/h"})
 
     root = zarr.open_group(client.repo.readonly_session("main").store, mode="r")
-    assert sorted(root) == ["a", "h"]
+    assert sorted(root) == ["a", "g"]
     assert dict(root["a"].attrs) == {"n": 1}
-    assert dict(root["h"].attrs) == {"k": "v"}
+    assert dict(root["g"].attrs) == {"k": "v"}
     assert client.values("a") == [[1] * 4] * 2
-    assert client.values("h/b") == [7, 8]
+    assert client.values("g/b") == [7, 8]
     client.library_commit("theirs", "a", 3)
 
 
@@ -197,16 +195,18 @@ def test_an_amended_commit_takes_the_place_of_the_last(client: Client) -> None:
 
 
 def test_only_the_last_commit_can_be_amended(client: Client) -> None:
-    """And not the first of all, nor a move by something else."""
+    """And not the first of all, nor one in which the library moved nodes."""
     parent = client.tip
-    client.commit({"op": "move_node", "from": "/g", "to": "/h"})
+    moving = client.repo.rearrange_session("main")
+    moving.move("/g", "/h")
+    moving.commit("moved")
 
     late = client.ask(put_group("/g"), amend=True, parent_id=parent)
     mixed = client.ask(put_group("/g"), amend=True)
 
     assert late.status_code == mixed.status_code == 409
     assert late.json()["conflicts"][0]["kind"] == "branch_moved"
-    assert "moves" in mixed.json()["detail"]
+    assert "moved nodes" in mixed.json()["detail"]
     client.repo.create_branch("young", list(client.repo.ancestry(branch="main"))[-1].id)
     assert client.ask(put_group("/"), branch="young", amend=True).status_code == 409
 
@@ -287,7 +287,7 @@ def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
     client.commit(put_group("/new"))
     refused = client.ask(put_group("/new"), put_chunks("/a", chunk_id, [0, 0]), parent_id=parent)
     own_id = client.chunk()
-    collect(client.place.folder, FAR_S)
+    client.repo.garbage_collect(datetime(2100, 1, 1, tzinfo=UTC))
     client.commit(put_group("/newer"))
 
     answers = [client.ask(put_chunks("/a", each, [0, 0])) for each in (chunk_id, own_id)]
@@ -411,14 +411,6 @@ def test_a_repository_that_is_locked_takes_no_commit(client: Client) -> None:
 
     assert answer.status_code == 423
     assert "moving" in answer.json()["detail"]
-
-
-def test_moves_may_be_forbidden(client: Client) -> None:
-    """A feature flag of the repository says so."""
-    client.repo.set_feature_flag("move_node", setting=False)
-
-    assert client.ask({"op": "move_node", "from": "/g", "to": "/h"}).status_code == 409
-    client.commit(put_group("/n"))
 
 
 def test_what_is_not_writable_takes_nothing(tmp_path: Path) -> None:

@@ -263,18 +263,6 @@ def test_deleting_a_group_deletes_what_is_in_it(pair: Replicas, session_id: str)
     assert pair.get(session_id, "g/b/c/0").status_code == 404
 
 
-def test_a_batch_makes_an_array_and_its_chunks(pair: Replicas) -> None:
-    """Whatever comes first in it."""
-    session_id, name = pair.begin(), secrets.token_hex(4)
-    lead = f"@session.{session_id}/{name}"
-    body = b""
-    for key, data in ((f"{lead}/c/0", b"12"), (f"{lead}/zarr.json", ARRAY)):
-        body += json.dumps({"key": key, "length": len(data)}).encode() + b"\n" + data
-    answer = pair.clients[0].put("/data?batch", content=body)
-    assert answer.status_code == 200, answer.text
-    assert pair.get(session_id, f"{name}/c/0", at=1).content == b"12"
-
-
 def test_a_session_needs_a_writable_dataset(tmp_path: Path) -> None:
     """Nothing is begun elsewhere."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))

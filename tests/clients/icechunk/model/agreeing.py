@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from html import unescape
-from typing import Any, Final
+from typing import Any
 
 import icechunk
 from zarr.core.buffer import default_buffer_prototype
@@ -14,15 +14,6 @@ from zarr.core.buffer import default_buffer_prototype
 from tests.clients.icechunk.comparing import without_members
 from tests.clients.icechunk.model.trees import Tree, chunk_key, key_of
 from tests.clients.icechunk.model.writers import Replica
-
-NODES: Final = (
-    "new_groups",
-    "new_arrays",
-    "deleted_groups",
-    "deleted_arrays",
-    "updated_groups",
-    "updated_arrays",
-)
 
 type Content = Mapping[str, bytes | None]
 """What is under each key, also under those that are not there."""
@@ -72,22 +63,15 @@ async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
 
 
 def by_service(replica: Replica, ref: str, tree: Tree, *, listed: bool) -> dict[str, bytes | None]:
-    """Read a ref from the service, all in one request; what is *listed* too."""
+    """Read a ref from the service, what is *listed* too."""
     keys = asked_keys(tree)
     if listed:
         keys = list(dict.fromkeys([*keys, *list_keys(replica, ref)]))
-    start = f"{replica.path}/{ref}/"
-    wanted = {"keys": [{"key": start + key} for key in keys]}
-    answer = replica.client.post("/data?batch", json=wanted)
-    assert answer.status_code == 200, answer.text
     found: dict[str, bytes | None] = {}
-    rest = answer.content
-    while rest:
-        line, _, rest = rest.partition(b"\n")
-        told = json.loads(line)
-        assert told["status"] in (200, 404), told
-        data, rest = rest[: told["length"]], rest[told["length"] :]
-        found[told["key"].removeprefix(start)] = data if told["status"] == 200 else None
+    for key in keys:
+        answer = replica.client.get(replica.key(ref, key))
+        assert answer.status_code in (200, 404), answer.text
+        found[key] = answer.content if answer.status_code == 200 else None
     return found
 
 
@@ -121,30 +105,6 @@ def compare_operations(replica: Replica, repo: icechunk.Repository) -> list[str]
     found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
     assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]
     return [kind for kind, _, _ in found]
-
-
-def diff_by_library(repo: icechunk.Repository, start: str, stop: str) -> dict[str, Any]:
-    """Tell the changes as the library does."""
-    diff = repo.diff(from_snapshot_id=start, to_snapshot_id=stop)
-    return {
-        **{name: sorted(getattr(diff, name)) for name in NODES},
-        "updated_chunks": diff.updated_chunks,
-        "moved_nodes": sorted(diff.moved_nodes),
-    }
-
-
-def compare_diff(replica: Replica, repo: icechunk.Repository, start: str, stop: str) -> None:
-    """Compare what changed; of an array that replaced another the library leaves some out."""
-    expected = diff_by_library(repo, start, stop)
-    told = replica.tell("/diff", from_=f"@{start}", to=f"@{stop}")
-    found = {name: told[name] for name in NODES}
-    found["moved_nodes"] = sorted((each["from"], each["to"]) for each in told["moved_nodes"])
-    found["updated_chunks"] = {at: each["chunks"] for at, each in told["updated_chunks"].items()}
-    if not {*expected["new_arrays"]}.isdisjoint(expected["deleted_arrays"]):
-        for path, chunks in expected.pop("updated_chunks").items():
-            assert [each for each in chunks if each not in found["updated_chunks"][path]] == []
-        found.pop("updated_chunks")
-    assert found == expected
 
 
 def _moment(text: str) -> datetime:

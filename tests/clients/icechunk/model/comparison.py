@@ -48,8 +48,6 @@ class Comparison(State):
             ancestry = list(self.repo.ancestry(branch=name))
             assert [each.id for each in ancestry] == self._ancestors(tip)
             agreeing.compare_history(replica, f"@branch.{quoted(name)}", ancestry)
-            for start in {each.id for each in (*ancestry[1:3], *ancestry[1:][-1:])}:
-                agreeing.compare_diff(replica, self.repo, start, tip)
 
     def _content(self, snapshot_id: str) -> agreeing.Content:
         """Read a snapshot with the library."""

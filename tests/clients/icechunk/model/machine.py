@@ -35,14 +35,6 @@ class Repository(Making, Refs, Upkeep, Comparison):
         begun.draft.take(steps)
         self._commit_at_once(begun, by, policy, amend=self._amends(begun, amend=amend))
 
-    @rule(where=NUMBER, back=st.sampled_from([0, 0, 1]), steps=MOVES, by=REPLICA, amend=SELDOM)
-    def move(self, where: int, back: int, steps: list[Step], by: int, *, amend: bool) -> None:
-        """Move nodes."""
-        begun = self._begin(where, back)
-        begun.is_moving = True
-        if begun.draft.take(steps):
-            self._commit_at_once(begun, by, "fail", amend=self._amends(begun, amend=amend))
-
     @rule(where=NUMBER, steps=STEPS, amend=SELDOM)
     def commit_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
         """Let the library commit."""
@@ -105,12 +97,14 @@ class Repository(Making, Refs, Upkeep, Comparison):
         self, where: int, first: int, theirs: list[Step], by: int, ours: list[Step], policy: str,
         *, in_session: bool
     ) -> None:  # fmt: skip
-        """Make changes, and commit them after another one has committed."""
+        """Make changes, and commit them after another one has committed; the library may move."""
+        if ours[0].what == "move" and by != LIBRARY:
+            return
         begun, other = self._begin(where, 0), self._begin(where, 0)
         begun.is_moving = ours[0].what == "move"
         if by == LIBRARY:
             self._take_by_library(begun, ours)
-        elif in_session and not begun.is_moving:
+        elif in_session:
             begun.session = self.replicas[by].begin(begun.branch)["session_id"]
             self._edit_session(begun, ours, by)
         else:

@@ -85,14 +85,10 @@ class Making(State):
         return amend and not (has_moves and before is not None and before.is_joined)
 
     def _may_amend(self, begun: Begun, tip: str) -> bool:
-        if self.commits[tip].parent_id is None:
-            return False
         before = self.commits[tip]
-        if not before.has_moves and not begun.is_moving:
-            return True
-        if begun.is_moving:
-            return not before.has_more
-        return begun.is_nothing and not begun.is_of_library
+        if before.parent_id is None:
+            return False
+        return not (before.has_more if begun.is_moving else before.has_moves)
 
     def _theirs(self, start: str, stop: str) -> Theirs:
         diff = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop)

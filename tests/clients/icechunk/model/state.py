@@ -73,15 +73,6 @@ class Begun:
         """Tell who made them."""
         return isinstance(self.session, icechunk.Session)
 
-    @property
-    def is_nothing(self) -> bool:
-        """Tell whether all is as before."""
-        documents = [
-            {(node.uid, path): node.document for path, node in tree.items()}
-            for tree in (self.draft.before, self.draft.tree)
-        ]
-        return not self.touched() and documents[0] == documents[1]
-
     def touched(self, *, is_session: bool = False) -> Touched:
         """Tell the changed chunks; sessions know nothing of those that only came and went."""
         before = {node.uid: node for node in self.draft.before.values()}

@@ -98,8 +98,8 @@ class Replica:
                 return {"op": "put_node", "path": path, "metadata": document}
             case Delete(path):
                 return {"op": "delete_node", "path": path}
-            case Move(source, target):
-                return {"op": "move_node", "from": source, "to": target}
+            case Move():
+                raise ValueError(edit)
             case Write(path, _, coords, None):
                 return {"op": "delete_chunks", "path": path, "coords": [coords]}
             case Write(path, _, coords, data):

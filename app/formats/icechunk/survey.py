@@ -1,0 +1,301 @@
+"""The references of one ref, and the shards and chunks behind them, for `inspect` and `verify`."""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+
+import numpy as np
+
+from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
+from app.formats.icechunk.index import Manifest
+from app.formats.icechunk.keys import MAIN, parse_ref
+from app.formats.icechunk.metadata import Chunks, Node, Snapshot
+from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
+from app.formats.icechunk.repository import Repository, foreign_place, named_by
+from app.formats.icechunk.virtual import resolve
+from app.formats.reading import DecodeError, Fetch, Opaque, Read
+from app.formats.surveying import (
+    ARRAYS,
+    Counted,
+    Enclosed,
+    Entry,
+    Expected,
+    Finding,
+    Flaw,
+    Shard,
+    Table,
+    Unchecked,
+)
+from app.formats.zarr_sharding_indexed.chunk import has_intact_checksum
+from app.formats.zarr_sharding_indexed.describe import describe
+from app.formats.zarr_sharding_indexed.metadata import Node as ZarrNode
+from app.formats.zarr_sharding_indexed.survey import ZarrShard
+from app.model import ByteRange, Condition, Fixed, ObjectRef, Part, Stored, VirtualKey
+
+type Follow = Callable[[str], ObjectRef]
+"""Returns the object of a virtual reference; raises `DecodeError`, `NotAllowedError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array of the snapshot."""
+
+    key: str
+    """Its virtual key, ref included."""
+    node: Node
+    chunks: Chunks
+    reads_chunks: bool
+    """Whether chunks, or shards, hold a checksum or an index that can be checked."""
+
+    def chunk_key(self, coords: tuple[int, ...]) -> str:
+        """Return the virtual key of the chunk *coords*, or of the first inner chunk of a shard."""
+        array = self.node.document.array
+        if array is None:
+            return f"{self.key}/{self.chunks.keys.format(coords)}"
+        shape = zip(coords, array.shard_shape, array.inner_chunk_shape, strict=True)
+        inner = tuple(at * shard // inner for at, shard, inner in shape)
+        return f"{self.key}/{array.keys.format(inner)}"
+
+
+class RefSurvey:
+    """Follows every reference of the snapshot that *ref* is at, manifest by manifest.
+
+    *chunks* also hands over unsharded chunks that end in a checksum.
+    """
+
+    def __init__(self, repository: Repository, ref: str, fetch: Fetch, *, chunks: bool) -> None:
+        self._repository = repository
+        self._ref = ref or MAIN.name
+        self._fetch = fetch
+        self._chunks = chunks
+
+    async def findings(self) -> AsyncGenerator[Finding]:
+        """Yield what is wrong, and what only the store can say.
+
+        Raises: `UnknownRefError`, `DamagedError` for the files that lead to the snapshot.
+        """
+        snapshot, spelled = await self._snapshot()
+        file = self._repository.file("snapshots", snapshot.object_id)
+        for path, reason in snapshot.faults:
+            yield Flaw(file, f"{spelled}{path}", reason)
+        arrays: dict[bytes, list[_Array]] = {each: [] for each in sorted(snapshot.manifests)}
+        for path, node in snapshot.nodes.items():
+            key = f"{spelled}/{path}".rstrip("/")
+            try:
+                array = self._array(key, node)
+            except DecodeError as error:
+                yield Flaw(file, key, str(error))
+                continue
+            if array is not None:
+                yield Counted(ARRAYS, 1)
+                for object_id, _ in array.chunks.manifests:
+                    arrays.setdefault(object_id, []).append(array)
+        async for finding in self._manifests(arrays, spelled):
+            yield finding
+
+    async def _manifests(
+        self, arrays: Mapping[bytes, Sequence[_Array]], spelled: str
+    ) -> AsyncGenerator[Finding]:
+        """Follow the references of *arrays*, by the manifests that hold them."""
+        containers = await self._repository.refs.containers(self._fetch)
+        prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
+
+        def follow(location: str) -> ObjectRef:
+            return resolve(location, self._repository.allowed, prefixes)
+
+        for object_id, some in arrays.items():
+            try:
+                manifest = await self._repository.manifest(object_id, self._fetch)
+            except (DamagedError, StorageError) as error:
+                yield Flaw(error.ref, some[0].key if some else spelled, error.reason)
+                continue
+            yield Counted("manifests", 1)
+            for array in some:
+                for finding in _References(self._repository, manifest, array, follow).findings():
+                    yield finding
+
+    async def _snapshot(self) -> tuple[Snapshot, str]:
+        """Read the snapshot, and spell the ref as keys do."""
+        for ref, spelled in parse_ref(self._ref):
+            snapshot = await self._repository.snapshot(ref, self._fetch)
+            if snapshot is not None:
+                return snapshot, spelled
+        raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
+
+    def _array(self, key: str, node: Node | DecodeError) -> _Array | None:
+        """Return the array of *node*; `None` for a group.
+
+        Raises: `DecodeError`.
+        """
+        if isinstance(node, DecodeError):
+            raise node
+        if node.chunks is None:
+            return None
+        is_checked = self._chunks and _ends_in_checksum(node.document)
+        is_sharded = node.document.array is not None
+        return _Array(key, node, node.chunks, is_sharded or is_checked)
+
+
+class _References:
+    """The references of one array in one manifest."""
+
+    def __init__(
+        self, repository: Repository, manifest: Manifest, array: _Array, follow: Follow
+    ) -> None:
+        self._repository = repository
+        self._file = repository.file("manifests", manifest.object_id)
+        self._manifest = manifest
+        self._array = array
+        self._follow = follow
+        self._needed: dict[tuple[ObjectRef, Condition | Fixed | None], Expected] = {}
+        """Of each object the reference that ends last."""
+        self._refused: dict[str, int] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with references, the objects they need, and the shards in them."""
+        node_id, grid = self._array.node.node_id, self._array.chunks.grid
+        yield from self._misplaced(node_id, len(grid))
+        coords = self._manifest.coords(node_id, len(grid))
+        yield Counted("references", len(coords))
+        inside = (coords < np.array(grid, np.uint64)).all(axis=1)
+        for each in coords[~inside].tolist():
+            yield Flaw(self._file, self._key(each), f"it is out of the chunk grid {list(grid)}")
+        for each in coords[inside].tolist():
+            yield from self._follow_reference(tuple(each))
+        yield from self._needed.values()
+        for reason, count in self._refused.items():
+            yield Unchecked(self._array.key, f"{count} of its chunks: {reason}")
+
+    def _misplaced(self, node_id: bytes, ndim: int) -> Iterator[Flaw]:
+        for found, other in self._manifest.columns:
+            # Old writers give the chunk of an array without dimensions one coordinate.
+            if found == node_id and other not in {ndim, ndim or 1}:
+                reason = f"references with {other} coordinates to an array of {ndim} dimensions"
+                yield Flaw(self._file, self._array.key, reason)
+
+    def _follow_reference(self, coords: tuple[int, ...]) -> Iterator[Finding]:
+        try:
+            reference = self._manifest.lookup(self._array.node.node_id, coords)
+            if reference is None:
+                return
+            place, data = self._place(reference)
+        except DecodeError as error:
+            yield Flaw(self._file, self._key(coords), str(error))
+            return
+        except NotAllowedError as error:
+            reason = str(error)
+            self._refused[reason] = self._refused.get(reason, 0) + 1
+            return
+        if self._array.reads_chunks:
+            yield Enclosed(self._array.key, enclose(self._array.node, coords, place), data)
+        elif data is None:
+            known = self._needed.get((place.ref, place.version))
+            if known is None or known.place.byte_range.stop < place.byte_range.stop:
+                expected = Expected(self._key(coords), place)
+                self._needed[place.ref, place.version] = expected
+
+    def _place(self, reference: Reference) -> tuple[Stored | Part, bytes | None]:
+        """Return where *reference* leads to; bytes held by the manifest come along.
+
+        Raises: `DecodeError`, `NotAllowedError`.
+        """
+        match reference:
+            case Native(chunk_id, byte_range):
+                name = self._repository.file("chunks", chunk_id)
+                return Stored(name, byte_range, named_by(chunk_id)), None
+            case Inlined(place):
+                data = self._manifest.read(place)
+                return Part(self._file, ByteRange(0, len(data))), data
+            case Virtual(location, byte_range, checksum):
+                return foreign_place(self._follow(location), byte_range, checksum), None
+
+    def _key(self, coords: tuple[int, ...]) -> str:
+        return self._array.chunk_key(tuple(coords))
+
+
+def enclose(node: Node, coords: tuple[int, ...], place: Stored | Part) -> Shard:
+    """Return the shard, or unsharded chunk, at the grid position *coords*, stored at *place*."""
+    array = node.document.array
+    if array is None:
+        key = VirtualKey(node.chunks.keys.format(coords) if node.chunks else "")
+        return PlainChunk(key, place)
+    return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
+
+
+def _ends_in_checksum(document: ZarrNode) -> bool:
+    """Whether the last codec of an inner chunk is a checksum.
+
+    Raises: `DecodeError`.
+    """
+    return describe(document).codecs[-1:] == ("crc32c",)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyShard:
+    """The shard that a key was asked for in."""
+
+    shard: Shard
+    prefix: str = ""
+
+    def named(self, _: str) -> Shard | None:
+        """Know of no object that is a shard."""
+        return None
+
+    def holding(self, _: VirtualKey) -> Shard | None:
+        """Give the only one."""
+        return self.shard
+
+    def every(self) -> Iterator[Shard] | None:
+        """Give the only one."""
+        return iter((self.shard,))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainChunk:
+    """An unsharded chunk that ends in a checksum, seen as a shard of one chunk without index."""
+
+    key: VirtualKey
+    place: Stored | Part
+
+    @property
+    def ref(self) -> ObjectRef:
+        """The object it is in."""
+        return self.place.ref
+
+    async def survey(self, fetch: Fetch) -> "PlainSurvey":
+        """Learn the version of the object where the reference does not name it."""
+        if isinstance(self.place, Stored):
+            return PlainSurvey(self, self.place)
+        found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, self.place.version))
+        if found is None:
+            raise DamagedError(self.ref, "does not exist, though it is referred to")
+        return PlainSurvey(self, Stored(self.ref, self.place.byte_range, found.etag))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSurvey:
+    """The place of the chunk in one version of its object."""
+
+    chunk: PlainChunk
+    whole: Stored
+    indexes: tuple[ByteRange, ...] = ()
+    index_location: str = "end"
+    checksummed: tuple[ByteRange, ...] = ()
+    count: int = 1
+
+    @property
+    def inner(self) -> Callable[[Entry], Shard] | None:
+        """It is a chunk."""
+        return None
+
+    def table(self) -> Table:
+        """Name all of it."""
+        return Table((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
+
+    def key(self, _: Entry) -> VirtualKey:
+        """Spell the only key."""
+        return self.chunk.key
+
+    def check(self, _: Entry, data: bytes) -> str | None:
+        """Compare the checksum."""
+        return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

@@ -296,6 +296,25 @@ def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
     assert all("does not exist" in each.json()["detail"] for each in answers)
 
 
+def test_a_regular_expression_that_re2_does_not_accept_is_a_conflict(tmp_path: Path) -> None:
+    """The answer names it; what is stored can be read."""
+    condition = icechunk.ManifestSplitCondition.path_matches("(?=a)")
+    split = icechunk.ManifestSplittingConfig.from_dict(
+        {condition: {icechunk.ManifestSplitDimCondition.Any(): 2}}
+    )
+    place = new_place(tmp_path)
+    place.create(manifest=icechunk.ManifestConfig(splitting=split)).save_config()
+    with api(place) as served:
+        client = Client(served, place)
+        client.commit(put_group("/"))
+
+        answer = client.ask(put_array("/a", 4), put_chunks("/a", client.chunk(), [0]))
+
+        assert answer.status_code == 409
+        assert "'(?=a)'" in answer.json()["detail"]
+        assert client.api.client.get("/repo/zarr.json").status_code == 200
+
+
 def test_manifests_are_split_as_the_repository_says(tmp_path: Path) -> None:
     """Of an array that is divided only the part is rewritten that has changed."""
     split = icechunk.ManifestSplittingConfig.from_dict(

@@ -36,7 +36,7 @@ class Eraser:
         Raises: `ReadOnlyError` where a repository is, or is in the way; the first error that a
         key met.
         """
-        await self._demand_place(dataset, f"{prefix}_")
+        await self._demand_place(dataset, f"{prefix}0.0")  # named like a chunk, and no mesh
         root = self._resolver.root(dataset)
         layout, rest = await dataset.containers.find(dataset.root, prefix, root.fetch)
         if not rest or isinstance(layout, PassThrough):

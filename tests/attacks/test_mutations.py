@@ -42,7 +42,7 @@ KINDS: Final = {
     "repo", "repo-beside", "ref", "snapshot-header", "chunk",
 }  # fmt: skip
 """What formats read; each is read of some container here."""
-ELSEWHERE: Final = {"backup", "repo-backup", "config", "ref-deleted"}
+ELSEWHERE: Final = {"repo-backup", "config", "ref-deleted"}
 """Kinds that `verify`, old operations and version 1 lead to: see Icechunk's own tests."""
 
 

@@ -429,7 +429,7 @@ def test_limits(bucket: Api) -> None:
 def test_every_route_is_documented(bucket: Api) -> None:
     """With what it answers, and what its parameters mean."""
     schema = bucket.client.get("/openapi.json").json()
-    for route in ("branches", "tags", "history", "operations", "diff"):
+    for route in ("branches", "tags", "history", "operations"):
         get = schema["paths"][f"/api/datasets/{{dataset}}/{route}"]["get"]
         assert get["description"]
         assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]

@@ -8,6 +8,8 @@ import pytest
 from app.errors import ReadOnlyError
 from app.model import VirtualKey
 from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import build_meshes
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.repositories import create
 from tests.resolve.writers import (
     filled,
@@ -39,6 +41,16 @@ async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> Non
         ROOT.join("notes/one").key,
     ]
     assert await one.read("a/c/3") is None
+
+
+async def test_sharded_meshes_are_taken_away_as_a_whole(memory: MemoryStore) -> None:
+    """Though no single one can be written."""
+    for name, data in build_meshes({"8": b"eight"}, sharding=RAW_SHARDING).items():
+        memory.place(ROOT.join(f"mesh/{name}"), data)
+    one = replica(memory)
+
+    assert await one.eraser.erase(one.reading.dataset, VirtualKey("mesh/")) == 2
+    assert [listed async for listed in memory.list(ROOT.join("mesh/").prefix)] == []
 
 
 def _files_of_repository(folder: Path) -> dict[str, bytes]:

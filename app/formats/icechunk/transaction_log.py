@@ -68,7 +68,9 @@ class TransactionLogDecoder:
             updated_arrays=_nodes(root, 5, "updated_arrays"),
             updated_groups=_nodes(root, 6, "updated_groups"),
             updated_chunks=read_updated_chunks(root.tables(7)),
-            moved_paths=tuple(required(each.text(0), "from") for each in root.tables(8)),
+            moved_paths=tuple(
+                required(each.text(0), "path before a move") for each in root.tables(8)
+            ),
         )
 
 

@@ -178,20 +178,6 @@ class Changes(RuleBasedStateMachine):
         assert self.repo.get_status().limited_availability_reason == "moment"
         self.change(StatusChanged(Availability.ONLINE))
 
-    @rule()
-    def collect(self) -> None:
-        """Let the library list no more what nothing leads to."""
-        kept: set[str] = set()
-        for at in [*self.branches.values(), *self.tags.values()]:
-            each: str | None = at
-            while each is not None:
-                kept.add(each)
-                each = self.snapshots[each][0]
-        if kept != self.snapshots.keys():
-            self.repo.garbage_collect(datetime(2100, 1, 1, tzinfo=UTC))
-            self.operations += 1
-            self.snapshots = {each: self.snapshots[each] for each in kept}
-
     @invariant()
     def agree(self) -> None:
         """Compare what the library tells, and our own reader, with the model."""

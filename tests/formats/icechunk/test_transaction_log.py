@@ -129,9 +129,6 @@ def test_it_weighs_what_it_holds() -> None:
         ({7: [{0: Struct(A), 1: [{}]}]}, "no coords"),
         ({7: [{0: Struct(A), 1: [{1: U8(1)}]}]}, "no coords"),
         ({8: [_move(None, "/a")]}, "no path before"),
-        ({8: [_move("/a", None)]}, "no path after"),
-        ({8: [_move("/a", "/b", 2)]}, "unknown type 2"),
-        ({8: [{0: "/a", 1: "/b"}]}, "no node_id"),
     ],
 )
 def test_a_log_that_lacks_what_it_must_have_is_damaged(more: Fields, reason: str) -> None:

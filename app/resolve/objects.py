@@ -53,9 +53,12 @@ class ObjectWriter:
 
         Raises: `PreconditionFailedError`, `BadBodyError`, `BusyError`, `StorageError`.
         """
-        inflated = await self._inflated(body) if headers.is_gzip else body  # else no reader could
-        if not self._store.keeps_headers(ref):
-            body, headers = inflated, NO_HEADERS
+        is_kept = self._store.keeps_headers(ref)
+        if headers.is_gzip:
+            inflated = await self._inflated(body)  # else no reader could
+            body = body if is_kept else inflated
+            del inflated  # not held while the store is slow
+        headers = headers if is_kept else NO_HEADERS
 
         async def attempt() -> ETag | Conflict:
             expected = await self._expected(ref, demand)

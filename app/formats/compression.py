@@ -42,12 +42,12 @@ def deflate(data: bytes) -> bytes:
 
 
 def inflated_nbytes(data: bytes) -> int:
-    """Tell how much *data* says that it holds: in vain if it lies, or is several members."""
+    """Return the inflated size in the last member of *data*: not to be trusted, or of it all."""
     return int.from_bytes(data[-4:], "little")
 
 
 def inflate(data: bytes, most_nbytes: int) -> bytes:
-    """Give what *data*, one gzip member or several, holds.
+    """Inflate *data*, one gzip member or several.
 
     Raises: `DecodeError` for what is no gzip, ends early, or holds more than *most_nbytes*.
     """

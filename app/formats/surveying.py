@@ -165,7 +165,7 @@ class Listing(Protocol):
     """Name what is stored in a container."""
 
     def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """Give the keys of the objects below *prefix*, both relative to the container.
+        """List the keys of the objects below *prefix*, both relative to the container.
 
         Raises: `StorageError`, where the store cannot list one that is ``lasting``.
         """
@@ -188,11 +188,11 @@ class Trace(NamedTuple):
     manifest: ObjectRef
     """The object that holds the reference."""
     location: str
-    """What the reference names, as it says so itself; empty where it holds the bytes."""
+    """The object or URL that is referred to; empty where the manifest holds the bytes."""
 
 
 class Flaw(NamedTuple):
-    """What is wrong with the object *ref*, seen by *key*, which is relative to the container."""
+    """A fault of the object *ref*, found by *key*, which is relative to the container."""
 
     ref: ObjectRef
     key: str
@@ -200,7 +200,7 @@ class Flaw(NamedTuple):
 
 
 class Unchecked(NamedTuple):
-    """What cannot be checked, and why."""
+    """Keys that cannot be checked, and the reason."""
 
     key: str
     reason: str
@@ -213,7 +213,7 @@ class Counted(NamedTuple):
     number: int
 
 
-class Expected(NamedTuple):
+class NeededObject(NamedTuple):
     """An object that has to exist, in the version and of the length that a reference names."""
 
     key: str
@@ -224,13 +224,13 @@ class Enclosed(NamedTuple):
     """A shard that a reference leads to, wherever it is."""
 
     path: str
-    """What keys of the shard are relative to, below the container."""
+    """The prefix of the shard's keys, below the container."""
     shard: Shard
     data: bytes | None = None
     """All bytes of the shard, where its object is only what holds them."""
 
 
-type Finding = Flaw | Unchecked | Counted | Expected | Enclosed
+type Finding = Flaw | Unchecked | Counted | NeededObject | Enclosed
 
 
 @runtime_checkable

@@ -34,8 +34,7 @@ _ABOUT: Final = """What is served. The bytes are elsewhere:
 
 - `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
 is `writable`.
-- `POST /{dataset}?batch` reads many keys, `PUT /{dataset}?batch` writes them, \
-`DELETE /{dataset}?prefix=a/` takes all below a prefix away.
+- `DELETE /{dataset}?prefix=a/` deletes all keys below a prefix.
 - `GET /{dataset}?list-type=2` lists keys; clients of S3 take a dataset for a bucket.
 - `PUT /{dataset}/@session.{session_id}/{key}` writes into a session of an Icechunk repository, \
 which is begun and committed below.

@@ -48,7 +48,7 @@ class Hosts:
         self._names = frozenset({_ADDRESS, "localhost", host.lower(), *names})
 
     def admits(self, host: bytes) -> bool:
-        """Tell whether *host*, the value of ``Host``, is a name of the service, with any port."""
+        """Return whether *host*, the value of ``Host``, is a name of the service, with any port."""
         return self._any or _name_of(host[:_HOST_NBYTES]) in self._names
 
 

@@ -47,7 +47,7 @@ async def perform[T: Weighable](
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a read holds of a budget, if there is one."""
+    """The bytes that a read holds of a budget, if there is one."""
 
     budget: ByteBudget | None
     nbytes: int = 0

@@ -18,9 +18,9 @@ from app.formats.surveying import (
     Collection,
     Counted,
     Enclosed,
-    Expected,
     Finding,
     Flaw,
+    NeededObject,
     Shard,
     Shards,
     Stateful,
@@ -99,7 +99,7 @@ async def _check(found: _Found, *, chunks: bool) -> Report:
     return check.report
 
 
-async def _expect(store: ObjectReader, path: str, expected: Expected) -> Report:
+async def _expect(store: ObjectReader, path: str, expected: NeededObject) -> Report:
     """Check that an object exists and is long enough, with one request."""
     report = Report()
     if (reason := await _find_fault(store, expected.place)) is not None:
@@ -165,7 +165,7 @@ def _take(root: Root, path: str, finding: Finding, report: Report, *, chunks: bo
             report.arrays += number
         case Counted(things, number):
             report.counts[things] = report.counts.get(things, 0) + number
-        case Expected():
+        case NeededObject():
             return partial(_expect, root.store, path, finding)
         case Enclosed(below, shard, data):
             store: ObjectReader = root.store

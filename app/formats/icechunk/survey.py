@@ -19,9 +19,9 @@ from app.formats.surveying import (
     Counted,
     Enclosed,
     Entry,
-    Expected,
     Finding,
     Flaw,
+    NeededObject,
     Shard,
     Table,
     Unchecked,
@@ -37,7 +37,7 @@ type Follow = Callable[[str], ObjectRef]
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class _SurveyedArray:
     """An array of the snapshot."""
 
     key: str
@@ -78,7 +78,9 @@ class RefSurvey:
         file = self._repository.file("snapshots", snapshot.object_id)
         for path, reason in snapshot.faults:
             yield Flaw(file, f"{spelled}{path}", reason)
-        arrays: dict[bytes, list[_Array]] = {each: [] for each in sorted(snapshot.manifests)}
+        arrays: dict[bytes, list[_SurveyedArray]] = {
+            each: [] for each in sorted(snapshot.manifests)
+        }
         for path, node in snapshot.nodes.items():
             key = f"{spelled}/{path}".rstrip("/")
             try:
@@ -94,7 +96,7 @@ class RefSurvey:
             yield finding
 
     async def _manifests(
-        self, arrays: Mapping[bytes, Sequence[_Array]], spelled: str
+        self, arrays: Mapping[bytes, Sequence[_SurveyedArray]], spelled: str
     ) -> AsyncGenerator[Finding]:
         """Follow the references of *arrays*, by the manifests that hold them."""
         containers = await self._repository.refs.containers(self._fetch)
@@ -122,7 +124,7 @@ class RefSurvey:
                 return snapshot, spelled
         raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
 
-    def _array(self, key: str, node: Node | DecodeError) -> _Array | None:
+    def _array(self, key: str, node: Node | DecodeError) -> _SurveyedArray | None:
         """Return the array of *node*; `None` for a group.
 
         Raises: `DecodeError`.
@@ -133,21 +135,21 @@ class RefSurvey:
             return None
         is_checked = self._chunks and _ends_in_checksum(node.document)
         is_sharded = node.document.array is not None
-        return _Array(key, node, node.chunks, is_sharded or is_checked)
+        return _SurveyedArray(key, node, node.chunks, is_sharded or is_checked)
 
 
 class _References:
     """The references of one array in one manifest."""
 
     def __init__(
-        self, repository: Repository, manifest: Manifest, array: _Array, follow: Follow
+        self, repository: Repository, manifest: Manifest, array: _SurveyedArray, follow: Follow
     ) -> None:
         self._repository = repository
         self._file = repository.file("manifests", manifest.object_id)
         self._manifest = manifest
         self._array = array
         self._follow = follow
-        self._needed: dict[tuple[ObjectRef, Condition | Fixed | None], Expected] = {}
+        self._needed: dict[tuple[ObjectRef, Condition | Fixed | None], NeededObject] = {}
         """Of each object the reference that ends last."""
         self._refused: dict[str, int] = {}
 
@@ -191,7 +193,7 @@ class _References:
         elif data is None:
             known = self._needed.get((place.ref, place.version))
             if known is None or known.place.byte_range.stop < place.byte_range.stop:
-                expected = Expected(self._key(coords), place)
+                expected = NeededObject(self._key(coords), place)
                 self._needed[place.ref, place.version] = expected
 
     def _place(self, reference: Reference) -> tuple[Stored | Part, bytes | None]:
@@ -238,15 +240,15 @@ class OnlyShard:
     prefix: str = ""
 
     def named(self, _: str) -> Shard | None:
-        """Know of no object that is a shard."""
+        """Return `None`: objects are not looked up by name."""
         return None
 
     def holding(self, _: VirtualKey) -> Shard | None:
-        """Give the only one."""
+        """Return the only shard."""
         return self.shard
 
     def every(self) -> Iterator[Shard] | None:
-        """Give the only one."""
+        """Iterate over the only shard."""
         return iter((self.shard,))
 
 
@@ -263,7 +265,7 @@ class PlainChunk:
         return self.place.ref
 
     async def survey(self, fetch: Fetch) -> "PlainSurvey":
-        """Learn the version of the object where the reference does not name it."""
+        """Read the version of the object where the reference does not name it."""
         if isinstance(self.place, Stored):
             return PlainSurvey(self, self.place)
         found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, self.place.version))
@@ -289,11 +291,11 @@ class PlainSurvey:
         return None
 
     def table(self) -> Table:
-        """Name all of it."""
+        """Return one entry, of all bytes."""
         return Table((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
 
     def key(self, _: Entry) -> VirtualKey:
-        """Spell the only key."""
+        """Return the key of the chunk."""
         return self.chunk.key
 
     def check(self, _: Entry, data: bytes) -> str | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from app.formats.contract import Layout
@@ -49,6 +49,8 @@ class Marked:
 
     dialect: Dialect[Any] | None = None
     spec: Weighable | None = None
+    is_metadata: bool = True
+    """Whether it begins as metadata do; an error page, say, does not."""
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +104,7 @@ class MarkerDecoder:
         Raises: `DecodeError` for what is no JSON any more, or contradicts itself.
         """
         if not begins_like_json(data):
-            return self._claim(None, data)
+            return replace(self._claim(None, data), is_metadata=False)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
 
     def _claim(self, document: Json, data: bytes) -> Marked:

@@ -74,8 +74,8 @@ class Copier:
                 raise TooLargeError(f"{key}: has {wanted.length} bytes, too many to be copied")
             return Selection(HTTPStatus.OK, wanted, wanted, is_gzip)
 
-        source = self._resolver.open(dataset, key, chosen, part or EVERYTHING)
-        async with asked.held() as held, source as opened:
+        held = Held(asked.budget)
+        async with self._resolver.open(dataset, key, chosen, part or EVERYTHING, held) as opened:
             if opened is None:
                 detail = f"{dataset.name} has no {key}"
                 await asked.answer.problem(HTTPStatus.NOT_FOUND, detail)
@@ -120,5 +120,5 @@ async def _read(opened: Opened[Selection], held: Held) -> bytes:
     if isinstance(opened.body, bytes):
         return opened.body
     if opened.choice.reads is not None:
-        await held.reserve(opened.choice.reads.length)
+        await held.grow(opened.choice.reads.length)
     return b"".join([piece async for piece in opened.body])

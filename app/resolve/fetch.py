@@ -248,7 +248,7 @@ class ReadCache:
         finally:
             kind_of_read.reset(before)
         if read.kind in _MARKERS:
-            if found is None:
+            if found is None or not _is_metadata(found):
                 self._check_absence(read.ref, asked_at)
             elif asked_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
@@ -261,6 +261,11 @@ class ReadCache:
         """Find what a conditional read could confirm."""
         entry = self._ever(read)
         return None if entry is None else cast("Versioned[Any]", entry.known)
+
+
+def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
+    """Return whether what was read of a marker can be one: an error page can not."""
+    return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
 
 
 def _text_nbytes(key: Hashable) -> int:

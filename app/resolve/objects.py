@@ -14,7 +14,7 @@ from app.errors import (
     UnwritableError,
 )
 from app.formats.compression import inflate
-from app.formats.documents import etag_of_rewritten
+from app.formats.documents import begins_like_json, etag_of_rewritten
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.formats.writing import Document
 from app.model import ByteRange, ETag, ObjectRef
@@ -105,7 +105,10 @@ class ObjectWriter:
             return await self._store.put(ref, [translated], expected=etag or ABSENT)
 
         etag = await self._repeat(ref, attempt)
-        self._fetch.mark_present(ref)
+        if begins_like_json(translated):
+            self._fetch.mark_present(ref)
+        else:
+            self._fetch.mark_removed(ref)
         return etag if translated == given else etag_of_rewritten(etag)
 
     async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:

@@ -34,6 +34,13 @@ class Held:
             self._budget.release(self._nbytes - nbytes)
         self._nbytes = nbytes
 
+    async def grow(self, nbytes: int) -> None:
+        """Hold *nbytes* of the budget more.
+
+        Raises: `BusyError`.
+        """
+        await self.reserve(self._nbytes + nbytes)
+
     async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
         """Hold *stream* open."""
         if self._streams is None:

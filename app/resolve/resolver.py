@@ -130,13 +130,14 @@ class Resolver:
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None = None,
+        held: Held | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
         """Look *key* up, let *choose* decide what of it is wanted, and hold those bytes.
 
         `None` proves that there are no such bytes. *reading* is the part that will be read
         whatever the entity turns out to be: it saves asking for the size of an object that is
         served as it is. Where *choose* gives `None` for gzip it is asked again with what that
-        holds.
+        holds. The bytes are reserved in *held* until the block ends.
 
         Raises: `VersionChangedError` only where the object never holds still, `StorageError`,
         `DamagedError`, `BusyError`.
@@ -156,7 +157,7 @@ class Resolver:
                     raise
                 raise VersionChangedError(ref) from error
 
-        return Opening(attempt, self._fetch, Held(self._budget))
+        return Opening(attempt, self._fetch, held or Held(self._budget))
 
     async def _find(
         self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: Held

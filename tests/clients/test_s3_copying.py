@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,21 @@ def test_inner_chunks_have_the_time_of_their_shard(s3: Any, folder: Path) -> Non
     s3.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
 
     assert abs(modified_s() - (folder / "array/c/0").stat().st_mtime) <= 1
+
+
+def test_many_copies_of_large_objects_at_once_all_succeed(tmp_path: Path) -> None:
+    """Each of them reserves its body in the reservation that it reads the source with."""
+    body = os.urandom(3 * 2**20)
+    (tmp_path / "large").write_bytes(body)
+    datasets = {"data": DatasetSettings(url=str(tmp_path), writable=True)}
+    limits = LimitSettings(stream_bytes=2**20, in_flight_bytes=8 * 2**20)
+
+    with serving(Settings(datasets=datasets, limits=limits)) as served:
+        s3 = open_boto3(served)
+        with ThreadPoolExecutor(24) as threads:
+            copies = threads.map(
+                lambda n: s3.copy_object(Bucket="data", Key=f"copy/{n}", CopySource="data/large"),
+                range(24),
+            )
+            assert len(list(copies)) == 24
+    assert all((tmp_path / f"copy/{n}").read_bytes() == body for n in range(24))

@@ -10,7 +10,7 @@ import app.formats
 from app.errors import DamagedError, MetadataMissingError, ShardgateError
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shard, Shards
-from app.model import ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
 from app.resolve.walk import Root, find_collections, list_names
@@ -280,9 +280,10 @@ _MARKERS = ("zarr.json", "info", "repo", "refs/branch.main/ref.json", ".array.js
 
 
 class _LosingStore(MemoryStore):
-    """Does not find a marker at its n-th read of one."""
+    """Answers the n-th read of a marker with nothing, or with an error page as if it were one."""
 
     loses_at = 10**9
+    page: Found | None = None
 
     async def get(
         self,
@@ -292,18 +293,25 @@ class _LosingStore(MemoryStore):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Find nothing when it is time, else read."""
+        """Find no marker when it is time, else read."""
         found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
         self.loses_at -= found is not None and ref.key.endswith(_MARKERS)
-        return None if self.loses_at == -1 else found
+        return self.page if self.loses_at == -1 else found
+
+
+_PAGE = b"<html>Bad gateway</html>"
 
 
 @every_case
-async def test_a_lost_marker_is_never_absence_of_chunks(case: Case) -> None:
+@pytest.mark.parametrize(
+    "page", [None, Found(_PAGE, ByteRange(0, len(_PAGE)), len(_PAGE), ETag('"page"'))]
+)
+async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found | None) -> None:
     """Whichever marker that was seen is not found at a read, a chunk is right or an error."""
     key, expected = next(iter(case.chunks.items()))
     for step in range(5):
         store = _LosingStore()
+        store.page = page
         _store(case.build(case.chunks), store)
         clock = Clock()
         data = reading(store, clock=clock)
@@ -312,7 +320,7 @@ async def test_a_lost_marker_is_never_absence_of_chunks(case: Case) -> None:
         store.loses_at = step
         try:
             assert await data.read(key) == expected
-        except MetadataMissingError:
+        except (MetadataMissingError, DamagedError):
             clock.now += 1
             assert await data.read(key) == expected
         else:

@@ -65,6 +65,11 @@ class Marker:
         """Bytes of memory that the value holds."""
         return 0 if self.info is None else self.info.nbytes
 
+    @property
+    def is_metadata(self) -> bool:
+        """Whether it is a file of Icechunk; an error page, say, is not."""
+        return self.info is not None
+
 
 @dataclass(frozen=True, slots=True)
 class MarkerDecoder:

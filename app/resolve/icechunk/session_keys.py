@@ -18,6 +18,7 @@ from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions, root_of
 from app.resolve.listing import Page
+from app.resolve.opening import Held
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.writing import Given, Outcome, Writer
 from app.storage.contract import NO_HEADERS, ObjectHeaders
@@ -102,11 +103,12 @@ class SessionResolver(Resolver):
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None = None,
+        held: Held | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
         """Look *key* up where it leads."""
         if names_session(key):
-            return self._open(dataset, key, choose, reading)
-        return super().open(dataset, key, choose, reading)
+            return self._open(dataset, key, choose, reading, held)
+        return super().open(dataset, key, choose, reading, held)
 
     @asynccontextmanager
     async def _open[C: Choice](
@@ -115,11 +117,12 @@ class SessionResolver(Resolver):
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None,
+        held: Held | None,
     ) -> AsyncGenerator[Opened[C] | None]:
         if (entered := await self._doors.enter(dataset, key)) is None:
-            opening = super().open(dataset, key, choose, reading)
+            opening = super().open(dataset, key, choose, reading, held)
         else:
-            opening = self._inner.open(entered.dataset, entered.rest(key), choose, reading)
+            opening = self._inner.open(entered.dataset, entered.rest(key), choose, reading, held)
         async with opening as opened:
             yield opened
 

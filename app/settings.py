@@ -52,85 +52,85 @@ type _Names = Annotated[tuple[str, ...], BeforeValidator(list_from_text)]
 
 
 class ServerSettings(Section):
-    """How the service listens."""
+    """Listening, logging, and pages that may read."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     hosts: Annotated[_Names, AfterValidator(host_names)] = ()
-    """Names of the service besides `host`, `localhost` and IP addresses; `*` for any."""
+    """Host names of the service besides `host`, `localhost`, IP addresses; `*` for any."""
     workers: PositiveInt = 1
-    """Processes; each has caches of its own."""
+    """Number of processes; each has its own caches."""
     cors_origins: Annotated[_Names, AfterValidator(origins)] = ("*",)
-    """Origins whose pages may read answers; `*` allows all."""
+    """Origins whose pages may read answers (CORS); `*` allows all."""
     metrics: _Names | None = None
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
     trusted_proxies: _Networks = ()
-    """Networks of proxies whose X-Forwarded-For tells the client, such as `10.0.0.0/8`."""
+    """Networks of proxies whose X-Forwarded-For is trusted, such as `10.0.0.0/8`."""
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
-    """Least severity that is logged."""
+    """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
-    """Lines of the log: for people, or one JSON object each."""
+    """`text`, or `json` for one JSON object per line."""
     access_log: bool = False
-    """Whether each request is a line of the log; keys are named in it at `debug` only."""
+    """Log a line for each request, with its key at level `debug` only."""
 
 
 class CacheSettings(Section):
-    """What is kept in memory."""
+    """Sizes and freshness of caches."""
 
     index_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """Weight limit of decoded shard indexes and metadata."""
+    """Size of the cache of decoded shard indexes and metadata."""
     chunk_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """Weight limit of encoded chunk bodies; `0` switches that cache off."""
+    """Size of the cache of encoded chunks; `0` disables it."""
     ttl_s: PositiveFloat = 60.0
-    """A mutable answer, absence too, is served without asking the store at most this long."""
+    """Longest time to serve a mutable answer, absence included, without asking the store."""
 
 
 class LimitSettings(Section):
-    """Bounds on single reads and on all of them together."""
+    """Limits on single requests and on all of them together."""
 
     metadata_bytes: ByteSize = ByteSize(8 * 1024**2)
-    """A larger metadata document is refused."""
+    """Largest metadata document."""
     whole_index_bytes: ByteSize = ByteSize(4 * 1024**2)
-    """A larger shard index is read one entry at a time, its checksum unseen."""
+    """Largest shard index read whole; larger ones are read by entry, without their checksum."""
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
-    """A larger minishard index or mesh manifest is refused, and gzip that holds more."""
+    """Largest minishard index, mesh manifest, or inflated gzip chunk."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
-    """A larger file of an Icechunk repository is refused: `repo`, snapshots, manifests, logs."""
+    """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
     coalesce_gap_bytes: ByteSize = ByteSize(4 * 1024)
-    """Ranges of one object asked for at once are read together across gaps up to this."""
+    """Largest gap across which concurrent reads of an object are merged."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
-    """A larger body is passed on in pieces and not cached."""
+    """Largest body that is read whole and cached; larger ones are streamed."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)
-    """Bytes read from stores and not yet taken by clients, or from clients, and one body more."""
+    """Bytes in flight between stores and clients; one body may exceed it."""
     max_chunk_bytes: ByteSize = ByteSize(64 * 1024**2)
-    """A larger body of one key is refused before it is read."""
+    """Largest body of a PUT."""
     connections: PositiveInt = 64
-    """Reads under way from one server, at most; as many again that are passed on in pieces."""
+    """Concurrent reads from one server, and as many streams."""
     requests: PositiveInt = 1024
-    """Requests answered at once, at most; chunks in the cache are not counted."""
+    """Concurrent requests; those answered from the cache are not counted."""
     client_requests: NonNegativeInt = 0
-    """The same for each address that they come from; `0` sets no bound."""
+    """Concurrent requests of one client address; `0` for no limit."""
     answer_s: PositiveFloat = 120.0
-    """Longest wait for the answer to a read to begin."""
+    """Longest time until the answer to a read begins."""
     timeout_s: PositiveFloat = 10.0
-    """Longest silence of a store, or of a client that sends a body."""
+    """Longest pause of a store, or of a client that sends a body."""
     deadline_s: PositiveFloat = 30.0
-    """Longest time for one read of a store, retries included."""
+    """Longest time for one read from a store, retries included."""
 
 
 class StoreSettings(Section):
-    """What the environment cannot say about an S3 store, or one of Google or Azure."""
+    """Endpoint and credentials of an S3, GCS or Azure store."""
 
     endpoint_url: Annotated[str, AfterValidator(server_url)] | None = None
-    """Server that speaks S3, or as the scheme's own do; default: AWS, or `AWS_ENDPOINT_URL`."""
+    """URL of the S3, GCS or Azure server; default: `AWS_ENDPOINT_URL`, or the provider's."""
     region: str | None = None
     """Region to sign for; default: botocore's usual chain."""
     access_key_id: str | None = None
     """Key id, or the account of `az://`; default: botocore's usual chain."""
     secret_access_key: SecretStr | None = None
-    """Secret of the key."""
+    """S3 secret access key."""
     session_token: SecretStr | None = None
     """Token of temporary credentials."""
     anonymous: bool = False
@@ -146,16 +146,16 @@ class StoreSettings(Section):
 
 
 class CallerSettings(Section):
-    """Somebody who has credentials of this service."""
+    """A caller with credentials of this service."""
 
     token_sha256: Annotated[
         tuple[Annotated[str, AfterValidator(digest)], ...], BeforeValidator(list_from_text)
     ] = ()
     """SHA-256 digests of bearer tokens, in hexadecimal."""
     access_key_id: str | None = None
-    """Key id of a client of S3."""
+    """S3 access key id."""
     secret_access_key: SecretStr | None = None
-    """Secret of the key."""
+    """S3 secret access key."""
 
     @model_validator(mode="after")
     def _key_is_whole(self) -> Self:
@@ -167,16 +167,16 @@ class CallerSettings(Section):
 
 
 class IssuerSettings(Section):
-    """An OpenID Connect issuer, whose tokens are bearer tokens here."""
+    """An OpenID Connect issuer, whose tokens are accepted as bearer tokens."""
 
     url: Annotated[str, AfterValidator(issuer_url)]
-    """The issuer, spelled as `iss` of its tokens."""
+    """URL of the issuer, equal to `iss` in its tokens."""
     audience: str
-    """What `aud` of its tokens has to name."""
+    """Required `aud` of its tokens."""
     jwks_url: Annotated[str, AfterValidator(issuer_url)] | None = None
-    """Where its keys are; default: where `/.well-known/openid-configuration` says."""
+    """URL of its keys; default: from `/.well-known/openid-configuration`."""
     claims: _Names = ("scope", "groups")
-    """Claims that a rule `NAME:VALUE` looks for the value in; `a.b` is `b` within `a`."""
+    """Claims that a rule `NAME:VALUE` is compared with; `a.b` is `b` within `a`."""
 
 
 class TokenSettings(Section):
@@ -185,13 +185,13 @@ class TokenSettings(Section):
     secret: Annotated[SecretStr, AfterValidator(_long_enough)] = Field(
         default_factory=lambda: SecretStr(secrets.token_hex(_SHORTEST_SECRET))
     )
-    """32 characters or more that sign them, the same for all replicas; default: made at start."""
+    """Key that signs tokens, 32 characters or more, equal on all replicas; default: random."""
     longest_s: PositiveInt = 12 * 3600
-    """Longest life of one."""
+    """Longest lifetime of a token."""
 
 
 class VirtualPrefix(Section):
-    """Whole segments at the beginning of URLs."""
+    """URL prefixes that end at segment boundaries."""
 
     url: Annotated[str, AfterValidator(dataset_url)]
     """A folder, bucket or host, or a part of one."""
@@ -200,34 +200,34 @@ class VirtualPrefix(Section):
 
 
 class DatasetSettings(Section):
-    """One root that is served."""
+    """One served root."""
 
     url: Annotated[str, AfterValidator(dataset_url)]
     """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
     format: Literal["auto", "zarr", "precomputed", "icechunk"] = "auto"
-    """Container format; `auto` looks for markers at the root and below."""
+    """Container format; `auto` looks for `zarr.json`, `info`, `repo` at the root and below."""
     view: Literal["unsharded", "raw"] = "unsharded"
-    """`raw` serves the objects as they are, with Range."""
+    """`raw` serves the objects as stored, with Range."""
     writable: bool = False
-    """Whether clients may write, in `file://`, `s3://` and `memory://`."""
+    """Accept writes; `file://`, `s3://` and `memory://` only."""
     read: _Names = (PUBLIC,)
-    """Who may read: `public`, names of callers, `ISSUER:VALUE`; who may write may also read."""
+    """Who may read: `public`, names of callers, `ISSUER:VALUE`; writers may read, too."""
     write: _Names | None = None
-    """Who may write where `writable`; default: everybody, if everybody may read."""
+    """Who may write if `writable`; default: everybody, if everybody may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
-    """For answers that can change; default: `public, max-age=60`, or `private` instead."""
+    """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: Annotated[
         tuple[Annotated[VirtualPrefix, BeforeValidator(table_of_url)], ...],
         BeforeValidator(list_from_text),
     ] = ()
-    """Icechunk: below which URLs virtual references may be followed; a table names a store too."""
+    """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
 
     redirects: Annotated[
         tuple[Annotated[str, AfterValidator(server_url)], ...], BeforeValidator(list_from_text)
     ] = ()
-    """Below which URLs redirects of an `http(s)://` root are followed, besides the root itself."""
+    """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
 
     @property
     def is_public(self) -> bool:

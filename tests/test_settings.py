@@ -38,7 +38,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_documented_file_is_understood(config: Path) -> None:
-    """The example of the README says what it seems to say."""
+    """The example of the documentation says what it seems to say."""
     config.write_text(
         """
         [server]
@@ -282,7 +282,7 @@ def test_a_plain_path_becomes_a_file_url(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_every_field_is_documented() -> None:
-    """The docstring of a field is its line in the README."""
+    """The docstring of a field is its line in `docs/operating.md`."""
     for section, table in TABLES.items():
         for name, field in table.model_fields.items():
             assert field.description, f"{section}.{name}"

@@ -1,4 +1,4 @@
-"""What the README says is so."""
+"""The README and `docs/` describe the program as it is."""
 
 import json
 import re
@@ -18,7 +18,8 @@ from app.main import create_app
 from app.settings import TABLES, Settings
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def spelled_default(field: FieldInfo) -> str:
@@ -51,18 +52,18 @@ def settings_rows() -> list[str]:
 
 def blocks(language: str) -> list[str]:
     """Find the fenced blocks of *language*."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENTS, re.DOTALL)
 
 
 @pytest.mark.parametrize("row", settings_rows())
 def test_every_setting_is_in_the_table_with_its_default(row: str) -> None:
     """A field that is added, renamed or given another default must be written down."""
-    assert row in README
+    assert row in DOCUMENTS
 
 
 def test_the_table_of_settings_has_no_others() -> None:
     """A field that is gone is gone from the table."""
-    rows = [line for line in README.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)]
+    rows = [line for line in DOCUMENTS.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)]
 
     assert sorted(rows) == sorted(settings_rows())
 
@@ -86,7 +87,7 @@ def commands() -> dict[str, Any]:
 
 def test_every_command_and_option_is_there() -> None:
     """The table of commands is that of the program."""
-    named = set(re.findall(r"^\| `shardgate (\w+)", README, re.MULTILINE))
+    named = set(re.findall(r"^\| `shardgate (\w+)", DOCUMENTS, re.MULTILINE))
     options = {
         option
         for command in commands().values()
@@ -96,12 +97,12 @@ def test_every_command_and_option_is_there() -> None:
     }
 
     assert named == set(commands())
-    assert {option for option in options if f"`{option}" not in README} == set()
+    assert {option for option in options if f"`{option}" not in DOCUMENTS} == set()
 
 
 def test_every_route_is_there() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
-    routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", README, re.MULTILINE))
+    routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
     service: Any = create_app(Settings()).service
     paths = set(service._control.openapi()["paths"])
 
@@ -113,7 +114,7 @@ def test_every_status_of_an_error_is_there() -> None:
     """Each status that an error can have is explained."""
     explained = {
         status
-        for cell in re.findall(r"^\| ((?:\d{3}(?:, )?)+) \|", README, re.MULTILINE)
+        for cell in re.findall(r"^\| ((?:\d{3}(?:, )?)+) \|", DOCUMENTS, re.MULTILINE)
         for status in cell.split(", ")
     }
 
@@ -123,7 +124,25 @@ def test_every_status_of_an_error_is_there() -> None:
 def test_targets_of_make_exist() -> None:
     """`make` knows what the documents tell people to run."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    documents = README + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
-    for target in re.findall(r"`?\bmake ([a-z]+)\b`", documents):
+    for target in re.findall(r"`?\bmake ([a-z]+)\b`", DOCUMENTS):
         assert f"\n{target}:" in makefile, target
+
+
+def anchor(heading: str) -> str:
+    """Spell *heading* as a fragment, as GitHub does."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    """Links to other servers are left alone."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, fragment = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.is_file(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+        assert not fragment or fragment in {anchor(each) for each in headings}, link

@@ -1,4 +1,4 @@
-"""The commands about commits that the README shows: run one after the other, as a reader would."""
+"""The commands about commits in `docs/icechunk.md`, run one after the other."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 
 ROOT: Final = Path(__file__).parent.parent
-README: Final = (ROOT / "README.md").read_text("utf-8")
+PAGE: Final = (ROOT / "docs/icechunk.md").read_text("utf-8")
 CHAPTER: Final = "\n## Committing to Icechunk repositories\n"
 URL: Final = "http://127.0.0.1:8000"
 ID: Final = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{20}\b")
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 def chapter() -> str:
     """Give the text of the chapter."""
-    return README.split(CHAPTER, 1)[1].split("\n## ", 1)[0]
+    return PAGE.split(CHAPTER, 1)[1].split("\n## ", 1)[0]
 
 
 def steps() -> list[Step]:
@@ -47,7 +47,7 @@ def scripts() -> dict[str, str]:
 
 
 class Reader:
-    """Types what the README shows; ids and the address are those that were really told."""
+    """Types what the page shows; ids and the address are those that were really told."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder

@@ -63,7 +63,9 @@ def test_every_setting_is_in_the_table_with_its_default(row: str) -> None:
 
 def test_the_table_of_settings_has_no_others() -> None:
     """A field that is gone is gone from the table."""
-    rows = [line for line in DOCUMENTS.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)]
+    rows = [
+        line for line in DOCUMENTS.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)
+    ]
 
     assert sorted(rows) == sorted(settings_rows())
 

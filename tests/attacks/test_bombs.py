@@ -21,7 +21,6 @@ from app.formats.icechunk.index import ManifestDecoder
 from app.formats.icechunk.metadata import SnapshotDecoder
 from app.formats.icechunk.repo_info import RepoInfoDecoder
 from app.formats.icechunk.session_document import decode_session
-from app.formats.icechunk.snapshot_columns import SnapshotColumns
 from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
@@ -149,7 +148,7 @@ MANY: Final = 200_000
 OBJECT_ID: Final = encode_id(FIRST)
 DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
     "repo": (REPO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
-    "columns": (REPO, lambda data: SnapshotColumns.read(RepoInfoDecoder(LIMIT)(data).root())),
+    "snapshots": (REPO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
     "snapshot": (SNAPSHOT, SnapshotDecoder(FIRST, LIMIT)),
     "stored": (SNAPSHOT, StoredSnapshotDecoder(FIRST, LIMIT)),
     "header": (SNAPSHOT, SnapshotHeaderDecoder(OBJECT_ID, LIMIT)),
@@ -176,7 +175,7 @@ def snapshot_of(more: dict[int, Any]) -> bytes:
 ITEMS: Final = {0: "name", 1: b"\0\4\1"}
 CROWDS: Final[dict[str, Callable[[], bytes]]] = {
     "repo": lambda: Repo(more={6: [Shared(ITEMS)] * MANY}).payload(),
-    "columns": lambda: Repo(snapshots=[Shared(snapshot(FIRST))] * MANY).payload(),  # type: ignore[list-item]
+    "snapshots": lambda: Repo(snapshots=[Shared(snapshot(FIRST))] * MANY).payload(),  # type: ignore[list-item]
     "snapshot": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
     "stored": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
     "header": lambda: snapshot_of({5: [Shared(ITEMS)] * MANY}),

@@ -25,7 +25,6 @@ from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from app.formats.icechunk import array_grids, session_view
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
 from app.formats.icechunk.envelope import HEADER_NBYTES
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.flexbuffer import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.index import ManifestDecoder
@@ -34,9 +33,8 @@ from app.formats.icechunk.metadata import SnapshotDecoder
 from app.formats.icechunk.metadata_items import decode_messagepack
 from app.formats.icechunk.reference_reading import read_references
 from app.formats.icechunk.refs import read_ref_file
-from app.formats.icechunk.repo_changes import StatusChanged
-from app.formats.icechunk.repo_info import RepoInfoDecoder
-from app.formats.icechunk.repo_writing import rewrite_repo
+from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder
+from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
 from app.formats.icechunk.session_document import decode_session
 from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder

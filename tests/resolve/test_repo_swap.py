@@ -17,11 +17,10 @@ from app.errors import (
     StorageTimeoutError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.refs import FileRefs, RepoRefs
-from app.formats.icechunk.repo_changes import TagCreated
-from app.formats.icechunk.repo_info import RepoInfo
+from app.formats.icechunk.repo_info import Availability, RepoInfo
+from app.formats.icechunk.repo_writer import TagCreated
 from app.formats.icechunk.repository import Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.fetch import Memory, ReadCache

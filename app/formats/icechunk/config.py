@@ -1,8 +1,8 @@
-"""What a repository was configured with: virtual chunk containers, and how it is written.
+"""Configuration of a repository: virtual chunk containers, and settings for writing.
 
-Format version 2 keeps the configuration in `repo`, version 1 in `config.yaml`, of which only the
-containers are used, for nothing is written there. Of those only where to find them is taken: no
-endpoint, no credentials, nothing of a store's settings.
+Version 2 of the format keeps it in ``repo``, version 1 in ``config.yaml``. Of the latter only the
+containers are read, as repositories of version 1 are not written. Of a container the location is
+used; endpoints, credentials and settings of its store are not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,31 +21,31 @@ _NULL: Final = "tag:yaml.org,2002:null"
 _MAX_DEPTH: Final = 32
 _MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
-"""Of a configuration; that of the library, with everything in it, takes one or two thousand."""
+"""Largest configuration; the default one of the library has less than 2,000 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
-    """Where virtual references may lead."""
+class VirtualContainer:
+    """Virtual chunk container: a prefix of the locations of virtual references."""
 
     name: str | None
     url_prefix: str
     store: str
-    """The kind of store: ``s3``, ``local_file_system``."""
+    """Kind of store: ``s3``, ``local_file_system``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What is used of a configuration."""
+    """Settings that are used."""
 
-    containers: tuple[Container, ...] = ()
+    containers: tuple[VirtualContainer, ...] = ()
     inline_chunk_threshold_bytes: int = 512
-    """Larger chunks are objects of their own."""
+    """Size up to which chunks are stored in manifests."""
     compression_level: int = 3
-    """Of files of metadata."""
+    """Zstandard level of metadata files."""
     num_updates_per_repo_info_file: int = 1000
     splitting: Json = None
-    """How manifests are split, as it is spelled."""
+    """Member ``manifest.splitting``, for `parse_splitting`."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class YamlConfigDecoder:
-    """Reads a `config.yaml` of at most *limit_nbytes*; a megabyte takes some ten seconds."""
+    """Decodes a ``config.yaml`` of at most *limit_nbytes*; a megabyte takes ten seconds."""
 
     limit_nbytes: int
 
@@ -73,13 +73,13 @@ class YamlConfigDecoder:
             raise
         except yaml.MarkedYAMLError as error:  # whose text repeats lines of the file
             line = 1 + error.problem_mark.line if error.problem_mark else 0
-            raise DecodeError(f"no YAML: {error.problem} in line {line}") from None
+            raise DecodeError(f"invalid YAML: {error.problem} in line {line}") from None
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise DecodeError(f"no YAML: {error}") from None
+            raise DecodeError(f"invalid YAML: {error}") from None
 
 
 def read_config(data: bytes) -> Config:
-    """Decode the FlexBuffer in `repo`.
+    """Decode the FlexBuffer in ``repo``.
 
     Raises: `DecodeError`.
     """
@@ -103,12 +103,12 @@ def _number(members: Mapping[str, Json], name: str, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise DecodeError(f"{name} is no number of things")
+        raise DecodeError(f"{name} is not a non-negative integer")
     return value
 
 
 def decode_config(config: Json) -> Config:
-    """Find what is used of *config*, a decoded document; an absent one says nothing.
+    """Read the containers of *config*, a decoded document; `None` has none.
 
     Raises: `DecodeError`.
     """
@@ -116,30 +116,30 @@ def decode_config(config: Json) -> Config:
     return Config(tuple(map(_container, containers.values())))
 
 
-def _container(document: Json) -> Container:
+def _container(document: Json) -> VirtualContainer:
     members = _members(document, "a container")
     name, url_prefix, store = (members.get(key) for key in ("name", "url_prefix", "store"))
     if isinstance(store, dict) and len(store) == 1:
         (store,) = store
     if not isinstance(name, str | None):
-        raise DecodeError("the name of a container is no text")
+        raise DecodeError("the name of a container is not a string")
     if not isinstance(url_prefix, str):
-        raise DecodeError("the url_prefix of a container is no text")
+        raise DecodeError("the url_prefix of a container is not a string")
     if not isinstance(store, str):
-        raise DecodeError("the store of a container is of no kind")
-    return Container(name, url_prefix, store)
+        raise DecodeError("the store of a container has no kind")
+    return VirtualContainer(name, url_prefix, store)
 
 
 def _members(document: Json, name: str) -> dict[str, Json]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise DecodeError(f"{name} is no object")
+        raise DecodeError(f"{name} is not an object")
     return document
 
 
 class _Loader(yaml.SafeLoader):
-    """Builds nothing, repeats nothing, and does not nest deep."""
+    """Refuses aliases and deep nesting, and constructs no objects."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
@@ -148,9 +148,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         """Compose the next node."""
         if self.check_event(yaml.AliasEvent):
-            raise DecodeError("no YAML of Icechunk: it has an alias")
+            raise DecodeError("unsupported YAML: an alias")
         if self._depth == _MAX_DEPTH:
-            raise DecodeError(f"no YAML of Icechunk: it nests deeper than {_MAX_DEPTH}")
+            raise DecodeError(f"unsupported YAML: more than {_MAX_DEPTH} levels")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -158,9 +158,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _plain(node: Node | None) -> Json:
-    """Give mappings as objects and scalars as they are spelled.
+    """Convert mappings to objects, and scalars to strings.
 
-    A local tag names a case of a union: it becomes an object of that one member, as in JSON.
+    A local tag names a case of a union: it becomes an object with that member, as in JSON.
     """
     value: Json = None
     match node:
@@ -177,5 +177,5 @@ def _plain(node: Node | None) -> Json:
 def _plain_members(node: MappingNode) -> Iterator[tuple[str, Json]]:
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
-            raise DecodeError("no YAML of Icechunk: a key is no text")
+            raise DecodeError("unsupported YAML: a key is not a string")
         yield key.value, _plain(value)

@@ -1,4 +1,4 @@
-"""Object ids as file names spell them: Crockford's Base32 without padding ("Common Types")."""
+"""Ids in file names: Crockford's Base32 without padding ("Common Types")."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 OBJECT_ID_NBYTES: Final = 12
-"""Of snapshots, manifests and chunks."""
+"""Size of the ids of snapshots, manifests and chunks."""
 NODE_ID_NBYTES: Final = 8
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
@@ -17,14 +17,14 @@ _TABLE: Final = np.array([_VALUES.get(chr(code), 255) for code in range(128)], n
 
 @lru_cache(maxsize=8192)
 def encode_id(data: bytes) -> str:
-    """Spell the id *data*; its last bits are padded with zeros to a multiple of 5."""
+    """Encode an id; its last bits are padded with zeros to a multiple of 5."""
     count = -(-len(data) * 8 // 5)
     bits = int.from_bytes(data) << (count * 5 - len(data) * 8)
     return "".join(_ALPHABET[bits >> shift & 31] for shift in range(count * 5 - 5, -1, -5))
 
 
 def decode_id(text: str, nbytes: int = OBJECT_ID_NBYTES) -> bytes | None:
-    """Read an id of *nbytes*; `None` for any but its one canonical spelling, in capitals."""
+    """Decode an id of *nbytes*; `None` for any but the canonical spelling, in capitals."""
     if len(text) != -(-nbytes * 8 // 5) or any(letter not in _VALUES for letter in text):
         return None
     bits = 0
@@ -35,7 +35,7 @@ def decode_id(text: str, nbytes: int = OBJECT_ID_NBYTES) -> bytes | None:
 
 
 def decode_ids(texts: Sequence[str]) -> list[bytes] | None:
-    """Read ids of objects, a hundred thousand at a time; `None` if `decode_id` would of any."""
+    """Decode many object ids at once; `None` if one of them is not canonical."""
     if not texts:
         return []
     joined = "".join(texts)

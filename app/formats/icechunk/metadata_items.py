@@ -1,8 +1,8 @@
-"""What people say of a snapshot or a repository: names, and values of any shape."""
+"""Metadata of a snapshot or a repository: names, and values of any shape."""
 
 from base64 import b64encode
-from dataclasses import dataclass
-from typing import Final, Never
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Never
 
 import msgpack
 
@@ -14,21 +14,22 @@ from app.formats.icechunk.flexbuffer import (
     decode_flexbuffer,
     plain_float,
 )
+from app.formats.icechunk.flexbuffer_writing import encode_flexbuffer
+from app.formats.icechunk.table_rows import DATA, TEXT, Field, RowReader, RowWriter, TableType
 from app.formats.reading import DecodeError
 
-_NAME: Final = 0
-_VALUE: Final = 1
-_FIRST_WITH_FLEXBUFFERS: Final = 2
+VERSION: Final = 2
+"""Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
+_ITEM: Final = TableType(TEXT, DATA)
 _MAX_VALUE_NBYTES: Final = 8 * 1024**2
 """MessagePack can take 180 times its length in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """The items as they are stored; only who asks for them pays for decoding them."""
+class Metadata(NamedTuple):
+    """Items as they are stored; a value is decoded when it is asked for."""
 
     version: int
-    """Of the specification that the file follows: version 1 has MessagePack."""
+    """Version of the specification that the file follows."""
     items: tuple[tuple[str, bytes], ...]
 
     def decode(self) -> dict[str, Json]:
@@ -36,8 +37,7 @@ class Metadata:
 
         Raises: `DecodeError`.
         """
-        is_flex = self.version >= _FIRST_WITH_FLEXBUFFERS
-        decode = decode_flexbuffer if is_flex else decode_messagepack
+        decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
         found: dict[str, Json] = {}
         for name, value in self.items:
             if name not in found:
@@ -45,20 +45,42 @@ class Metadata:
         return found
 
 
+def encode_metadata(values: Mapping[str, Json]) -> Metadata:
+    """Encode *values*, sorted by name.
+
+    Raises: `ValueError` for what cannot be encoded.
+    """
+    names = sorted(values, key=str.encode)
+    return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
+
+
 def read_metadata(table: Table, slot: int, version: int) -> Metadata:
     """Copy the vector of items in *slot*; an absent one is empty.
 
     Raises: `DecodeError`.
     """
+    at = table.at(slot)
+    if at is None:
+        return Metadata(version, ())
+    return _read(RowReader(table.buffer, version), table.buffer.follow(at))
+
+
+def _read(reader: RowReader, at: int) -> Metadata:
     items: list[tuple[str, bytes]] = []
-    for item in table.tables(slot):
-        name = required(item.text(_NAME), "name of a metadata item")
-        value = required(item.data(_VALUE), "value of a metadata item")
-        if len(value) > _MAX_VALUE_NBYTES:
+    for name, value in reader.tables(_ITEM, at):
+        items.append((required(name, "name of a metadata item"), value))
+        if len(required(value, "value of a metadata item")) > _MAX_VALUE_NBYTES:
             raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
-        table.buffer.spend(len(value) * (MEMORY_PER_BYTE - 1))
-        items.append((name, value))
-    return Metadata(version, tuple(items))
+        reader.buffer.spend(len(value) * (MEMORY_PER_BYTE - 1))
+    return Metadata(reader.version, tuple(items))
+
+
+def _write(writer: RowWriter, metadata: Metadata) -> int:
+    return writer.tables(_ITEM, metadata.items)
+
+
+METADATA: Final = Field("I", _read, _write)
+"""Type of a field that is a vector of items."""
 
 
 def decode_messagepack(data: bytes) -> Json:

@@ -6,7 +6,7 @@ import numpy as np
 
 from app.errors import BadBodyError, NotAllowedError
 from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.config import Container
+from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.payloads import Kind
 from app.formats.icechunk.references import Native
@@ -62,7 +62,7 @@ def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
 
 
 def check_virtual(
-    changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[Container]
+    changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
 ) -> None:
     """Return if all virtual references may be followed, here and by the library.
 

@@ -1,4 +1,4 @@
-"""Which snapshot a ref is at: told by ``repo``, or in version 1 by a file for each ref."""
+"""Refs and their snapshots: all in ``repo``, or in version 1 a file for each."""
 
 import json
 import re
@@ -8,12 +8,11 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from app.errors import DamagedError, OfflineError
-from app.formats.icechunk.config import MAX_NBYTES, Container, YamlConfigDecoder
+from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
 from app.formats.icechunk.envelope import MAGIC, memory_nbytes
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag
-from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef
@@ -24,39 +23,39 @@ _ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
 
 
 class RefTarget(NamedTuple):
-    """The snapshot that a ref is at."""
+    """Snapshot of a ref."""
 
     snapshot_id: str
     modified_s: int | None = None
-    """When the file of a branch was written, which can go back to an older snapshot."""
+    """Time at which the file of a branch was written; its snapshot can be older."""
 
 
 class Refs(Protocol):
     """The refs of an opened repository."""
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
-        """Find the snapshot that *ref* is at; `None` if there is no such ref.
+        """Find the snapshot of *ref*; `None` if there is no such ref.
 
         Raises: `OfflineError`, `DamagedError`.
         """
         ...
 
     async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
-        """Give the snapshot id of every branch; only of ``main`` where that takes a listing."""
+        """Return snapshot ids by branch; without *listing* version 1 has only ``main``."""
         ...
 
     async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
-        """Give the snapshot id of every tag; of none where that takes a listing."""
+        """Return snapshot ids by tag; without *listing* version 1 has none."""
         ...
 
-    async def containers(self, fetch: Fetch) -> Sequence[Container]:
-        """Tell where virtual references may lead, as far as the repository is concerned."""
+    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
+        """Return the virtual chunk containers of the repository."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """What is in the file ``repo``; no repository, if it has the name by chance."""
+class RepoMarker:
+    """Decoded file ``repo``; without `info` it is not a file of Icechunk."""
 
     info: RepoInfo | None
 
@@ -72,35 +71,35 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkerDecoder:
-    """Reads a file ``repo`` whose FlatBuffer may have *limit_nbytes*."""
+class RepoMarkerDecoder:
+    """Decodes a file ``repo`` whose FlatBuffer may have *limit_nbytes*."""
 
     limit_nbytes: int
 
-    def __call__(self, data: bytes) -> Marker:
-        """Decode what begins like a file of Icechunk, or is all that is left of one.
+    def __call__(self, data: bytes) -> RepoMarker:
+        """Decode a file that begins with the magic bytes, or is a beginning of them.
 
         Raises: `DecodeError`.
         """
         if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
-            return Marker(None)
-        return Marker(RepoInfoDecoder(self.limit_nbytes)(data))
+            return RepoMarker(None)
+        return RepoMarker(RepoInfoDecoder(self.limit_nbytes)(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Reads what lies beside the absent *ref*, apart from what is known of it otherwise."""
+    """Decodes nothing; a cache key of its own for the look-up of ``repo`` after *ref*."""
 
     ref: Branch | Tag
 
     def __call__(self, data: bytes) -> Opaque:
-        """Take anything."""
+        """Keep the bytes."""
         return Opaque(data)
 
 
 @dataclass(frozen=True, slots=True)
 class RefFile:
-    """What the file of a ref tells."""
+    """Decoded file of a ref."""
 
     snapshot_id: str
     nbytes: int = 256
@@ -114,10 +113,10 @@ def read_ref_file(data: bytes) -> RefFile:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"no JSON: {error}") from None
+        raise DecodeError(f"invalid JSON: {error}") from None
     snapshot_id = document.get("snapshot") if isinstance(document, dict) else None
     if not isinstance(snapshot_id, str) or decode_id(snapshot_id) is None:
-        raise DecodeError(f"names no snapshot: {str(document)[:80]}")
+        raise DecodeError(f"expected the id of a snapshot, found {str(document)[:80]}")
     return RefFile(snapshot_id)
 
 
@@ -129,21 +128,21 @@ class RepoRefs:
     limit_nbytes: int
 
     @property
-    def read(self) -> Read[Marker]:
-        """How the only file that ever changes is read."""
-        decode = MarkerDecoder(self.limit_nbytes)
+    def read(self) -> Read[RepoMarker]:
+        """Read of ``repo``."""
+        decode = RepoMarkerDecoder(self.limit_nbytes)
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
 
     async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
-        """Read it; *ever* takes what it was at any time.
+        """Read ``repo``; with *ever* a cached version of any age is good enough.
 
         Raises: `OfflineError`.
         """
         return (await self._info(fetch, ever=ever))[0]
 
     async def _info(self, fetch: Fetch, *, ever: bool) -> tuple[RepoInfo | None, int | None]:
-        """Read it, and when it was written."""
+        """Read ``repo``, and the time at which it was written."""
         found = await fetch(self.read, ever=ever)
         if found is None or (info := found.value.info) is None:
             return None, None
@@ -152,7 +151,7 @@ class RepoRefs:
         return info, found.modified_s
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
-        """Look *ref* up; what is at a snapshot's id never changes."""
+        """Look up *ref*; the id of a snapshot is its own target."""
         info, modified_s = await self._info(fetch, ever=isinstance(ref, SnapshotId))
         if info is None:
             return None
@@ -170,17 +169,17 @@ class RepoRefs:
         return DamagedError(self.directory.join(REPO), str(error))
 
     async def branches(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
-        """Read them all at once."""
+        """Read ``repo``."""
         info = await self.info(fetch)
         return {} if info is None else info.branches
 
     async def tags(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
-        """Read them all at once."""
+        """Read ``repo``."""
         info = await self.info(fetch)
         return {} if info is None else info.tags
 
-    async def containers(self, fetch: Fetch) -> Sequence[Container]:
-        """Read the configuration, as it is in the same file."""
+    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
+        """Read the configuration in ``repo``."""
         info = await self.info(fetch, ever=True)
         if info is None:
             return ()
@@ -190,12 +189,12 @@ class RepoRefs:
 
 
 def _escape(name: str) -> str:
-    """Spell *name* as the library does for all stores but S3, folders among them."""
+    """Escape *name* as the library does for all stores but S3, local folders included."""
     return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
 def unescape(stored: str) -> str:
-    """Read the name of a ref as a file has it, in one spelling or the other."""
+    """Return the name of a ref by that of its file, escaped or not."""
     name = unquote(stored)
     return name if _escape(name) == stored else stored
 
@@ -207,15 +206,15 @@ class FileRefs:
     directory: ObjectRef
 
     def read(self, ref: Branch | Tag) -> Read[RefFile]:
-        """How the file of *ref* is read."""
+        """Return the read of the file of *ref*."""
         kind = "branch" if isinstance(ref, Branch) else "tag"
         name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
         read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
-        # The file of the branch main says that there is a repository, as the file repo does.
+        # The file of the branch main marks a repository, as the file repo does.
         return read._replace(kind=REPO) if ref == MAIN else read
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
-        """Read the file of *ref*, whose name is spelled in one of two ways."""
+        """Read the file of *ref*, whose name is escaped or not."""
         if isinstance(ref, SnapshotId):
             return RefTarget(ref.text)
         if "/" in ref.name:
@@ -223,20 +222,20 @@ class FileRefs:
         for name in dict.fromkeys((ref.name, _escape(ref.name))):
             if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
                 return found
-        await self._demand_version_1(ref, fetch)
+        await self._check_version_1(ref, fetch)
         return None
 
-    async def _demand_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
-        """Return if there is no ``repo`` after *ref* was not found: migration deletes the files.
+    async def _check_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
+        """Check that there is no ``repo``, as migration to version 2 deletes the files of refs.
 
-        Raises: `DamagedError`, so that all is asked for anew.
+        Raises: `DamagedError`, so that the repository is opened again.
         """
         name = self.directory.join(REPO)
         if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
-            raise DamagedError(name, "follows version 2 by now; the refs of version 1 are gone")
+            raise DamagedError(name, "the repository was migrated to version 2")
 
     async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> RefTarget | None:
-        """Read the file of *ref*; that of a deleted tag stays, and another stands beside it."""
+        """Read the file of *ref*. A deleted tag keeps its file, and has a tombstone beside it."""
         found = await fetch(self.read(ref))
         if found is None:
             return None
@@ -259,8 +258,8 @@ class FileRefs:
         """List the files of tags, and read each."""
         return {} if listing is None else await self._every(Tag, "refs/tag.", fetch, listing)
 
-    async def containers(self, fetch: Fetch) -> Sequence[Container]:
-        """Read the configuration, which has a file of its own if there is one."""
+    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
+        """Read ``config.yaml``, if there is one."""
         name = self.directory.join("config.yaml")
         decode = YamlConfigDecoder(MAX_NBYTES)
         found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), decode))

@@ -1,40 +1,307 @@
-"""The file `repo`: refs, snapshots, the operations of late ("Repo Info File")."""
+"""The file ``repo``: refs, snapshots and the latest operations ("Repo Info File").
 
-from collections.abc import Iterator, Mapping
+Its tables are described here for reading and for writing; see `repo_writer`.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.fields import Status, read_backup, read_status
-from app.formats.icechunk.flatbuffer import U8, U16, U32, Buffer, Table, required
-from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.metadata_items import read_metadata
-from app.formats.icechunk.ops_log import Update, read_update
-from app.formats.icechunk.snapshot_list import SnapshotInfo, SnapshotList
+from app.formats.icechunk.fields import EPOCH
+from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.metadata_items import METADATA, Metadata
+from app.formats.icechunk.table_rows import (
+    DATA,
+    INT32,
+    OBJECT_ID,
+    OBJECT_IDS,
+    TABLE,
+    TEXT,
+    TEXTS,
+    UINT8,
+    UINT16,
+    UINT16S,
+    UINT32,
+    UINT64,
+    Field,
+    RowReader,
+    RowWriter,
+    TableType,
+    tables_of,
+)
 from app.formats.reading import DecodeError
 
-_SPEC_VERSION: Final = 0
-_TAGS: Final = 1
-_BRANCHES: Final = 2
-_DELETED_TAGS: Final = 3
-_STATUS: Final = 5
-_METADATA: Final = 6
-_LATEST_UPDATES: Final = 7
-_REPO_BEFORE_UPDATES: Final = 8
-_CONFIG: Final = 9
-_DISABLED_FEATURE_FLAGS: Final = 11
+type Value = str | bytes | int | bool | Status | None
 
+_NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
+LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
+_BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+
+
+class Availability(IntEnum):
+    """Operations that a repository admits."""
+
+    ONLINE = 0
+    READ_ONLY = 1
+    OFFLINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Operations that a repository admits, since when, and the reason for not more."""
+
+    availability: Availability
+    set_at: datetime
+    reason: str | None
+
+
+class SnapshotInfo(NamedTuple):
+    """Snapshot as ``repo`` lists it."""
+
+    object_id: bytes
+    parent: bytes | None
+    """Object id."""
+    flushed_at_us: int
+    """Microseconds since 1970, UTC."""
+    message: str
+    metadata: Metadata
+    pruned_ancestor_tx_logs: tuple[bytes, ...] = ()
+    """Ids of expired ancestors, oldest first, all after the parent."""
+
+    @property
+    def snapshot_id(self) -> str:
+        """Object id, spelled."""
+        return encode_id(self.object_id)
+
+    @property
+    def parent_id(self) -> str | None:
+        """Object id of the parent, spelled."""
+        return None if self.parent is None else encode_id(self.parent)
+
+    @property
+    def flushed_at(self) -> datetime:
+        """Time at which the snapshot was written."""
+        return moment(self.flushed_at_us)
+
+
+class Update(NamedTuple):
+    """Operation on a repository."""
+
+    kind: str
+    """Name in the specification, without ``Update``: ``new_commit``."""
+    updated_at_us: int
+    """Microseconds since 1970, UTC."""
+    backup_path: str | None
+    """File in ``overwritten/`` whose newest update is this one; `None` in that file itself."""
+    fields: Mapping[str, Value]
+    """By the names of the specification."""
+
+    @property
+    def updated_at(self) -> datetime:
+        """Time of the operation."""
+        return moment(self.updated_at_us)
+
+
+def is_backup(name: str) -> bool:
+    """Return whether a file in ``overwritten/`` can have this name, which leads nowhere else."""
+    return _BACKUP_NAME.fullmatch(name) is not None
+
+
+def moment(count_us: int) -> datetime:
+    """Return the time that is *count_us* microseconds after the beginning of 1970, UTC."""
+    return EPOCH + timedelta(microseconds=count_us)
+
+
+def checked_us(count: int) -> int:
+    """Return *count*, microseconds since 1970, UTC.
+
+    Raises: `DecodeError` for what is after the year 9999.
+    """
+    if count > LAST_US:
+        raise DecodeError(f"{count} microseconds after 1970 there is no time")
+    return count
+
+
+def _read_backup(reader: RowReader, at: int) -> str:
+    if not is_backup(name := reader.buffer.text(at)):
+        raise DecodeError(f"{name!r} is no name of a backup")
+    return name
+
+
+def _read_status(reader: RowReader, at: int) -> Status:
+    number, set_at_us, reason = reader.table(_STATUS, at)
+    if number not in Availability:
+        raise DecodeError(f"the repository is of unknown availability {number}")
+    return Status(Availability(number), moment(checked_us(set_at_us)), reason)
+
+
+def _write_status(writer: RowWriter, status: Status) -> int:
+    set_at_us = (status.set_at - EPOCH) // timedelta(microseconds=1)
+    return writer.table(_STATUS, (status.availability, set_at_us, status.reason))
+
+
+def _read_snapshots(reader: RowReader, at: int) -> list[SnapshotInfo]:
+    rows = reader.tables(_SNAPSHOT, at)
+    ids: list[bytes | None] = [row[0] for row in rows]
+    parents = [row[1] for row in rows]
+    if rows and not _NO_PARENT <= min(parents) <= max(parents) < len(rows):
+        raise DecodeError("the parent of a snapshot is not listed")
+    ids.append(None)  # at _NO_PARENT
+    return [_snapshot(row, ids[row[1]], reader.version) for row in rows]
+
+
+def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInfo:
+    object_id, _, flushed_at_us, message, metadata, pruned = row
+    return SnapshotInfo(
+        required(object_id, "id"),
+        parent,
+        checked_us(flushed_at_us),
+        required(message, "message"),
+        metadata or Metadata(version, ()),
+        pruned or (),
+    )
+
+
+def _write_snapshots(writer: RowWriter, snapshots: Sequence[SnapshotInfo]) -> int:
+    """Write snapshots, sorted by their ids; a parent is told by its index."""
+    indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
+    indexes[None] = _NO_PARENT
+    rows = [
+        (
+            object_id,
+            indexes[parent],
+            flushed_us,
+            message,
+            metadata if metadata.items else None,
+            pruned or None,
+        )
+        for object_id, parent, flushed_us, message, metadata, pruned in snapshots
+    ]
+    return writer.tables(_SNAPSHOT, rows)
+
+
+def _read_updates(reader: RowReader, at: int) -> list[Update]:
+    return [_update(reader, *row) for row in reader.tables(_UPDATE, at)]
+
+
+def _update(
+    reader: RowReader, number: int, body: int | None, updated_at_us: int, backup: str | None
+) -> Update:
+    kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
+    if reader.is_strict and number not in _UPDATE_KINDS:
+        raise DecodeError(f"update {number} is one that only a newer specification knows")
+    values = reader.table(_BODIES[kind], required(body, "update_type"))
+    fields = dict(zip(types, values, strict=True))
+    for name, value in fields.items():
+        if value is None and name != "status":
+            raise DecodeError(f"the update {kind} has no {name}")
+    if kind == _FLAG:
+        fields["new_value"] = bool(fields["new_value"]) if fields.pop("is_set") else None
+    elif number not in _UPDATE_KINDS:
+        fields = {"number": number}
+    return Update(kind, checked_us(updated_at_us), backup, fields)
+
+
+def _write_updates(writer: RowWriter, updates: Sequence[Update]) -> int:
+    return writer.tables(_UPDATE, list(map(_update_row, updates)))
+
+
+def _update_row(update: Update) -> tuple[Any, ...]:
+    kind, updated_at_us, backup, fields = update
+    if kind == _FLAG:
+        value = fields["new_value"]
+        fields = {**fields, "new_value": bool(value), "is_set": value is not None}
+    _, types = _UPDATE_KINDS[_NUMBERS[kind]]
+    body = (_BODIES[kind], [fields[name] for name in types])
+    return _NUMBERS[kind], body, updated_at_us, backup
+
+
+_BACKUP: Final = Field("I", _read_backup, TEXT.write)
+_STATUS: Final = TableType(UINT8, UINT64, TEXT)
+_STATUS_FIELD: Final = Field("I", _read_status, _write_status)
+_REF: Final = TableType(TEXT, UINT32)
+_SNAPSHOT: Final = TableType(OBJECT_ID, INT32, UINT64, TEXT, METADATA, OBJECT_IDS)
+_UPDATE: Final = TableType(UINT8, TABLE, UINT64, _BACKUP)
+_FLAG: Final = "feature_flag_changed"
+_UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
+_UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
+    1: ("repo_initialized", {}),
+    2: ("repo_migrated", {"from_version": UINT8, "to_version": UINT8}),
+    3: ("config_changed", {}),
+    4: ("metadata_changed", {}),
+    5: ("tag_created", {"name": TEXT}),
+    6: ("tag_deleted", {"name": TEXT, "previous_snap_id": OBJECT_ID}),
+    7: ("branch_created", {"name": TEXT}),
+    8: ("branch_deleted", {"name": TEXT, "previous_snap_id": OBJECT_ID}),
+    9: ("branch_reset", {"name": TEXT, "previous_snap_id": OBJECT_ID}),
+    10: ("new_commit", {"branch": TEXT, "new_snap_id": OBJECT_ID}),
+    11: (
+        "commit_amended",
+        {"branch": TEXT, "previous_snap_id": OBJECT_ID, "new_snap_id": OBJECT_ID},
+    ),
+    12: ("new_detached_snapshot", {"new_snap_id": OBJECT_ID}),
+    13: ("gc_ran", {}),
+    14: ("expiration_ran", {}),
+    15: (_FLAG, {"id": UINT16, "new_value": UINT8, "is_set": UINT8}),
+    16: ("repo_status_changed", {"status": _STATUS_FIELD}),
+}
+"""Updates by their numbers in the union: names, and types of their fields by slots."""
+_BODIES: Final = {
+    kind: TableType(*types.values()) for kind, types in (*_UPDATE_KINDS.values(), _UNKNOWN)
+}
+_NUMBERS: Final = {kind: number for number, (kind, _) in _UPDATE_KINDS.items()}
+
+REPO: Final = TableType(
+    UINT8,
+    tables_of(_REF),
+    tables_of(_REF),
+    TEXTS,
+    Field("I", _read_snapshots, _write_snapshots),
+    _STATUS_FIELD,
+    METADATA,
+    Field("I", _read_updates, _write_updates),
+    _BACKUP,
+    DATA,
+    UINT16S,
+    UINT16S,
+    DATA,
+)
+"""Fields of the file, in the order of `RepoField`."""
+
+
+class RepoField(IntEnum):
+    """Fields of the file."""
+
+    SPEC_VERSION = 0
+    TAGS = 1
+    BRANCHES = 2
+    DELETED_TAGS = 3
+    SNAPSHOTS = 4
+    STATUS = 5
+    METADATA = 6
+    LATEST_UPDATES = 7
+    REPO_BEFORE_UPDATES = 8
+    CONFIG = 9
+    ENABLED_FEATURE_FLAGS = 10
+    DISABLED_FEATURE_FLAGS = 11
+    EXTRA = 12
 
 
 class NamedSnapshots(Mapping[str, str]):
-    """The ids of snapshots by the names of branches, or of tags.
+    """Ids of snapshots by the names of branches, or of tags.
 
-    A damaged ref is not among those that are named or counted, but looking it up raises
-    `DecodeError`: only a ref that is not there is a `KeyError`.
+    A damaged ref is neither listed nor counted, but looking it up raises `DecodeError`: `KeyError`
+    means that there is no such ref.
     """
 
     __slots__ = ("_ids", "faults")
@@ -42,7 +309,7 @@ class NamedSnapshots(Mapping[str, str]):
     def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str]) -> None:
         self._ids = ids
         self.faults = faults
-        """What is wrong with damaged refs, by their names."""
+        """Reasons for which refs are damaged, by name."""
 
     def __getitem__(self, name: str) -> str:
         if (fault := self.faults.get(name)) is not None:
@@ -56,28 +323,78 @@ class NamedSnapshots(Mapping[str, str]):
         return len(self._ids)
 
 
+class _SnapshotList:
+    """Snapshots in the payload, each decoded when it is asked for; a parent is an index."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self._start, self._count = required(
+            reader.buffer.root.vector(RepoField.SNAPSHOTS, U32.size), "snapshots"
+        )
+
+    def id_at(self, index: int) -> bytes:
+        """Read an id.
+
+        Raises: `DecodeError` where the list is shorter.
+        """
+        table = Table(self._reader.buffer, self._position(index))
+        return required(table.struct(0, OBJECT_ID_NBYTES), "id")
+
+    def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
+        """Yield a snapshot, its parent and so on.
+
+        Raises: `DecodeError` where a parent is not listed, or is its own ancestor.
+        """
+        for _ in range(self._count):
+            row = self._reader.table(_SNAPSHOT, self._position(index))
+            index = row[1]
+            parent = None if index == _NO_PARENT else self.id_at(index)
+            yield _snapshot(row, parent, self._reader.version)
+            if parent is None:
+                return
+        raise DecodeError("a snapshot is its own ancestor")
+
+    def find(self, object_id: bytes) -> int | None:
+        """Find a snapshot by bisection, or one by one where the list is not sorted.
+
+        Ids are stored as they are: one that the payload does not contain is not listed.
+        """
+        indexes = range(self._count)
+        low = bisect_left(indexes, object_id, key=self.id_at)
+        if low < self._count and self.id_at(low) == object_id:
+            return low
+        if object_id not in self._reader.buffer.data:
+            return None
+        return next((index for index in indexes if self.id_at(index) == object_id), None)
+
+    def _position(self, index: int) -> int:
+        if not 0 <= index < self._count:
+            raise DecodeError(f"there is no snapshot {index}, only {self._count} are listed")
+        return self._reader.buffer.follow(self._start + U32.size * index)
+
+
 @dataclass(frozen=True, slots=True)
 class RepoInfo:
-    """One version of `repo`.
+    """One version of ``repo``.
 
-    It is read anew after each commit, so snapshots, updates and metadata are read when asked for;
-    that takes some ten microseconds for each, and raises `DecodeError`.
+    It is read again after each commit, so snapshots, updates and metadata are decoded when they
+    are asked for. That takes some microseconds for each, and raises `DecodeError`.
     """
 
     payload: bytes
     limit_nbytes: int
-    """Of the payload, and so of what is decoded from it."""
+    """Bound of the payload, and so of what is decoded from it."""
     version: int
-    """Of the specification that the file follows."""
+    """Version of the specification that the file follows."""
     spec_version: int
-    """Of the specification that the repository follows."""
+    """Version of the specification that the repository follows."""
     branches: NamedSnapshots
     tags: NamedSnapshots
     status: Status
     repo_before_updates: str | None
-    """The file in `overwritten/` that has the updates before those of this file."""
+    """File in ``overwritten/`` that has the updates before those of this file."""
     config: Config | DecodeError
-    """What is used of the configuration, or what is wrong with that."""
+    """Settings that are used, or the error in them."""
 
     @property
     def nbytes(self) -> int:
@@ -87,53 +404,64 @@ class RepoInfo:
         return len(self.payload) + _REF_NBYTES * refs + config_nbytes
 
     def deleted_tags(self) -> list[str]:
-        """Name the tags that were deleted, whose names cannot be used again."""
-        return list(self.root().texts(_DELETED_TAGS))
+        """Return the names of deleted tags, which cannot be used again."""
+        return self._read(RepoField.DELETED_TAGS) or []
 
     def disabled_feature_flags(self) -> list[int]:
-        """List the numbers of the features that this repository must not be changed by."""
-        return self.root().numbers(_DISABLED_FEATURE_FLAGS, U16)
+        """Return the numbers of the features that the repository does not admit."""
+        return self._read(RepoField.DISABLED_FEATURE_FLAGS) or []
 
-    def snapshots(self) -> Iterator[SnapshotInfo]:
-        """Give all snapshots, by their ids; also those that no ref leads to any more."""
-        return self._snapshots().every()
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Decode all snapshots in the order of the file, also those that no ref leads to."""
+        return self._read(RepoField.SNAPSHOTS) or []
 
     def snapshot(self, snapshot_id: str) -> SnapshotInfo | None:
-        """Find a snapshot; `None` if this repository has none of that id."""
-        snapshots, index = self._find(snapshot_id)
-        return None if index is None else snapshots.info(index)
+        """Find a snapshot; `None` if none of that id is listed."""
+        return next(self.ancestry(snapshot_id) or iter(()), None)
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
-        """Give a snapshot, its parent and so on; `None` if there is no such snapshot.
+        """Return a snapshot, its parent and so on; `None` if none of that id is listed.
 
-        The iterator raises `DecodeError` where a parent is no snapshot, or its own ancestor.
+        The iterator raises `DecodeError` where a parent is not listed, or is its own ancestor.
         """
-        snapshots, index = self._find(snapshot_id)
+        snapshots, object_id = _SnapshotList(self.reader()), decode_id(snapshot_id)
+        index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)
 
-    def updates(self) -> Iterator[Update]:
-        """Give the operations that this file tells of, newest first."""
-        return map(read_update, self.root().tables(_LATEST_UPDATES))
+    def updates(self) -> list[Update]:
+        """Decode the operations that the file lists, newest first."""
+        return self._read(RepoField.LATEST_UPDATES) or []
+
+    def newest_update_us(self) -> int:
+        """Return when the newest operation was done, in microseconds since 1970, UTC.
+
+        Raises: `DecodeError`, also where none is listed.
+        """
+        newest = next(self.reader().buffer.root.tables(RepoField.LATEST_UPDATES), None)
+        return required(newest, "operation").number(2, U64)
 
     def metadata(self) -> dict[str, Json]:
-        """Decode what people say of the repository."""
-        return read_metadata(self.root(), _METADATA, self.version).decode()
+        """Decode the metadata of the repository."""
+        metadata: Metadata | None = self._read(RepoField.METADATA)
+        return {} if metadata is None else metadata.decode()
 
-    def root(self) -> Table:
-        """Give the table that everything hangs on."""
-        return Buffer(self.payload, self.limit_nbytes).root
+    def reader(self, *, is_strict: bool = False) -> RowReader:
+        """Begin to read the payload, counting the memory that it takes from 0."""
+        return RowReader(Buffer(self.payload, self.limit_nbytes), self.version, is_strict=is_strict)
 
-    def _snapshots(self) -> SnapshotList:
-        return SnapshotList(self.root(), self.version)
+    def _read(self, slot: RepoField) -> Any:
+        return _read_field(self.reader(), slot)
 
-    def _find(self, snapshot_id: str) -> tuple[SnapshotList, int | None]:
-        snapshots, data = self._snapshots(), decode_id(snapshot_id)
-        return snapshots, None if data is None else snapshots.find(data)
+
+def _read_field(reader: RowReader, slot: RepoField) -> Any:
+    """Decode a field of the file that is an offset; `None` if it is absent."""
+    read, at = REPO.fields[slot].read, reader.buffer.root.at(slot)
+    return None if read is None or at is None else read(reader, reader.buffer.follow(at))
 
 
 @dataclass(frozen=True, slots=True)
 class RepoInfoDecoder:
-    """Reads a file `repo` whose payload has at most *limit_nbytes*."""
+    """Decodes a file ``repo`` whose payload has at most *limit_nbytes*."""
 
     limit_nbytes: int
 
@@ -143,47 +471,45 @@ class RepoInfoDecoder:
         Raises: `DecodeError`.
         """
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
-        root = Buffer(payload, self.limit_nbytes).root
-        spec_version = root.number(_SPEC_VERSION, U8)
+        reader = RowReader(Buffer(payload, self.limit_nbytes), version)
+        root = reader.buffer.root
+        spec_version = root.number(RepoField.SPEC_VERSION, U8)
         if spec_version not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
-        for slot, name in ((_DELETED_TAGS, "deleted_tags"), (_LATEST_UPDATES, "latest_updates")):
-            required(root.vector(slot, U32.size), name)
-        snapshots = SnapshotList(root, version)
+        for slot in (RepoField.DELETED_TAGS, RepoField.LATEST_UPDATES):
+            required(root.vector(slot, U32.size), slot.name.lower())
+        snapshots = _SnapshotList(reader)
         return RepoInfo(
             payload,
             self.limit_nbytes,
             version,
             spec_version,
-            branches=self._read_refs(root, _BRANCHES, "branches", snapshots),
-            tags=self._read_refs(root, _TAGS, "tags", snapshots),
-            status=read_status(required(root.table(_STATUS), "status")),
-            repo_before_updates=read_backup(root, _REPO_BEFORE_UPDATES),
-            config=_read_config(root),
+            branches=_read_refs(reader, RepoField.BRANCHES, snapshots),
+            tags=_read_refs(reader, RepoField.TAGS, snapshots),
+            status=required(_read_field(reader, RepoField.STATUS), "status"),
+            repo_before_updates=_read_field(reader, RepoField.REPO_BEFORE_UPDATES),
+            config=_read_config(reader),
         )
 
-    def _read_refs(
-        self, root: Table, slot: int, name: str, snapshots: SnapshotList
-    ) -> NamedSnapshots:
-        """Read refs; of those with one name the first counts."""
-        required(root.at(slot), name)
-        ids: dict[str, str] = {}
-        faults: dict[str, str] = {}
-        for ref in root.tables(slot):
-            name = required(ref.text(0), "name of a ref")
-            if name in ids or name in faults:
-                continue
-            try:
-                ids[name] = encode_id(snapshots.id_at(ref.number(1, U32)))
-            except DecodeError as error:
-                faults[name] = str(error)
-        return NamedSnapshots(ids, faults)
+
+def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> NamedSnapshots:
+    """Read refs; of those with one name the first counts."""
+    ids: dict[str, str] = {}
+    faults: dict[str, str] = {}
+    for name, index in required(_read_field(reader, slot), slot.name.lower()):
+        if required(name, "name of a ref") in ids or name in faults:
+            continue
+        try:
+            ids[name] = encode_id(snapshots.id_at(index))
+        except DecodeError as error:
+            faults[name] = str(error)
+    return NamedSnapshots(ids, faults)
 
 
-def _read_config(root: Table) -> Config | DecodeError:
-    """Read the configuration at once, for it may be large; few need it, so damage is a value."""
+def _read_config(reader: RowReader) -> Config | DecodeError:
+    """Read the configuration; few need it, so that damage is a value."""
     try:
-        config = root.data(_CONFIG)
+        config = _read_field(reader, RepoField.CONFIG)
         return Config() if config is None else read_config(config)
     except DecodeError as error:
         return DecodeError(str(error))

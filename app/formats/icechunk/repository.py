@@ -1,4 +1,4 @@
-"""The files of a repository by their ids: read once, good for ever."""
+"""Immutable files of a repository: snapshots, manifests, and the chunks that these refer to."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,23 +25,23 @@ class Repository:
     directory: ObjectRef
     refs: Refs
     limit_nbytes: int
-    """A larger file of metadata is refused, before and after it is inflated."""
+    """Largest metadata file, compressed and decompressed."""
     allowed: tuple[Allowed, ...]
-    """Below which virtual references may be followed."""
+    """Prefixes of the virtual references that may be followed."""
 
     def file(self, kind: str, object_id: bytes) -> ObjectRef:
-        """Name a file of the folder *kind*."""
+        """Return the name of a file in the folder *kind*."""
         return self.directory.join(f"{kind}/{encode_id(object_id)}")
 
     async def snapshot(self, ref: Ref, fetch: Fetch) -> Snapshot | None:
-        """Read the snapshot that *ref* is at; see `dated_snapshot`."""
+        """Read the snapshot of *ref*; see `dated_snapshot`."""
         found = await self.dated_snapshot(ref, fetch)
         return found and found[0]
 
     async def dated_snapshot(self, ref: Ref, fetch: Fetch) -> tuple[Snapshot, int] | None:
-        """Read the snapshot that *ref* is at, and when *ref* came to be; `None` if there is none.
+        """Read the snapshot of *ref*, and when *ref* was set, in s; `None` if there is no such ref.
 
-        Raises: `DamagedError`, also where a ref is at a snapshot that is not there.
+        Raises: `DamagedError`, also where the snapshot of a branch or tag does not exist.
         """
         found = await self.refs.resolve(ref, fetch)
         if found is None and (twice := decoded_twice(ref)) is not None:
@@ -53,7 +53,7 @@ class Repository:
         snapshot = await self.read("snapshots", object_id, decode, fetch)
         if snapshot is None and not isinstance(ref, SnapshotId):
             name = self.file("snapshots", object_id)
-            raise DamagedError(name, f"does not exist, and {spell_ref(ref)} is at it")
+            raise DamagedError(name, f"does not exist, but {spell_ref(ref)} refers to it")
         if snapshot is None:
             return None
         return snapshot, found.modified_s or snapshot.flushed_at_s
@@ -61,19 +61,19 @@ class Repository:
     async def manifest(self, object_id: bytes, fetch: Fetch) -> Manifest:
         """Read a manifest that a snapshot refers to.
 
-        Raises: `DamagedError`, also where it is not there.
+        Raises: `DamagedError`, also where it does not exist.
         """
         decode = ManifestDecoder(object_id, self.limit_nbytes)
         manifest = await self.read("manifests", object_id, decode, fetch)
         if manifest is None:
             name = self.file("manifests", object_id)
-            raise DamagedError(name, "does not exist, and a snapshot refers to it")
+            raise DamagedError(name, "does not exist, but a snapshot refers to it")
         return manifest
 
     async def read[T: Weighable](
         self, kind: str, object_id: bytes, decode: Callable[[bytes], T], fetch: Fetch
     ) -> T | None:
-        """Read a file of the folder *kind*, which is written once."""
+        """Read a file in the folder *kind*, which is never replaced."""
         name = self.file(kind, object_id)
         version = named_by(object_id)
         request = ByteRange(0, self.limit_nbytes + 1)
@@ -84,9 +84,9 @@ class Repository:
     async def find(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
     ) -> tuple[ObjectRef, Referenced] | None:
-        """Find what refers to the chunk at *coords*: the manifest, and where the chunk is.
+        """Find the chunk at *coords*: the manifest that refers to it, and its location.
 
-        No two manifests should cover a chunk; where they do, the first that has it counts.
+        If several manifests cover a chunk, the first that refers to it counts.
 
         Raises: `DamagedError`, `NotAllowedError`.
         """
@@ -103,7 +103,7 @@ class Repository:
     async def lookup(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
     ) -> tuple[Manifest, Reference] | None:
-        """Find the reference of the chunk at *coords*, wherever it leads to.
+        """Find the reference of the chunk at *coords*, and its manifest.
 
         Raises: `DamagedError`.
         """
@@ -118,7 +118,7 @@ class Repository:
         return None
 
     async def refer(self, manifest: Manifest, reference: Reference, fetch: Fetch) -> Referenced:
-        """Tell where *reference* leads to; the versions of native chunks are their names.
+        """Return the location of *reference*. The version of a native chunk is its name.
 
         Raises: `DecodeError`, `NotAllowedError`.
         """
@@ -142,7 +142,7 @@ class Repository:
         return DamagedError(self.file("manifests", manifest_id), reason)
 
     async def _resolve(self, location: str, fetch: Fetch) -> ObjectRef:
-        """Find the object at *location*; the configuration is read where that takes it."""
+        """Find the object at *location*; the configuration is read only if that needs it."""
         with suppress(NotAllowedError):
             return resolve(location, self.allowed)
         containers = await self.refs.containers(fetch)
@@ -151,14 +151,14 @@ class Repository:
 
 
 def named_by(object_id: bytes) -> Fixed:
-    """Give the only version of a file that is called *object_id*."""
+    """Return the version of the immutable file *object_id*."""
     return Fixed(ETag(f'"{encode_id(object_id)}"'))
 
 
 def foreign_place(
     ref: ObjectRef, byte_range: ByteRange, checksum: Condition | None
 ) -> Stored | Part:
-    """Tell what of *ref* a virtual reference means: only an ETag leaves no choice of versions."""
+    """Return the location of a virtual reference; only an ETag pins the version of *ref*."""
     if isinstance(checksum, str):
         return Stored(ref, byte_range, Fixed(checksum, checksum))
     return Part(ref, byte_range, checksum)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.fields import check_object_id, read_moment
-from app.formats.icechunk.flatbuffer import Buffer, required
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
+from app.formats.icechunk.fields import check_object_id
+from app.formats.icechunk.flatbuffer import U64, Buffer, required
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id
 from app.formats.icechunk.metadata_items import read_metadata
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.repo_info import SnapshotInfo, checked_us
 
 _OVERHEAD_NBYTES: Final = 1024
 
@@ -42,13 +42,11 @@ class SnapshotHeaderDecoder:
         version, payload = open_envelope(data, FileType.SNAPSHOT, self.limit_nbytes)
         root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "snapshot", self.object_id)
-        parent = root.struct(1, OBJECT_ID_NBYTES)
         info = SnapshotInfo(
-            self.object_id,
-            None if parent is None else encode_id(parent),
-            flushed_at=read_moment(root, 3),
-            message=required(root.text(4), "message"),
-            metadata=read_metadata(root, 5, version),
-            pruned_ancestor_tx_logs=(),
+            required(decode_id(self.object_id), "id"),
+            root.struct(1, OBJECT_ID_NBYTES),
+            checked_us(root.number(3, U64)),
+            required(root.text(4), "message"),
+            read_metadata(root, 5, version),
         )
         return SnapshotHeader(info)

@@ -1,7 +1,7 @@
-"""How an array's references are divided among manifests, by the repository's configuration.
+"""Division of the references of an array among manifests, by ``manifest.splitting``.
 
-The library calls it splitting; the specification is silent. The first rule that matches an array
-and one of whose dimensions matches an axis decides how many chunks a manifest spans along that.
+The library defines it, not the specification. For each dimension of an array the first rule counts
+that matches the array and has a size for the dimension: the number of chunks that a manifest spans.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from app.formats.reading import DecodeError
 
 _MAX_DEPTH: Final = 16
 WHOLE: Final = 2**32 - 1
-"""More chunks than there are along any axis."""
+"""More chunks than an array has along any dimension."""
 
 type _Matches[T] = Callable[[T], bool]
 
 
-class _Axis(NamedTuple):
+class _ArrayAxis(NamedTuple):
     """One dimension of an array."""
 
     number: int
@@ -31,58 +31,58 @@ class _Axis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How many chunks the manifests of an array span along each dimension, counted from 0."""
+    """Numbers of chunks that a manifest spans, by dimension."""
 
     sizes: tuple[int, ...]
 
     @classmethod
     def whole(cls, ndim: int) -> "Splits":
-        """Keep all references of an array in one manifest."""
+        """Return sizes that keep all references of an array in one manifest."""
         return cls((WHOLE,) * ndim)
 
 
 class _Rule(NamedTuple):
-    """What holds of some arrays."""
+    """Sizes for the arrays that a condition matches."""
 
     matches: _Matches[str]
-    """Whether of that at an absolute path."""
-    sizes: tuple[tuple[_Matches[_Axis], int], ...]
+    """Takes the absolute path of an array."""
+    sizes: tuple[tuple[_Matches[_ArrayAxis], int], ...]
 
-    def size(self, axis: _Axis) -> int | None:
-        """Tell how many chunks a manifest spans along *axis*, if the rule says so."""
+    def size(self, axis: _ArrayAxis) -> int | None:
+        """Return the number of chunks that a manifest spans along *axis*, if there is one."""
         return next((size for matches, size in self.sizes if matches(axis)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """The member ``manifest.splitting`` of a configuration."""
+    """Rules of a configuration."""
 
     rules: tuple[_Rule, ...] = ()
 
     def splits(self, path: str, names: Sequence[str | None] | None, ndim: int) -> Splits:
-        """Divide the array at *path*, absolute, whose dimensions have *names*.
+        """Return the sizes for the array at *path*, absolute, whose dimensions have *names*.
 
         Raises: `ConflictError` for a regular expression that RE2 does not accept.
         """
         rules = [rule for rule in self.rules if rule.matches(path)]
-        axes = map(_Axis, range(ndim), names or (None,) * ndim)
+        axes = map(_ArrayAxis, range(ndim), names or (None,) * ndim)
         return Splits(tuple(_size(rules, axis) for axis in axes))
 
 
 def parse_splitting(document: Json) -> Splitting:
-    """Read what a configuration says under ``manifest.splitting``; nothing where it is silent.
+    """Parse the member ``manifest.splitting`` of a configuration; `None` has no rules.
 
     Raises: `DecodeError`.
     """
     if document is None:
         return Splitting()
     if not isinstance(document, dict):
-        raise DecodeError("manifest.splitting is no object")
+        raise DecodeError("manifest.splitting is not an object")
     rules = document.get("split_sizes")
     return Splitting(tuple(map(_parse_rule, _items(rules if rules is not None else []))))
 
 
-def _size(rules: Sequence[_Rule], axis: _Axis) -> int:
+def _size(rules: Sequence[_Rule], axis: _ArrayAxis) -> int:
     found = (rule.size(axis) for rule in rules)
     return next((size for size in found if size is not None), WHOLE)
 
@@ -91,12 +91,12 @@ def _parse_rule(document: Json) -> _Rule:
     match document:
         case [condition, sizes]:
             return _Rule(_parse_condition(condition, 0), tuple(map(_parse_size, _items(sizes))))
-    raise DecodeError("a rule of split_sizes is no pair")
+    raise DecodeError("a rule of split_sizes is not a pair")
 
 
 def _parse_condition(document: Json, depth: int) -> _Matches[str]:
     if depth > _MAX_DEPTH:
-        raise DecodeError(f"a condition of split_sizes nests deeper than {_MAX_DEPTH}")
+        raise DecodeError(f"a condition of split_sizes has more than {_MAX_DEPTH} levels")
     match document:
         case "any_array":
             return lambda _: True
@@ -111,17 +111,17 @@ def _parse_condition(document: Json, depth: int) -> _Matches[str]:
         case {"and": [*documents]}:
             every = [_parse_condition(each, depth + 1) for each in documents]
             return lambda path: all(matches(path) for matches in every)
-    raise DecodeError("a condition of split_sizes is of no known kind")
+    raise DecodeError("unknown condition in split_sizes")
 
 
-def _parse_size(document: Json) -> tuple[_Matches[_Axis], int]:
+def _parse_size(document: Json) -> tuple[_Matches[_ArrayAxis], int]:
     match document:
         case {"condition": condition, "num_chunks": int(size)} if 0 < size <= WHOLE:
             return _parse_axis(condition), size
-    raise DecodeError("split_sizes has no num_chunks for a dimension, or one that is out of range")
+    raise DecodeError("num_chunks in split_sizes is absent or out of range")
 
 
-def _parse_axis(document: Json) -> _Matches[_Axis]:
+def _parse_axis(document: Json) -> _Matches[_ArrayAxis]:
     match document:
         case "Any":
             return lambda _: True
@@ -130,11 +130,11 @@ def _parse_axis(document: Json) -> _Matches[_Axis]:
         case {"DimensionName": str(pattern)}:
             search = _search(pattern)
             return lambda axis: axis.name is not None and search(axis.name)
-    raise DecodeError("a dimension of split_sizes is of no known kind")
+    raise DecodeError("unknown dimension in split_sizes")
 
 
 def _search(pattern: str) -> _Matches[str]:
-    """Search for *pattern*, compiled on first use: a repository with a bad one can be read."""
+    """Return a search for *pattern*, compiled on first use: only writing needs it."""
     return lambda text: _compile(pattern).search(text) is not None
 
 
@@ -158,5 +158,5 @@ def _compile(pattern: str) -> Any:
 
 def _items(document: Json) -> list[Json]:
     if not isinstance(document, list):
-        raise DecodeError("split_sizes or what is in it is no list")
+        raise DecodeError("split_sizes is not a list of lists")
     return document

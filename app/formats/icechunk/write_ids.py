@@ -1,4 +1,4 @@
-"""What the metadata of a snapshot tell of the request that made it, so that none counts twice."""
+"""Request ids in the metadata of snapshots: a request that is repeated commits once."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import Json
 from app.formats.icechunk.flexbuffer import decode_flexbuffer
-from app.formats.icechunk.repo_info import RepoInfo
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 
 _OURS: Final = "__shardgate"
 _OF_LIBRARY: Final = "__icechunk"
@@ -16,15 +15,15 @@ _FINGERPRINT: Final = "request"
 
 
 class WriteId(NamedTuple):
-    """Tells a request for a commit from all others, however often it comes."""
+    """Identifier of a request for a commit."""
 
     text: str
     fingerprint: str = ""
-    """Of what the request says, where clients choose the *text*."""
+    """Digest of the request, where clients choose the *text*."""
 
 
 def check_metadata(metadata: Mapping[str, Json]) -> None:
-    """Return if the names are for everybody.
+    """Check that clients may use the names.
 
     Raises: `BadBodyError`.
     """
@@ -34,19 +33,19 @@ def check_metadata(metadata: Mapping[str, Json]) -> None:
 
 
 def marked(metadata: Mapping[str, Json], write_id: WriteId, rebases: int) -> dict[str, Json]:
-    """Add to *metadata* what made the commit; *rebases* as the library tells of them."""
-    told: dict[str, Json] = dict(metadata)
+    """Return *metadata* with the identifier, and the number of rebases as the library writes it."""
+    marked_up: dict[str, Json] = dict(metadata)
     if rebases:
-        told[_OF_LIBRARY] = {"rebase_attempts": rebases}
+        marked_up[_OF_LIBRARY] = {"rebase_attempts": rebases}
     mark: dict[str, Json] = {_WRITE_ID: write_id.text}
     if write_id.fingerprint:
         mark[_FINGERPRINT] = write_id.fingerprint
-    told[_OURS] = mark
-    return told
+    marked_up[_OURS] = mark
+    return marked_up
 
 
 def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
-    """Find the snapshot that was made for *write_id*; it may take long where there is one.
+    """Find the snapshot that was made for *write_id*: all are decoded if the payload has it.
 
     Raises: `ConflictError` if it was made for another request.
     """

@@ -10,7 +10,7 @@ from app.errors import (
     BadHeaderError,
     BadParameterError,
 )
-from app.formats.icechunk.fields import Availability
+from app.formats.icechunk.repo_info import Availability
 from app.http.credentials.access import Datasets
 from app.http.described import problems
 from app.http.documents import Document, DocumentReader, documented

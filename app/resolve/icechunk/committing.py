@@ -7,8 +7,6 @@ from weakref import WeakValueDictionary
 
 from app.errors import BusyError, DamagedError, StorageError
 from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_changes import NewSnapshot
 from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.write_ids import check_metadata
 from app.model import ObjectRef
@@ -89,7 +87,8 @@ class Committer:
             seen = look(request, info, opened)
             if isinstance(seen, Committed) or seen.snapshot != made.tip:
                 return Planned(seen)
-            return Planned(_committed(made.change.snapshot), made.change)
+            new = made.change.snapshot
+            return Planned(Committed(new.snapshot_id, new.parent_id), made.change)
 
         try:
             return await self._swaps.update(opened, plan)
@@ -98,10 +97,3 @@ class Committer:
                 if isinstance(seen := await self.look(opened, request), Committed):
                     return seen
             raise
-
-
-def _committed(snapshot: NewSnapshot) -> Committed:
-    parent_id = snapshot.parent_id
-    return Committed(
-        encode_id(snapshot.object_id), None if parent_id is None else encode_id(parent_id)
-    )

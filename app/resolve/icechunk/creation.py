@@ -1,20 +1,18 @@
-"""A new repository, where there is nothing yet."""
+"""Creation of a repository in an empty place ("Initialize New Repository")."""
 
-from datetime import timedelta
 from typing import Final
 
 from app.errors import ConflictError, DamagedError
-from app.formats.icechunk.fields import EPOCH
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.refs import REPO
-from app.formats.icechunk.repo_creation import (
-    ROOT_ID,
-    create_repo,
-    first_snapshot,
-    first_transaction_log,
-)
+from app.formats.icechunk.repo_writer import ROOT_ID, ROOT_MESSAGE, ROOT_METADATA, create_repo
 from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
+from app.formats.icechunk.snapshot_writing import write_snapshot
+from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.transaction_log import TransactionLog
+from app.formats.icechunk.transaction_log_writing import write_transaction_log
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
 from app.resolve.icechunk.repo_swap import RepoSwaps
@@ -23,43 +21,46 @@ from app.storage.contract import ABSENT, CONFLICT, Found
 
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
+_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, moved_paths=())
 _LIMIT_NBYTES: Final = 64 * 1024
-"""Of the first snapshot, which has some hundred."""
+"""Bound of the first snapshot, which has some hundred bytes."""
 
 
 async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
-    """Make a repository at the root of *dataset*, and give the id of its first snapshot.
+    """Create a repository at the root of *dataset*, and return the id of its first snapshot.
 
-    Of many who try only one does it. What one left behind who died before, another goes on with.
+    Of several callers one succeeds. An attempt that stopped halfway can be completed by another.
 
-    Raises: `ConflictError` where there is something already, or another was faster;
+    Raises: `ConflictError` where the root is not empty, or another caller was faster;
     `UnwritableError`, `StorageError`.
     """
     if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
         raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
     root, store = dataset.root, swaps.store
     await store.demand_safety(root)
-    await _demand_empty(swaps, root)
+    await _check_empty(swaps, root)
     now_us = swaps.now_us()
-    log = first_transaction_log()
+    log = write_transaction_log(ROOT_ID, _NO_CHANGES)
     await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT)
-    snapshot = first_snapshot(now_us)
+    metadata = encode_metadata(ROOT_METADATA)
+    first = StoredSnapshot(ROOT_ID, {}, {}, now_us, ROOT_MESSAGE, metadata)
+    snapshot = write_snapshot(first)
     if await store.put(root.join(_SNAPSHOT), [snapshot], expected=ABSENT) is CONFLICT:
-        now_us = await _flushed_at_us(swaps, root.join(_SNAPSHOT))
+        now_us = await _read_flushed_at_us(swaps, root.join(_SNAPSHOT))
     try:
         data = create_repo(now_us, max(now_us, swaps.now_us()))
         done = await store.put(root.join(REPO), [data], expected=ABSENT)
     finally:
         swaps.fetch.forget(root.join(REPO))
     if done is CONFLICT:
-        raise ConflictError(f"there is a repository at {root} by now")
+        raise ConflictError(f"another request has created a repository at {root}")
     return encode_id(ROOT_ID)
 
 
-async def _demand_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
-    """Return if there is nothing at *root* but what an unfinished attempt leaves.
+async def _check_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
+    """Return if nothing is at *root* but objects that an unfinished attempt leaves.
 
-    Objects of no bytes that are called like folders count for nothing.
+    Empty objects that are named like folders are ignored.
     """
     async for listed in swaps.store.list(root.prefix):
         name = listed.ref.key.removeprefix(root.prefix.key)
@@ -70,13 +71,13 @@ async def _demand_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
             raise ConflictError(f"{root} is not empty: there is {name}")
 
 
-async def _flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
-    """Read when the first snapshot was made that another has put there."""
+async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
+    """Read the time of the first snapshot that another attempt has written."""
     found = await swaps.store.get(ref)
     if not isinstance(found, Found):
-        raise ConflictError(f"{ref} was there, and is gone")
+        raise ConflictError(f"{ref} was deleted during the creation of a repository")
     try:
-        info = SnapshotHeaderDecoder(encode_id(ROOT_ID), _LIMIT_NBYTES)(found.data).info
+        header = SnapshotHeaderDecoder(encode_id(ROOT_ID), _LIMIT_NBYTES)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
-    return (info.flushed_at - EPOCH) // timedelta(microseconds=1)
+    return header.info.flushed_at_us

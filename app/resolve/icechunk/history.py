@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from app.formats.documents import Json
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.repo_info import SnapshotInfo
 from app.resolve.icechunk.repositories import OpenedRepository
 
 _METADATA_NBYTES: Final = 1 << 20

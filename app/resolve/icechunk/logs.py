@@ -5,8 +5,8 @@ from functools import partial
 from typing import NamedTuple
 
 from app.errors import DamagedError
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.repo_info import SnapshotInfo
 from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.storage.abreast import abreast
@@ -24,7 +24,7 @@ def logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[Log]:
     """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
     for info in chain:
         for pruned in info.pruned_ancestor_tx_logs:
-            yield Log(pruned, is_pruned=True)
+            yield Log(encode_id(pruned), is_pruned=True)
         yield Log(info.snapshot_id, is_pruned=False)
 
 

@@ -2,19 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from app.errors import BadBodyError, ClockSkewError, DamagedError
 from app.formats.icechunk.applying import Outcome, apply_changes
 from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.merging import merge_logs
-from app.formats.icechunk.metadata_items import Metadata
-from app.formats.icechunk.metadata_writing import encode_metadata
-from app.formats.icechunk.moments import FutureError, moment_after
-from app.formats.icechunk.repo_changes import Amended, NewCommit, NewSnapshot
-from app.formats.icechunk.repo_info import RepoInfo
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.metadata_items import encode_metadata
+from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
+from app.formats.icechunk.repo_writer import Amended, FutureError, NewCommit, moment_after
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.icechunk.write_ids import marked
@@ -23,8 +20,6 @@ from app.resolve.icechunk.logs import Log, decoded, read_logs
 from app.resolve.icechunk.rebasing import Rebasing, read_snapshot
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.staging import Staging, new_object_id
-
-_VERSION: Final = 2
 
 
 class Made(NamedTuple):
@@ -94,7 +89,7 @@ class Making:
         request = self.request
         told = marked(request.metadata, request.write_id, self._rebases)
         try:
-            items = encode_metadata(told)
+            metadata = encode_metadata(told)
             flushed_at_us = moment_after(before.flushed_at_us, self._now_us())
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
@@ -106,20 +101,18 @@ class Making:
             outcome.manifest_files,
             flushed_at_us,
             request.message,
-            Metadata(_VERSION, items),
+            metadata,
             before.extra,
         )
 
     def _change(self, tip: Tip, snapshot: StoredSnapshot) -> NewCommit | Amended:
-        parent = tip.snapshot.parent_id if self.request.amend else tip.snapshot_id
-        pruned = tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else ()
-        new = NewSnapshot(
+        new = SnapshotInfo(
             snapshot.object_id,
-            None if parent is None else decoded(parent),
+            tip.snapshot.parent if self.request.amend else tip.snapshot.object_id,
             snapshot.flushed_at_us,
             snapshot.message,
-            snapshot.metadata.items,
-            tuple(map(decoded, pruned)),
+            snapshot.metadata,
+            tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
         kind = Amended if self.request.amend else NewCommit
         return kind(self.request.branch, new)

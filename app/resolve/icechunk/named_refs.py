@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError, UnknownRepositoryError
-from app.formats.icechunk.config import Container
+from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.refs import unescape
 from app.formats.icechunk.repo_info import NamedSnapshots
 from app.formats.icechunk.virtual import Allowed, is_allowed
@@ -101,7 +101,7 @@ async def list_containers(root: Root, path: str) -> list[ContainerReport | Damag
     return [_container(each, allowed) for each in containers]
 
 
-def _container(container: Container, allowed: Sequence[Allowed]) -> ContainerReport:
+def _container(container: VirtualContainer, allowed: Sequence[Allowed]) -> ContainerReport:
     name, url = container.name, container.url_prefix
     is_followed = is_allowed(url, allowed)
     return ContainerReport(name, _without_secrets(url), container.store, allowed=is_followed)

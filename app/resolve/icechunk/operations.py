@@ -7,9 +7,15 @@ from typing import Final, NamedTuple
 
 from app.errors import BadParameterError, UnknownRepositoryError
 from app.formats.icechunk.envelope import memory_nbytes
-from app.formats.icechunk.fields import Status, is_backup
-from app.formats.icechunk.ops_log import Update, Value
-from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.repo_info import (
+    RepoInfo,
+    RepoInfoDecoder,
+    Status,
+    Update,
+    Value,
+    is_backup,
+)
 from app.formats.reading import DecodeError, Read
 from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.icechunk.repositories import OpenedRepository
@@ -122,7 +128,7 @@ def _operation(update: Update, name: str | None) -> Operation:
 def _field(value: Value) -> str | int | bool | SetStatus | None:
     if isinstance(value, Status):
         return SetStatus(value.availability.name.lower(), value.set_at, value.reason)
-    return value
+    return encode_id(value) if isinstance(value, bytes) else value
 
 
 def _file(opened: OpenedRepository, name: str | None) -> ObjectRef:

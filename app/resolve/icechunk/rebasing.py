@@ -9,8 +9,7 @@ from app.formats.icechunk.change_set import ChangeSet
 from app.formats.icechunk.conflict_kinds import Conflict, Policy
 from app.formats.icechunk.conflicts import rebase
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.repo_info import RepoInfo
-from app.formats.icechunk.snapshot_list import SnapshotInfo
+from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
 from app.formats.icechunk.stored_nodes import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog

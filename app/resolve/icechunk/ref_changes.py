@@ -13,10 +13,10 @@ from app.errors import (
     PreconditionFailedError,
     UnknownRefError,
 )
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.repo_changes import (
+from app.formats.icechunk.repo_info import Availability, RepoInfo
+from app.formats.icechunk.repo_writer import (
     BranchCreated,
     BranchDeleted,
     BranchReset,
@@ -24,7 +24,6 @@ from app.formats.icechunk.repo_changes import (
     TagCreated,
     TagDeleted,
 )
-from app.formats.icechunk.repo_info import RepoInfo
 from app.model import ETag
 from app.resolve.entity import Demand
 from app.resolve.icechunk.named_refs import Named

@@ -22,12 +22,15 @@ from app.errors import (
 )
 from app.formats.icechunk.envelope import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
-from app.formats.icechunk.moments import FutureError, moment_after
-from app.formats.icechunk.ops_log_writing import newest_us
 from app.formats.icechunk.refs import RepoRefs
-from app.formats.icechunk.repo_changes import RepoChange, StatusChanged
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
-from app.formats.icechunk.repo_writing import rewrite_repo
+from app.formats.icechunk.repo_writer import (
+    FutureError,
+    RepoChange,
+    StatusChanged,
+    moment_after,
+    rewrite_repo,
+)
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.fetch import ReadCache
@@ -156,7 +159,7 @@ class RepoSwaps:
                 return _Prepared(answer, None, backup)
             if not isinstance(change, StatusChanged):
                 demand_unlocked(info, ref)
-            at_us = moment_after(newest_us(info.root()), now_us)
+            at_us = moment_after(info.newest_update_us(), now_us)
             data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error

@@ -16,15 +16,13 @@ from app.errors import (
     UnknownRepositoryError,
 )
 from app.formats.icechunk.envelope import memory_nbytes
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.refs import REPO, RepoRefs
-from app.formats.icechunk.repo_info import RepoInfo
+from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
-from app.formats.icechunk.snapshot_list import SnapshotInfo
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef, VirtualKey

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.formats.documents import Json
 from app.formats.icechunk.config import (
     Config,
-    Container,
+    VirtualContainer,
     YamlConfigDecoder,
     decode_config,
     read_config,
@@ -43,9 +43,9 @@ virtual_chunk_containers:
     store: in_memory
 """
 CONTAINERS = (
-    Container("lab", "s3://lab/", "s3_compatible"),
-    Container(None, "file:///data/", "local_file_system"),
-    Container(None, "memory://", "in_memory"),
+    VirtualContainer("lab", "s3://lab/", "s3_compatible"),
+    VirtualContainer(None, "file:///data/", "local_file_system"),
+    VirtualContainer(None, "memory://", "in_memory"),
 )
 
 
@@ -61,7 +61,7 @@ def test_tags_of_yaml_name_the_store() -> None:
 def test_objects_of_one_member_name_the_store() -> None:
     """So configurations in `repo` have it, and so may YAML."""
     s3 = {"name": "lab", "url_prefix": "s3://lab/", "store": {"s3": {"anonymous": True}}}
-    lab = Container("lab", "s3://lab/", "s3")
+    lab = VirtualContainer("lab", "s3://lab/", "s3")
 
     assert decode_config(_with({"s3://lab/": s3})).containers == (lab,)
     assert DECODE(str(_with({"lab": s3})).encode()).containers == (lab,)
@@ -121,7 +121,7 @@ def test_what_is_no_container_is_damage(config: Any) -> None:
 )
 def test_yaml_that_nobody_wrote_for_icechunk_is_damage(text: str) -> None:
     """Aliases and depth could spell more than memory holds."""
-    with pytest.raises(DecodeError, match="no YAML"):
+    with pytest.raises(DecodeError, match="YAML"):
         DECODE(text.encode())
 
 
@@ -177,7 +177,7 @@ def test_a_store_of_no_kind_is_told_without_its_url() -> None:
 
 def test_what_is_no_yaml_is_told_without_its_text() -> None:
     """A line may hold a URL with credentials."""
-    with pytest.raises(DecodeError, match="no YAML: mapping values") as error:
+    with pytest.raises(DecodeError, match="invalid YAML: mapping values") as error:
         DECODE(b"a: 1\nb: 'https://me:secret@lab/': :\n")
     assert "secret" not in str(error.value)
 

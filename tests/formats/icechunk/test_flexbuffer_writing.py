@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from app.formats.icechunk.flexbuffer import decode_flexbuffer
 from app.formats.icechunk.flexbuffer_writing import encode_flexbuffer
-from app.formats.icechunk.metadata_items import read_metadata
-from app.formats.icechunk.metadata_writing import encode_metadata
+from app.formats.icechunk.metadata_items import encode_metadata, read_metadata
 from app.formats.icechunk.repo_info import RepoInfoDecoder
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
@@ -53,8 +52,8 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
     repo.set_metadata(metadata)
 
     info = RepoInfoDecoder(2**26)((tmp_path / "repo").read_bytes())
-    stored = dict(read_metadata(info.root(), 6, 2).items)
-    ours = dict(encode_metadata(metadata))
+    stored = dict(read_metadata(info.reader().buffer.root, 6, 2).items)
+    ours = dict(encode_metadata(metadata).items)
     assert ours.keys() == stored.keys()
     for name, value in metadata.items():
         assert ours[name] == stored[name], value

@@ -8,15 +8,15 @@ import pytest
 from flatbuffers import flexbuffers
 
 from app.errors import DamagedError, OfflineError
-from app.formats.icechunk.config import Container
+from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.keys import Branch, Ref, SnapshotId, Tag
 from app.formats.icechunk.refs import (
     FileRefs,
-    Marker,
-    MarkerDecoder,
     RefFile,
     Refs,
     RefTarget,
+    RepoMarker,
+    RepoMarkerDecoder,
     RepoRefs,
     read_ref_file,
 )
@@ -145,7 +145,7 @@ async def test_repo_holds_the_containers() -> None:
     damaged = DirectFetch(store)
     refs = RepoRefs(ROOT, LIMIT)
 
-    assert await refs.containers(fetch) == (Container("a", url, "s3"),)
+    assert await refs.containers(fetch) == (VirtualContainer("a", url, "s3"),)
     assert await _resolve(store, Branch("main")) == spell(FIRST)
     with pytest.raises(DamagedError, match=f"{ROOT}/repo"):
         await refs.containers(damaged)
@@ -154,12 +154,12 @@ async def test_repo_holds_the_containers() -> None:
 @pytest.mark.parametrize("data", [b"# A notebook", b"ICE", b"I am", b"\xff"])
 def test_a_file_may_be_called_repo_by_chance(data: bytes) -> None:
     """What does not begin like one is none, but the beginning of one is one that is damaged."""
-    decode = MarkerDecoder(LIMIT)
+    decode = RepoMarkerDecoder(LIMIT)
     if b"ICE" in data:
         with pytest.raises(DecodeError):
             decode(data)
     else:
-        assert decode(data) == Marker(None)
+        assert decode(data) == RepoMarker(None)
         assert decode(data).nbytes == 0
 
 
@@ -259,7 +259,9 @@ def test_a_file_may_tell_more() -> None:
 async def test_a_damaged_file_is_not_an_absent_ref() -> None:
     """The error names it."""
     fetch = DirectFetch(_store({"refs/branch.main/ref.json": b"{}"}))
-    with pytest.raises(DamagedError, match=r"branch\.main/ref\.json: names no snapshot"):
+    with pytest.raises(
+        DamagedError, match=r"branch\.main/ref\.json: expected the id of a snapshot"
+    ):
         await FileRefs(ROOT).resolve(Branch("main"), fetch)
 
 
@@ -268,5 +270,5 @@ async def test_version_1_has_a_file_of_containers() -> None:
     text = b"virtual_chunk_containers: {a: {name: a, url_prefix: s3://b/, store: !s3 {}}}"
     fetch = DirectFetch(_store({"config.yaml": text}))
 
-    assert await FileRefs(ROOT).containers(fetch) == (Container("a", "s3://b/", "s3"),)
+    assert await FileRefs(ROOT).containers(fetch) == (VirtualContainer("a", "s3://b/", "s3"),)
     assert await FileRefs(ROOT).containers(DirectFetch(MemoryStore())) == ()

@@ -11,22 +11,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.formats.icechunk.fields import Availability
 from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.metadata_writing import encode_metadata
-from app.formats.icechunk.repo_changes import (
+from app.formats.icechunk.metadata_items import encode_metadata
+from app.formats.icechunk.repo_info import Availability, SnapshotInfo
+from app.formats.icechunk.repo_writer import (
     Amended,
     BranchCreated,
     BranchDeleted,
     BranchReset,
     NewCommit,
-    NewSnapshot,
     RepoChange,
     StatusChanged,
     TagCreated,
     TagDeleted,
 )
-from tests.formats.icechunk.test_repo_writing import decode, do
+from tests.formats.icechunk.test_repo_writer import decode, do
 from tests.repositories import ROOT_ID
 
 NAMES = st.sampled_from(["a", "b", "é", "a/b", "🧊", "z" * 40])
@@ -151,8 +150,7 @@ class Changes(RuleBasedStateMachine):
         if parent is None:
             return
         moment = int(datetime.now(UTC).timestamp() * 1e6)
-        items = encode_metadata(metadata)
-        new = NewSnapshot(object_id, raw(parent), moment, message, items)
+        new = SnapshotInfo(object_id, raw(parent), moment, message, encode_metadata(metadata))
         self.change(Amended(name, new) if is_amended else NewCommit(name, new))
         self.snapshots[encode_id(object_id)] = parent, message, metadata
         self.branches[name] = encode_id(object_id)

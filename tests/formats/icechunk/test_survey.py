@@ -80,7 +80,7 @@ def test_a_sound_repository_has_no_damage(tmp_path: Path) -> None:
             replace(SOUND, more={name("manifests", M): None}),
             name("manifests", M),
             "@branch.main/a",
-            "does not exist, and a snapshot refers to it",
+            "does not exist, but a snapshot refers to it",
         ),
         (
             replace(SOUND, more={name("manifests", N): b"?"}),

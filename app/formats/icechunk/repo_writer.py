@@ -1,0 +1,272 @@
+"""The file ``repo`` written with one more operation ("Updates to the repo info file")."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, assert_never
+
+from app.formats.documents import Json
+from app.formats.icechunk.config import Config
+from app.formats.icechunk.envelope import FileType, seal_envelope
+from app.formats.icechunk.flatbuffer import required
+from app.formats.icechunk.ids import decode_id
+from app.formats.icechunk.keys import MAIN
+from app.formats.icechunk.metadata_items import encode_metadata
+from app.formats.icechunk.repo_info import (
+    LAST_US,
+    REPO,
+    Availability,
+    NamedSnapshots,
+    RepoField,
+    RepoInfo,
+    SnapshotInfo,
+    Status,
+    Update,
+    Value,
+    moment,
+)
+from app.formats.icechunk.table_rows import RowWriter
+from app.formats.reading import DecodeError
+
+ROOT_ID: Final = bytes.fromhex("0b1cc8d6787580f0e33a6534")
+"""Id of the first snapshot of every repository, which has no nodes."""
+ROOT_MESSAGE: Final = "Repository initialized"
+ROOT_METADATA: Final[Json] = {"__icechunk": {"is_root": True}}
+_VERSION: Final = 2
+_MOST_AHEAD_US: Final = 10_000_000
+"""Difference of clocks that is tolerated: a time that is further ahead would stop other writers."""
+
+
+class NewCommit(NamedTuple):
+    """A snapshot on top of a branch."""
+
+    branch: str
+    snapshot: SnapshotInfo
+
+
+class Amended(NamedTuple):
+    """A snapshot in place of the tip of a branch, with the same parent."""
+
+    branch: str
+    snapshot: SnapshotInfo
+
+
+class TagCreated(NamedTuple):
+    """A tag whose name was never used."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class TagDeleted(NamedTuple):
+    """The deletion of a tag, whose name cannot be used again."""
+
+    name: str
+
+
+class BranchCreated(NamedTuple):
+    """A new branch."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class BranchReset(NamedTuple):
+    """Another snapshot for a branch."""
+
+    name: str
+    snapshot_id: bytes
+
+
+class BranchDeleted(NamedTuple):
+    """The deletion of a branch."""
+
+    name: str
+
+
+class StatusChanged(NamedTuple):
+    """Another status of the repository."""
+
+    availability: Availability
+    reason: str | None = None
+
+
+type RepoChange = (
+    NewCommit
+    | Amended
+    | TagCreated
+    | TagDeleted
+    | BranchCreated
+    | BranchReset
+    | BranchDeleted
+    | StatusChanged
+)
+"""One operation."""
+
+
+class FutureError(ValueError):
+    """A stored time is ahead of the clock."""
+
+
+def moment_after(newest_us: int, now_us: int) -> int:
+    """Return the time, or the first after *newest_us* if the clock is a little behind that.
+
+    Times are in microseconds since 1970, UTC; those of operations and snapshots rise.
+
+    Raises: `FutureError`.
+    """
+    if newest_us > now_us + _MOST_AHEAD_US:
+        ahead_s = (newest_us - now_us) // 1_000_000
+        raise FutureError(
+            f"it was written at {_spell(newest_us)}, and it is {_spell(now_us)} here: "
+            f"{ahead_s} s earlier, so one of the clocks is wrong"
+        )
+    return max(now_us, newest_us + 1)
+
+
+def _spell(moment_us: int) -> str:
+    if moment_us > LAST_US:
+        return f"{moment_us} µs after 1970"
+    return moment(moment_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Refs and snapshots that an operation changes."""
+
+    branches: dict[str, bytes]
+    tags: dict[str, bytes]
+    deleted_tags: set[str]
+    snapshots: list[SnapshotInfo]
+    status: Status
+
+    def apply(self, change: RepoChange, at_us: int) -> tuple[str, Mapping[str, Value]]:
+        """Apply *change*, and return kind and fields of its update.
+
+        Raises: `KeyError` for a ref that does not exist, `ValueError` for one that does.
+        """
+        fields: dict[str, Value]
+        match change:
+            case TagCreated(name, snapshot_id):
+                if name in self.tags or name in self.deleted_tags:
+                    raise ValueError(f"there is or was a tag {name!r}")
+                self.tags[name] = snapshot_id
+                kind, fields = "tag_created", {"name": name}
+            case TagDeleted(name):
+                self.deleted_tags.add(name)
+                kind, fields = "tag_deleted", _left(name, self.tags.pop(name))
+            case BranchCreated(name, snapshot_id):
+                if name in self.branches:
+                    raise ValueError(f"there is a branch {name!r}")
+                self.branches[name] = snapshot_id
+                kind, fields = "branch_created", {"name": name}
+            case BranchReset(name, snapshot_id):
+                kind, fields = "branch_reset", _left(name, self.branches[name])
+                self.branches[name] = snapshot_id
+            case BranchDeleted(name):
+                kind, fields = "branch_deleted", _left(name, self.branches.pop(name))
+            case NewCommit() | Amended():
+                kind, fields = self._add(change)
+            case StatusChanged(availability, reason):
+                self.status = Status(availability, moment(at_us), reason)
+                kind, fields = "repo_status_changed", {"status": self.status}
+            case _:
+                assert_never(change)
+        return kind, fields
+
+    def _add(self, change: NewCommit | Amended) -> tuple[str, dict[str, Value]]:
+        """Put a branch at a new snapshot."""
+        branch, new = change.branch, change.snapshot.object_id
+        if any(each.object_id == new for each in self.snapshots):
+            raise ValueError("a snapshot of that id is listed already")
+        before, self.branches[branch] = self.branches[branch], new
+        self.snapshots.append(change.snapshot)
+        if isinstance(change, NewCommit):
+            return "new_commit", {"branch": branch, "new_snap_id": new}
+        fields: dict[str, Value] = {"branch": branch, "new_snap_id": new}
+        return "commit_amended", {**fields, "previous_snap_id": before}
+
+
+def _left(name: str, snapshot_id: bytes) -> dict[str, Value]:
+    """Return the fields of an update of a ref that was at a snapshot."""
+    return {"name": name, "previous_snap_id": snapshot_id}
+
+
+def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) -> bytes:
+    """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
+
+    *at_us*, in microseconds since 1970, UTC, is later than the newest operation.
+
+    Raises: `DecodeError`, also where something would be lost that only a newer specification
+    knows; `KeyError` for a ref or snapshot that does not exist, `ValueError` for one that does.
+    """
+    if info.version != _VERSION:
+        raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
+    reader = info.reader(is_strict=True)
+    row = reader.table(REPO, reader.buffer.root.position)
+    draft = _Draft(
+        _raw(info.branches),
+        _raw(info.tags),
+        set(row[RepoField.DELETED_TAGS]),
+        row[RepoField.SNAPSHOTS],
+        row[RepoField.STATUS],
+    )
+    kind, fields = draft.apply(change, at_us)
+    config = info.config if isinstance(info.config, Config) else Config()
+    updates = [Update(kind, at_us, None, fields), *_kept_as(backup, row[RepoField.LATEST_UPDATES])]
+    stop = _overflow(updates, config.num_updates_per_repo_info_file)
+    if stop < len(updates):
+        row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path
+    row[RepoField.LATEST_UPDATES] = updates[:stop]
+    return seal_envelope(FileType.REPO_INFO, _write(draft, row), config.compression_level)
+
+
+def _kept_as(backup: str, updates: list[Update]) -> list[Update]:
+    """Name the backup of the newest of *updates*."""
+    if not updates:
+        raise DecodeError("it tells of no operation")
+    return [updates[0]._replace(backup_path=backup), *updates[1:]]
+
+
+def _overflow(updates: list[Update], most: int) -> int:
+    """Return the number of updates that stay: others are left to the backup that has them.
+
+    Those from before a migration to version 2 are in no backup until it overflows itself.
+    """
+    stops = range(max(1, most), len(updates))
+    return next((at for at in stops if updates[at].backup_path is not None), len(updates))
+
+
+def create_repo(flushed_at_us: int, at_us: int) -> bytes:
+    """Write the file of a new repository, with nothing but ``main`` at the first snapshot.
+
+    Times are in microseconds since 1970, UTC: of the snapshot, and of the operation.
+    """
+    metadata = encode_metadata(ROOT_METADATA)
+    first = SnapshotInfo(ROOT_ID, None, flushed_at_us, ROOT_MESSAGE, metadata)
+    status = Status(Availability.ONLINE, moment(at_us), None)
+    row: list[object] = [None] * len(RepoField)
+    row[RepoField.SPEC_VERSION] = _VERSION
+    row[RepoField.LATEST_UPDATES] = [Update("repo_initialized", at_us, None, {})]
+    draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [first], status)
+    return seal_envelope(FileType.REPO_INFO, _write(draft, row))
+
+
+def _write(draft: _Draft, row: list[object]) -> bytes:
+    """Write the FlatBuffer: *row* with what is in *draft*.
+
+    Raises: `KeyError` where a ref is at a snapshot that is not listed.
+    """
+    snapshots = sorted(draft.snapshots, key=lambda each: each.object_id)
+    indexes = {each.object_id: index for index, each in enumerate(snapshots)}
+    for slot, refs in (RepoField.TAGS, draft.tags), (RepoField.BRANCHES, draft.branches):
+        row[slot] = [(name, indexes[refs[name]]) for name in sorted(refs, key=str.encode)]
+    row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
+    row[RepoField.SNAPSHOTS] = snapshots
+    row[RepoField.STATUS] = draft.status
+    return RowWriter().finish(REPO, row)
+
+
+def _raw(refs: NamedSnapshots) -> dict[str, bytes]:
+    if refs.faults:
+        raise DecodeError(f"the ref {next(iter(refs.faults))!r} is damaged")
+    return {name: required(decode_id(text), "id") for name, text in refs.items()}

@@ -1,4 +1,4 @@
-"""Any run of changes, by us and by the library in turn, equals a model of dictionaries."""
+"""Any run of changes by this service and by the library equals a model of dictionaries."""
 
 import shutil
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ METADATA = st.dictionaries(
     st.integers(-9, 2**64 - 1) | st.text(st.characters(codec="utf-8"), max_size=9) | st.none(),
     max_size=4,
 )
+_UPDATES = 3
 IDS = st.binary(min_size=12, max_size=12)
 
 
@@ -51,7 +52,7 @@ class Changes(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(mkdtemp())
         storage = icechunk.local_filesystem_storage(str(self.folder))
-        config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=3)
+        config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=_UPDATES)
         self.repo = icechunk.Repository.create(storage, config=config)
         self.branches = {"main": ROOT_ID}
         self.tags: dict[str, str] = {}
@@ -189,8 +190,10 @@ class Changes(RuleBasedStateMachine):
             for each in told["snapshots"]
         } == self.snapshots
         assert self.repo.get_metadata() == self.metadata
-        forbidden = [each.name for each in self.repo.disabled_feature_flags()]
-        assert ("move_node" in forbidden) != self.is_moving
+        forbidden = self.repo.disabled_feature_flags()
+        assert ("move_node" in [each.name for each in forbidden]) != self.is_moving
+        assert info.disabled_feature_flags() == sorted(each.id for each in forbidden)
+        assert len(info.updates()) <= _UPDATES
         assert len(list(self.repo.ops_log())) == self.operations
         for branch, tip in self.branches.items():
             assert next(each.id for each in self.repo.ancestry(branch=branch)) == tip

@@ -22,7 +22,7 @@ from app.http.routers import Json
 from app.http.start.page import StartPage
 from app.http.target import check_key
 from app.http.viewer import add_viewer
-from app.resolve.icechunk.named_refs import ContainerReport, list_containers
+from app.resolve.icechunk.refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
 from app.seeing.failures import tell_of_failure

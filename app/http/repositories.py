@@ -11,8 +11,8 @@ from app.http.credentials.access import Datasets
 from app.http.routers import new_router
 from app.http.target import check_key
 from app.resolve.icechunk.history import read_history
-from app.resolve.icechunk.named_refs import read_branches, read_tags
 from app.resolve.icechunk.operations import SetStatus, read_operations
+from app.resolve.icechunk.refs import read_branches, read_tags
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.resolver import Resolver
 

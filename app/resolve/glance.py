@@ -14,8 +14,8 @@ from app.formats.documents import Json
 from app.formats.surveying import Description, Stateful
 from app.model import ByteRange, VirtualKey
 from app.resolve.entity import Coding, Entity
+from app.resolve.icechunk.history import RefTip, read_tips
 from app.resolve.icechunk.repositories import open_repository
-from app.resolve.icechunk.tips import Tip, read_tips
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.walk import Opened, Visited, collections_of, find_containers
 
@@ -58,7 +58,7 @@ class SeenRepository:
     """An Icechunk repository, and its first refs."""
 
     path: str
-    tips: Sequence[Tip]
+    tips: Sequence[RefTip]
     refs: int
     """How many there are."""
 

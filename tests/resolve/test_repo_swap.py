@@ -24,7 +24,7 @@ from app.formats.icechunk.repo_writer import TagCreated
 from app.formats.icechunk.repository import Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.fetch import Memory, ReadCache
-from app.resolve.icechunk.ref_changes import RefChanges
+from app.resolve.icechunk.refs import RefChanges
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.walk import list_names

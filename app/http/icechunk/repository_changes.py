@@ -19,8 +19,7 @@ from app.http.preconditions import parse_demand
 from app.http.repositories import NamedRef
 from app.http.routers import new_router
 from app.resolve.icechunk.creation import create_repository
-from app.resolve.icechunk.named_refs import Named
-from app.resolve.icechunk.ref_changes import RefChanges
+from app.resolve.icechunk.refs import Named, RefChanges
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.resolver import Resolver

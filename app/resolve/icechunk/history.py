@@ -1,20 +1,24 @@
-"""The snapshots that led to a state of a repository, page by page."""
+"""Snapshots that led to a state of a repository, page by page, and the newest of each ref."""
 
+from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from app.errors import UnknownRefError
 from app.formats.documents import Json
 from app.formats.icechunk.repo_info import SnapshotInfo
+from app.formats.surveying import State
 from app.resolve.icechunk.repositories import OpenedRepository
 
 _METADATA_NBYTES: Final = 1 << 20
-"""A page with more than that of metadata ends early."""
+"""Bytes of metadata after which a page ends early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A snapshot."""
+    """Snapshot in a history."""
 
     snapshot_id: str
     parent_id: str | None
@@ -25,20 +29,19 @@ class Ancestor:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """Some snapshots, newest first, each the parent of the one before."""
+    """Page of snapshots, newest first, each the parent of the one before."""
 
     history: list[Ancestor]
     next: str | None
-    """The last of them, where there are more."""
+    """Id of the last one, if there are more."""
 
 
 async def read_history(
     opened: OpenedRepository, ref: str, after: str | None, limit: int
 ) -> HistoryPage:
-    """Read up to *limit* of the snapshots that led to *ref*, or of those before *after*.
+    """Read up to *limit* snapshots that led to *ref*, or those before the snapshot *after*.
 
-    A page after another tells the ancestors of the snapshot that the other ended with, wherever
-    *ref* is by then.
+    With *after*, pages continue in its ancestors even if *ref* was moved.
 
     Raises: `UnknownRefError`.
     """
@@ -67,3 +70,29 @@ def _ancestor(info: SnapshotInfo) -> Ancestor:
         flushed_at=info.flushed_at,
         metadata=info.metadata.decode(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RefTip:
+    """Branch or tag, and its newest commit."""
+
+    ref: str
+    """As in keys: ``@tag.v1``."""
+    snapshot_id: str
+    message: str
+    flushed_at: datetime | None
+    """`None` if the snapshot does not exist."""
+
+
+async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:
+    """Read the commit of each of *states*."""
+    return [await _read_tip(opened, state) for state in states]
+
+
+async def _read_tip(opened: OpenedRepository, state: State) -> RefTip:
+    try:
+        async with aclosing(opened.ancestry(state.snapshot_id)) as ancestors:
+            newest = await anext(ancestors)
+    except UnknownRefError:
+        return RefTip(state.ref, state.snapshot_id, "", None)
+    return RefTip(state.ref, state.snapshot_id, newest.message, newest.flushed_at)

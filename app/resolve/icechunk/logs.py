@@ -1,4 +1,4 @@
-"""The transaction logs of snapshots, those of expired ancestors among them."""
+"""Transaction logs of snapshots, and of their expired ancestors."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,11 +13,11 @@ from app.storage.abreast import abreast
 
 
 class Log(NamedTuple):
-    """The name of a log."""
+    """Name of a log."""
 
     snapshot_id: str
     is_pruned: bool
-    """Whether its snapshot has expired, so that the log may be gone too."""
+    """True if its snapshot has expired, so that the log may be deleted too."""
 
 
 def logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[Log]:
@@ -29,9 +29,9 @@ def logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[Log]:
 
 
 async def read_logs(opened: OpenedRepository, wanted: Sequence[Log]) -> list[TransactionLog | None]:
-    """Read logs at the same time; `None` for those that are gone together with their snapshots.
+    """Read logs concurrently; `None` for those that were deleted with their expired snapshots.
 
-    Raises: `DamagedError` where one is gone otherwise.
+    Raises: `DamagedError` if another one does not exist.
     """
     return await abreast(partial(_read_log, opened), wanted, at_a_time=len(wanted) or 1)
 
@@ -42,12 +42,12 @@ async def _read_log(opened: OpenedRepository, wanted: Log) -> TransactionLog | N
     log = await repository.read("transactions", object_id, decode, opened.fetch)
     if log is None and not wanted.is_pruned:
         name = repository.file("transactions", object_id)
-        raise DamagedError(name, "does not exist, so that nothing tells what was changed")
+        raise DamagedError(name, "does not exist, so that the changes of the snapshot are unknown")
     return log
 
 
 def decoded(snapshot_id: str) -> bytes:
-    """Give the id that the name of a file spells, as those do that were read."""
+    """Decode the id of a snapshot that was read."""
     if (object_id := decode_id(snapshot_id)) is None:
-        raise ValueError(f"no id: {snapshot_id}")
+        raise ValueError(f"not an id: {snapshot_id}")
     return object_id

@@ -1,4 +1,4 @@
-"""What was done to a repository: the operations in ``repo``, and in what that was before."""
+"""Operations on a repository, page by page: in ``repo``, and in its backups."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,13 +21,13 @@ from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.icechunk.repositories import OpenedRepository
 
 _FILES_AT_ONCE: Final = 100
-"""A page for which more would have to be read ends early."""
+"""Number of files after which a page ends early."""
 _SEPARATOR: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
 class SetStatus:
-    """What may be done with a repository from then on, and why not more."""
+    """Status that an operation has set."""
 
     availability: str
     """``online``, ``read_only`` or ``offline``."""
@@ -37,51 +37,51 @@ class SetStatus:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation."""
+    """Operation on a repository."""
 
     kind: str
     updated_at: datetime
     backup: str | None
-    """The file in ``overwritten/`` that has the state after it; `None` for the current one, and
-    for what migration wrote down afterwards."""
+    """File in ``overwritten/`` with the state after it; `None` for the current state, and for
+    operations that were listed by a migration."""
     fields: dict[str, str | int | bool | SetStatus | None]
-    """By the specification's names."""
+    """By the names of the specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationsPage:
-    """Some operations, newest first."""
+    """Page of operations, newest first."""
 
     operations: list[Operation]
     next: str | None
-    """What to go on after, where there are more; stays good while others are done."""
+    """Parameter `after` of the next page, if there is one; stays valid."""
     ends_early: str | None
-    """Why older operations cannot be told, where there were some."""
+    """Reason for which older operations cannot be read, if there are some."""
 
 
-class _Place(NamedTuple):
-    """Where to go on: in the file *name*, with what is older than *before*."""
+class _Position(NamedTuple):
+    """Start of a page: in the file *name*, operations older than *before*."""
 
     name: str | None
     """In ``overwritten/``; `None` for ``repo``."""
     before: datetime | None
 
 
-class _Told(NamedTuple):
-    """What is told of one file."""
+class _FilePage(NamedTuple):
+    """Operations of one file."""
 
     operations: list[Operation]
     is_all: bool
     oldest: datetime | None
-    """When the oldest of those that were looked at was done."""
+    """Time of the oldest operation that was read."""
 
 
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
 ) -> OperationsPage:
-    """Read up to *limit* of the operations that were done before *after*.
+    """Read up to *limit* operations before *after*.
 
-    Raises: `UnknownRepositoryError` where none are written down, `BadParameterError`.
+    Raises: `UnknownRepositoryError` for version 1, which has no log, `BadParameterError`.
     """
     place, newer = _parse(after), None
     operations: list[Operation] = []
@@ -96,15 +96,15 @@ async def read_operations(
             return OperationsPage(operations, None, None)
         last = operations[-1].updated_at if operations else place.before
         if not told.is_all:
-            return OperationsPage(operations, _spell(_Place(place.name, last)), None)
-        place, newer = _Place(info.repo_before_updates, last), told.oldest or newer
+            return OperationsPage(operations, _spell(_Position(place.name, last)), None)
+        place, newer = _Position(info.repo_before_updates, last), told.oldest or newer
     return OperationsPage(operations, _spell(place), None)
 
 
-def _tell(info: RepoInfo, place: _Place, newer: datetime | None, limit: int) -> _Told:
-    """Tell up to *limit* operations of a file; all in it must be older than the one at *newer*.
+def _tell(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
+    """Return up to *limit* operations of a file, all of which must be older than *newer*.
 
-    Raises: `DecodeError` where one is not, so that no file can come twice.
+    Raises: `DecodeError` if one is not, so that no file is read twice.
     """
     operations: list[Operation] = []
     for update in info.updates():
@@ -114,13 +114,13 @@ def _tell(info: RepoInfo, place: _Place, newer: datetime | None, limit: int) -> 
         if place.before is not None and update.updated_at >= place.before:
             continue
         if len(operations) == limit:
-            return _Told(operations, is_all=False, oldest=newer)
+            return _FilePage(operations, is_all=False, oldest=newer)
         operations.append(_operation(update, place.name))
-    return _Told(operations, is_all=True, oldest=newer)
+    return _FilePage(operations, is_all=True, oldest=newer)
 
 
 def _operation(update: Update, name: str | None) -> Operation:
-    """Tell *update*, which was found in the backup *name*: the newest is named in no file."""
+    """Convert *update* of the backup *name*, which does not name itself."""
     fields = {key: _field(value) for key, value in update.fields.items()}
     return Operation(update.kind, update.updated_at, update.backup_path or name, fields)
 
@@ -136,7 +136,7 @@ def _file(opened: OpenedRepository, name: str | None) -> ObjectRef:
 
 
 async def _read(opened: OpenedRepository, name: str | None, ref: ObjectRef) -> RepoInfo | None:
-    """Read ``repo``, or what it was before; `None` if that is not there."""
+    """Read ``repo``, or a backup; `None` if that does not exist."""
     if (info := await opened.info()) is None:
         raise UnknownRepositoryError(
             f"{opened.directory} follows version 1 of the format, which has no log of operations"
@@ -152,18 +152,18 @@ async def _read(opened: OpenedRepository, name: str | None, ref: ObjectRef) -> R
     return None if found is None else found.value
 
 
-def _spell(place: _Place) -> str:
+def _spell(place: _Position) -> str:
     before = "" if place.before is None else f"{place.before:%Y-%m-%dT%H:%M:%S.%fZ}"
     return before if place.name is None else f"{before}{_SEPARATOR}{place.name}"
 
 
-def _parse(after: str | None) -> _Place:
-    """Read what a page ended with, or a time.
+def _parse(after: str | None) -> _Position:
+    """Parse the end of a page, or a time.
 
     Raises: `BadParameterError`.
     """
     if after is None:
-        return _Place(None, None)
+        return _Position(None, None)
     text, separator, name = after.partition(_SEPARATOR)
     if separator and not is_backup(name):
         raise BadParameterError("after: no page of operations ended with it")
@@ -173,4 +173,4 @@ def _parse(after: str | None) -> _Place:
         raise BadParameterError("after: it begins with no time") from None
     if before is not None and before.tzinfo is None:
         before = before.replace(tzinfo=UTC)
-    return _Place(name if separator else None, before)
+    return _Position(name if separator else None, before)

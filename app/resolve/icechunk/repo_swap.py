@@ -1,7 +1,7 @@
-"""The one file of a repository that changes, replaced by compare-and-swap.
+"""Replacement of ``repo``, the only mutable file of a repository, by compare-and-swap.
 
-A plan looks at the file as it is now and says what to do. What was there is kept in
-``overwritten/`` first; whoever is overtaken by another plans anew.
+A plan maps the file as it is to a change. The old file is kept in ``overwritten/`` first. After a
+lost race the plan is made again.
 """
 
 import asyncio
@@ -34,27 +34,26 @@ from app.formats.icechunk.repo_writer import (
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.fetch import ReadCache
-from app.resolve.icechunk.clocks import demand_clock
 from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
 _COPIES: Final = 2
-"""A file is decoded, and its columns are written again."""
+"""The file is decoded and written again."""
 _AT_ONCE: Final = 5
-"""So many attempts come without a pause between them."""
+"""Number of attempts without a pause between them."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _YEAR_3000_MS: Final = 32_503_680_000_000
 
 
 class Planned[T](NamedTuple):
-    """What a plan has decided."""
+    """Decision of a plan."""
 
     answer: T
-    """Is given once the change is done."""
+    """Result of `RepoSwaps.update`, once the change is made."""
     change: RepoChange | None = None
-    """`None` where it is done already."""
+    """`None` if the change was made before."""
 
 
 class _Prepared[T](NamedTuple):
@@ -65,9 +64,9 @@ class _Prepared[T](NamedTuple):
 
 
 class RepoSwaps:
-    """Changes ``repo``; readers of this process see that at once.
+    """Changes ``repo``; readers in this process see the new file at once.
 
-    Those of one repository come one after the other here, for they would only overtake each other.
+    Changes of one repository run one after the other, as concurrent ones would only conflict.
     """
 
     def __init__(
@@ -87,21 +86,21 @@ class RepoSwaps:
         self._turns = WeakValueDictionary[ObjectRef, asyncio.Lock]()
 
     def now_us(self) -> int:
-        """Tell the time, in microseconds since 1970 began."""
+        """Return the time, in microseconds since 1970, UTC."""
         return int(self._clock() * 1_000_000)
 
     async def update[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> T:
-        """Do what *plan* decides of the file as it is now, and give its answer.
+        """Make the change that *plan* decides on for the current file, and return its answer.
 
-        It is called beside the event loop, again for each file that another writer put there in
-        between, and may raise what it likes.
+        *plan* runs in a worker thread, again for each file that another writer has put there in
+        between. Its exceptions are passed on.
 
         Raises: `LockedError`, `ClockSkewError`, `ReadOnlyError` for version 1 of the format,
-        `ConflictError` where the file would get too large, `UnknownRepositoryError`,
-        `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`; after the last nobody knows
-        whether it was done.
+        `ConflictError` if the file would get too large, `UnknownRepositoryError`,
+        `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`; after the last the change
+        may have been made.
         """
         if not isinstance(opened.repository.refs, RepoRefs):
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
@@ -114,7 +113,7 @@ class RepoSwaps:
                 done = await self._attempt(opened, plan)
                 if not isinstance(done, Conflict):
                     return done.answer
-        raise BusyError(f"{opened.repo} was replaced by others {_ATTEMPTS} times")
+        raise BusyError(f"{opened.repo}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
 
     async def _attempt[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
@@ -141,7 +140,7 @@ class RepoSwaps:
         return CONFLICT if swapped is CONFLICT else prepared
 
     async def _swap(self, ref: ObjectRef, data: bytes, expected: ETag) -> ETag | Conflict:
-        """Replace the file; whatever comes of it, what was known of it is old."""
+        """Replace the file, and forget the cached one whatever the outcome."""
         try:
             return await self.store.put(ref, [data], expected=expected)
         finally:
@@ -170,18 +169,35 @@ class RepoSwaps:
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
-    """Return if the new file *data* can be read again where *limit_nbytes* are.
+    """Check that the new file *data* can be read within *limit_nbytes*.
 
     Raises: `ConflictError`.
     """
     if not fits(data, limit_nbytes):
         raise ConflictError(
-            f"{name} would hold more than {limit_nbytes} bytes, and could not be read again: "
+            f"{name} would exceed {limit_nbytes} bytes, and could not be read again: "
             "limits.repository_file_bytes"
         )
 
 
 def _backup_name(now_ms: int) -> str:
-    """Make a name that comes before those of earlier files."""
+    """Return a name that sorts before those of earlier backups."""
     number = max(0, _YEAR_3000_MS - now_ms)
     return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
+
+
+SKEW_S: Final = 600
+"""Largest difference of clocks; the library has the same limit."""
+
+
+async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> None:
+    """Check that *written*, an object whose PUT began at *now_s*, has about that time.
+
+    Raises: `ClockSkewError`, `StorageError`.
+    """
+    stat = await store.stat(written)
+    if stat is None or stat.modified_s is None:
+        return
+    skew_s = stat.modified_s - int(now_s)
+    if abs(skew_s) > SKEW_S:
+        raise ClockSkewError(f"{written}: the store's clock is {skew_s} s ahead of ours")

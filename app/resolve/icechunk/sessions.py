@@ -32,9 +32,9 @@ from app.formats.icechunk.session_document import (
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
 from app.resolve.fetch import ReadCache
-from app.resolve.icechunk.clocks import demand_clock
 from app.resolve.icechunk.journal import Journal, Place, list_sessions
 from app.resolve.icechunk.ledger import Ledger
+from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.session import Entities, Session, weigh_entity
 from app.resolve.icechunk.session_store import SessionStore

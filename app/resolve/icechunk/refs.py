@@ -1,0 +1,315 @@
+"""Branches, tags, containers and status of a repository, listed and changed."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Final
+
+from app.errors import (
+    BadBodyError,
+    ConflictError,
+    DamagedError,
+    PreconditionFailedError,
+    UnknownRefError,
+    UnknownRepositoryError,
+)
+from app.formats.icechunk.config import VirtualContainer
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.keys import MAIN
+from app.formats.icechunk.refs import unescape
+from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo
+from app.formats.icechunk.repo_writer import (
+    BranchCreated,
+    BranchDeleted,
+    BranchReset,
+    StatusChanged,
+    TagCreated,
+    TagDeleted,
+)
+from app.formats.icechunk.virtual import Allowed, is_allowed
+from app.model import ETag
+from app.resolve.entity import Demand
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.inspect import DamageReport
+from app.resolve.walk import Root
+
+_REFS: Final = "refs/"
+_TAG: Final = "refs/tag."
+_DELETED: Final = "/ref.json.deleted"
+MAX_NAME_NBYTES: Final = 255
+_UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Branch or tag, and its snapshot."""
+
+    name: str
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Branch or tag that cannot be decoded, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPage:
+    """Page of branches, by name."""
+
+    branches: list[Named]
+    damaged: list[Fault]
+    next: str | None
+    """Name of the last one, if there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagPage:
+    """Page of tags, by name."""
+
+    tags: list[Named]
+    damaged: list[Fault]
+    deleted: list[str]
+    """All deleted tags; their names cannot be used again."""
+    next: str | None
+    """Name of the last one, if there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerReport:
+    """Virtual chunk container of a repository."""
+
+    name: str | None
+    url_prefix: str
+    store: str
+    """Kind of store: ``s3``, ``local_file_system``."""
+    allowed: bool
+    """True if this service follows references to it."""
+
+
+async def read_branches(opened: OpenedRepository, after: str | None, limit: int) -> BranchPage:
+    """Read up to *limit* of the branches behind the name *after*."""
+    await opened.info()
+    refs = await opened.repository.refs.branches(opened.fetch, opened.listing)
+    branches, last = _page(refs, after, limit)
+    return BranchPage(branches, _faults(refs), last)
+
+
+async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
+    """Read up to *limit* of the tags behind the name *after*."""
+    deleted = await _deleted_tags(opened)
+    refs = await opened.repository.refs.tags(opened.fetch, opened.listing)
+    tags, last = _page(refs, after, limit)
+    return TagPage(tags, _faults(refs), deleted, last)
+
+
+async def list_containers(root: Root, path: str) -> list[ContainerReport | DamageReport]:
+    """List the virtual chunk containers of the repository at *path*, if there is one.
+
+    URLs are shown without credentials and queries.
+    """
+    try:
+        opened = await open_repository(root, path)
+        await opened.info()
+        containers = await opened.repository.refs.containers(opened.fetch)
+    except UnknownRepositoryError:
+        return []
+    except DamagedError as damage:
+        return [DamageReport(path, str(damage.ref), damage.reason)]
+    allowed = opened.repository.allowed
+    return [_container(each, allowed) for each in containers]
+
+
+def _container(container: VirtualContainer, allowed: Sequence[Allowed]) -> ContainerReport:
+    name, url = container.name, container.url_prefix
+    is_followed = is_allowed(url, allowed)
+    return ContainerReport(name, _without_secrets(url), container.store, allowed=is_followed)
+
+
+async def _deleted_tags(opened: OpenedRepository) -> list[str]:
+    """Read the names of deleted tags; version 1 has a file for each."""
+    if (info := await opened.info()) is not None:
+        return await opened.think(opened.repo, info.deleted_tags)
+    names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
+    return sorted(unescape(name.removeprefix(_TAG).removesuffix(_DELETED)) for name in names)
+
+
+def _page(refs: Mapping[str, str], after: str | None, limit: int) -> tuple[list[Named], str | None]:
+    names = sorted(name for name in refs if after is None or name > after)
+    page = [Named(name, refs[name]) for name in names[:limit]]
+    return page, names[limit - 1] if len(names) > limit else None
+
+
+def _faults(refs: Mapping[str, str]) -> list[Fault]:
+    """Return damaged refs, which only version 2 keeps beside others."""
+    return (
+        [Fault(*fault) for fault in refs.faults.items()] if isinstance(refs, NamedSnapshots) else []
+    )
+
+
+def _without_secrets(url: str) -> str:
+    """Remove credentials, query and fragment."""
+    scheme, separator, rest = url.partition("://")
+    rest = rest.partition("?")[0].partition("#")[0]
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+class Feature(IntEnum):
+    """Operations that the owner of a repository can forbid, by number in the specification."""
+
+    CREATE_TAG = 4
+    DELETE_TAG = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RefChanges:
+    """Changes branches, tags and status of one repository."""
+
+    swaps: RepoSwaps
+    opened: OpenedRepository
+
+    async def create_branch(self, name: str, snapshot_id: str) -> Named:
+        """Create a branch at a snapshot.
+
+        Raises: `BadBodyError`, `ConflictError` if there is one of that name, `UnknownRefError`
+        for an unknown snapshot, and what `RepoSwaps.update` does.
+        """
+        demand_name(name)
+        plan = partial(_plan_branch, name, _object_id(snapshot_id))
+        return await self.swaps.update(self.opened, plan)
+
+    async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> Named:
+        """Move a branch that meets *demand* to another snapshot.
+
+        Raises: `BadBodyError`, `PreconditionFailedError`, `UnknownRefError`; see `RepoSwaps`.
+        """
+        plan = partial(_plan_reset, name, _object_id(snapshot_id), demand)
+        return await self.swaps.update(self.opened, plan)
+
+    async def delete_branch(self, name: str, demand: Demand | None) -> None:
+        """Delete a branch; its snapshots stay.
+
+        Raises: `ConflictError` for ``main``, `PreconditionFailedError`, `UnknownRefError`; see
+        `RepoSwaps`.
+        """
+        if name == MAIN.name:
+            raise ConflictError(f"the branch {name} can be reset, but not be deleted")
+        await self.swaps.update(self.opened, partial(_plan_no_branch, name, demand))
+
+    async def create_tag(self, name: str, snapshot_id: str) -> Named:
+        """Create a tag at a snapshot.
+
+        Raises: `BadBodyError`, `ConflictError` if there is or was one of that name, or tags may not
+        be created; `UnknownRefError` for an unknown snapshot; see `RepoSwaps`.
+        """
+        demand_name(name)
+        plan = partial(_plan_tag, name, _object_id(snapshot_id))
+        return await self.swaps.update(self.opened, plan)
+
+    async def delete_tag(self, name: str) -> None:
+        """Delete a tag, whose name cannot be used again.
+
+        Raises: `ConflictError` if tags may not be deleted, `UnknownRefError`; see `RepoSwaps`.
+        """
+        await self.swaps.update(self.opened, partial(_plan_no_tag, name))
+
+    async def set_status(self, availability: Availability, reason: str | None) -> None:
+        """Set the status of the repository, also of one that is locked.
+
+        Raises: see `RepoSwaps`.
+        """
+        change = StatusChanged(availability, reason)
+        await self.swaps.update(self.opened, lambda _: Planned(None, change))
+
+
+def demand_name(name: str) -> None:
+    """Check the name of a new branch or tag.
+
+    Raises: `BadBodyError` for names that no URL can contain, though the library admits them.
+    """
+    if _UNREACHABLE.search(name):
+        raise BadBodyError(f"no ref is called {name!r}: no URL would lead to it")
+    if len(name.encode()) > MAX_NAME_NBYTES:
+        raise BadBodyError(f"the name of a ref has more than {MAX_NAME_NBYTES} bytes")
+
+
+def demand_feature(info: RepoInfo, feature: Feature) -> None:
+    """Check that the owner of the repository admits a change.
+
+    Raises: `ConflictError`.
+    """
+    if feature in info.disabled_feature_flags():
+        name = feature.name.lower()
+        raise ConflictError(f"the repository forbids it: the feature flag {name} is off")
+
+
+def find_branch(info: RepoInfo, name: str) -> str:
+    """Return the id of the snapshot of a branch.
+
+    Raises: `UnknownRefError`.
+    """
+    return _find(info.branches.get, "branch", name)
+
+
+def _plan_branch(name: str, object_id: bytes, info: RepoInfo) -> Planned[Named]:
+    if name in info.branches or name in info.branches.faults:
+        raise ConflictError(f"there is a branch {name!r} already")
+    _demand_snapshot(info, object_id)
+    return Planned(Named(name, encode_id(object_id)), BranchCreated(name, object_id))
+
+
+def _plan_reset(name: str, object_id: bytes, demand: Demand, info: RepoInfo) -> Planned[Named]:
+    _demand_tip(info, name, demand)
+    _demand_snapshot(info, object_id)
+    return Planned(Named(name, encode_id(object_id)), BranchReset(name, object_id))
+
+
+def _plan_no_branch(name: str, demand: Demand | None, info: RepoInfo) -> Planned[None]:
+    _demand_tip(info, name, demand)
+    return Planned(None, BranchDeleted(name))
+
+
+def _plan_tag(name: str, object_id: bytes, info: RepoInfo) -> Planned[Named]:
+    demand_feature(info, Feature.CREATE_TAG)
+    if name in info.tags or name in info.tags.faults:
+        raise ConflictError(f"there is a tag {name!r} already")
+    if name in info.deleted_tags():
+        raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
+    _demand_snapshot(info, object_id)
+    return Planned(Named(name, encode_id(object_id)), TagCreated(name, object_id))
+
+
+def _plan_no_tag(name: str, info: RepoInfo) -> Planned[None]:
+    demand_feature(info, Feature.DELETE_TAG)
+    _find(info.tags.get, "tag", name)
+    return Planned(None, TagDeleted(name))
+
+
+def _demand_tip(info: RepoInfo, name: str, demand: Demand | None) -> None:
+    current = find_branch(info, name)
+    if demand is not None and not demand((ETag(f'"{current}"'),)):
+        raise PreconditionFailedError(f"the branch {name!r} is at {current}")
+
+
+def _demand_snapshot(info: RepoInfo, object_id: bytes) -> None:
+    if info.snapshot(encode_id(object_id)) is None:
+        raise UnknownRefError(f"there is no snapshot {encode_id(object_id)}")
+
+
+def _find(get: Callable[[str], str | None], kind: str, name: str) -> str:
+    if (found := get(name)) is None:
+        raise UnknownRefError(f"there is no {kind} {name!r}")
+    return found
+
+
+def _object_id(text: str) -> bytes:
+    if (object_id := decode_id(text)) is None:
+        raise BadBodyError(f"{text[:40]!r} is no id of a snapshot")
+    return object_id

@@ -176,18 +176,13 @@ def _write_snapshots(writer: RowWriter, snapshots: Sequence[SnapshotInfo]) -> in
     """Write snapshots, sorted by their ids; a parent is told by its index."""
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
-    rows = [
-        (
-            object_id,
-            indexes[parent],
-            flushed_us,
-            message,
-            metadata if metadata.items else None,
-            pruned or None,
-        )
-        for object_id, parent, flushed_us, message, metadata, pruned in snapshots
-    ]
-    return writer.tables(_SNAPSHOT, rows)
+    return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
+
+
+def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
+    object_id, _, flushed_at_us, message, metadata, pruned = snapshot
+    items = metadata if metadata.items else None
+    return object_id, parent, flushed_at_us, message, items, pruned or None
 
 
 def _read_updates(reader: RowReader, at: int) -> list[Update]:

@@ -251,7 +251,7 @@ def create_repo(flushed_at_us: int, at_us: int) -> bytes:
     return seal_envelope(FileType.REPO_INFO, _write(draft, row))
 
 
-def _write(draft: _Draft, row: list[object]) -> bytes:
+def _write(draft: _Draft, row: list[object]) -> bytearray:
     """Write the FlatBuffer: *row* with what is in *draft*.
 
     Raises: `KeyError` where a ref is at a snapshot that is not listed.

@@ -134,11 +134,11 @@ class RowWriter:
         self.data = bytearray(U32.size) + _IDENTIFIER
         self._layouts: dict[tuple[TableType, tuple[bool, ...]], _RowLayout] = {}
 
-    def finish(self, kind: TableType, row: Sequence[Any]) -> bytes:
+    def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
         U32.pack_into(self.data, 0, root)
-        return bytes(self.data)
+        return self.data
 
     def table(self, kind: TableType, row: Sequence[Any]) -> int:
         """Write a table, whose fields that are `None` are absent, and return its position."""
@@ -218,14 +218,14 @@ def _read_ids(reader: RowReader, at: int) -> tuple[bytes, ...]:
     return tuple([reader.buffer.data[each : each + OBJECT_ID_NBYTES] for each in starts])
 
 
-def _write_uint16s(writer: RowWriter, numbers: Sequence[int]) -> int:
-    return writer.vector(len(numbers), pack(f"<{len(numbers)}H", *numbers))
-
-
 def _read_uint16s(reader: RowReader, at: int) -> list[int]:
     start, count = reader.buffer.vector(at, U16.size)
     reader.buffer.spend(count * _ITEM_NBYTES)
     return list(struct.unpack_from(f"<{count}H", reader.buffer.data, start))
+
+
+def _write_uint16s(writer: RowWriter, numbers: Sequence[int]) -> int:
+    return writer.vector(len(numbers), pack(f"<{len(numbers)}H", *numbers))
 
 
 def _read_texts(reader: RowReader, at: int) -> list[str]:
@@ -245,13 +245,9 @@ UINT64: Final = Field("Q")
 INT32: Final = Field("i")
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 TEXT: Final = Field("I", lambda reader, at: reader.buffer.text(at), _write_text)
-TEXTS: Final = Field(
-    "I", _read_texts, lambda writer, texts: writer.each(texts, partial(_write_text, writer))
-)
+TEXTS: Final = Field("I", _read_texts, _write_texts)
 DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
-OBJECT_IDS: Final = Field(
-    "I", _read_ids, lambda writer, ids: writer.vector(len(ids), b"".join(ids))
-)
+OBJECT_IDS: Final = Field("I", _read_ids, lambda to, ids: to.vector(len(ids), b"".join(ids)))
 UINT16S: Final = Field("I", _read_uint16s, _write_uint16s)
 TABLE: Final = Field("I", lambda _, at: at, lambda to, typed: to.table(*typed))
 """A table whose type another field tells: its position, or its type and values to be written."""

@@ -8,9 +8,9 @@ from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.virtual import Allowed, allow
 from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from app.formats.neuroglancer_precomputed.layout import Precomputed
-from app.formats.zarr_sharding_indexed.layout import MARKER as ZARR_JSON
-from app.formats.zarr_sharding_indexed.layout import Zarr3
-from app.formats.zarr_storage_transformer.layout import Zarr2022
+from app.formats.zarr.draft_2022 import Zarr2022
+from app.formats.zarr.layout import MARKER as ZARR_JSON
+from app.formats.zarr.layout import Zarr3
 from app.http.credentials.minted import grant_to_read
 from app.model import ObjectRef
 from app.resolve.containers import Containers

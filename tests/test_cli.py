@@ -26,7 +26,7 @@ from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.small import Small
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr_storage_transformer import case as transformer
+from tests.formats.zarr import draft as transformer
 from tests.zipped import zipped
 
 ROOT = Path(__file__).parent.parent

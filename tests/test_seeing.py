@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.attacks.raw import exchange
 from tests.commands import environ
-from tests.formats.zarr_sharding_indexed.case import build
+from tests.formats.zarr.building import build
 
 ROOT: Final = Path(__file__).parent.parent
 TOKEN: Final = "token-of-ana"

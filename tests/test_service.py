@@ -11,7 +11,7 @@ import pytest
 from pydantic import ByteSize, SecretStr
 
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings, StoreSettings
-from tests.formats.zarr_sharding_indexed.case import (
+from tests.formats.zarr.building import (
     CRC,
     EMPTY,
     LITTLE,

@@ -1,78 +1,215 @@
-"""What a format owes the resolver, and what it may ask of it.
+"""Interface between a format and the resolver: layouts for reading, rewriters for writing.
 
-A format describes its reads and says how it will decode them; the resolver performs, caches,
-shares and times them. ``open`` answers whether a directory is a container of the format;
-the `Layout` it gives then turns virtual keys into locations. Keys are listed as `naming` tells;
-what ``inspect`` and ``verify`` tell they ask of the `Collection`s of `surveying`.
+A format describes its reads and how to decode them; the resolver performs, caches, shares and
+times them. `Format.open` decides whether a directory is a container of the format; its `Layout`
+then turns virtual keys into locations. Keys are listed by the rules of `listing`; ``inspect``
+and ``verify`` use the `Collection` of `surveying`.
+
+A format also plans writes: from the indexes of a shard, and the changes that wait for it, it
+makes the pieces of the shard that replaces it. It reads no chunk and writes nothing.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection as Several
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
 
 from app.errors import DamagedError
-from app.formats.naming import Name, Shelf
-from app.formats.reading import Fetch
+from app.formats.listing import ListingRules, Name
+from app.formats.reading import Fetch, Read
 from app.formats.surveying import Collection, Listing, Shards
-from app.formats.writing import Target, Translator
-from app.model import Location, ObjectRef, VirtualKey
+from app.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
+
+LARGE_NBYTES: Final = 32 * 1024**2
+"""Chunks of larger shards keep their order, so that few long ranges are copied; those of smaller
+ones lie in the order of the index, so that equal content gives equal bytes."""
+
+type Entry = tuple[int, ...]
+"""Identifies an inner chunk within its shard: the number in each index on the way, or an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Pieces, followed by the CRC-32C of all their bytes: 4 bytes, little-endian.
+
+    Ranges under a new checksum are read, and compared with the old one first. Ranges that are
+    kept with their own checksum are not: the store may copy them, and readers compare it.
+    """
+
+    pieces: "Sequence[Piece | Sealed]"
+    replaces: ByteRange | None = None
+    """The old bytes with their checksum at the end; all ranges in the pieces lie in it."""
+
+
+class OpenShard(Protocol):
+    """The indexes of one version of a shard, as far as writing it needs them."""
+
+    @property
+    def etag(self) -> ETag:
+        """The version of the object."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Of the object, in bytes."""
+        ...
+
+    def lookup(self, entry: Entry) -> ByteRange | None:
+        """Return the range in the object of *entry*, one of those it was opened for.
+
+        Raises: `DamagedError`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """A shard that replaces another, or none."""
+
+    pieces: "Sequence[Piece | Sealed]"
+    """Ranges are of the object that is replaced."""
+    places: Mapping[Entry, ByteRange]
+    """Ranges in the new object of the chunks that were written."""
+    indexes: Sequence[tuple[Read[Any], Any]]
+    """Reads of the new object, of any version, with their results."""
+    indexes_of_version: Sequence[tuple[Read[Any], Any]] = ()
+    """Further reads with results, which readers make of the version that they have found.
+
+    They have no version here: it is known when the shard is written.
+    """
+
+
+class ShardRewriter[O: OpenShard](Protocol):
+    """Plans the replacement of one shard; rewriters of the same shard are equal."""
+
+    @property
+    def ref(self) -> ObjectRef:
+        """The object."""
+        ...
+
+    def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
+        """Return the stored form of *body*, the chunk *entry* that a client sent; may be slow.
+
+        *is_gzip* says that it came with ``Content-Encoding: gzip``.
+
+        Raises: `BadBodyError` for what cannot be this chunk, `UnknownCodingError`.
+        """
+        ...
+
+    async def open(self, entries: Several[Entry], fetch: Fetch) -> O | None:
+        """Read the indexes that a change of *entries* needs; `None` if there is no such shard.
+
+        Raises: `DamagedError` where stored chunks would be lost, `ConflictError` for a form of
+        shard that is not written.
+        """
+        ...
+
+    def plan(self, old: O | None, changes: Mapping[Entry, bytes | None]) -> NewShard | None:
+        """Plan the shard with *changes*; `None` empties an entry. Pure; may be slow.
+
+        Holes are closed. A shard without any chunk is `None`: it need not exist.
+
+        Raises: `DamagedError`, `ConflictError` where the shard cannot be written.
+        """
+        ...
+
+    def plan_empty(self) -> NewShard:
+        """Plan a shard without any chunk, for a store that cannot delete one version only."""
+        ...
+
+
+class Slot(NamedTuple):
+    """The shard and the entry in it where an inner chunk is written."""
+
+    shard: ShardRewriter[Any]
+    entry: Entry
+
+
+class Translator(Protocol):
+    """Turns a document as clients see it into the form that is stored."""
+
+    async def translate(self, given: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+        """Return what to store for *given* in place of the document *stored*, if there is one.
+
+        Raises: `BadBodyError` for an invalid document, `ConflictError` for changes that the
+        stored shards do not allow.
+        """
+        ...
+
+
+class Document(NamedTuple):
+    """Metadata that may be stored in another form than they are served."""
+
+    ref: ObjectRef
+    translator: Translator
+
+
+class Stray(NamedTuple):
+    """An object that is named like a chunk and lies in no array: it can only be deleted."""
+
+    ref: ObjectRef
+
+
+type Target = Slot | Document | Whole | Stray
+"""Where the bytes of a key are written."""
 
 
 class Layout(Protocol):
-    """An opened container."""
-
-    def encloses(self, key: VirtualKey) -> bool:
-        """Tell whether *key*, or a prefix, can lie in no other container further down."""
-        ...
+    """An opened container; all keys are relative to it."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Find the bytes of *key*, which is relative to the container.
+        """Locate the bytes of *key*.
 
         Raises: `DamagedError` where an index contradicts itself or its object.
         """
         ...
 
-    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Name the shard that *key* is in, from metadata alone; `None` for what is in none.
-
-        Raises: `DamagedError`.
-        """
-        ...
-
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        """Find where *key*, which may name nothing yet, is written.
+        """Find where *key* is written, stored or not.
 
         Raises: `BadKeyError` where there can be no such chunk, `ReadOnlyError`, `DamagedError`.
         """
         ...
 
-    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
-        """Tell what of *directory*, empty or with a slash behind it, can be asked for.
+    def encloses(self, key: VirtualKey) -> bool:
+        """Return whether *key*, or a prefix, can lie in no container further down."""
+        ...
+
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard.
 
         Raises: `DamagedError`.
         """
         ...
 
-    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name] | None:
-        """Name what is right below *prefix*; `None` where it is what the `Shelf` has."""
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
+        """Return how *directory*, empty or with a final slash, is listed.
+
+        Raises: `DamagedError`.
+        """
         ...
+
+    async def names(self, _prefix: VirtualKey, _fetch: Fetch) -> Sequence[Name] | None:
+        """Return the names right below a prefix; by default `None`, for its `ListingRules`."""
+        return None
 
     async def collections(
         self, fetch: Fetch, listing: Listing
     ) -> Sequence[Collection | DamagedError]:
-        """Describe what is in the container itself, or tell what of it is damaged."""
+        """Describe the contents of the container itself; damaged parts are errors."""
         ...
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        """Find the shards among which *key*, of a chunk or a shard, is to be looked for."""
+        """Return the shards that *key*, of a chunk or a shard, belongs to."""
         ...
 
-    def expects(self, path: str) -> bool:
-        """Return whether the metadata describe a sharded array at *path* below."""
-        ...
+    def expects(self, _path: str) -> bool:
+        """Return whether the metadata describe a sharded array at a path below; by default no."""
+        return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Name the containers below that the metadata tells of; `None` if it does not tell."""
-        ...
+        """Return the containers below that the metadata name; `None` if they name none."""
+        return ()
 
 
 class Format(Protocol):
@@ -84,16 +221,16 @@ class Format(Protocol):
         ...
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Find where *key* goes on as only keys in containers of this format do."""
+        """Return where *key* goes on as only keys in containers of this format do."""
         ...
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
-        """Say how the document *name* in *directory* is written; `None` is as it is given."""
+        """Return the translator of the document *name* in *directory*, if it needs one."""
         ...
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open *directory*, or `None` if it holds no marker of this format.
+        """Open *directory*; `None` if it has no marker of this format.
 
-        Raises: `DamagedError` where there is a marker that cannot be understood.
+        Raises: `DamagedError` for a marker that cannot be understood.
         """
         ...

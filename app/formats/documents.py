@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from app.formats.contract import Layout
+from app.formats.contract import Layout, Translator
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
-from app.formats.writing import Translator
 from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 
 type Json = Any

@@ -13,7 +13,7 @@ from app.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from app.formats.naming import Name
+from app.formats.listing import Name
 from app.http.answer import (
     ALLOW,
     Answer,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from app.formats.naming import Name
+from app.formats.listing import Name
 from app.http.target import spell
 
 MOST_LINKS: Final = 10_000

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote
 from xml.etree import ElementTree as ET
 
 from app.errors import BadHeaderError
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.http.dates import is_date
 from app.http.target import check_key
 from app.resolve.listing import Page

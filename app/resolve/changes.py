@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.errors import PreconditionFailedError
-from app.formats.writing import Entry, OpenShard, ShardRewriter
+from app.formats.contract import Entry, OpenShard, ShardRewriter
 from app.model import ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.entity import Demand, Entity
 

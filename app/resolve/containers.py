@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import DamagedError, MetadataMissingError
-from app.formats.contract import Format, Layout
-from app.formats.naming import PLAIN, Name, Shelf
+from app.formats.contract import Document, Format, Layout, Stray, Target, Translator
+from app.formats.listing import PLAIN, ListingRules, Name
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Collection, Listing, Shards
-from app.formats.writing import Document, Stray, Target, Translator
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
@@ -41,9 +40,9 @@ class PassThrough:
         """Take *key* for the name of an object."""
         return Whole(self.root.join(key))
 
-    async def shelf(self, _: VirtualKey, __: Fetch) -> Shelf:
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         """Hide nothing."""
-        return PLAIN if self.is_everything else Shelf()
+        return PLAIN if self.is_everything else ListingRules()
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
         """Know of nothing but what is stored."""

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Final
 
 from app.errors import BadKeyError, ShardgateError
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.model import VirtualKey
 from app.resolve.containers import PassThrough
 from app.resolve.objects import ObjectWriter

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
-from app.formats.naming import LAST, Candidate, Cursor, Window
+from app.formats.listing import LAST, Candidate, Cursor, Window
 from app.formats.reading import Fetch
 from app.model import (
     MISSING,

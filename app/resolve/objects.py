@@ -14,9 +14,9 @@ from app.errors import (
     UnwritableError,
 )
 from app.formats.compression import inflate
+from app.formats.contract import Document
 from app.formats.documents import begins_like_json, etag_of_rewritten
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
-from app.formats.writing import Document
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.entity import Demand, gzip_name
 from app.resolve.fetch import ReadCache

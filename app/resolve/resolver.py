@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, NamedTuple, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.naming import Name, Window
+from app.formats.listing import Name, Window
 from app.model import (
     ByteRange,
     ByteRequest,

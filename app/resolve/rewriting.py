@@ -13,8 +13,8 @@ from app.errors import (
     DamagedError,
     VersionChangedError,
 )
+from app.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
 from app.formats.reading import Versioned
-from app.formats.writing import Entry, NewShard, OpenShard, ShardRewriter
 from app.model import Stored
 from app.resolve.budget import ByteBudget
 from app.resolve.changes import Change, Request, cancel, fail, sort_out, tell

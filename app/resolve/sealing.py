@@ -8,7 +8,7 @@ from typing import Final, Self
 import crc32c
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.writing import Sealed
+from app.formats.contract import Sealed
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.resolve.steps import Begin, End, Old, Outside, Step, places_in, steps_of, windows_of
 from app.storage.abreast import abreast

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from app.formats.writing import Sealed
+from app.formats.contract import Sealed
 from app.model import ByteRange, Piece
 from app.storage.spans import GAP_NBYTES, SPAN_NBYTES
 

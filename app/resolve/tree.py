@@ -7,7 +7,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from app.formats.contract import Layout
-from app.formats.naming import LAST, Candidate, Cursor, Item, Means, Shelf, Walk, Wanted
+from app.formats.listing import (
+    LAST,
+    Candidate,
+    Cursor,
+    Item,
+    ListingIO,
+    ListingRules,
+    Selection,
+    Walk,
+)
 from app.model import MISSING, Location, ObjectRef, VirtualKey
 from app.resolve.containers import MAX_DEPTH
 from app.resolve.walk import Root
@@ -80,7 +89,7 @@ class Tree:
 
     async def _directory(self, directory: Directory) -> AsyncGenerator[Seen]:
         inside = VirtualKey(directory.inside)
-        shelf = await directory.layout.shelf(inside, self.root.fetch)
+        shelf = await directory.layout.listing_rules(inside, self.root.fetch)
         streams = [self._found(directory, walk) for walk in shelf.walks]
         if shelf.shows is not None:
             streams.append(self._stored(directory, shelf))
@@ -92,8 +101,8 @@ class Tree:
         lead, layout = directory.lead, directory.layout
         look = partial(look_into, self.root.store, self.root.ref.join(lead.rstrip("/")))
         is_inside = self.cursor.prefix.startswith(lead)
-        wanted = Wanted(self.cursor, lead, self.delimiter if is_inside else "")
-        async for found in walk(wanted, Means(look, aside, abreast)):
+        wanted = Selection(self.cursor, lead, self.delimiter if is_inside else "")
+        async for found in walk(wanted, ListingIO(look, aside, abreast)):
             if isinstance(found, Item):
                 yield Seen(lead + found.key, found.location)
             else:
@@ -101,7 +110,7 @@ class Tree:
             if not self.cursor.meets(directory.path):
                 return
 
-    async def _stored(self, directory: Directory, shelf: Shelf) -> AsyncGenerator[Seen]:
+    async def _stored(self, directory: Directory, shelf: ListingRules) -> AsyncGenerator[Seen]:
         """Give what is stored below *directory*."""
         cursor, path, after = self.cursor, directory.path, self.cursor.after
         if (child := _child(path, cursor.prefix)) is not None:
@@ -135,7 +144,9 @@ class Tree:
         async for listed in listing:
             yield listed.ref.key.removeprefix(start), listed
 
-    def _seen(self, directory: Directory, shelf: Shelf, key: str, listed: Listed) -> Seen | None:
+    def _seen(
+        self, directory: Directory, shelf: ListingRules, key: str, listed: Listed
+    ) -> Seen | None:
         """Show what is right below; what is hidden is looked for in vain, unless it is a folder."""
         is_shown = _has(directory, shelf, key)
         if listed.size is None:
@@ -147,7 +158,9 @@ class Tree:
         inside = VirtualKey(directory.inside + key.removeprefix(directory.path))
         return Seen(key, listed, directory.layout, inside)
 
-    async def _enter(self, directory: Directory, shelf: Shelf, key: str) -> AsyncGenerator[Seen]:
+    async def _enter(
+        self, directory: Directory, shelf: ListingRules, key: str
+    ) -> AsyncGenerator[Seen]:
         """Go down into the folder *key*, which may be a container of its own."""
         if not self.cursor.meets(key) or not _has(directory, shelf, key):
             return
@@ -189,7 +202,7 @@ def _child(path: str, key: str) -> str | None:
     return key[: slash + 1]
 
 
-def _has(directory: Directory, shelf: Shelf, key: str) -> bool:
+def _has(directory: Directory, shelf: ListingRules, key: str) -> bool:
     """Tell whether a client can ask for *key*, an object or a folder, or for what is in it."""
     if _NO_KEY.search(key) or len(key.encode(errors="replace")) > _MAX_KEY_NBYTES:
         return False

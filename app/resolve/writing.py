@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from app.errors import BadKeyError, ShardgateError, UnsupportedError
-from app.formats.writing import Document, ShardRewriter, Slot, Stray
+from app.formats.contract import Document, ShardRewriter, Slot, Stray
 from app.model import ETag, VirtualKey, Whole
 from app.resolve.changes import Change
 from app.resolve.containers import LIKE_A_CHUNK

@@ -40,7 +40,7 @@ from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
 from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
-from app.formats.zarr_sharding_indexed.translating import parse_given
+from app.formats.zarr.metadata_writing import parse_given
 from app.http import aws_chunked
 from app.http.commit_bodies import parse_commit
 from app.http.credentials.verification_keys import decode_jwks
@@ -49,7 +49,7 @@ from app.http.s3_parts import parse_parts
 from app.storage.ranges import parse_content_range, parse_unsatisfied
 from tests import repositories
 from tests.attacks.mutating import Change, changes
-from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
+from tests.formats.zarr.building import array_metadata, sharding
 from tests.sessions import GROUP, array_document
 
 MOST: Final = 2**20

@@ -11,7 +11,7 @@ import pytest
 
 from app.settings import DatasetSettings, Settings
 from tests.attacks.memory import peak_growth
-from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
+from tests.formats.zarr.building import array_metadata, sharding
 from tests.serving import serving
 
 ARRAY: Final = array_metadata([8, 8], [4, 4], [sharding([2, 2])])

@@ -24,7 +24,7 @@ from app.settings import DatasetSettings, Settings, StoreSettings
 from tests.clients.precomputed.volumes import sharding as precomputed_sharding
 from tests.clients.writing import Values
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
-from tests.formats.zarr_storage_transformer.case import build as build_draft
+from tests.formats.zarr.draft import build as build_draft
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 

@@ -52,7 +52,7 @@ LESS: Final = (
 )
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
 """What differs from others in ways that shards know nothing of, or that plans alone are tested in:
-see `tests/formats/zarr_sharding_indexed/test_rewritten_shards.py`."""
+see `tests/formats/zarr/test_rewritten_shards.py`."""
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import zarr
 
 from tests.clients.taking import Taker, lay_out, mixed, taking_into_folder
 from tests.clients.writing import GZIP, LITTLE, Json, Values, counted, same, sharding, v2_keys
-from tests.formats.zarr_storage_transformer import case as draft
+from tests.formats.zarr import draft
 
 SHAPE, SHARD, CHUNK = (9, 14), (4, 6), (2, 3)
 VALUES = counted(SHAPE, "u4")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.settings import DatasetSettings, Settings
-from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, sharding
+from tests.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.serving import serving
 
 CHUNK: Final = 256

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import google_crc32c
 
-from app.formats.writing import Sealed
+from app.formats.contract import Sealed
 from app.model import ByteRange, Piece
 
 

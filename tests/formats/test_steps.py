@@ -1,4 +1,4 @@
-"""`app.formats.steps`: numbers in the order of their texts."""
+"""`app.formats.listing`: numbers in the order of their texts."""
 
 from itertools import islice
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.steps import Steps
+from app.formats.listing import Steps
 
 
 @given(

@@ -9,7 +9,7 @@ import httpx
 from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.formats.zarr_sharding_indexed.case import build, chunk_bytes
+from tests.formats.zarr.building import build, chunk_bytes
 from tests.serving import serving
 
 MAX = 100_000

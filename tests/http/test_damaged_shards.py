@@ -9,7 +9,7 @@ import pytest
 from pydantic import ByteSize
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.formats.zarr_sharding_indexed.case import build, chunk_bytes
+from tests.formats.zarr.building import build, chunk_bytes
 from tests.serving import serving
 
 CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.naming import Name
+from app.formats.listing import Name
 from app.http.pages import MOST_LINKS, content_type, listing_page
 from app.http.target import split_target
 

@@ -16,7 +16,7 @@ from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
-from tests.formats.zarr_sharding_indexed.case import build
+from tests.formats.zarr.building import build
 from tests.serving import serving
 
 CHUNK = b"0123456789"

@@ -9,11 +9,10 @@ import pytest
 from app.settings import DatasetSettings, Settings
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr_sharding_indexed.case import CASES as ZARR
-from tests.formats.zarr_storage_transformer.case import CASES as DRAFT
+from tests.formats.zarr.case import CASES as ZARR
 from tests.serving import serving
 
-CASES: Final = [*PRECOMPUTED, *ZARR, *DRAFT]
+CASES: Final = [*PRECOMPUTED, *ZARR]
 
 
 class Served(NamedTuple):

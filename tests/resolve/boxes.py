@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from app.errors import DamagedError, ReadOnlyError
-from app.formats.naming import Name, Shelf
+from app.formats.listing import ListingRules, Name
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import (
     Collection,
@@ -66,9 +66,9 @@ class BoxLayout:
         """Refuse."""
         raise ReadOnlyError(key)
 
-    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide nothing."""
-        return Shelf()
+        return ListingRules()
 
     async def collections(
         self, fetch: Fetch, listing: Listing

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from app.errors import DamagedError, ReadOnlyError
-from app.formats.naming import NOTHING, Name, Shelf
+from app.formats.listing import NOTHING, ListingRules, Name
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, Location, ObjectRef, VirtualKey
@@ -44,7 +44,7 @@ class Pointers:
     async def shard(self, key: VirtualKey, fetch: Fetch) -> None:
         """Know of none."""
 
-    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide everything."""
         return NOTHING
 

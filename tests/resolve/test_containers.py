@@ -15,14 +15,14 @@ from app.errors import (
     MetadataMissingError,
     StorageDeniedError,
 )
-from app.formats.naming import Window
-from app.formats.zarr_sharding_indexed.layout import ZarrLayout
+from app.formats.listing import Window
+from app.formats.zarr.layout import ZarrLayout
 from app.model import ByteRequest, Condition, ETag, ObjectRef, VirtualKey, Whole
 from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
 from app.resolve.fetch import Memory, ReadCache
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
-from tests.formats.zarr_sharding_indexed.case import array_metadata, sharding
+from tests.formats.zarr.building import array_metadata, sharding
 from tests.resolve.stores import WatchedStore
 from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 from tests.resolving import ROOT, known_formats
@@ -172,7 +172,7 @@ async def test_what_is_in_no_container_is_the_object_of_that_name() -> None:
     layout, rest = await case.containers.find(ROOT, VirtualKey("a/b.bin"), case.fetch)
 
     assert await layout.locate(rest, case.fetch) == Whole(ROOT.join("a/b.bin"))
-    shelf = await layout.shelf(VirtualKey("c/"), case.fetch)
+    shelf = await layout.listing_rules(VirtualKey("c/"), case.fetch)
     assert shelf.shows is not None
     assert shelf.shows("0/")
 

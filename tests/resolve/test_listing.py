@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from app.formats.contract import Format
-from app.formats.naming import Item, Means, Shelf, Wanted, Window
+from app.formats.listing import Item, ListingIO, ListingRules, Selection, Window
 from app.formats.reading import Fetch
 from app.model import (
     MISSING,
@@ -55,16 +55,16 @@ class Known:
         """Have nothing else below."""
         return True
 
-    async def shelf(self, _: VirtualKey, __: Fetch) -> Shelf:
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         """Give the keys that are wanted."""
 
-        async def walk(wanted: Wanted, _: Means) -> AsyncGenerator[Item]:
+        async def walk(wanted: Selection, _: ListingIO) -> AsyncGenerator[Item]:
             window = wanted.window
             for key in sorted(self.locations):
                 if window is not None and window.admits(key):
                     yield Item(key, self.locations[key])
 
-        return Shelf(None, (walk,))
+        return ListingRules(None, (walk,))
 
 
 async def _page(

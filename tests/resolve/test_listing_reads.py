@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.model import VirtualKey
 from app.storage.memory import MemoryStore
 from app.storage.traced import Call, TracedStore
-from tests.formats.zarr_sharding_indexed.case import array_metadata, encode_shard, sharding
+from tests.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.resolve.stores import Unlisted
 from tests.resolving import ROOT, Reading, reading
 

@@ -20,7 +20,7 @@ from app.resolve.entity import Body, Entity
 from app.resolve.fetch import Memory, ReadCache
 from app.resolve.resolver import Dataset, Resolver
 from app.storage.contract import Found, NotModified
-from tests.formats.zarr_sharding_indexed.case import (
+from tests.formats.zarr.building import (
     build,
     build_nested,
     chunk_bytes,

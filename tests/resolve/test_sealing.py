@@ -7,7 +7,7 @@ import crc32c
 import pytest
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.writing import Sealed
+from app.formats.contract import Sealed
 from app.model import ByteRange, ETag, Piece
 from app.resolve.sealing import Sealing
 from app.storage.contract import ObjectReader

@@ -13,8 +13,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.formats.icechunk.case import CASES as REPOSITORIES
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr_sharding_indexed.case import CASES as ZARR
-from tests.formats.zarr_storage_transformer.case import CASES as DRAFT
+from tests.formats.zarr.case import CASES as ZARR
 from tests.resolving import ROOT, known_formats
 
 CONTAINERS = Containers(known_formats(whole_index_nbytes=0))
@@ -59,7 +58,7 @@ def together[T](names: Iterable[tuple[str, T]]) -> set[frozenset[str]]:
     return set(map(frozenset, groups.values()))
 
 
-@pytest.mark.parametrize("case", [*ZARR, *DRAFT, *PRECOMPUTED], ids=str)
+@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED], ids=str)
 async def test_keys_of_one_object_have_one_name(case: Case) -> None:
     """Chunks have the same name exactly if they are in the same object."""
     fetch = Recorded(case.build(case.chunks))
@@ -70,7 +69,7 @@ async def test_keys_of_one_object_have_one_name(case: Case) -> None:
     assert together(named) == together([(key, await fetch.stored_in(key)) for key in case.chunks])
 
 
-@pytest.mark.parametrize("case", [*ZARR, *DRAFT, *PRECOMPUTED, *REPOSITORIES], ids=str)
+@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED, *REPOSITORIES], ids=str)
 async def test_only_metadata_are_read(case: Case) -> None:
     """No index of a shard is, and no manifest of a repository."""
     fetch = Recorded(case.build(case.chunks))
@@ -105,7 +104,7 @@ async def test_refs_of_a_repository_share_names() -> None:
     assert await fetch.name(f"@branch.main/{key}") == await fetch.name(key)
 
 
-@pytest.mark.parametrize("case", [*ZARR, *DRAFT, *PRECOMPUTED], ids=str)
+@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED], ids=str)
 async def test_documents_are_in_no_shard(case: Case) -> None:
     """They have no name."""
     objects = case.build(case.chunks)

@@ -16,7 +16,7 @@ from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, Objec
 from app.resolve.entity import Entity
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
-from tests.formats.zarr_sharding_indexed.case import (
+from tests.formats.zarr.building import (
     EMPTY,
     array_metadata,
     encode_index,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.model import ObjectRef, VirtualKey
 from app.resolve.entity import Coding, Entity
 from app.resolve.listing import Entry
@@ -16,7 +16,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
-from tests.formats.zarr_sharding_indexed.case import (
+from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     encode_shard,
@@ -26,7 +26,7 @@ from tests.resolving import All, Reading, reading
 
 ROOT = ObjectRef("memory://bucket", "")
 NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])
-_FOLDERS = ("neuroglancer_precomputed", "zarr_sharding_indexed", "zarr_storage_transformer")
+_FOLDERS = ("neuroglancer_precomputed", "zarr")
 _CASES: list[Case] = [
     case
     for folder in _FOLDERS

@@ -18,8 +18,8 @@ from app.errors import (
     TooLargeError,
     UnwritableError,
 )
+from app.formats.contract import Target
 from app.formats.reading import Fetch
-from app.formats.writing import Target
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.writing import Given

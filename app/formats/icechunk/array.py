@@ -12,9 +12,9 @@ from app.formats.icechunk.listing import make_grid
 from app.formats.icechunk.metadata import Chunks, Node
 from app.formats.icechunk.references import Reference, Virtual
 from app.formats.icechunk.repository import Repository
-from app.formats.naming import Aside, Item, Window
+from app.formats.listing import Item, RunInThread, Window
 from app.formats.reading import DecodeError, Fetch
-from app.formats.zarr_sharding_indexed.layout import Shard, ShardReader
+from app.formats.zarr.layout import Shard, ShardReader
 from app.model import MISSING, Inline, Missing, ObjectRef, Part, Referenced, Stored
 
 _BATCH: Final = 500
@@ -84,7 +84,7 @@ class ArrayReader:
             return None
         return coords, origin
 
-    async def items(self, folder: str, window: Window, aside: Aside) -> AsyncGenerator[Item]:
+    async def items(self, folder: str, window: Window, aside: RunInThread) -> AsyncGenerator[Item]:
         """Give the chunks there may be, whose keys begin with *folder*."""
         manifests = [
             await self.repository.manifest(object_id, self.fetch)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from app.formats.icechunk.stored_nodes import Dimension, StoredArray
 from app.formats.icechunk.updated_chunks import Coords
 from app.formats.reading import DecodeError
-from app.formats.zarr_sharding_indexed.unshard import codec_name, configuration, shape_of
+from app.formats.zarr.codecs import codec_name, configuration, shape_of
 
 type Json = Any
 type Runs = tuple[tuple[int, int], ...]

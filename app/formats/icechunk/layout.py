@@ -17,19 +17,19 @@ from app.formats.icechunk.refs import FileRefs, RepoRefs
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
 from app.formats.icechunk.virtual import Allowed
-from app.formats.naming import (
+from app.formats.listing import (
     LAST,
-    Aside,
     Item,
-    Means,
+    ListingIO,
+    ListingRules,
     Name,
-    Shelf,
-    Wanted,
+    RunInThread,
+    Selection,
     Window,
 )
 from app.formats.reading import DecodeError, Fetch
 from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
-from app.formats.zarr_sharding_indexed.describe import describe
+from app.formats.zarr.survey import describe
 from app.model import (
     MISSING,
     ETag,
@@ -109,15 +109,15 @@ class RepositoryLayout:
             "POST /api/datasets/{dataset}/sessions answers; its files, where the view is raw"
         )
 
-    async def shelf(self, _: VirtualKey, fetch: Fetch) -> Shelf:
+    async def listing_rules(self, _: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide the files that a repository consists of; what it holds is in the refs."""
 
-        async def walk(wanted: Wanted, means: Means) -> AsyncGenerator[Item]:
+        async def walk(wanted: Selection, means: ListingIO) -> AsyncGenerator[Item]:
             if (window := wanted.window) is not None:
-                async for item in self.items(window, fetch, means.aside):
+                async for item in self.items(window, fetch, means.run_in_thread):
                     yield item
 
-        return Shelf(None, (walk,))
+        return ListingRules(None, (walk,))
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
         """Name the nodes right below a group, beside those of ``main`` also the refs."""
@@ -154,7 +154,7 @@ class RepositoryLayout:
             return chunk
         return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
 
-    async def items(self, window: Window, fetch: Fetch, aside: Aside) -> AsyncGenerator[Item]:
+    async def items(self, window: Window, fetch: Fetch, aside: RunInThread) -> AsyncGenerator[Item]:
         """Give the keys below a ref, by default ``main``."""
         ref, path = split_ref(VirtualKey(window.prefix))
         lead = window.prefix.removesuffix(path)
@@ -241,7 +241,7 @@ class RepositoryLayout:
         return ()
 
     async def _items(
-        self, snapshot: Snapshot, block: Block, window: Window, fetch: Fetch, aside: Aside
+        self, snapshot: Snapshot, block: Block, window: Window, fetch: Fetch, aside: RunInThread
     ) -> AsyncGenerator[Item]:
         """Give the wanted keys of *block*."""
         if block.chunks is not None:

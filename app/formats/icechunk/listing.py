@@ -9,9 +9,8 @@ import numpy as np
 
 from app.formats.icechunk.index import Manifest
 from app.formats.icechunk.metadata import Chunks, Node, Snapshot
-from app.formats.naming import Window
+from app.formats.listing import Rows, Steps, Window
 from app.formats.reading import DecodeError
-from app.formats.steps import Rows, Steps
 
 DOCUMENT: Final = "zarr.json"
 

@@ -11,10 +11,10 @@ from app.formats.icechunk.fields import check_object_id
 from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
 from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
-from app.formats.zarr_sharding_indexed.keys import ChunkKeys
-from app.formats.zarr_sharding_indexed.metadata import Node as Document
-from app.formats.zarr_sharding_indexed.metadata import chunk_keys, parse_node
-from app.formats.zarr_sharding_indexed.unshard import UnshardableError, shape_of
+from app.formats.zarr.codecs import UnshardableError, shape_of
+from app.formats.zarr.keys import ChunkKeys
+from app.formats.zarr.metadata import Node as Document
+from app.formats.zarr.metadata import chunk_keys, parse_node
 
 # The slots of fields: of the snapshot, of nodes, of the data of arrays, of what they refer to.
 _ID: Final = 0

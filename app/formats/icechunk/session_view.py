@@ -14,15 +14,15 @@ from app.formats.icechunk.metadata import Chunks, ManifestRef
 from app.formats.icechunk.session_document import SessionDocument
 from app.formats.icechunk.stored_nodes import StoredNode, StoredSnapshot
 from app.formats.reading import DecodeError
-from app.formats.zarr_sharding_indexed.keys import ChunkKeys
-from app.formats.zarr_sharding_indexed.metadata import chunk_keys
-from app.formats.zarr_sharding_indexed.unshard import (
+from app.formats.zarr.codecs import (
     UnshardableError,
     codec_name,
     configuration,
     has_sharding,
     shape_of,
 )
+from app.formats.zarr.keys import ChunkKeys
+from app.formats.zarr.metadata import chunk_keys
 from app.model import ETag, ObjectRef
 
 _MOST_CHUNKS: Final = 2**32 - 1

@@ -26,10 +26,9 @@ from app.formats.surveying import (
     Table,
     Unchecked,
 )
-from app.formats.zarr_sharding_indexed.chunk import has_intact_checksum
-from app.formats.zarr_sharding_indexed.describe import describe
-from app.formats.zarr_sharding_indexed.metadata import Node as ZarrNode
-from app.formats.zarr_sharding_indexed.survey import ZarrShard
+from app.formats.zarr.codecs import has_intact_checksum
+from app.formats.zarr.metadata import Node as ZarrNode
+from app.formats.zarr.survey import ZarrShard, describe
 from app.model import ByteRange, Condition, Fixed, ObjectRef, Part, Stored, VirtualKey
 
 type Follow = Callable[[str], ObjectRef]

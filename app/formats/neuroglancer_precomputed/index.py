@@ -1,33 +1,41 @@
-"""The two levels of index in a shard of format ``neuroglancer_uint64_sharded_v1``.
+"""Tables of a shard of format ``neuroglancer_uint64_sharded_v1``: shard and minishard indexes.
 
 All offsets in a shard count from the end of its shard index; all numbers are uint64,
 little-endian.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
+import mmh3
 import numpy as np
+import numpy.typing as npt
 
-from app.formats.compression import inflate_to_array
+from app.formats.compression import deflate, inflate_to_array
 from app.formats.neuroglancer_precomputed.keys import Ids
-from app.formats.neuroglancer_precomputed.murmur import (
-    murmurhash3_x86_128,
-    murmurhash3_x86_128_each,
-)
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag
 
 ENTRY_NBYTES: Final = 16
+"""Of a shard index: start and stop of a minishard index."""
 _ROW_NBYTES: Final = 24
+"""Of a minishard index: a chunk id, a start and a size, as deltas."""
 _ENTRY: Final = Struct("<QQ")
+_C1: Final = np.uint32(0x239B961B)
+_C2: Final = np.uint32(0xAB0E9789)
+_MIX: Final = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
+_ID_NBYTES: Final = np.uint32(8)
+
+type Numbers = npt.NDArray[np.int64]
+type _States = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Where the chunk of an id is ("Sharding metadata")."""
+    """Sharding parameters ("Sharding metadata")."""
 
     preshift_bits: int
     is_hashed: bool
@@ -43,7 +51,7 @@ class Sharding:
         return ENTRY_NBYTES << self.minishard_bits
 
     def address(self, chunk_id: int) -> tuple[int, int]:
-        """Give the numbers of the shard and of the minishard in it."""
+        """Return the numbers of the shard and of the minishard in it."""
         hashed = chunk_id >> self.preshift_bits
         if self.is_hashed:
             hashed = murmurhash3_x86_128(hashed)
@@ -51,7 +59,7 @@ class Sharding:
         return hashed >> self.minishard_bits & ((1 << self.shard_bits) - 1), minishard
 
     def addresses(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Give the numbers of the shards and of the minishards in them, as `address` does."""
+        """Return the numbers of the shards and of the minishards of *ids*, as `address` does."""
         hashed = ids >> np.uint64(self.preshift_bits)
         if self.is_hashed:
             hashed = murmurhash3_x86_128_each(hashed)
@@ -59,13 +67,42 @@ class Sharding:
         return shards, hashed & np.uint64((1 << self.minishard_bits) - 1)
 
     def shard_name(self, shard: int) -> str:
-        """Spell the name of a shard file without its ending ("Shard data files")."""
+        """Return the name of a shard file without its ending ("Shard data files")."""
         return f"{shard:x}".zfill(-(-self.shard_bits // 4))
 
 
+def murmurhash3_x86_128(number: int) -> int:
+    """Return the low 8 bytes of the hash of *number*: 8 bytes, little-endian, seed 0."""
+    return mmh3.hash64(number.to_bytes(8, "little"), 0, x64arch=False, signed=False)[0]
+
+
+def murmurhash3_x86_128_each(numbers: Ids) -> Ids:
+    """Hash each of *numbers*: they are all tail, which enters two of the four states."""
+    low, high = numbers.astype(np.uint32), (numbers >> np.uint64(32)).astype(np.uint32)
+    first = _rotated(low * _C1, 15) * _C2 ^ _ID_NBYTES
+    second = _rotated(high * _C2, 16) * np.uint32(0x38B34AE5) ^ _ID_NBYTES
+    first += second + _ID_NBYTES + _ID_NBYTES
+    second += first
+    other = _finished(first + _ID_NBYTES)
+    first, second = _finished(first), _finished(second)
+    first += second + other + other
+    second += first
+    return second.astype(np.uint64) << np.uint64(32) | first
+
+
+def _rotated(states: _States, bits: int) -> _States:
+    return states << np.uint32(bits) | states >> np.uint32(32 - bits)
+
+
+def _finished(states: _States) -> _States:
+    for shift, factor in zip((16, 13), _MIX, strict=True):
+        states = (states ^ states >> np.uint32(shift)) * factor
+    return states ^ states >> np.uint32(16)
+
+
 @dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """A decoded shard index, or a part of one: where minishard indexes lie."""
+class MinishardPlaces:
+    """Decoded shard index, or a part of one: the ranges of minishard indexes."""
 
     entries: bytes
     first: int = 0
@@ -76,11 +113,8 @@ class ShardIndex:
         """Bytes of memory that the entries hold."""
         return len(self.entries)
 
-    def __len__(self) -> int:
-        return len(self.entries) // ENTRY_NBYTES
-
     def lookup(self, minishard: int) -> ByteRange | None:
-        """Find the minishard index number *minishard*; `None` is an empty minishard.
+        """Return the range of the index of *minishard*, or `None` if it is empty.
 
         Raises: `DecodeError` if it ends before it begins.
         """
@@ -92,14 +126,14 @@ class ShardIndex:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndexDecoder:
-    """Decodes a shard index, or a part of one that begins with minishard *first*, of *nbytes*."""
+    """Decodes *nbytes* of a shard index that begin with minishard *first*."""
 
     nbytes: int
     first: int = 0
-    beside: ETag | None = None
-    """The version of the object that the index is about, where that is another one."""
+    data_etag: ETag | None = None
+    """The version of the object that holds the data, where that is another one."""
 
-    def __call__(self, data: bytes) -> ShardIndex:
+    def __call__(self, data: bytes) -> MinishardPlaces:
         """Wrap *data*.
 
         Raises: `DecodeError` for a wrong size.
@@ -108,12 +142,12 @@ class ShardIndexDecoder:
             raise DecodeError(
                 f"{len(data)} bytes of shard index instead of {self.nbytes}: it is truncated"
             )
-        return ShardIndex(data, self.first)
+        return MinishardPlaces(data, self.first)
 
 
 @dataclass(frozen=True, slots=True)
 class MinishardIndex:
-    """The chunks of a minishard by rising id: 24 bytes each, in three columns of uint64."""
+    """The chunks of a minishard by rising id, in three columns of uint64."""
 
     ids: memoryview
     starts: memoryview
@@ -128,9 +162,9 @@ class MinishardIndex:
         return len(self.ids)
 
     def lookup(self, chunk_id: int) -> ByteRange | None:
-        """Find *chunk_id* in the shard.
+        """Return the range of *chunk_id* in the shard, if it is stored.
 
-        Raises: `DecodeError` for an id that stands there twice.
+        Raises: `DecodeError` for an id that occurs twice.
         """
         at = bisect_left(self.ids, chunk_id)
         if at == len(self.ids) or self.ids[at] != chunk_id:
@@ -153,8 +187,8 @@ class MinishardIndexDecoder:
 
         Nor must the ids rise in the file; here they do.
 
-        Raises: `DecodeError`, also for a chunk that ends past 2^64: what follows it counts from
-        there, and nothing that is absent is proven to be.
+        Raises: `DecodeError`, also for a chunk that ends past 2^64: later chunks count from
+        there, so that no absence is proven.
         """
         decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
         check_rows(decoded)
@@ -173,9 +207,97 @@ class MinishardIndexDecoder:
 
 
 def check_rows(decoded: bytes | bytearray) -> None:
-    """Return if an inflated minishard index can be cut into rows.
+    """Check that an inflated minishard index consists of whole rows.
 
     Raises: `DecodeError`.
     """
     if len(decoded) % _ROW_NBYTES:
         raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
+
+
+class Columns(NamedTuple):
+    """Chunks of several minishards; each column has shape ``(count,)``."""
+
+    ids: Ids
+    starts: Ids
+    """Counted from the end of the shard index, as `stops`."""
+    stops: Ids
+    owners: Ids
+    """The minishards."""
+
+
+def decode_minishards(numbers: Sequence[int], decoded: Sequence[bytes | bytearray]) -> Columns:
+    """Undo the deltas of inflated indexes, which hold whole rows; *numbers* are their minishards.
+
+    Chunks are in the order of the indexes, and by their ids in each. A chunk that ends past 2^64
+    has a start behind its stop.
+    """
+    counts = np.array([len(data) // _ROW_NBYTES for data in decoded], np.int64)
+    filled = np.flatnonzero(counts)
+    owners = np.array(numbers, np.uint64)[filled]
+    tables = _Tables(counts[filled])
+    flat = np.frombuffer(b"".join(decoded), "<u8")
+    ids = tables.sums(flat[tables.cells(0)])
+    sizes = flat[tables.cells(2)]
+    stops = tables.sums(flat[tables.cells(1)] + sizes)
+    found = Columns(ids, stops - sizes, stops, np.repeat(owners, tables.counts))
+    indexes = np.repeat(np.arange(len(filled)), tables.counts)
+    if ((ids[1:] < ids[:-1]) & (indexes[1:] == indexes[:-1])).any():
+        order = np.lexsort((ids, indexes))
+        return Columns(*(column[order] for column in found))
+    return found
+
+
+class EncodedMinishards(NamedTuple):
+    """Minishard indexes, one behind the other."""
+
+    numbers: Numbers
+    """The minishards that are not empty."""
+    ends: Numbers
+    """End of the index of each, counted from the start of the first."""
+    data: bytes
+
+
+def encode_minishards(chunks: Columns, *, is_gzip: bool) -> EncodedMinishards:
+    """Encode *chunks*, which are in the order of their minishards and ids."""
+    ids, starts, stops, owners = chunks
+    numbers, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
+    tables = _Tables(counts)
+    flat = np.empty(3 * len(ids), "<u8")
+    flat[tables.cells(0)] = _deltas(ids, ids, firsts)
+    flat[tables.cells(1)] = _deltas(starts, stops, firsts)
+    flat[tables.cells(2)] = stops - starts
+    data, ends = flat.tobytes(), _ROW_NBYTES * np.cumsum(counts)
+    if is_gzip:
+        rows = zip((ends - _ROW_NBYTES * counts).tolist(), ends.tolist(), strict=True)
+        packed = [deflate(data[start:end]) for start, end in rows]
+        data, ends = b"".join(packed), np.cumsum(list(map(len, packed)), dtype=np.int64)
+    return EncodedMinishards(numbers.astype(np.int64), ends, data)
+
+
+def _deltas(begins: Ids, ends: Ids, firsts: Numbers) -> Ids:
+    """Count *begins* from the *ends* before them, the first of each table from zero."""
+    deltas = begins.copy()
+    deltas[1:] -= ends[:-1]
+    deltas[firsts] = begins[firsts]
+    return deltas
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """Flat tables of three rows and *counts* columns each, none of which is zero."""
+
+    counts: Numbers
+
+    def cells(self, row: int) -> Numbers:
+        """Return the flat places of the cells of *row* of each table."""
+        before = np.cumsum(self.counts) - self.counts
+        starts = 2 * before + row * self.counts
+        return np.arange(self.counts.sum()) + np.repeat(starts, self.counts)
+
+    def sums(self, deltas: Ids) -> Ids:
+        """Sum *deltas* up, for each table from its first; modulo 2^64."""
+        sums = np.cumsum(deltas, dtype=np.uint64)
+        firsts = np.cumsum(self.counts) - self.counts
+        sums -= np.repeat(sums[firsts] - deltas[firsts], self.counts)
+        return sums

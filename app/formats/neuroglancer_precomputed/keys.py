@@ -1,4 +1,4 @@
-"""Names of chunks and their 64-bit ids: what a client asks for, and what a shard knows it by."""
+"""Names of chunks and the 64-bit chunk ids that shards know them by."""
 
 import re
 from dataclasses import dataclass, field
@@ -24,30 +24,30 @@ class Names(Protocol):
     """The names of the chunks of one kind, right below one directory."""
 
     def owns(self, name: str) -> bool:
-        """Tell whether *name* is spelled like those of chunks, be there such a chunk or not."""
+        """Return whether *name* is spelled like those of chunks, of the grid or not."""
         ...
 
     def parse(self, name: str) -> int | None:
-        """Read the chunk id in *name*, or `None` if it names no chunk that could be."""
+        """Return the chunk id in *name*, or `None` if it names no possible chunk."""
         ...
 
     def format(self, chunk_id: int) -> str:
-        """Spell the name of *chunk_id*, which `parse` may have given."""
+        """Return the name of *chunk_id*, a result of `parse`."""
         ...
 
     def covers(self, ids: Ids) -> Mask:
-        """Tell which of *ids* are of chunks that could be."""
+        """Return which of *ids*, shape ``(count,)``, are of possible chunks."""
         ...
 
     @property
     def rule(self) -> str:
-        """How names are spelled, told to who spelled one in another way."""
+        """Explanation of the spelling, for errors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MortonGrid:
-    """Numbers the cells of a grid by compressed Morton code.
+    """Compressed Morton codes of the cells of a grid.
 
     The bits of the coordinates are interleaved, the first axis lowest, and those that are zero
     for every cell of the grid are left out.
@@ -69,30 +69,30 @@ class MortonGrid:
 
     @property
     def bit_count(self) -> int:
-        """How many bits the codes take."""
+        """Number of bits of the codes."""
         return len(self._bits)
 
     def encode(self, cell: tuple[int, ...]) -> int:
-        """Give the code of *cell*."""
+        """Return the code of *cell*."""
         code = 0
         for shift, (axis, bit) in enumerate(self._bits):
             code |= (cell[axis] >> bit & 1) << shift
         return code
 
     def decode(self, code: int) -> tuple[int, ...]:
-        """Give the cell of *code*."""
+        """Return the cell of *code*."""
         cell = [0] * len(self.shape)
         for shift, (axis, bit) in enumerate(self._bits):
             cell[axis] |= (code >> shift & 1) << bit
         return tuple(cell)
 
     def box(self, bit_count: int) -> tuple[int, ...]:
-        """Tell how many neighbours there are, along each axis, that agree in all but low bits."""
+        """Return the shape of the box of cells that differ only in the lowest *bit_count* bits."""
         axes = [axis for axis, _ in self._bits[:bit_count]]
         return tuple(1 << axes.count(axis) for axis in range(len(self.shape)))
 
     def covers(self, codes: Ids) -> Mask:
-        """Tell which of *codes* are of cells on the grid."""
+        """Return which of *codes* are of cells on the grid."""
         on_grid = codes <= np.uint64((1 << self.bit_count) - 1)
         for axis, size in enumerate(self.shape):
             at = np.zeros_like(codes)
@@ -103,7 +103,7 @@ class MortonGrid:
         return on_grid
 
     def contains(self, cell: tuple[int, ...]) -> bool:
-        """Tell whether *cell* lies on the grid."""
+        """Return whether *cell* lies on the grid."""
         return len(cell) == len(self.shape) and all(
             0 <= at < n for at, n in zip(cell, self.shape, strict=True)
         )
@@ -116,32 +116,29 @@ class IdNames:
     suffix: str = ""
 
     def owns(self, name: str) -> bool:
-        """Tell whether *name* is a number and the suffix."""
+        """Return whether *name* is a number and the suffix."""
         return name.endswith(self.suffix) and name.removesuffix(self.suffix).isdecimal()
 
     def parse(self, name: str) -> int | None:
-        """Read the id; ``07`` and what takes over 64 bits is none."""
+        """Return the id in *name*; there is none in ``07``, or in more than 64 bits."""
         digits = name.removesuffix(self.suffix) if name.endswith(self.suffix) else ""
         if not _ID.fullmatch(digits) or (found := int(digits)) > MAX_ID:
             return None
         return found
 
     def format(self, chunk_id: int) -> str:
-        """Spell the id."""
+        """Return the name of an id."""
         return f"{chunk_id}{self.suffix}"
 
     def covers(self, ids: Ids) -> Mask:
-        """Know that any id can be."""
+        """Return `True` for each: any id is possible."""
         return np.ones(ids.shape, np.bool_)
 
     @property
     def rule(self) -> str:
-        """Tell what an id is."""
-        return f"ids are decimal numbers below 2^64 without zeros before them{self._and_suffix}"
-
-    @property
-    def _and_suffix(self) -> str:
-        return f", and {self.suffix} behind them" if self.suffix else ""
+        """Explanation of the spelling."""
+        suffix = f", and {self.suffix} behind them" if self.suffix else ""
+        return f"ids are decimal numbers below 2^64 without zeros before them{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,27 +148,27 @@ class CellNames:
     grid: MortonGrid
 
     def owns(self, name: str) -> bool:
-        """Tell whether *name* is a list of numbers."""
+        """Return whether *name* is a list of numbers."""
         return all(part.isdecimal() for part in name.split("_"))
 
     def parse(self, name: str) -> int | None:
-        """Read the cell's code; `None` off the grid and for another spelling."""
+        """Return the code of the cell; `None` off the grid and for another spelling."""
         if not _CELL.fullmatch(name):
             return None
         cell = tuple(map(int, name.split("_")))
         return self.grid.encode(cell) if self.grid.contains(cell) else None
 
     def format(self, chunk_id: int) -> str:
-        """Spell the cell."""
+        """Return the name of a cell."""
         return "_".join(map(str, self.grid.decode(chunk_id)))
 
     def covers(self, ids: Ids) -> Mask:
-        """Ask the grid."""
+        """Return which ids are of cells on the grid."""
         return self.grid.covers(ids)
 
     @property
     def rule(self) -> str:
-        """Tell what a cell is."""
+        """Explanation of the spelling."""
         return f"cells are numbers with _ between them, below {list(self.grid.shape)}"
 
 
@@ -179,7 +176,7 @@ class CellNames:
 class VoxelBounds:
     """Chunks of a volume, by the voxels they begin and end at: ``0-64_64-100_-32-0``.
 
-    Lists are in the order x, y, z. The last chunk of an axis ends where the volume does.
+    Tuples are in the order x, y, z. The last chunk of an axis ends where the volume does.
     """
 
     voxel_offset: tuple[int, ...]
@@ -192,11 +189,11 @@ class VoxelBounds:
         object.__setattr__(self, "grid", MortonGrid(tuple(counts)))
 
     def owns(self, name: str) -> bool:
-        """Tell whether *name* is spelled like three pairs of bounds."""
+        """Return whether *name* is spelled like three pairs of bounds."""
         return _BOUNDS.fullmatch(name) is not None
 
     def parse(self, name: str) -> int | None:
-        """Read the chunk's code; `None` off the grid, and for bounds of no chunk."""
+        """Return the code of the chunk; `None` off the grid, and for bounds of no chunk."""
         if (found := _BOUNDS.fullmatch(name)) is None:
             return None
         begins = map(int, found.groups()[::2])
@@ -209,27 +206,27 @@ class VoxelBounds:
         return self.grid.encode(cell)
 
     def format(self, chunk_id: int) -> str:
-        """Spell the bounds."""
+        """Return the bounds of a chunk."""
         return self._spell(self.grid.decode(chunk_id))
 
     def beginning(self, cell: tuple[int, ...]) -> str:
-        """Spell how the names begin of all chunks whose first coordinates are *cell*."""
+        """Return the common beginning of the names whose first coordinates are *cell*."""
         return self._spell(cell) + ("_" if 0 < len(cell) < len(self.size) else "")
 
     def covers(self, ids: Ids) -> Mask:
-        """Ask the grid."""
+        """Return which ids are of chunks on the grid."""
         return self.grid.covers(ids)
 
     @property
     def rule(self) -> str:
-        """Tell what bounds a chunk has."""
+        """Explanation of the spelling."""
         return (
             f"chunks have {list(self.chunk_size)} voxels, from {list(self.voxel_offset)} on, and"
             f" end where the {list(self.size)} voxels of the volume do"
         )
 
     def count_voxels(self, chunk_id: int) -> int:
-        """Tell how many voxels the chunk *chunk_id* has."""
+        """Return the number of voxels of a chunk."""
         return prod(map(sub, *reversed(self._bounds(self.grid.decode(chunk_id)))))
 
     def _bounds(self, cell: tuple[int, ...]) -> tuple[list[int], list[int]]:

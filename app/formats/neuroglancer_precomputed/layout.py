@@ -5,34 +5,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
+from app.formats.contract import Layout, Slot, Target, Translator
 from app.formats.documents import Json, show
-from app.formats.naming import PLAIN, Name, Shelf, Walk
-from app.formats.neuroglancer_precomputed.describe import Described, describe
-from app.formats.neuroglancer_precomputed.id_keys import IdWalk
+from app.formats.listing import PLAIN, ListingRules, Walk
 from app.formats.neuroglancer_precomputed.keys import VoxelBounds
+from app.formats.neuroglancer_precomputed.listing import IdWalk, VolumeWalk
+from app.formats.neuroglancer_precomputed.lookup import MinishardReader
 from app.formats.neuroglancer_precomputed.metadata import (
+    Described,
     Info,
     Kind,
-    Part,
+    ShardedPart,
+    describe,
     parse_info,
     voxel_nbytes,
 )
-from app.formats.neuroglancer_precomputed.rewriting import ChunkRewriter
-from app.formats.neuroglancer_precomputed.shards import ShardReader
+from app.formats.neuroglancer_precomputed.metadata_writing import InfoTranslator
+from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
-from app.formats.neuroglancer_precomputed.translating import InfoTranslator
-from app.formats.neuroglancer_precomputed.volume_keys import VolumeWalk
 from app.formats.reading import DecodeError, Fetch, Versioned
 from app.formats.surveying import Collection, Listing
-from app.formats.writing import Slot, Target, Translator
-from app.model import (
-    MISSING,
-    Gzipped,
-    Location,
-    ObjectRef,
-    VirtualKey,
-    Whole,
-)
+from app.model import MISSING, Gzipped, Location, ObjectRef, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
 
@@ -47,7 +40,7 @@ class Precomputed:
     """A larger minishard index or manifest is refused, before and after it is inflated."""
 
     def parse(self, document: Json, data: bytes) -> Info | None:
-        """Understand an ``info``; many other things are called so.
+        """Understand an ``info``; `None` for other files of that name.
 
         Raises: `DecodeError`.
         """
@@ -58,36 +51,52 @@ class Precomputed:
         return PrecomputedLayout(directory, spec, self)
 
     def translator(self, _: ObjectRef) -> Translator:
-        """Keep the sharding that what is stored tells of."""
+        """Return the translator of markers, which keeps stored sharding."""
         return InfoTranslator()
 
 
 @dataclass(frozen=True, slots=True)
-class PrecomputedLayout:
+class PrecomputedLayout(Layout):
     """A volume, or a directory of meshes, skeletons, annotations or properties."""
 
     directory: ObjectRef
     info: Versioned[Info]
     options: Precomputed
 
-    def encloses(self, key: VirtualKey) -> bool:
-        """Tell whether *key* lies where chunks are."""
-        paths = self.info.value.paths
-        return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
-
-    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
-        """Name the object, or the two, without the ending."""
-        path, _slash, name = key.rpartition("/")
-        for part in self.info.value.parts_at.get(path, ()):
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Locate a chunk by its name in the unsharded container; serve other objects whole."""
+        if key == MARKER:
+            return show(self.info)
+        path, _, name = key.rpartition("/")
+        parts = self.info.value.parts_at.get(path, ())
+        for part in parts:
             if (chunk_id := part.names.parse(name)) is not None:
-                number, _minishard = part.sharding.address(chunk_id)
-                return str(self.directory.join(path).join(part.sharding.shard_name(number)))
-        return None
+                return await self._locate_chunk(part, chunk_id, fetch)
+        if any(part.names.owns(name) for part in parts):
+            return MISSING
+        return Whole(self.directory.join(key))
+
+    async def _locate_chunk(self, part: ShardedPart, chunk_id: int, fetch: Fetch) -> Location:
+        reader = MinishardReader(
+            self.directory.join(part.path),
+            part.sharding,
+            fetch,
+            self.options.whole_index_nbytes,
+            self.options.decoded_nbytes,
+        )
+        if (minishard := await reader.open(chunk_id)) is None:
+            return MISSING
+        if (chunk := minishard.locate(chunk_id)) is None:
+            return MISSING
+        if part.kind is Kind.FRAGMENTS:
+            return await reader.locate_fragments(minishard, chunk)
+        return Gzipped(chunk) if part.sharding.is_data_gzip else chunk
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Find where a chunk is written, be it there or not; all else is stored as it is.
+        """Find where *key* is written: a chunk, stored or not, in its shard.
 
-        Raises: `BadKeyError`; `ConflictError` for a shard, whose chunks would be gone.
+        Raises: `BadKeyError`; `ReadOnlyError`; `ConflictError` for a shard, whose chunks would be
+        lost.
         """
         path, _slash, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())
@@ -104,82 +113,7 @@ class PrecomputedLayout:
                 )
         return Whole(self.directory.join(key))
 
-    async def shelf(self, directory: VirtualKey, fetch: Fetch) -> Shelf:
-        """Show all but shards, whose chunks are shown, and what is named like chunks."""
-        parts_at = self.info.value.parts_at
-        parts = parts_at.get(directory.removesuffix("/"), ())
-        if not parts:
-            is_deepest = not any(path.startswith(directory) for path in parts_at)
-            return PLAIN if is_deepest and self.encloses(directory) else Shelf()
-        shards = [self._shards((part,)) for part in parts]
-
-        def shows(name: str) -> bool:
-            is_owned = any(part.names.owns(name) for part in parts)
-            return not is_owned and not any(each.hides(name) for each in shards)
-
-        return Shelf(shows, tuple(self._walks(parts, fetch)))
-
-    def _walks(self, parts: Sequence[Part], fetch: Fetch) -> Iterator[Walk]:
-        for part in parts:
-            if isinstance(part.names, VoxelBounds):
-                yield VolumeWalk(part.names, self._shards((part,)))
-            elif part.kind is not Kind.FRAGMENTS:
-                yield IdWalk(part, parts, self._shards((part,)), fetch)
-
-    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
-        """Keys are those of objects, or not worth listing."""
-        return None
-
-    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Find a chunk by the name it has unsharded; what is no chunk is served as it is."""
-        info = self.info.value
-        if key == MARKER:
-            return show(self.info)
-        path, _, name = key.rpartition("/")
-        parts = info.parts_at.get(path, ())
-        for part in parts:
-            if (chunk_id := part.names.parse(name)) is not None:
-                return await self._locate_chunk(part, chunk_id, fetch)
-        if any(part.names.owns(name) for part in parts):
-            return MISSING
-        return Whole(self.directory.join(key))
-
-    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
-        """Describe all that the document names, sharded or not."""
-        return [self._collection(described) for described in describe(self.info.value)]
-
-    async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
-        """Find the shards below the path of *key*, and among them those for such names."""
-        path, _, name = key.rpartition("/")
-        described = (each for each in describe(self.info.value) if isinstance(each, Described))
-        found = [each.parts for each in described if each.parts and each.parts[0].path == path]
-        named = (parts for parts in found if any(p.names.parse(name) is not None for p in parts))
-        parts = next(named, found[0] if found else None)
-        return None if parts is None else self._shards(parts)
-
-    def expects(self, _: str) -> bool:
-        """Expect no arrays below."""
-        return False
-
-    def names_below(self) -> Sequence[str]:
-        """Name the directories of meshes, skeletons and properties."""
-        return self.info.value.below
-
-    def _collection(self, described: Described | DecodeError) -> Collection | DamagedError:
-        match described:
-            case DecodeError():
-                return DamagedError(self.directory.join(MARKER), str(described))
-            case Described(description, parts):
-                return Collection(description, self._shards(parts) if parts else None)
-
-    def _shards(self, parts: tuple[Part, ...]) -> PrecomputedShards:
-        return PrecomputedShards(self.directory, parts, self.options.decoded_nbytes)
-
-    def _slot(self, part: Part, chunk_id: int) -> Slot:
-        """Find the shard of a chunk, and its entry there.
-
-        Raises: `ReadOnlyError` where no shard can be written.
-        """
+    def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
         info, sharding, most_nbytes = self.info.value, part.sharding, self.options.decoded_nbytes
         here = info.parts_at[part.path]
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
@@ -192,23 +126,69 @@ class PrecomputedLayout:
             )
         number, _ = sharding.address(chunk_id)
         shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
-        if part.kind is Kind.VOLUME:
-            return Slot(ChunkRewriter(shard, voxel_nbytes(info.document, part.member)), (chunk_id,))
-        return Slot(ChunkRewriter(shard), (chunk_id,))
+        is_volume = part.kind is Kind.VOLUME
+        nbytes = voxel_nbytes(info.document, part.member) if is_volume else None
+        return Slot(ChunkRewriter(shard, nbytes), (chunk_id,))
 
-    async def _locate_chunk(self, part: Part, chunk_id: int, fetch: Fetch) -> Location:
-        directory = self.directory.join(part.path)
-        shards = ShardReader(
-            directory,
-            part.sharding,
-            fetch,
-            self.options.whole_index_nbytes,
-            self.options.decoded_nbytes,
-        )
-        if (minishard := await shards.open(chunk_id)) is None:
-            return MISSING
-        if (chunk := minishard.locate(chunk_id)) is None:
-            return MISSING
-        if part.kind is Kind.FRAGMENTS:
-            return await shards.locate_fragments(minishard, chunk)
-        return Gzipped(chunk) if part.sharding.is_data_gzip else chunk
+    def encloses(self, key: VirtualKey) -> bool:
+        """Return whether *key* lies below a directory of chunks."""
+        paths = self.info.value.paths
+        return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
+
+    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
+        """Return the URL of the shard without its ending, which may be that of two objects."""
+        path, _slash, name = key.rpartition("/")
+        for part in self.info.value.parts_at.get(path, ()):
+            if (chunk_id := part.names.parse(name)) is not None:
+                number, _minishard = part.sharding.address(chunk_id)
+                return str(self.directory.join(path).join(part.sharding.shard_name(number)))
+        return None
+
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
+        """Hide shards, whose chunks are listed, and objects that are named like chunks."""
+        parts_at = self.info.value.parts_at
+        parts = parts_at.get(directory.removesuffix("/"), ())
+        if not parts:
+            is_deepest = not any(path.startswith(directory) for path in parts_at)
+            return PLAIN if is_deepest and self.encloses(directory) else ListingRules()
+        shards = [self._shards((part,)) for part in parts]
+
+        def shows(name: str) -> bool:
+            is_owned = any(part.names.owns(name) for part in parts)
+            return not is_owned and not any(each.hides(name) for each in shards)
+
+        return ListingRules(shows, tuple(self._walks(parts, fetch)))
+
+    def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk]:
+        for part in parts:
+            if isinstance(part.names, VoxelBounds):
+                yield VolumeWalk(part.names, self._shards((part,)))
+            elif part.kind is not Kind.FRAGMENTS:
+                yield IdWalk(part, parts, self._shards((part,)), fetch)
+
+    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+        """Describe all objects of the document, sharded or not."""
+        return [self._collection(described) for described in describe(self.info.value)]
+
+    def _collection(self, described: Described | DecodeError) -> Collection | DamagedError:
+        match described:
+            case DecodeError():
+                return DamagedError(self.directory.join(MARKER), str(described))
+            case Described(description, parts):
+                return Collection(description, self._shards(parts) if parts else None)
+
+    async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
+        """Return the shards below the path of *key*, preferably those for such names."""
+        path, _, name = key.rpartition("/")
+        described = (each for each in describe(self.info.value) if isinstance(each, Described))
+        found = [each.parts for each in described if each.parts and each.parts[0].path == path]
+        named = (parts for parts in found if any(p.names.parse(name) is not None for p in parts))
+        parts = next(named, found[0] if found else None)
+        return None if parts is None else self._shards(parts)
+
+    def names_below(self) -> Sequence[str]:
+        """Return the directories of meshes, skeletons and properties."""
+        return self.info.value.below
+
+    def _shards(self, parts: tuple[ShardedPart, ...]) -> PrecomputedShards:
+        return PrecomputedShards(self.directory, parts, self.options.decoded_nbytes)

@@ -1,4 +1,4 @@
-"""The manifest of a multi-resolution mesh: all that matters here is how long its fragments are."""
+"""Manifests of multi-resolution meshes, read for the size of their fragments only."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,17 +11,17 @@ from app.formats.reading import DecodeError
 
 _UINT32_NBYTES: Final = 4
 _NUM_LODS_AT: Final = 24
-"""Behind chunk_shape and grid_origin."""
+"""After chunk_shape and grid_origin."""
 _LOD_NBYTES: Final = 16
 """A scale and the three coordinates of a vertex offset."""
 _POSITION_NBYTES: Final = 12
 _MAX_LODS: Final = 1024
-"""Each takes time, and halves the resolution: there can be a few dozen."""
+"""Each takes time, and halves the resolution: a few dozen are possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says of the fragment data, which lies right before it in the shard."""
+    """Size of the fragment data, which lies right before the manifest in the shard."""
 
     fragments_nbytes: int
     nbytes: int = 0
@@ -35,9 +35,9 @@ class ManifestDecoder:
     most_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Add the sizes of the fragments of all levels of detail up.
+        """Sum the sizes of the fragments of all levels of detail.
 
-        Raises: `DecodeError` for a manifest that ends early, or is of absurdly many levels.
+        Raises: `DecodeError` for a manifest that is truncated, or of absurdly many levels.
         """
         if self.is_gzip:
             data = inflate(data, self.most_nbytes)

@@ -1,13 +1,13 @@
-"""``info``: what is below it, and the document that is served in its place."""
+"""``info``: the chunks it describes, and the document that is served in its place."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from posixpath import normpath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.formats.neuroglancer_precomputed.index import Sharding
 from app.formats.neuroglancer_precomputed.keys import (
@@ -18,6 +18,7 @@ from app.formats.neuroglancer_precomputed.keys import (
     VoxelBounds,
 )
 from app.formats.reading import DecodeError
+from app.formats.surveying import Description
 
 type Json = Any
 
@@ -34,26 +35,28 @@ _DIRECTORIES: Final = ("mesh", "skeletons", "segment_properties")
 _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 2, 4, 8)} | {
     "float32": 4
 }
-"""The bytes of a number."""
+"""Bytes of a voxel in one channel."""
 _MAX_AXES: Final = 64
 _MAX_PARTS: Final = 64
-"""In one directory: names of chunks there are held against those of each part."""
+"""In one directory: a name of a chunk is compared with those of each part."""
 SHARDED: Final = "neuroglancer_uint64_sharded_v1"
+_KINDS: Final = {MESHES: "meshes", SKELETONS: "skeletons"}
+"""Kinds of collections; all others are annotations."""
 
 
 class Kind(StrEnum):
-    """What the chunks of a part are."""
+    """Kind of the chunks of a part."""
 
     VOLUME = "volume"
     MANIFESTS = "manifests"
     FRAGMENTS = "fragments"
-    """What lies before each manifest in the shard, under the manifest's id."""
+    """Fragment data, before each manifest in the shard and under the id of the manifest."""
     SKELETONS = "skeletons"
     ANNOTATIONS = "annotations"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardedPart:
     """Chunks in shards of their own, below *path*."""
 
     kind: Kind
@@ -62,7 +65,7 @@ class Part:
     names: Names
     sharding: Sharding
     member: Json = field(repr=False, compare=False)
-    """What the document says about it."""
+    """Its object in the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,16 @@ class Info:
     served: bytes
     """The document that clients see."""
     is_rewritten: bool
-    """Whether *served* differs from what is stored."""
+    """Whether *served* differs from the stored document."""
     document: Json
-    parts_at: Mapping[str, Sequence[Part]]
-    """What is sharded, by path."""
+    parts_at: Mapping[str, Sequence[ShardedPart]]
+    """Sharded parts by path."""
     members: tuple[tuple[str, Json], ...]
-    """What may be sharded, and is or not: each member of the document with what it is."""
+    """Objects of the document that may be sharded, each with the name of its member."""
     paths: frozenset[str]
-    """Where chunks are, sharded or not."""
+    """Directories of chunks, sharded or not."""
     below: tuple[str, ...]
-    """Directories that are containers too, if they have an ``info``."""
+    """Directories that are containers if they have an ``info``."""
 
     @property
     def nbytes(self) -> int:
@@ -89,13 +92,13 @@ class Info:
         return 3 * len(self.served) + _PART_NBYTES * len(self.parts) + _OVERHEAD
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """What is sharded."""
+    def parts(self) -> tuple[ShardedPart, ...]:
+        """All sharded parts."""
         return tuple(chain.from_iterable(self.parts_at.values()))
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:
-    """Understand the *document* that *data* spells; `None` if it is no precomputed ``info``.
+    """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``.
 
     Raises: `DecodeError` for what contradicts itself.
     """
@@ -120,8 +123,8 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     )
 
 
-def _by_path(parts: Iterable[Part]) -> Mapping[str, Sequence[Part]]:
-    found: defaultdict[str, list[Part]] = defaultdict(list)
+def _by_path(parts: Iterable[ShardedPart]) -> Mapping[str, Sequence[ShardedPart]]:
+    found: defaultdict[str, list[ShardedPart]] = defaultdict(list)
     for part in parts:
         here = found[part.path]
         if len(here) == _MAX_PARTS:
@@ -131,7 +134,7 @@ def _by_path(parts: Iterable[Part]) -> Mapping[str, Sequence[Part]]:
 
 
 def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
-    """Give every part of the document that may have a member ``sharding``, and what it is."""
+    """Yield every object of the document that may have a member ``sharding``, and its name."""
     if kind == _VOLUME:
         yield from _objects(document, "scales")
     elif kind in {MESHES, SKELETONS}:
@@ -151,9 +154,11 @@ def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
 
 
 def path_of(member: Json) -> str | None:
-    """Read where the chunks of *member* are; in the same directory if there is no key.
+    """Return the directory of the chunks of *member*, relative to the ``info``.
 
     `None` is outside of the container, as ``../other_volume/8_8_8`` is.
+
+    Raises: `DecodeError`.
     """
     key = member.get("key", "")
     if not isinstance(key, str):
@@ -168,7 +173,7 @@ def _below(document: Json) -> Iterator[str]:
 
 
 def _normal(key: str) -> str | None:
-    """Spell a relative path in one way; `None` if it leads out of the container."""
+    """Normalize a relative path; `None` if it leads out of the container."""
     path = normpath(key)
     if "://" in key or path.startswith("/") or path.partition("/")[0] == "..":
         return None
@@ -176,10 +181,9 @@ def _normal(key: str) -> str | None:
 
 
 def is_sharded(member: Json) -> bool:
-    """Tell whether *member* is sharded, here and in a way that is known.
+    """Return whether *member* has shards in this container, of the known format.
 
-    Another way is left as it is, and so are shards outside of the container: requests for their
-    chunks do not come here.
+    Others are served whole.
     """
     sharding = member.get("sharding")
     is_known = isinstance(sharding, dict) and sharding.get("@type") == SHARDED
@@ -191,7 +195,7 @@ def _is_null(member: Json) -> bool:
 
 
 def _without_sharding(document: Json, losing: list[Json]) -> Json:
-    """Leave the member ``sharding`` out of *losing*, parts of *document* or itself."""
+    """Remove the member ``sharding`` from *losing*, objects in *document* or itself."""
     ids = {id(each) for each in losing}
 
     def strip(value: Json) -> Json:
@@ -204,24 +208,24 @@ def _without_sharding(document: Json, losing: list[Json]) -> Json:
     return {name: strip(value) for name, value in strip(document).items()}
 
 
-def _parts(name: str, member: Json) -> Iterator[Part]:
-    """Describe a sharded *member*, which `_members` gave as *name*."""
+def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
+    """Return the parts of a sharded *member*, called *name* by `_members`."""
     path, sharding = path_of(member) or "", parse_sharding(member["sharding"])
     if name == "scales":
         for names in voxel_bounds(member):
             _check_bits(names.grid)
-            yield Part(Kind.VOLUME, path, names, sharding, member)
+            yield ShardedPart(Kind.VOLUME, path, names, sharding, member)
     elif name == MESHES:
-        yield Part(Kind.MANIFESTS, path, IdNames(".index"), sharding, member)
-        yield Part(Kind.FRAGMENTS, path, IdNames(), sharding, member)
+        yield ShardedPart(Kind.MANIFESTS, path, IdNames(".index"), sharding, member)
+        yield ShardedPart(Kind.FRAGMENTS, path, IdNames(), sharding, member)
     elif name == SKELETONS:
-        yield Part(Kind.SKELETONS, path, IdNames(), sharding, member)
+        yield ShardedPart(Kind.SKELETONS, path, IdNames(), sharding, member)
     elif name == "spatial":
         grid = MortonGrid(_integers(member.get("grid_shape"), "grid_shape", least=1))
         _check_bits(grid)
-        yield Part(Kind.ANNOTATIONS, path, CellNames(grid), sharding, member)
+        yield ShardedPart(Kind.ANNOTATIONS, path, CellNames(grid), sharding, member)
     else:
-        yield Part(Kind.ANNOTATIONS, path, IdNames(), sharding, member)
+        yield ShardedPart(Kind.ANNOTATIONS, path, IdNames(), sharding, member)
 
 
 def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
@@ -239,7 +243,7 @@ def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
 
 
 def voxel_nbytes(document: Json, scale: Json) -> int | None:
-    """Tell how many bytes a voxel of *scale* has in a chunk; `None` if they are encoded."""
+    """Return the bytes of a voxel, all channels, in raw chunks of *scale*; `None` for others."""
     nbytes = _DATA_TYPES.get(str(document.get("data_type")).lower())
     channels = integer(document.get("num_channels"))
     if scale.get("encoding") != "raw" or nbytes is None or channels is None:
@@ -263,7 +267,7 @@ def _integers(
 
 
 def integer(value: Json) -> int | None:
-    """Read an integer, which JSON may spell ``4.0``; `None` for anything else."""
+    """Return an integer, which JSON may spell ``4.0``; `None` for anything else."""
     if type(value) is float and value.is_integer():
         return int(value)
     return value if type(value) is int else None
@@ -275,7 +279,10 @@ def _check_bits(grid: MortonGrid) -> None:
 
 
 def parse_sharding(document: Json) -> Sharding:
-    """Read the sharding parameters (``PrecomputedSharding``)."""
+    """Read the sharding parameters (``PrecomputedSharding``).
+
+    Raises: `DecodeError`.
+    """
     preshift, minishard, shard = (
         _bits(document, name) for name in ("preshift_bits", "minishard_bits", "shard_bits")
     )
@@ -309,3 +316,94 @@ def _one_of(sharding: Json, name: str, known: tuple[str, ...], default: str | No
 
 def _is_gzip(sharding: Json, name: str) -> bool:
     return _one_of(sharding, name, _ENCODINGS, default="raw") == "gzip"
+
+
+class Described(NamedTuple):
+    """An object of an ``info``, with the sharded parts of it that share shards."""
+
+    description: Description
+    parts: tuple[ShardedPart, ...]
+
+
+def describe(info: Info) -> Iterator[Described | DecodeError]:
+    """Describe each scale by each of its chunk sizes, and all else, or yield what is invalid.
+
+    Where two would have the same path, ``#2`` and so on distinguish them.
+    """
+    parts: defaultdict[int, list[ShardedPart]] = defaultdict(list)
+    for part in info.parts:
+        parts[id(part.member)].append(part)
+    last: dict[str, int] = {}
+    for name, member in info.members:
+        try:
+            for description, sharded in _describe(info, name, member, tuple(parts[id(member)])):
+                path = _unique(description.path, last)
+                yield Described(replace(description, path=path), sharded)
+        except DecodeError as error:
+            yield error
+
+
+def _unique(path: str, last: dict[str, int]) -> str:
+    """Append a number to a path that is in *last*, which has the last number of each path."""
+    name, number = path, last.get(path, 0) + 1
+    while name in last:
+        number += 1
+        name = f"{path}#{number}"
+    last[name] = 0
+    last[path] = number - 1
+    return name
+
+
+def _describe(
+    info: Info, name: str, member: Json, parts: tuple[ShardedPart, ...]
+) -> Iterator[Described]:
+    path = path_of(member)
+    description = Description(
+        path=member["key"] if path is None else path,
+        format="precomputed",
+        kind=_KINDS.get(name, "annotations"),
+        sharding=_spell(parts[0].sharding) if parts else None,
+        why_sharded="" if parts else _why_sharded(member),
+    )
+    if name != "scales":
+        yield Described(description, parts)
+        return
+    count = integer(info.document.get("num_channels"))
+    channels = (count,) if count is not None and count > 1 else ()
+    for number, bounds in enumerate(voxel_bounds(member)):
+        array = replace(
+            description,
+            kind="array",
+            shape=bounds.size + channels,
+            data_type=_text(info.document.get("data_type")),
+            dimension_names=("x", "y", "z") + ("channel",) * len(channels),
+            inner_chunk_shape=bounds.chunk_size + channels,
+            codecs=tuple(filter(None, (_text(member.get("encoding")),))),
+        )
+        yield Described(array, parts[number : number + 1])
+
+
+def _spell(sharding: Sharding) -> str:
+    index, data = (
+        "gzip" if is_gzip else "raw"
+        for is_gzip in (sharding.is_minishard_index_gzip, sharding.is_data_gzip)
+    )
+    return (
+        f"{'murmurhash3_x86_128' if sharding.is_hashed else 'identity'}, "
+        f"preshift {sharding.preshift_bits}, minishard {sharding.minishard_bits}, "
+        f"shard {sharding.shard_bits} bits, index {index}, data {data}"
+    )
+
+
+def _why_sharded(member: Json) -> str:
+    """Return the reason why what may be sharded is served whole."""
+    if (sharding := member.get("sharding")) is None:
+        return ""
+    kind = sharding.get("@type") if isinstance(sharding, dict) else sharding
+    if kind != SHARDED:
+        return f"the sharding is {str(kind)[:80]}"
+    return "its key leads out of the directory of the info"
+
+
+def _text(value: Json) -> str | None:
+    return value if isinstance(value, str) else None

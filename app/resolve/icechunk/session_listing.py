@@ -13,7 +13,7 @@ from app.formats.icechunk.listing import DOCUMENT, Grid
 from app.formats.icechunk.references import Inlined, Native, Virtual
 from app.formats.icechunk.session_view import SessionView, ViewedNode, version_of
 from app.formats.icechunk.updated_chunks import Coords
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.model import ETag
 from app.resolve.icechunk.journal import ListedEntry
 from app.resolve.icechunk.session import Session, is_journaled

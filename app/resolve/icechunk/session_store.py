@@ -11,7 +11,7 @@ from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.session_document import SessionDocument
 from app.formats.icechunk.session_edits import delete_nodes, put_node
 from app.formats.icechunk.session_view import ChunkAddress, SessionView, node_path, version_of
-from app.formats.naming import Window
+from app.formats.listing import Window
 from app.model import (
     ByteRange,
     ByteRequest,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.formats.writing import NewShard, ShardRewriter, Slot
+from app.formats.contract import NewShard, ShardRewriter, Slot
 from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch

@@ -8,7 +8,7 @@ from typing import Any
 from tests.formats.case import Case
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.repositories import Builder
-from tests.formats.zarr_sharding_indexed.case import (
+from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     chunk_bytes,

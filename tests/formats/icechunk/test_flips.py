@@ -26,7 +26,7 @@ from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder
-from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, encode_shard
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT, reading
 

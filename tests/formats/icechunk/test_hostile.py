@@ -34,7 +34,7 @@ from tests.formats.icechunk.building import (
 from tests.formats.icechunk.building_repo import NOON, U8, U64
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
-from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, encode_shard
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolving import ROOT, Reading, reading
 
 ARCHIVE = ObjectRef("memory://archive", "era5")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from app.formats.icechunk.listing import Grid, blocks
 from app.formats.icechunk.metadata import SnapshotDecoder
-from app.formats.naming import Window
-from app.formats.zarr_sharding_indexed.keys import ChunkKeys
+from app.formats.listing import Window
+from app.formats.zarr.keys import ChunkKeys
 from tests.formats.icechunk.building import SNAPSHOT, Node, envelope, snapshot
 from tests.formats.icechunk.repositories import GROUP
 

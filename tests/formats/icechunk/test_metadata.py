@@ -21,7 +21,7 @@ from tests.formats.icechunk.building import (
 )
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import GROUP
-from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata
+from tests.formats.zarr.building import LITTLE, array_metadata
 
 LIMIT = 2**20
 ID = b"the snapshot"

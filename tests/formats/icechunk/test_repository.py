@@ -26,7 +26,7 @@ from app.model import (
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder, node_id
-from tests.formats.zarr_sharding_indexed.case import LITTLE, array_metadata, encode_shard
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import Clock, WatchedStore
 from tests.resolving import ROOT, Reading, reading
 

@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from app.formats.contract import NewShard, ShardRewriter, Slot, Target
 from app.formats.neuroglancer_precomputed.layout import Precomputed
 from app.formats.neuroglancer_precomputed.metadata import parse_info
 from app.formats.reading import Versioned
-from app.formats.writing import NewShard, ShardRewriter, Slot, Target
 from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore

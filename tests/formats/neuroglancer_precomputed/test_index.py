@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from app.formats.neuroglancer_precomputed.index import (
     MinishardIndex,
     MinishardIndexDecoder,
-    ShardIndex,
+    MinishardPlaces,
     ShardIndexDecoder,
     Sharding,
+    murmurhash3_x86_128,
 )
-from app.formats.neuroglancer_precomputed.murmur import murmurhash3_x86_128
 from app.formats.reading import DecodeError
 from app.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
@@ -108,7 +108,7 @@ def test_minishards_are_where_they_were_written(places: list[list[int]], first: 
     data = b"".join(struct.pack("<2Q", *place) for place in places)
     index = ShardIndexDecoder(len(data), first)(data)
 
-    assert (len(index), index.nbytes) == (len(places), len(data))
+    assert index.nbytes == len(data)
     assert [index.lookup(first + at) for at in range(len(places))] == [
         ByteRange(start, stop) if start < stop else None for start, stop in places
     ]
@@ -125,7 +125,7 @@ def test_a_shard_index_of_another_size_is_truncated(nbytes: int) -> None:
 def test_a_minishard_index_must_not_end_before_it_begins(entry: tuple[int, int]) -> None:
     """Such an entry is neither empty nor a range."""
     with pytest.raises(DecodeError, match=f"minishard index 0 ends at {entry[1]}, before"):
-        ShardIndex(struct.pack("<2Q", *entry)).lookup(0)
+        MinishardPlaces(struct.pack("<2Q", *entry)).lookup(0)
 
 
 @given(_chunks, st.booleans())

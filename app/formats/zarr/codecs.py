@@ -1,0 +1,318 @@
+"""Codec chains: flattened to what encodes the innermost chunks, and the form of those chunks.
+
+Everything here is counted along the *array's* own axes. A ``transpose`` before a sharding codec
+makes that codec count in other axes; it only permutes the strides of the index.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c
+
+from app.formats.reading import DecodeError
+from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
+
+type Json = Any
+
+_MAX_NDIM: Final = 64
+_MAX_SIZE: Final = 2**63 - 1
+_ITEM_NBYTES: Final = {
+    "bool": 1,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+    "numpy.datetime64": 8,
+    "numpy.timedelta64": 8,
+}
+_BY_BITS: Final = re.compile("(?:u?int|float|r)(8|[1-9][0-9]{1,5})")
+"""Data types that are named after their bits; any whole number of bytes is a data type ``r*``."""
+_BY_LENGTH: Final = {"null_terminated_bytes", "raw_bytes", "fixed_length_utf32"}
+"""Data types that have ``length_bytes`` in their configuration."""
+_RECORDS: Final = {"struct", "structured"}
+
+
+class UnshardableError(Exception):
+    """The array cannot be unsharded without decoding; the message says why."""
+
+
+def codec_name(codec: Json) -> str:
+    """Return the name of a codec, or of another extension; a bare name stands for itself.
+
+    Raises: `DecodeError`.
+    """
+    name = codec.get("name") if isinstance(codec, dict) else codec
+    if not isinstance(name, str):
+        raise DecodeError(f"a codec without a name: {str(codec)[:80]}")
+    return name
+
+
+def configuration(named: Json) -> dict[str, Json]:
+    """Return the configuration of a codec, grid or encoding, empty by default.
+
+    Raises: `DecodeError`.
+    """
+    found = named.get("configuration", {}) if isinstance(named, dict) else {}
+    if not isinstance(found, dict):
+        raise DecodeError(f"the configuration of {codec_name(named):.80} is no object")
+    return found
+
+
+def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) -> tuple[int, ...]:
+    """Read a list of *ndim* sizes of at least *least*; *name* is for errors.
+
+    Raises: `DecodeError`.
+    """
+    if not isinstance(value, list) or any(type(n) is not int or n < least for n in value):
+        raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
+    if len(value) > _MAX_NDIM:
+        raise DecodeError(f"{name} has {len(value)} dimensions, more than {_MAX_NDIM}")
+    if any(n > _MAX_SIZE for n in value):
+        raise DecodeError(f"{name} has a size above 2^63-1")
+    if ndim is not None and len(value) != ndim:
+        raise DecodeError(f"{name} has {len(value)} dimensions instead of {ndim}")
+    return tuple(value)
+
+
+def has_sharding(codecs: Json) -> bool:
+    """Return whether the outermost codec chain has ``sharding_indexed``."""
+    if not isinstance(codecs, list):
+        return False
+    return "sharding_indexed" in [c.get("name") if isinstance(c, dict) else c for c in codecs]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingLevel:
+    """One sharding codec; all members have one element per axis of the array."""
+
+    inner_chunk_shape: tuple[int, ...]
+    """Of the chunks inside the shards of this codec, in array elements."""
+    chunks_per_shard: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Distance of neighbours along each axis, in index entries."""
+    index: IndexCodec
+
+    def entry(self, origin: tuple[int, ...]) -> int:
+        """Return the index entry of the inner chunk that holds the array element *origin*."""
+        return sum(
+            at // chunk % count * stride
+            for at, chunk, count, stride in zip(
+                origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unsharded:
+    """The same array with its innermost chunks as chunks."""
+
+    levels: tuple[ShardingLevel, ...]
+    """The sharding codecs, at least one, outermost first."""
+    codecs: tuple[Json, ...]
+    """The codec chain of an innermost chunk."""
+
+    @property
+    def inner_chunk_shape(self) -> tuple[int, ...]:
+        """Shape of the innermost chunks in array elements."""
+        return self.levels[-1].inner_chunk_shape
+
+    @property
+    def indexes(self) -> tuple[IndexCodec, ...]:
+        """The index codec of each level."""
+        return tuple(level.index for level in self.levels)
+
+    def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
+        """Return, for each level, the index entry that holds the array element *origin*."""
+        return tuple(level.entry(origin) for level in self.levels)
+
+
+def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Unsharded:
+    """Flatten *codecs*, which encode chunks of *shard_shape* and contain a sharding codec.
+
+    An inner chain that cannot be flattened further stays as the codecs of its chunks.
+
+    Raises: `UnshardableError` where the outermost shards cannot be read by range, `DecodeError`
+    where the metadata contradicts itself or the specification.
+    """
+    flat = _flatten(codecs, shard_shape, tuple(range(len(shard_shape))))
+    return Unsharded(flat.levels, _merge_transposes(flat.codecs, len(shard_shape)))
+
+
+def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Unsharded:
+    """Flatten a chain whose arrays have *shape*; *axes* are the array axes in their order."""
+    names = [codec_name(codec) for codec in codecs]
+    at = names.index("sharding_indexed")
+    for codec in codecs[:at]:
+        order = _transpose_order(codec, len(shape))
+        shape, axes = _permute(shape, order), _permute(axes, order)
+    if unknown := set(names[at + 1 :]) - {"crc32c"}:
+        raise UnshardableError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
+    sharding = configuration(codecs[at])
+    chunk_shape = shape_of(sharding.get("chunk_shape"), "chunk_shape", len(shape))
+    if any(outer % inner for outer, inner in zip(shape, chunk_shape, strict=True)):
+        raise DecodeError(
+            f"inner chunks of {list(chunk_shape)} do not divide shards of {list(shape)}"
+        )
+    level = _level(sharding, shape, chunk_shape, axes, CHECKSUM_NBYTES * len(names[at + 1 :]))
+    inner_codecs = sharding.get("codecs")
+    if not isinstance(inner_codecs, list) or not inner_codecs:
+        raise DecodeError("sharding_indexed has no list of codecs")
+    before = tuple(codecs[:at])
+    if has_sharding(inner_codecs):
+        try:
+            inner = _flatten(inner_codecs, chunk_shape, axes)
+        except UnshardableError:
+            pass
+        else:
+            return Unsharded((level, *inner.levels), (*before, *inner.codecs))
+    return Unsharded((level,), (*before, *map(_current_spelling, inner_codecs)))
+
+
+def _level(
+    sharding: dict[str, Json],
+    shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    trailer_nbytes: int,
+) -> ShardingLevel:
+    counts = tuple(outer // inner for outer, inner in zip(shape, chunk_shape, strict=True))
+    strides = tuple(math.prod(counts[i + 1 :]) for i in range(len(counts)))
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+    return ShardingLevel(
+        inner_chunk_shape=_permute(chunk_shape, back),
+        chunks_per_shard=_permute(counts, back),
+        strides=_permute(strides, back),
+        index=_index_codec(sharding, math.prod(counts), trailer_nbytes),
+    )
+
+
+def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: int) -> IndexCodec:
+    location = sharding.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
+    codecs = sharding.get("index_codecs")
+    if not isinstance(codecs, list) or not codecs:
+        raise DecodeError("sharding_indexed has no list of index_codecs")
+    match [codec_name(codec) for codec in codecs]:
+        case ["bytes" | "endian"]:
+            has_checksum = False
+        case ["bytes" | "endian", "crc32c"]:
+            has_checksum = True
+        case names:
+            raise UnshardableError(f"the shard index is encoded by {' + '.join(names):.80}")
+    endian = configuration(codecs[0]).get("endian")
+    if endian not in ("little", "big"):
+        raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
+    return IndexCodec(
+        entry_count, IndexLocation(location), endian == "big", has_checksum, trailer_nbytes
+    )
+
+
+def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:
+    """Read the permutation of a ``transpose``: encoded axis *i* is axis ``order[i]``."""
+    if (name := codec_name(codec)) != "transpose":
+        raise UnshardableError(f"{name:.80} before sharding_indexed changes whole shards")
+    order = configuration(codec).get("order")
+    axes = tuple(range(ndim))
+    if order in ("C", "F"):
+        return axes if order == "C" else axes[::-1]
+    permutation = shape_of(order, "order", ndim, least=0)
+    if sorted(permutation) != list(axes):
+        raise DecodeError(f"the order of a transpose is no permutation: {order}")
+    return permutation
+
+
+def _merge_transposes(codecs: tuple[Json, ...], ndim: int) -> tuple[Json, ...]:
+    """Compose neighbouring transposes into one: zarrita applies only one of them, silently."""
+    merged: list[Json] = []
+    for codec in codecs:
+        if merged and codec_name(codec) == codec_name(merged[-1]) == "transpose":
+            outer = _transpose_order(merged.pop(), ndim)
+            order = list(_permute(outer, _transpose_order(codec, ndim)))
+            merged.append({"name": "transpose", "configuration": {"order": order}})
+        else:
+            merged.append(codec)
+    return tuple(merged)
+
+
+def _permute[T](values: Sequence[T], order: tuple[int, ...]) -> tuple[T, ...]:
+    return tuple(values[i] for i in order)
+
+
+def _current_spelling(codec: Json) -> Json:
+    """Rename ``endian``, as ZEP 2 calls it, to ``bytes``, which every reader knows."""
+    if codec_name(codec) != "endian":
+        return codec
+    return {**codec, "name": "bytes"} if isinstance(codec, dict) else "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkForm:
+    """What is known of all encoded inner chunks of an array without decoding one."""
+
+    nbytes: int | None = None
+    """Size of each, where no codec makes it depend on the values."""
+    has_checksum: bool = False
+    """Whether the last codec appends a CRC-32C."""
+
+    def fault(self, data: bytes) -> str | None:
+        """Return why *data* cannot be an inner chunk, or `None` if it can."""
+        if not data:
+            return "the inner chunk is empty"
+        if self.nbytes is not None and len(data) != self.nbytes:
+            return f"the inner chunk has {len(data)} bytes instead of {self.nbytes}"
+        if self.has_checksum and not has_intact_checksum(data):
+            return "the checksum of the inner chunk does not match"
+        return None
+
+
+def chunk_form(codecs: Sequence[Json], chunk_shape: Sequence[int], data_type: Json) -> ChunkForm:
+    """Return the form of chunks of *chunk_shape* that *codecs* have encoded."""
+    names = [codec.get("name") if isinstance(codec, dict) else codec for codec in codecs]
+    element = item_nbytes(data_type)
+    nbytes = None
+    if element is not None and set(names) <= {"transpose", "bytes", "crc32c"}:
+        checksums_nbytes = CHECKSUM_NBYTES * names.count("crc32c")
+        nbytes = math.prod(chunk_shape) * element + checksums_nbytes
+    return ChunkForm(nbytes, has_checksum=names[-1:] == ["crc32c"])
+
+
+def has_intact_checksum(data: bytes) -> bool:
+    """Return whether *data* ends in the CRC-32C of all before it, 4 bytes, little-endian."""
+    body, checksum = data[:-CHECKSUM_NBYTES], data[-CHECKSUM_NBYTES:]
+    expected = int.from_bytes(checksum, "little")
+    return len(checksum) == CHECKSUM_NBYTES and crc32c.crc32c(body) == expected
+
+
+def item_nbytes(data_type: Json) -> int | None:
+    """Return the bytes of an element after the codec ``bytes``, if the data type is known."""
+    name = data_type.get("name") if isinstance(data_type, dict) else data_type
+    if not isinstance(name, str):
+        return None
+    if (bits := _BY_BITS.fullmatch(name)) is not None:
+        nbytes, rest = divmod(int(bits[1]), 8)
+        return None if rest else nbytes
+    members = data_type.get("configuration") if isinstance(data_type, dict) else None
+    if isinstance(members, dict) and name in _BY_LENGTH:
+        length = members.get("length_bytes")
+        return length if type(length) is int and length > 0 else None
+    if isinstance(members, dict) and name in _RECORDS:
+        return _record_nbytes(members.get("fields"))
+    return _ITEM_NBYTES.get(name)
+
+
+def _record_nbytes(fields: Json) -> int | None:
+    """Sum up fields: pairs of a name and a data type, or objects with these members."""
+    total = 0
+    for field in fields if isinstance(fields, list) and fields else [None]:
+        match field:
+            case [_, data_type] | {"data_type": data_type}:
+                nbytes = item_nbytes(data_type)
+            case _:
+                nbytes = None
+        if nbytes is None:
+            return None
+        total += nbytes
+    return total

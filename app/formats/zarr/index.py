@@ -1,0 +1,147 @@
+"""The shard index: offset and nbytes of every inner chunk ("Binary shard format")."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from struct import Struct
+from typing import Final
+
+import crc32c
+
+from app.formats.reading import DecodeError
+from app.model import ByteRange, SuffixRange
+
+ENTRY_NBYTES: Final = 16
+CHECKSUM_NBYTES: Final = 4
+EMPTY: Final = 2**64 - 1
+"""Offset and nbytes of an inner chunk that is not stored."""
+_LITTLE: Final = Struct("<QQ")
+_BIG: Final = Struct(">QQ")
+
+
+class IndexLocation(StrEnum):
+    """The end of the shard at which the index lies."""
+
+    START = "start"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """Decoded index: one entry ``(offset, nbytes)`` of two uint64 per inner chunk, in C order."""
+
+    entries: bytes
+    big_endian: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the entries hold."""
+        return len(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries) // ENTRY_NBYTES
+
+    def lookup(self, entry: int) -> ByteRange | None:
+        """Return the range of inner chunk *entry* in the shard, or `None` if it is empty.
+
+        Raises: `DecodeError` for half of the empty marker and for a sum past 2^64.
+        """
+        packed = _BIG if self.big_endian else _LITTLE
+        offset, nbytes = packed.unpack_from(self.entries, entry * ENTRY_NBYTES)
+        if offset == EMPTY and nbytes == EMPTY:
+            return None
+        if EMPTY in (offset, nbytes):
+            raise DecodeError(f"index entry {entry} is half an empty marker")
+        if offset + nbytes > EMPTY:
+            raise DecodeError(f"index entry {entry} ends past 2^64")
+        return ByteRange(offset, offset + nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCodec:
+    """``index_codecs`` and ``index_location`` of one sharding codec.
+
+    Calling it decodes an index, so that equal codecs are equal decoders of the cache.
+    """
+
+    entry_count: int
+    location: IndexLocation
+    big_endian: bool
+    has_checksum: bool
+    trailer_nbytes: int = 0
+    """Checksums of the codecs after this one, at the very end of the shard."""
+
+    @property
+    def nbytes(self) -> int:
+        """The encoded size, which is the same in every shard."""
+        return self.entry_count * ENTRY_NBYTES + CHECKSUM_NBYTES * self.has_checksum
+
+    @property
+    def request(self) -> ByteRange | SuffixRange:
+        """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
+        if self.location is IndexLocation.START:
+            return ByteRange(0, self.nbytes)
+        return SuffixRange(self.nbytes + self.trailer_nbytes)
+
+    def place(self, shard_nbytes: int) -> ByteRange:
+        """Return the range of the index in a shard of *shard_nbytes*.
+
+        Raises: `DecodeError` where the shard is too short to have one.
+        """
+        stop = shard_nbytes - self.trailer_nbytes
+        if stop < self.nbytes:
+            raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
+        if self.location is IndexLocation.START:
+            return ByteRange(0, self.nbytes)
+        return ByteRange(stop - self.nbytes, stop)
+
+    def find(self, index: ShardIndex, entry: int, shard_nbytes: int) -> ByteRange | None:
+        """Return the range of inner chunk *entry* of a shard of *shard_nbytes*, if it is stored.
+
+        Raises: `DecodeError` for a range that reaches past the shard or onto its index, and for
+        a shard too short to have one.
+        """
+        place = self.place(shard_nbytes)
+        found = index.lookup(entry)
+        if found is None:
+            return None
+        if found.stop > shard_nbytes - self.trailer_nbytes:
+            raise DecodeError(f"inner chunk {entry} at {found} ends past {shard_nbytes} bytes")
+        if found.overlaps(place):
+            raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
+        return found
+
+    def encode(self, index: ShardIndex) -> bytes:
+        """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
+        if not self.has_checksum:
+            return index.entries
+        checksum: int = crc32c.crc32c(index.entries)
+        return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
+
+    def __call__(self, data: bytes) -> ShardIndex:
+        """Decode the bytes of `request` or of `place`.
+
+        Raises: `DecodeError` for a wrong size or checksum.
+        """
+        if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
+            raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
+        entries = data[: self.entry_count * ENTRY_NBYTES]
+        checksum = data[len(entries) : self.nbytes]
+        if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
+            raise DecodeError("the checksum of the shard index does not match")
+        return ShardIndex(entries, self.big_endian)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDecoder:
+    """Decodes a single entry, without the checksum, to an index of length one."""
+
+    big_endian: bool
+
+    def __call__(self, data: bytes) -> ShardIndex:
+        """Wrap *data*.
+
+        Raises: `DecodeError` for a wrong size.
+        """
+        if len(data) != ENTRY_NBYTES:
+            raise DecodeError(f"an index entry has {len(data)} bytes instead of {ENTRY_NBYTES}")
+        return ShardIndex(data, self.big_endian)

@@ -1,0 +1,258 @@
+"""From a key of a Zarr v3 node to the place of its bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.errors import BadKeyError, DamagedError
+from app.formats.contract import Document, Layout, Slot, Target, Translator
+from app.formats.documents import Json, show
+from app.formats.listing import PLAIN, ListingRules
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.surveying import Collection, Listing
+from app.formats.zarr.index import ENTRY_NBYTES, EntryDecoder, IndexCodec, ShardIndex
+from app.formats.zarr.metadata import ArraySpec, Node, parse_node
+from app.formats.zarr.metadata_writing import NodeTranslator
+from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_small
+from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
+from app.model import (
+    MISSING,
+    ByteRange,
+    ETag,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Part,
+    Stored,
+    SuffixRange,
+    VirtualKey,
+    Whole,
+)
+
+type Chunk = Stored | Whole | Inline | Missing
+"""Where an inner chunk can be."""
+
+type Shard = Chunk | Part
+"""Where a shard can be."""
+
+MARKER: Final = VirtualKey("zarr.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrLimits:
+    """Sizes beyond which arrays are read in another way, or refused."""
+
+    whole_index_nbytes: int
+    """A larger shard index is read one entry at a time."""
+    limit_bytes: int
+    """Larger metadata of an array are refused."""
+    written_nbytes: int = WRITTEN_NBYTES
+    """Shards with a larger index are not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zarr3(ZarrLimits):
+    """Zarr v3: every directory with a ``zarr.json`` is a container."""
+
+    def parse(self, document: Json, data: bytes) -> Node:
+        """Understand a ``zarr.json``, which must be of this format.
+
+        Raises: `DecodeError`.
+        """
+        return parse_node(document, data)
+
+    def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
+        """Open the node at *directory*."""
+        return ZarrLayout(directory, spec, self)
+
+    def translator(self, directory: ObjectRef) -> Translator:
+        """Return the translator of markers, which keeps stored shards."""
+        return NodeTranslator(directory, self.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrLayout(Layout):
+    """An array or group."""
+
+    directory: ObjectRef
+    node: Versioned[Node]
+    limits: ZarrLimits
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Locate an inner chunk by its key in the unsharded array; serve other objects whole."""
+        array = self.node.value.array
+        if key == MARKER:
+            return show(self.node)
+        if array is None or (coords := array.keys.parse(key)) is None:
+            return Whole(self.directory.join(key))
+        if (origin := array.origin(coords)) is None:
+            return MISSING
+        return await locate_chunk(self.directory, array, origin, fetch, self.limits)
+
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        """Find where *key* is written: a chunk, stored or not, in its shard."""
+        array = self.node.value.array
+        if key == MARKER:
+            translator = NodeTranslator(self.directory, self.limits.limit_bytes)
+            return Document(self.directory.join(key), translator)
+        if array is None or not array.keys.owns(key):
+            return Whole(self.directory.join(key))
+        return chunk_slot(self.directory, array, key, self.limits)
+
+    def encloses(self, _: VirtualKey) -> bool:
+        """Return whether the node is an array, which has no nodes below it."""
+        return self.node.value.kind == "array"
+
+    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
+        """Return the URL of the shard."""
+        array = self.node.value.array
+        shard = None if array is None else ZarrShards(self.directory, array).holding(key)
+        return None if shard is None else str(shard.ref)
+
+    async def listing_rules(self, directory: VirtualKey, _: Fetch) -> ListingRules:
+        """Hide the shards, which are not served under their own names."""
+        array = self.node.value.array
+        if self.node.value.kind != "array":
+            return ListingRules()
+        if array is None or directory:
+            return PLAIN
+        return ListingRules(lambda name: not array.keys.owns(name), (ChunkWalk(array),))
+
+    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+        """Describe an array; a group has only what is below it."""
+        if self.node.value.kind != "array":
+            return ()
+        try:
+            return (Collection(describe(self.node.value), self._shards),)
+        except DecodeError as error:
+            return (DamagedError(self.directory.join(MARKER), str(error)),)
+
+    async def shards_at(self, _: VirtualKey, __: Fetch) -> ZarrShards | None:
+        """Return the shards of the array."""
+        return self._shards
+
+    def expects(self, path: str) -> bool:
+        """Return whether consolidated metadata describe a sharded array at *path*."""
+        return path in self.node.value.sharded
+
+    def names_below(self) -> Sequence[str] | None:
+        """Return the paths of the arrays in consolidated metadata."""
+        return array_names(self.node.value)
+
+    @property
+    def _shards(self) -> ZarrShards | None:
+        array = self.node.value.array
+        return None if array is None else ZarrShards(self.directory, array)
+
+
+async def locate_chunk(
+    directory: ObjectRef,
+    array: ArraySpec,
+    origin: tuple[int, ...],
+    fetch: Fetch,
+    limits: ZarrLimits,
+) -> Chunk:
+    """Locate the inner chunk that begins at the array element *origin*.
+
+    Its shard is an object; each sharding level then narrows the range by its own index.
+    """
+    location: Chunk = Whole(directory.join(array.shard_key(origin)))
+    for level in array.unsharded.levels:
+        shard = ShardReader(level.index, fetch, limits.whole_index_nbytes)
+        location = await shard.locate(location, level.entry(origin))
+    return location
+
+
+def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLimits) -> Slot:
+    """Return where the inner chunk *key* is written.
+
+    Raises: `BadKeyError` for what is no chunk of the array, `ReadOnlyError` for large indexes.
+    """
+    coords = array.keys.parse(key)
+    if coords is None or (origin := array.origin(coords)) is None:
+        raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")
+    ref, indexes = directory.join(array.shard_key(origin)), array.unsharded.indexes
+    demand_small(ref, indexes, limits.written_nbytes)
+    return Slot(ZarrRewriter(ref, indexes, array.chunk), array.unsharded.entry(origin))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReader:
+    """Finds inner chunks of shards by one sharding codec.
+
+    A shard may be an object, a range of one (sharding inside of sharding, or inside another
+    container) or inline bytes; the inner chunk is then a range of the same object.
+    """
+
+    index: IndexCodec
+    fetch: Fetch
+    whole_index_nbytes: int
+
+    async def locate(self, shard: Shard, entry: int) -> Chunk:
+        """Locate inner chunk *entry* of *shard*.
+
+        Raises: `DamagedError` where the index of a stored shard contradicts it, `DecodeError`
+        where that of an inline shard does, which only its container can name.
+        """
+        match shard:
+            case Missing():
+                return MISSING
+            case Inline():
+                return self._locate_inline(shard, entry)
+            case Whole(ref):
+                return await self._locate_in_object(ref, entry)
+            case Stored() | Part():
+                return await self._locate_in_range(shard, entry)
+
+    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Chunk:
+        if self.index.nbytes > self.whole_index_nbytes:
+            # Only the store knows where the shard ends; its last byte comes with size and ETag.
+            end = await self.fetch(Read("shard-end", ref, SuffixRange(1), Opaque))
+            if end is None:
+                return MISSING
+            return await self._locate_in_range(Stored(ref, ByteRange(0, end.size), end.etag), entry)
+        index = await self.fetch(Read("shard-index", ref, self.index.request, self.index))
+        if index is None:
+            return MISSING
+        return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
+
+    async def _locate_in_range(self, shard: Stored | Part, entry: int) -> Chunk:
+        try:
+            place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
+        except DecodeError as error:
+            raise DamagedError(shard.ref, str(error)) from error
+        if self.index.nbytes > self.whole_index_nbytes:
+            at = entry * ENTRY_NBYTES
+            place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
+            decode = EntryDecoder(self.index.big_endian)
+            read = Read("index-entry", shard.ref, place, decode, shard.version)
+            entry = 0
+        else:
+            read = Read("shard-index", shard.ref, place, self.index, shard.version)
+        index = await self.fetch(read)
+        if index is None:
+            raise DamagedError(shard.ref, "does not exist, though it is referred to")
+        if index.size < shard.byte_range.stop:
+            reason = f"{shard.byte_range} is referred to, and it has {index.size} bytes"
+            raise DamagedError(shard.ref, reason)
+        pinned = shard.version if isinstance(shard, Stored) else index.etag
+        return self._narrow(Stored(shard.ref, shard.byte_range, pinned), index.value, entry)
+
+    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Chunk:
+        try:
+            found = self.index.find(index, entry, shard.byte_range.length)
+        except DecodeError as error:
+            raise DamagedError(shard.ref, str(error)) from error
+        if found is None:
+            return MISSING
+        return Stored(shard.ref, shard.byte_range.narrow(found), shard.version)
+
+    def _locate_inline(self, shard: Inline, entry: int) -> Chunk:
+        place = self.index.place(len(shard.data))
+        index = self.index(shard.data[place.start : place.stop])
+        found = self.index.find(index, entry, len(shard.data))
+        if found is None:
+            return MISSING
+        etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
+        return Inline(shard.data[found.start : found.stop], etag)

@@ -1,0 +1,625 @@
+"""Shards of volumes, skeletons and annotations, written anew."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadBodyError, BadKeyError, ConflictError, DamagedError, ReadOnlyError
+from app.formats.contract import Document, Entry
+from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter, OldShard
+from app.model import ByteRange, VirtualKey, Whole
+from app.resolve.containers import Containers
+from app.resolve.perform import DirectFetch
+from app.resolve.writing import Given
+from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    IDS,
+    MURMUR,
+    annotation_info,
+    build,
+    build_meshes,
+    mesh_info,
+    skeleton_info,
+    volume_info,
+)
+from tests.formats.neuroglancer_precomputed.rewritten import (
+    MOST_NBYTES,
+    chunks_of,
+    decoded,
+    rewritten,
+    slot,
+    target,
+)
+from tests.formats.neuroglancer_precomputed.shards import (
+    RAW_SHARDING,
+    Sharding,
+    address,
+    build_shards,
+    encode_minishard,
+)
+from tests.resolve.writers import Between, replica
+from tests.resolving import ROOT, known_formats
+from tests.zipped import zipped
+
+_ENCODINGS = ("raw", "gzip")
+_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+_SPREAD = {**_SINGLE, "minishard_bits": 2}
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    """Give all ways to shard, with few minishards."""
+    return {
+        **RAW_SHARDING,
+        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
+        "preshift_bits": draw(st.integers(0, 3)),
+        "minishard_bits": draw(st.integers(0, 6)),
+        "shard_bits": draw(st.sampled_from([0, 0, 1, 5])),
+        "minishard_index_encoding": draw(st.sampled_from(_ENCODINGS)),
+        "data_encoding": draw(st.sampled_from(_ENCODINGS)),
+    }
+
+
+_ids = st.integers(0, 40) | st.integers(0, 2**64 - 1)
+_changes = st.dictionaries(_ids, st.none() | st.binary(min_size=1, max_size=9), max_size=8)
+
+
+async def _at(sharding: Sharding, chunk_id: int) -> tuple[ChunkRewriter, Entry]:
+    shard, entry = await slot(skeleton_info(sharding), str(chunk_id))
+    assert isinstance(shard, ChunkRewriter)
+    return shard, entry
+
+
+async def _opened(sharding: Sharding, stored: bytes) -> OldShard:
+    shard, entry = await _at(sharding, 4)
+    store = MemoryStore()
+    store.place(shard.ref, stored)
+    opened = await shard.open([entry], DirectFetch(store))
+    assert opened is not None
+    return opened
+
+
+async def _changed(
+    sharding: Sharding,
+    objects: Mapping[str, bytes],
+    changes: Mapping[int, bytes | None],
+    *,
+    is_large: bool = False,
+) -> dict[str, bytes]:
+    """Make *changes* of the shards *objects*, all of one shard in one rewrite.
+
+    They are as small as they are, or taken for large ones.
+    """
+    found = dict(objects)
+    by_shard: dict[Any, dict[tuple[int, ...], bytes | None]] = {}
+    for chunk_id, data in changes.items():
+        shard, entry = await _at(sharding, chunk_id)
+        by_shard.setdefault(shard, {})[entry] = data
+    for found_shard, entries in by_shard.items():
+        name = found_shard.ref.key.rpartition("/")[2]
+        shard = replace(found_shard, large_nbytes=0) if is_large else found_shard
+        new, planned = await rewritten(shard, found.pop(name, None), entries)
+        if new is not None and planned is not None:
+            found[name] = new
+            stored = {entry: data for entry, data in entries.items() if data is not None}
+            assert {entry: new[slice(*at)] for entry, at in planned.places.items()} == stored
+    return found
+
+
+def _all_of(objects: Mapping[str, bytes], sharding: Sharding) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for name, shard in objects.items():
+        for number, minishard in enumerate(decoded(shard, sharding)):
+            for chunk_id in minishard:
+                assert address(chunk_id, sharding) == (name.removesuffix(".shard"), number)
+        found |= chunks_of(shard, sharding)
+    return found
+
+
+@given(sharding=shardings(), history=st.lists(_changes, max_size=5), is_large=st.booleans())
+async def test_any_history_leaves_what_was_put(
+    sharding: Sharding, history: list[dict[int, bytes | None]], *, is_large: bool
+) -> None:
+    """After each rewrite each shard holds what a dictionary would, and nothing else."""
+    model: dict[int, bytes] = {}
+    objects: dict[str, bytes] = {}
+    for changes in history:
+        objects = await _changed(sharding, objects, changes, is_large=is_large)
+        for chunk_id, data in changes.items():
+            model.pop(chunk_id, None)
+            if data is not None:
+                model[chunk_id] = data
+        assert _all_of(objects, sharding) == model
+        for shard in objects.values():
+            _check_no_holes(shard, sharding)
+
+
+def _check_no_holes(shard: bytes, sharding: Sharding) -> None:
+    base = 16 * 2 ** sharding["minishard_bits"]
+    chunks = [place for each in decoded(shard, sharding) for place in each.values()]
+    entries = struct.iter_unpack("<2Q", shard[:base])
+    indexes = [(base + start, base + stop) for start, stop in entries if start < stop]
+    places = sorted([place for place in [*chunks, *indexes] if place[0] < place[1]])
+
+    assert places[0][0] == base
+    assert places[-1][1] == len(shard)
+    assert all(before[1] == after[0] for before, after in pairwise(places))
+    assert max(stop for _, stop in chunks) <= min(start for start, _ in indexes)
+
+
+@given(shardings(), st.lists(_changes, min_size=1, max_size=5))
+async def test_equal_content_has_equal_bytes(
+    sharding: Sharding, history: list[dict[int, bytes | None]]
+) -> None:
+    """Whatever was there before, small shards depend on nothing but what is in them."""
+    objects: dict[str, bytes] = {}
+    for changes in history:
+        objects = await _changed(sharding, objects, changes)
+    content = _all_of(objects, sharding)
+
+    assert await _changed(sharding, {}, content) == objects
+    first = dict(list(content.items())[:1])
+    written = build_shards(content, {**sharding, "data_encoding": "raw"})
+    assert await _changed(sharding, written, first) == {
+        **written,
+        **_only(objects, first, sharding),
+    }
+
+
+def _only(
+    objects: Mapping[str, bytes], ids: Mapping[int, bytes], sharding: Sharding
+) -> dict[str, bytes]:
+    names = {f"{address(chunk_id, sharding)[0]}.shard" for chunk_id in ids}
+    return {name: objects[name] for name in names}
+
+
+def _single(*rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes = b"") -> bytes:
+    """Write a shard of four minishards, of which the first has *rows*: id, offset and size."""
+    index = encode_minishard(list(rows))
+    first = entry or struct.pack("<2Q", len(body), len(body) + len(index))
+    return first + bytes(48) + body + index
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (b"", "0 bytes are too few"),
+        (bytes(63), "63 bytes of shard index instead of 64"),
+        (_single((4, 0, 6))[:-1], "ends past"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 9, 8)), "ends at 8, before 9"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 6, 2**63)), "ends past"),
+        (_single((4, 0, 6), entry=struct.pack("<2Q", 6, 29)), "no multiple of 24"),
+        (_single((4, 0, 99)), "ends past 30 bytes"),
+        (_single((4, 2**64 - 1, 6)), "ends past 2"),
+        (_single((4, 0, 7)), "overlaps a minishard index"),
+        (_single((4, 0, 2), (4, 2, 4)), "is twice in its minishard index"),
+        (_single((5, 0, 6)), "in minishard 0 and not in minishard 1"),
+        (struct.pack("<4Q", 6, 30, 6, 30) + bytes(32) + _single((4, 0, 6))[64:], "overlaps"),
+    ],
+)
+async def test_nothing_is_written_into_a_damaged_shard(stored: bytes, reason: str) -> None:
+    """Not all that is there could be kept."""
+    shard, entry = await _at(_SPREAD, 8)
+
+    with pytest.raises(DamagedError, match=reason):
+        await rewritten(shard, stored, {entry: b"new"})
+
+
+async def test_a_cell_off_the_grid_is_damage() -> None:
+    """No reader asks for such a chunk."""
+    info = volume_info({**_SPREAD, "minishard_bits": 0})
+    shard, entry = await slot(info, "s0/-1-2_5-8_0-1")
+    index = encode_minishard([(0, 0, 3), (7, 3, 3)])
+    stored = struct.pack("<2Q", 6, 6 + len(index)) + b"chunks" + index
+
+    with pytest.raises(DamagedError, match="id 7 is of no chunk"):
+        await rewritten(shard, stored, {entry: bytes(9)})
+
+
+async def test_a_damaged_minishard_index_is_noticed_by_lookup() -> None:
+    """It proves nothing to be absent."""
+    how = {**_SPREAD, "minishard_index_encoding": "gzip"}
+    opened = await _opened(how, _single((4, 0, 6)))
+
+    with pytest.raises(DamagedError, match="minishard index 0: no gzip"):
+        opened.lookup((4,))
+    assert opened.lookup((5,)) is None
+
+
+async def test_lookup_finds_chunks_of_the_old_shard() -> None:
+    """And what is not there, nowhere."""
+    opened = await _opened(_SPREAD, _single((4, 1, 2)))
+
+    assert opened.lookup((4,)) == ByteRange(65, 67)
+    assert opened.lookup((8,)) is None
+    assert opened.size == len(_single((4, 1, 2)))
+
+
+async def test_a_shard_in_two_objects_is_not_written() -> None:
+    """As was usual once."""
+    shard, entry = await _at(_SPREAD, 4)
+    store = MemoryStore()
+    stored = _single((4, 0, 6))
+    for ending, data in ((".index", stored[:64]), (".data", stored[64:])):
+        key = shard.ref.key.removesuffix(".shard")
+        store.place(shard.ref._replace(key=f"{key}{ending}"), data)
+
+    with pytest.raises(ConflictError, match="in two objects"):
+        await shard.open([entry], DirectFetch(store))
+
+
+async def test_an_empty_shard_can_be_written_on() -> None:
+    """For stores that cannot remove just one version."""
+    shard, entry = await _at(_SPREAD, 4)
+    empty = b"".join(piece for piece in shard.plan_empty().pieces if isinstance(piece, bytes))
+    filled, _ = await rewritten(shard, empty, {entry: b"chunk"})
+
+    assert empty == bytes(64)
+    assert await rewritten(shard, empty, {entry: None}) == (None, None)
+    assert filled is not None
+    assert chunks_of(filled, _SPREAD) == {4: b"chunk"}
+    assert (await rewritten(shard, None, {entry: b"chunk"}))[0] == filled
+
+
+@pytest.mark.parametrize("large_nbytes", [0, 2**20])
+async def test_chunks_that_share_bytes_go_on_to_share_them(large_nbytes: int) -> None:
+    """A shard does not grow by what was stored once."""
+    found, entry = await _at(_SPREAD, 8)
+    stored = _single((4, 0, 6), (12, 0, 6), (16, 2, 3), (20, 6, 0))
+    shard = replace(found, large_nbytes=large_nbytes)
+    new, planned = await rewritten(shard, stored, {entry: b"new"})
+
+    assert new is not None
+    assert planned is not None
+    expected = {4: b"chunks", 12: b"chunks", 16: b"unk", 20: b"", 8: b"new"}
+    assert chunks_of(new, _SPREAD) == expected
+    assert len(new) == 64 + 9 + 5 * 24
+
+
+async def test_a_large_shard_keeps_few_ranges() -> None:
+    """What is kept stays in its order, whatever order the ids have."""
+    body = bytes(range(100))
+    rows = [(4 * (9 - at), 10 * at, 10) for at in range(10)]
+    found, entry = await _at(_SPREAD, 16)
+    shard = replace(found, large_nbytes=0)
+    new, planned = await rewritten(shard, _single(*rows, body=body), {entry: b"new"})
+
+    assert planned is not None
+    ranges = [piece for piece in planned.pieces if isinstance(piece, ByteRange)]
+    assert ranges == [ByteRange(64, 114), ByteRange(124, 164)]
+    assert new is not None
+    assert new[64:157] == body[:50] + body[60:] + b"new"
+
+
+async def test_many_chunks_and_minishards() -> None:
+    """Ten thousand chunks in the minishards of 16 bits, in gzip."""
+    how = {**_SINGLE, "minishard_bits": 16, "minishard_index_encoding": "gzip"}
+    found, _ = await _at(how, 1)
+    ids = np.random.default_rng(1).integers(0, 2**63, 10_000).tolist()
+    shard = replace(found, shard=replace(found.shard, most_nbytes=2**26))
+    full, _ = await rewritten(shard, None, {(each,): b"%d" % each for each in ids})
+    assert full is not None
+    new, planned = await rewritten(shard, full, {(ids[0],): None, (ids[1],): b"other"})
+
+    assert new is not None
+    assert planned is not None
+    expected = {each: b"%d" % each for each in ids[1:]} | {ids[1]: b"other"}
+    assert chunks_of(new, how) == expected
+
+
+VOLUME = volume_info(RAW_SHARDING)
+MESHES = mesh_info(RAW_SHARDING)
+SKELETONS = skeleton_info(MURMUR)
+ANNOTATIONS = annotation_info(MURMUR)
+
+
+@pytest.mark.parametrize(("key", "chunk_id"), IDS.items())
+async def test_a_chunk_is_written_into_its_shard(key: str, chunk_id: int) -> None:
+    """Under its id."""
+    shard, entry = await slot(VOLUME, key)
+
+    assert entry == (chunk_id,)
+    assert shard.ref == ROOT.join(f"s0/{address(chunk_id, RAW_SHARDING)[0]}.shard")
+
+
+@pytest.mark.parametrize(
+    ("info", "key", "shard", "entry"),
+    [
+        (SKELETONS, "7", f"{address(7, MURMUR)[0]}.shard", (7,)),
+        (ANNOTATIONS, "by_id/7", f"by_id/{address(7, MURMUR)[0]}.shard", (7,)),
+        (ANNOTATIONS, "by_segment/7", f"by_segment/{address(7, MURMUR)[0]}.shard", (7,)),
+        (ANNOTATIONS, "spatial1/1_0_2", f"spatial1/{address(5, MURMUR)[0]}.shard", (5,)),
+    ],
+)
+async def test_entries_of_other_things(
+    info: Any, key: str, shard: str, entry: tuple[int, ...]
+) -> None:
+    """Ids and cells."""
+    found = await slot(info, key)
+
+    assert (found.shard.ref, found.entry) == (ROOT.join(shard), entry)
+
+
+async def test_shards_are_the_same_where_their_chunks_are_in_one() -> None:
+    """So that what waits for it is gathered."""
+    first, second, other = [(await slot(VOLUME, key)).shard for key in [*list(IDS)[:2], *IDS][:3]]
+
+    assert (first, hash(first)) == (second, hash(second))
+    assert first == other
+    assert first != (await slot(VOLUME, list(IDS)[4])).shard
+
+
+@pytest.mark.parametrize(
+    ("info", "key", "rule"),
+    [
+        (VOLUME, "s0/-1-3_5-8_0-1", r"chunks have \[3, 3, 1\] voxels, from \[-1, 5, 0\] on"),
+        (VOLUME, "s0/-4--1_5-8_0-1", "chunks have"),
+        (VOLUME, "s0/8-11_5-8_0-1", "chunks have"),
+        (VOLUME, "s0/5-8_5-8_0-1", r"end where the \[7, 5, 1\] voxels of the volume do"),
+        (MESHES, "07", "without zeros before them"),
+        (MESHES, "07.index", "and .index behind them"),
+        (SKELETONS, str(2**64), "below 2\\^64"),
+        (SKELETONS, "\u0667", "decimal"),
+        (ANNOTATIONS, "by_id/00", "decimal"),
+        (ANNOTATIONS, "spatial1/2_0_0", r"below \[2, 1, 3\]"),
+        (ANNOTATIONS, "spatial1/0_0", r"below \[2, 1, 3\]"),
+    ],
+)
+async def test_names_of_no_chunk_are_refused(info: Any, key: str, rule: str) -> None:
+    """Nobody would look for them where they would be stored."""
+    with pytest.raises(BadKeyError, match=rule):
+        await target(info, key)
+
+
+@pytest.mark.parametrize(
+    ("info", "key"),
+    [
+        (VOLUME, "info"),
+        (VOLUME, "0.shard"),
+        (VOLUME, "s0/00.shard"),
+        (volume_info(None), "s0/0.shard"),
+        (VOLUME, "provenance"),
+        (VOLUME, "s0/notes"),
+        (VOLUME, "mesh/7"),
+        (volume_info(None), "s0/-1-3_5-8_0-1"),
+        (SKELETONS, "07.spatial"),
+        (mesh_info(None), "07.index"),
+    ],
+)
+async def test_all_else_is_an_object(info: Any, key: str) -> None:
+    """Also what is only spelled like a shard."""
+    assert await target(info, key) == Whole(ROOT.join(key))
+
+
+@pytest.mark.parametrize(
+    ("info", "key"),
+    [
+        (VOLUME, "s0/0.shard"),
+        (VOLUME, "s0/0.index"),
+        (VOLUME, "s0/0.data"),
+        (SKELETONS, "0.shard"),
+        (MESHES, "0.shard"),
+        (ANNOTATIONS, "by_id/0.shard"),
+    ],
+)
+async def test_no_shard_is_written_as_a_whole(info: Any, key: str) -> None:
+    """All its chunks would be gone, and whoever sees no shards cannot mean that."""
+    with pytest.raises(ConflictError, match=f"^{key} is a shard: .*raw"):
+        await target(info, key)
+
+
+async def test_shards_of_several_things_are_not_written() -> None:
+    """The ids of one would be those of the other."""
+    scale = VOLUME["scales"][0]
+    two = scale | {"chunk_sizes": [[3, 3, 1], [2, 2, 2]]}
+    for scales in ([two], [scale, scale | {"key": "./s0"}]):
+        with pytest.raises(ReadOnlyError, match="s0"):
+            await target({**VOLUME, "scales": scales}, "s0/-1-2_5-8_0-1")
+
+
+async def test_a_shard_index_that_is_too_large_is_not_written() -> None:
+    """Nobody here would read it."""
+    with pytest.raises(ReadOnlyError, match=str(16 * 2**20)):
+        await target(skeleton_info({**RAW_SHARDING, "minishard_bits": 20}), "7")
+
+
+async def test_an_info_is_translated() -> None:
+    """In whichever directory it is, be there one or not."""
+    store = MemoryStore()
+    store.place(ROOT.join("info"), json.dumps(VOLUME).encode())
+    containers = Containers(known_formats())
+    for key in ("info", "mesh/info"):
+        found = await containers.target(ROOT, VirtualKey(key), DirectFetch(store))
+        assert isinstance(found, Document)
+        assert found.ref == ROOT.join(key)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "channels", "key", "nbytes"),
+    [
+        ("uint8", 1, "s0/-1-2_5-8_0-1", 9),
+        ("uint8", 1, "s0/5-6_8-10_0-1", 2),
+        ("uint16", 3, "s0/2-5_8-10_0-1", 36),
+        ("float32", 1, "s0/-1-2_5-8_0-1", 36),
+        ("UINT64", 1, "s0/-1-2_5-8_0-1", 72),
+    ],
+)
+async def test_chunks_of_voxels_have_one_size(
+    data_type: str, channels: int, key: str, nbytes: int
+) -> None:
+    """That of their voxels, clipped at the end of the volume; inflated if need be."""
+    for sharding in (RAW_SHARDING, GZIP_DATA):
+        info = volume_info(sharding) | {"data_type": data_type, "num_channels": channels}
+        shard, entry = await slot(info, key)
+        for wrong in (nbytes - 1, nbytes + 1, 0):
+            with pytest.raises(BadBodyError, match=str(nbytes) if wrong else "empty"):
+                shard.encode(entry, bytes(wrong), is_gzip=False)
+            with pytest.raises(BadBodyError):
+                shard.encode(entry, zipped(bytes(wrong)), is_gzip=True)
+        assert shard.encode(entry, bytes(nbytes), is_gzip=False)
+
+
+@pytest.mark.parametrize(
+    "members", [{"encoding": "png"}, {"encoding": "compressed_segmentation"}, {"encoding": "new"}]
+)
+async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
+    """Only their decoders know it."""
+    shard, entry = await slot(volume_info(RAW_SHARDING, **members), next(iter(IDS)))
+
+    assert shard.encode(entry, b"x", is_gzip=False) == b"x"
+    with pytest.raises(BadBodyError):
+        shard.encode(entry, b"", is_gzip=False)
+
+
+async def test_gzip_is_stored_as_it_came() -> None:
+    """Once it was seen to inflate; what came plain is compressed, always alike."""
+    shard, entry = await slot(skeleton_info(GZIP_DATA), "7")
+    body = b"a skeleton " * 100
+    stored = shard.encode(entry, body, is_gzip=False)
+
+    assert shard.encode(entry, zipped(body), is_gzip=True) == zipped(body)
+    assert len(stored) < len(body)
+    assert stored == shard.encode(entry, body, is_gzip=False)
+    assert stored[4:8] == bytes(4)
+    assert shard.encode(entry, stored, is_gzip=True) == stored
+
+
+async def test_gzip_is_inflated_for_shards_without() -> None:
+    """Clients that compress what they send need not know."""
+    shard, entry = await slot(skeleton_info(RAW_SHARDING), "7")
+
+    assert shard.encode(entry, zipped(b"a skeleton"), is_gzip=True) == b"a skeleton"
+    assert shard.encode(entry, zipped(b"as it is"), is_gzip=False) == zipped(b"as it is")
+
+
+@pytest.mark.parametrize(
+    "body", [b"plain", b"", zipped(b"cut off")[:-1], zipped(bytes(MOST_NBYTES + 1)), zipped(b"")]
+)
+@pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA], ids=["raw", "gzip"])
+async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
+    """Or what holds more than is taken, or nothing."""
+    shard, entry = await slot(skeleton_info(sharding), "7")
+
+    with pytest.raises(BadBodyError):
+        shard.encode(entry, body, is_gzip=True)
+
+
+KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
+VOXELS = {KEY: bytes(9), NEIGHBOUR: b"123456789", OTHER_MINISHARD: b"abcdef", OTHER_SHARD: b"xyz"}
+
+
+def filled(objects: Mapping[str, bytes]) -> MemoryStore:
+    """Give a store with *objects* below the root."""
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.place(ROOT.join(key), data)
+    return store
+
+
+def spelled(info: object) -> dict[str, bytes]:
+    """Give a container without any chunk."""
+    return {"info": json.dumps(info).encode()}
+
+
+@pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA, MURMUR])
+async def test_chunks_are_put_and_deleted(sharding: dict[str, object]) -> None:
+    """One after the other, and read back by another process."""
+    store = filled(build({NARROW: b"narrow"}, sharding=sharding))
+    one = replica(store)
+    for key, body in VOXELS.items():
+        await one.put(key, body)
+    await one.put(NEIGHBOUR, None)
+    expected = {**VOXELS, NEIGHBOUR: None, NARROW: b"narrow"}
+
+    for reader in (one, replica(store)):
+        assert {key: await reader.read(key) for key in expected} == expected
+
+
+async def test_indexes_that_were_written_are_not_read_back() -> None:
+    """Neither by whoever reads the chunk, nor for the next rewrite."""
+    store = Between(filled(spelled(volume_info(RAW_SHARDING))))
+    one = replica(store)
+    await one.put(KEY, bytes(9))
+    await one.put(NEIGHBOUR, bytes(9))
+    store.calls.clear()
+
+    await one.put(KEY, b"123456789")
+    assert [call for call in store.calls if "shard" in call[1]] == [("put", "s0/0.shard")]
+    assert await one.read(KEY) == b"123456789"
+    assert [call for call in store.calls if "shard" in call[1]][1:] == [("get", "s0/0.shard")]
+
+
+async def test_the_last_chunk_goes_with_its_shard() -> None:
+    """Nothing is left but the document."""
+    store = filled(build({KEY: b"chunk", OTHER_SHARD: b"other"}))
+    one = replica(store)
+    await one.put(KEY, None)
+    await one.put(OTHER_SHARD, None)
+
+    assert [each.ref.key async for each in store.list(ROOT.prefix)] == [f"{ROOT.key}/info"]
+
+
+@pytest.mark.parametrize("body", [b"eight", None])
+@pytest.mark.parametrize("key", ["8", "8.index"])
+async def test_sharded_meshes_are_read_only(key: str, body: bytes | None) -> None:
+    """A mesh is two keys that have to fit together, and no client writes them one by one."""
+    store = filled(build_meshes({"8": b"eight"}, sharding=RAW_SHARDING))
+    one = replica(store)
+    with pytest.raises(ReadOnlyError, match="multi-resolution meshes can only be read"):
+        await one.put(key, body)
+
+    assert await one.read("8") == b"eight"
+
+
+async def test_gzip_may_be_sent_for_any_chunk() -> None:
+    """Clients that compress what they upload are understood."""
+    for sharding in (RAW_SHARDING, GZIP_DATA):
+        one = replica(filled(spelled(skeleton_info(sharding))))
+        await one.put("7", zipped(b"a skeleton"), is_gzip=True)
+        assert await one.read("7") == b"a skeleton"
+
+
+async def test_what_cannot_be_is_refused() -> None:
+    """Keys off the grid, and chunks of another size."""
+    one = replica(filled(spelled(volume_info(RAW_SHARDING))))
+
+    with pytest.raises(BadKeyError):
+        await one.put("s0/-1-3_5-8_0-1", bytes(12))
+    with pytest.raises(BadBodyError):
+        await one.put(KEY, bytes(8))
+
+
+async def test_an_info_that_was_served_can_be_written_back() -> None:
+    """With other resolutions; its chunks are still found, and its grid cannot change."""
+    one = replica(filled(build({KEY: b"chunk"})))
+    served = json.loads(await one.read("info") or b"")
+    served["scales"][0]["resolution"] = [4, 4, 40]
+    await one.put("info", json.dumps(served).encode())
+
+    assert json.loads(await one.read("info") or b"") == served
+    assert await one.read(KEY) == b"chunk"
+    served["scales"][0]["chunk_sizes"] = [[1, 1, 1]]
+    with pytest.raises(ConflictError, match="chunk_sizes"):
+        await one.put("info", json.dumps(served).encode())
+
+
+async def test_a_shard_can_be_written_as_it_is_through_the_raw_view() -> None:
+    """By programs that make whole ones; its chunks are seen at once."""
+    objects = build({KEY: b"chunk"})
+    one = replica(filled({"info": objects["info"]}))
+    raw = replace(one.reading.dataset, containers=Containers([]))
+    assert await one.read(KEY) is None
+    with pytest.raises(ConflictError, match="is a shard"):
+        await one.put("s0/0.shard", objects["s0/0.shard"])
+
+    await one.writer.put(raw, Given(VirtualKey("s0/0.shard"), objects["s0/0.shard"]))
+    assert await one.read(KEY) == b"chunk"

@@ -1,0 +1,125 @@
+"""Sharded Zarr arrays, written with `struct` after the specification."""
+
+import itertools
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+
+EMPTY = (2**64 - 1, 2**64 - 1)
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+CRC = {"name": "crc32c"}
+ANY_LENGTH = {"data_type": "string"}
+"""Members that make chunks of all lengths valid."""
+
+
+def checksum(data: bytes) -> bytes:
+    """CRC-32C of *data*, little-endian."""
+    return struct.pack("<I", google_crc32c.value(data))
+
+
+def encode_index(entries: list[tuple[int, int]], *, endian: str = "<", crc: bool = True) -> bytes:
+    """Encode offset and nbytes of every inner chunk."""
+    data = b"".join(struct.pack(f"{endian}QQ", *entry) for entry in entries)
+    return data + checksum(data) if crc else data
+
+
+def encode_shard(
+    chunks: list[bytes | None], *, location: str = "end", endian: str = "<", crc: bool = True
+) -> bytes:
+    """Write inner chunks one after the other, three bytes apart, and their index."""
+    size = 16 * len(chunks) + 4 * crc
+    at = size if location == "start" else 0
+    entries, body = [], b""
+    for chunk in chunks:
+        if chunk is None:
+            entries.append(EMPTY)
+            continue
+        entries.append((at + len(body), len(chunk)))
+        body += chunk + b"gap"
+    index = encode_index(entries, endian=endian, crc=crc)
+    return index + body if location == "start" else body + index
+
+
+def array_metadata(
+    shape: list[int], shard_shape: list[int], codecs: list[Any], **members: Any
+) -> dict[str, Any]:
+    """Write the metadata of a uint8 array."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard_shape}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": codecs,
+        "attributes": {},
+        **members,
+    }
+
+
+def sharding(chunk_shape: list[int], codecs: list[Any] | None = None, **members: Any) -> Any:
+    """Write a sharding codec."""
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": chunk_shape,
+            "codecs": codecs or [LITTLE],
+            "index_codecs": [LITTLE, CRC],
+            "index_location": "end",
+            **members,
+        },
+    }
+
+
+def build(
+    chunks: Mapping[str, bytes],
+    *,
+    location: str = "end",
+    endian: str = "<",
+    crc: bool = True,
+    trailer: bool = False,
+) -> dict[str, bytes]:
+    """Write a 2-d array of 5 x 7 elements: inner chunks 2 x 2, shards 4 x 4."""
+    codec = sharding(
+        [2, 2],
+        index_codecs=[BIG if endian == ">" else LITTLE, *([CRC] if crc else [])],
+        index_location=location,
+    )
+    metadata = array_metadata([5, 7], [4, 4], [codec, *([CRC] if trailer else [])], **ANY_LENGTH)
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    for shard in itertools.product(range(2), range(2)):
+        inner = [
+            chunks.get(f"c/{shard[0] * 2 + i}/{shard[1] * 2 + j}")
+            for i, j in itertools.product(range(2), range(2))
+        ]
+        if any(chunk is not None for chunk in inner):
+            data = encode_shard(inner, location=location, endian=endian, crc=crc)
+            objects["c/{}/{}".format(*shard)] = data + (checksum(data) if trailer else b"")
+    return objects
+
+
+def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Write a 1-d array of 8 inner chunks in shards of 2 shards of 2, the inner index first."""
+    inner_codec = sharding([1], index_location="start", index_codecs=[BIG])
+    metadata = array_metadata([8], [4], [sharding([2], [inner_codec])], **ANY_LENGTH)
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    for shard in range(2):
+        halves: list[bytes | None] = []
+        for half in range(2):
+            inner = [chunks.get(f"c/{shard * 4 + half * 2 + i}") for i in range(2)]
+            is_empty = all(chunk is None for chunk in inner)
+            written = encode_shard(inner, location="start", endian=">", crc=False)
+            halves.append(None if is_empty else written)
+        if any(half is not None for half in halves):
+            objects[f"c/{shard}"] = encode_shard(halves)
+    return objects
+
+
+def chunk_bytes(number: int) -> bytes:
+    """Bytes unlike those of any other chunk."""
+    return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))

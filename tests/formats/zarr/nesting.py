@@ -1,0 +1,194 @@
+"""Random nestings of shards and transposes, and what numpy says is in them."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.formats.zarr.building import (
+    BIG,
+    CRC,
+    LITTLE,
+    array_metadata,
+    checksum,
+    encode_shard,
+    sharding,
+)
+
+type Numbers = NDArray[np.int64]
+
+_MAX_ELEMENTS = 4096
+_GZIP = {"name": "gzip", "configuration": {"level": 1}}
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """An array of nested shards, which is never larger than a few thousand elements."""
+
+    shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    inner_chunk_shape: tuple[int, ...]
+    document: dict[str, Any]
+
+    @property
+    def codecs(self) -> list[Any]:
+        """The codec chain of the array."""
+        codecs: list[Any] = self.document["codecs"]
+        return codecs
+
+    def _grid(self, chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(-(-n // c) for n, c in zip(self.shape, chunk_shape, strict=True))
+
+    def coords(self) -> Iterator[tuple[int, ...]]:
+        """Give the coordinates of every inner chunk that has a part in the array, in C order."""
+        return itertools.product(*map(range, self._grid(self.inner_chunk_shape)))
+
+    def number(self, coords: tuple[int, ...]) -> int:
+        """Give the number of an inner chunk, counted in C order to the end of the last shards."""
+        number = 0
+        for at, size, inner, grid in zip(
+            coords,
+            self.shard_shape,
+            self.inner_chunk_shape,
+            self._grid(self.shard_shape),
+            strict=True,
+        ):
+            number = number * (size // inner * grid) + at
+        return number
+
+    def shards(self) -> Iterator[tuple[tuple[int, ...], Numbers]]:
+        """Give the coordinates of every shard, and for each element the number of its chunk."""
+        grid = self._grid(self.shard_shape)
+        whole = tuple(n * size for n, size in zip(grid, self.shard_shape, strict=True))
+        per_axis = [n // inner for n, inner in zip(whole, self.inner_chunk_shape, strict=True)]
+        numbers = np.arange(math.prod(per_axis), dtype=np.int64).reshape(per_axis)
+        for axis, inner in enumerate(self.inner_chunk_shape):
+            numbers = np.repeat(numbers, inner, axis=axis)
+        for coords in itertools.product(*map(range, grid)):
+            yield coords, numbers[_box(coords, self.shard_shape)]
+
+    def shard_paths(self) -> Iterator[tuple[tuple[int, ...], dict[tuple[int, ...], int]]]:
+        """Give the coordinates of every shard, and the number of each chunk by its entries."""
+        for coords, numbers in self.shards():
+            yield coords, {path: number for number, path in paths(numbers, self.codecs)}
+
+    def build(self, chunks: Mapping[int, bytes]) -> dict[str, bytes]:
+        """Write the array with these inner chunks, and no others."""
+        objects = {"zarr.json": json.dumps(self.document).encode()}
+        for coords, numbers in self.shards():
+            data = _encode(numbers, self.codecs, chunks)
+            if data is not None:
+                objects["/".join(["c", *map(str, coords)])] = data
+        return objects
+
+
+def _box(coords: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(i * n, (i + 1) * n) for i, n in zip(coords, chunk_shape, strict=True))
+
+
+def split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
+    """Apply *codecs* up to a sharding codec and split by it; `None` where there is none."""
+    for codec in codecs:
+        if codec["name"] == "transpose":
+            order = codec["configuration"]["order"]
+            axes = {"C": range(numbers.ndim), "F": range(numbers.ndim)[::-1]}.get(str(order), order)
+            numbers = np.transpose(numbers, list(axes))
+        if codec["name"] == "sharding_indexed":
+            shape = tuple(codec["configuration"]["chunk_shape"])
+            counts = [n // c for n, c in zip(numbers.shape, shape, strict=True)]
+            corners = itertools.product(*map(range, counts))
+            return [numbers[_box(corner, shape)] for corner in corners]
+    return None
+
+
+def paths(numbers: Numbers, codecs: list[Any]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Tell of each inner chunk its number and its entries in the nested indexes."""
+    parts = split(numbers, codecs)
+    if parts is None:
+        yield _only(numbers), ()
+        return
+    inner = next(c for c in codecs if c["name"] == "sharding_indexed")["configuration"]["codecs"]
+    for entry, part in enumerate(parts):
+        for number, path in paths(part, inner):
+            yield number, (entry, *path)
+
+
+def _only(numbers: Numbers) -> int:
+    """Give the number that all elements have."""
+    (number,) = {int(n) for n in numbers.flat}
+    return number
+
+
+def _encode(numbers: Numbers, codecs: list[Any], chunks: Mapping[int, bytes]) -> bytes | None:
+    parts = split(numbers, codecs)
+    if parts is None:
+        return chunks.get(_only(numbers))
+    names = [codec["name"] for codec in codecs]
+    at = names.index("sharding_indexed")
+    configuration = codecs[at]["configuration"]
+    inner = [_encode(part, configuration["codecs"], chunks) for part in parts]
+    if all(data is None for data in inner):
+        return None
+    data = encode_shard(
+        inner,
+        location=configuration["index_location"],
+        endian=">" if configuration["index_codecs"][0] == BIG else "<",
+        crc=CRC in configuration["index_codecs"],
+    )
+    for _ in names[at + 1 :]:
+        data += checksum(data)
+    return data
+
+
+@st.composite
+def nestings(draw: st.DrawFn, max_depth: int = 3, *, letters: bool = True) -> Nesting:
+    """Draw an array of up to three dimensions and *max_depth* levels of shards."""
+    ndim, depth = draw(st.integers(0, 3)), draw(st.integers(1, max_depth))
+    small = st.integers(1, 2 if ndim == 3 else 3)
+    sizes = st.tuples(*[small] * ndim)
+    inner = chunk_shape = draw(sizes)
+    shapes = []
+    for _ in range(depth):
+        shapes.append(chunk_shape)
+        limit = _MAX_ELEMENTS // math.prod(chunk_shape)
+        counts = draw(sizes)
+        if math.prod(counts) > limit:
+            counts = (1,) * ndim
+        chunk_shape = tuple(n * c for n, c in zip(chunk_shape, counts, strict=True))
+    shard_shape = chunk_shape
+    shape = tuple(draw(st.integers(1, 2 * n)) for n in shard_shape)
+    codecs = draw(_chains(tuple(reversed(shapes)), tuple(range(ndim)), letters=letters))
+    return Nesting(
+        shape, shard_shape, inner, array_metadata(list(shape), list(shard_shape), codecs)
+    )
+
+
+@st.composite
+def _chains(
+    draw: st.DrawFn, shapes: tuple[tuple[int, ...], ...], axes: tuple[int, ...], *, letters: bool
+) -> list[Any]:
+    """Draw the codecs that shard down to *shapes*; *axes* are those of the array."""
+    if not shapes:
+        return [LITTLE, *draw(st.sampled_from([[], [_GZIP]]))]
+    codecs = []
+    for _ in range(draw(st.integers(0, 2))):
+        order = draw(st.permutations(range(len(axes))))
+        axes = tuple(axes[i] for i in order)
+        spellings: list[Any] = [list(order)]
+        if letters:
+            spellings += ["C"] * (order == sorted(order)) + ["F"] * (order == sorted(order)[::-1])
+        spelled = draw(st.sampled_from(spellings))
+        codecs.append({"name": "transpose", "configuration": {"order": spelled}})
+    codec = sharding(
+        [shapes[0][axis] for axis in axes],
+        draw(_chains(shapes[1:], axes, letters=letters)),
+        index_location=draw(st.sampled_from(["start", "end"])),
+        index_codecs=draw(st.sampled_from([[LITTLE, CRC], [BIG, CRC], [LITTLE], [BIG]])),
+    )
+    return [*codecs, codec, *draw(st.sampled_from([[], [CRC]]))]

@@ -1,0 +1,340 @@
+"""Codec chains, flattened, and the form of the chunks that they encode."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.reading import DecodeError
+from app.formats.zarr.codecs import (
+    ChunkForm,
+    UnshardableError,
+    chunk_form,
+    has_sharding,
+    shape_of,
+    unshard,
+)
+from app.formats.zarr.index import IndexLocation
+from app.formats.zarr.metadata import ArraySpec, parse_array
+from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
+from tests.formats.zarr.nesting import Nesting, nestings, paths
+
+_GZIP = {"name": "gzip", "configuration": {"level": 1}}
+
+
+def _transpose(*order: int) -> dict[str, Any]:
+    return {"name": "transpose", "configuration": {"order": list(order)}}
+
+
+def _configured(**members: Any) -> Any:
+    """Write a sharding codec with other members in its configuration."""
+    codec = sharding([2])
+    return {**codec, "configuration": {**codec["configuration"], **members}}
+
+
+def _places(nesting: Nesting) -> dict[int, tuple[str, tuple[int, ...]]]:
+    """Tell of each inner chunk the key of its shard and its entries, by slicing only."""
+    return {
+        number: ("/".join(["c", *map(str, coords)]), path)
+        for coords, numbers in nesting.shards()
+        for number, path in paths(numbers, nesting.codecs)
+    }
+
+
+def _place(array: ArraySpec, coords: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    origin = array.origin(coords)
+    assert origin is not None
+    return array.shard_key(origin), tuple(level.entry(origin) for level in array.unsharded.levels)
+
+
+@given(nestings())
+def test_every_inner_chunk_is_where_numpy_puts_it(nesting: Nesting) -> None:
+    """Shard keys and entry numbers are those of transposing and slicing an array of numbers."""
+    array, expected = parse_array(nesting.document), _places(nesting)
+    for coords in nesting.coords():
+        assert _place(array, coords) == expected[nesting.number(coords)]
+
+
+@given(nestings())
+def test_the_innermost_shape_is_along_the_axes_of_the_array(nesting: Nesting) -> None:
+    """However the codecs permute, the shape of the chunks that are served is the array's."""
+    assert parse_array(nesting.document).inner_chunk_shape == nesting.inner_chunk_shape
+
+
+@given(nestings())
+def test_entries_fill_the_index(nesting: Nesting) -> None:
+    """Each level's entries run from 0 to the number that its index is read for."""
+    levels = parse_array(nesting.document).unsharded.levels
+    _, numbers = next(nesting.shards())
+    for depth, level in enumerate(levels):
+        found = {path[depth] for _, path in paths(numbers, nesting.codecs)}
+        assert found == set(range(level.index.entry_count))
+
+
+@given(nestings())
+def test_what_encodes_a_chunk_permutes_as_the_shards_did(nesting: Nesting) -> None:
+    """The transposes that are served give a chunk the axes that the nested ones gave it."""
+    codecs = parse_array(nesting.document).unsharded.codecs
+    chunk = np.empty([n + 10 * i for i, n in enumerate(nesting.inner_chunk_shape)])
+    served = _transposed(chunk, list(codecs))
+    stored = chunk
+    chain: list[Any] | None = nesting.codecs
+    while chain is not None:
+        stored = _transposed(stored, chain)
+        inner = [c["configuration"]["codecs"] for c in chain if c["name"] == "sharding_indexed"]
+        chain = inner[0] if inner else None
+
+    assert served.shape == stored.shape
+    assert served.strides == stored.strides
+
+
+def _transposed(chunk: Any, codecs: list[Any]) -> Any:
+    for codec in codecs:
+        if codec["name"] == "transpose":
+            order = codec["configuration"]["order"]
+            chunk = chunk if order == "C" else chunk.transpose(None if order == "F" else order)
+    return chunk
+
+
+@given(nestings())
+def test_no_two_transposes_are_neighbours(nesting: Nesting) -> None:
+    """Some readers apply one of two transposes only, so that they are served one."""
+    names = [codec["name"] for codec in parse_array(nesting.document).unsharded.codecs]
+
+    assert names.count("transpose") <= 1
+    assert "sharding_indexed" not in names
+
+
+def test_codecs_of_a_chunk_are_those_before_and_those_inside() -> None:
+    """What transposes shards transposes their chunks; what follows a shard is about shards."""
+    codecs = [_transpose(1, 0), sharding([2, 1], [BIG, _GZIP]), CRC]
+
+    assert unshard(codecs, (4, 4)).codecs == (_transpose(1, 0), BIG, _GZIP)
+
+
+def test_the_index_is_described_as_it_is_encoded() -> None:
+    """Location, byte order, checksum, number of entries and trailing checksums are told."""
+    codec = sharding([2, 1], index_location="start", index_codecs=[BIG, CRC])
+    (level,) = unshard([codec, CRC, CRC], (4, 4)).levels
+    index = level.index
+
+    assert (index.location, index.big_endian, index.has_checksum) == (
+        IndexLocation.START,
+        True,
+        True,
+    )
+    assert (index.entry_count, index.trailer_nbytes) == (8, 8)
+
+
+def test_the_index_is_at_the_end_unless_told() -> None:
+    """Without ``index_location`` the index is the last thing in a shard."""
+    codec = sharding([2])
+    del codec["configuration"]["index_location"]
+    (level,) = unshard([codec], (4,)).levels
+
+    assert level.index.location is IndexLocation.END
+
+
+def test_an_older_spelling_of_bytes_is_understood() -> None:
+    """ZEP 2 called the codec ``bytes`` ``endian``: it is read so and served as ``bytes``."""
+    older = {**BIG, "name": "endian"}
+    flat = unshard([sharding([2], [older], index_codecs=[older, CRC])], (4,))
+
+    assert flat.levels[0].index.big_endian
+    assert flat.codecs == (BIG,)
+
+
+def test_codecs_without_configuration_may_be_names() -> None:
+    """A codec may be spelled as nothing but its name."""
+    flat = unshard([sharding([2], ["bytes", "crc32c"], index_codecs=[LITTLE, "crc32c"])], (4,))
+
+    assert (flat.codecs, flat.levels[0].index.has_checksum) == (("bytes", "crc32c"), True)
+
+
+@pytest.mark.parametrize(
+    ("codecs", "reason"),
+    [
+        ([sharding([2]), _GZIP], "gzip after sharding_indexed"),
+        ([sharding([2]), CRC, _GZIP], "gzip after sharding_indexed"),
+        ([{"name": "delta"}, sharding([2])], "delta before sharding_indexed"),
+        ([sharding([2], index_codecs=[LITTLE, _GZIP])], r"encoded by bytes \+ gzip"),
+        ([sharding([2], index_codecs=[_transpose(0), LITTLE])], r"encoded by transpose \+ bytes"),
+        ([sharding([2]), sharding([1])], "sharding_indexed after sharding_indexed"),
+    ],
+)
+def test_what_hides_the_chunks_is_served_sharded(codecs: list[Any], reason: str) -> None:
+    """Where a chunk cannot be read by range the reason is told."""
+    with pytest.raises(UnshardableError, match=reason):
+        unshard(codecs, (4,))
+
+
+def test_an_inner_chain_that_hides_its_chunks_stays() -> None:
+    """Compressed shards inside of readable shards are chunks by themselves."""
+    hidden = [sharding([1], [LITTLE]), _GZIP]
+    flat = unshard([sharding([2], hidden)], (4,))
+
+    assert (len(flat.levels), list(flat.codecs)) == (1, hidden)
+
+
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [
+        (sharding([3]), r"inner chunks of \[3\] do not divide shards of \[4\]"),
+        (sharding([8]), "do not divide"),
+        (sharding([0]), "chunk_shape is no list of sizes"),
+        (sharding([-2]), "chunk_shape is no list of sizes"),
+        (sharding([True]), "chunk_shape is no list of sizes"),
+        (sharding([2, 2]), "chunk_shape has 2 dimensions instead of 1"),
+        (sharding([2], index_location="middle"), "neither start nor end: middle"),
+        (sharding([2], index_location=["end"]), "neither start nor end"),
+        (sharding([2], index_codecs=[]), "no list of index_codecs"),
+        (sharding([2], index_codecs=["bytes"]), "neither little nor big: None"),
+        (
+            sharding([2], index_codecs=[{"name": "bytes", "configuration": {"endian": {}}}]),
+            "neither little nor big",
+        ),
+        (sharding([2]) | {"configuration": {"chunk_shape": [2]}}, "no list of index_codecs"),
+        (_configured(codecs={}), "no list of codecs"),
+        (_configured(codecs=[]), "no list of codecs"),
+        (sharding([2]) | {"configuration": []}, "configuration of sharding_indexed is no object"),
+    ],
+)
+def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) -> None:
+    """Wrong metadata is an error that says what is wrong."""
+    with pytest.raises(DecodeError, match=reason):
+        unshard([codec], (4,))
+
+
+@pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}])
+def test_a_transpose_must_permute(order: Any) -> None:
+    """What is no permutation of the axes is refused."""
+    codecs = [{"name": "transpose", "configuration": {"order": order}}, sharding([2, 2])]
+    with pytest.raises(DecodeError, match="order"):
+        unshard(codecs, (4, 4))
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), max_size=64))
+def test_sizes_are_read_as_they_are(sizes: list[int]) -> None:
+    """Up to 64 sizes that fit into 63 bits are a shape."""
+    assert shape_of(sizes, "shape", least=0) == tuple(sizes)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 4, "4", {}, [1.0], ["1"], [None], [True], [-1], [2**63], [10**4000], [1] * 65]
+)
+def test_what_is_no_shape_is_refused(value: Any) -> None:
+    """Neither other types nor sizes beyond all measure pass for a shape."""
+    with pytest.raises(DecodeError, match="shape"):
+        shape_of(value, "shape", least=0)
+
+
+@pytest.mark.parametrize("codecs", [None, {}, "sharding_indexed", [], [None], [{}], [LITTLE, 3]])
+def test_other_codecs_do_not_shard(codecs: Any) -> None:
+    """Only a list with the codec in it shards, and nothing else makes it fail."""
+    assert not has_sharding(codecs)
+
+
+_GZIP = {"name": "gzip"}
+_TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
+
+
+def _of_length(name: str, length: object) -> dict[str, Any]:
+    """Write a data type with ``length_bytes``."""
+    return {"name": name, "configuration": {"length_bytes": length}}
+
+
+def _record(name: str, *fields: Any) -> dict[str, Any]:
+    """Write a data type of fields."""
+    return {"name": name, "configuration": {"fields": list(fields)}}
+
+
+@pytest.mark.parametrize(
+    ("data_type", "nbytes"),
+    [
+        ("bool", 1),
+        ("int8", 1),
+        ("uint16", 2),
+        ("int32", 4),
+        ("uint64", 8),
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("float32", 4),
+        ("float64", 8),
+        ("complex64", 8),
+        ("complex128", 16),
+        ("r8", 1),
+        ("r24", 3),
+        ({"name": "int32"}, 4),
+        ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
+        ({"name": "numpy.timedelta64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
+        (_of_length("fixed_length_utf32", 12), 12),
+        (_of_length("null_terminated_bytes", 3), 3),
+        (_of_length("raw_bytes", 5), 5),
+        (_record("structured", ["a", "int16"], ["b", _of_length("raw_bytes", 3)]), 5),
+        (_record("struct", {"name": "a", "data_type": "int16"}), 2),
+    ],
+)
+def test_chunks_of_fixed_size_types_have_one_length(data_type: object, nbytes: int) -> None:
+    """As many elements as the chunk shape says, each of so many bytes."""
+    assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm(6 * nbytes)
+    assert chunk_form([LITTLE], (), data_type) == ChunkForm(nbytes)
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        "string",
+        "variable_length_bytes",
+        "r7",
+        "r",
+        "int",
+        "int3",
+        "uint128x",
+        "",
+        7,
+        None,
+        {"name": 7},
+        _of_length("raw_bytes", -1),
+        _of_length("raw_bytes", None),
+        {"name": "raw_bytes"},
+        _record("struct"),
+        _record("struct", ["a"]),
+        _record("struct", ["a", "string"]),
+        {"name": "struct", "configuration": {"fields": 7}},
+    ],
+)
+def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
+    """What is not known is not refused."""
+    assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm()
+
+
+@pytest.mark.parametrize(
+    ("codecs", "expected"),
+    [
+        ([LITTLE], ChunkForm(12)),
+        (["bytes"], ChunkForm(12)),
+        ([_TRANSPOSE, BIG], ChunkForm(12)),
+        ([LITTLE, CRC], ChunkForm(16, has_checksum=True)),
+        ([LITTLE, "crc32c", CRC], ChunkForm(20, has_checksum=True)),
+        ([LITTLE, _GZIP], ChunkForm()),
+        ([LITTLE, _GZIP, CRC], ChunkForm(has_checksum=True)),
+        ([LITTLE, CRC, _GZIP], ChunkForm()),
+        ([{"name": "packbits"}], ChunkForm()),
+    ],
+)
+def test_codecs_tell_the_length_and_the_checksum(codecs: list[Any], expected: ChunkForm) -> None:
+    """Of what they make of six elements of two bytes."""
+    assert chunk_form(codecs, (3, 2), "int16") == expected
+
+
+def test_data_must_have_the_form() -> None:
+    """The first thing that is wrong is told."""
+    form = ChunkForm(8, has_checksum=True)
+
+    assert form.fault(b"") == "the inner chunk is empty"
+    assert form.fault(b"1234567") == "the inner chunk has 7 bytes instead of 8"
+    assert form.fault(b"12345678") == "the checksum of the inner chunk does not match"
+    assert form.fault(b"1234" + checksum(b"1234")) is None
+    assert ChunkForm().fault(b"any") is None

@@ -1,0 +1,232 @@
+"""The shard index."""
+
+import struct
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from app.formats.reading import DecodeError
+from app.formats.zarr.index import (
+    EntryDecoder,
+    IndexCodec,
+    IndexLocation,
+    ShardIndex,
+)
+from app.model import ByteRange, SuffixRange
+from tests.formats.zarr.building import EMPTY, encode_index, encode_shard
+
+_EMPTY = 2**64 - 1
+_codecs = st.builds(
+    IndexCodec,
+    entry_count=st.integers(1, 40),
+    location=st.sampled_from(IndexLocation),
+    big_endian=st.booleans(),
+    has_checksum=st.booleans(),
+    trailer_nbytes=st.sampled_from([0, 4, 8]),
+)
+_places = st.integers(0, 2**63 - 1)
+_entries = st.just(EMPTY) | st.tuples(_places, _places)
+
+
+def _endian(codec: IndexCodec) -> str:
+    return ">" if codec.big_endian else "<"
+
+
+def _drawn(data: st.DataObject, codec: IndexCodec) -> tuple[list[tuple[int, int]], bytes]:
+    entries = data.draw(st.lists(_entries, min_size=codec.entry_count, max_size=codec.entry_count))
+    return entries, encode_index(entries, endian=_endian(codec), crc=codec.has_checksum)
+
+
+@given(_codecs, st.data())
+def test_what_is_written_is_looked_up(codec: IndexCodec, data: st.DataObject) -> None:
+    """Every entry of an encoded index is found as it was written; the marker is no range."""
+    entries, encoded = _drawn(data, codec)
+    index = codec(encoded)
+
+    assert len(index) == codec.entry_count
+    assert [index.lookup(i) for i in range(len(index))] == [
+        None if entry == EMPTY else ByteRange(entry[0], sum(entry)) for entry in entries
+    ]
+
+
+@given(_codecs, st.data())
+def test_the_encoded_size_is_known_beforehand(codec: IndexCodec, data: st.DataObject) -> None:
+    """The size to read depends on nothing that is stored."""
+    _, encoded = _drawn(data, codec)
+
+    assert codec.nbytes == len(encoded)
+
+
+@given(_codecs, st.data())
+def test_a_trailer_that_comes_with_the_index_is_left_out(
+    codec: IndexCodec, data: st.DataObject
+) -> None:
+    """Bytes of checksums after the index change nothing."""
+    _, encoded = _drawn(data, codec)
+    trailer = data.draw(st.binary(min_size=codec.trailer_nbytes, max_size=codec.trailer_nbytes))
+
+    assert codec(encoded + trailer) == codec(encoded)
+
+
+@given(_codecs, st.data())
+def test_an_index_of_another_size_is_refused(codec: IndexCodec, data: st.DataObject) -> None:
+    """Neither fewer nor more bytes are an index."""
+    nbytes = data.draw(st.integers(0, codec.nbytes + 20))
+    assume(nbytes not in {codec.nbytes, codec.nbytes + codec.trailer_nbytes})
+    with pytest.raises(DecodeError, match=f"has {nbytes} bytes instead of {codec.nbytes}"):
+        codec(bytes(nbytes))
+
+
+@given(_codecs, st.data())
+def test_a_flipped_bit_does_not_pass_a_checksum(codec: IndexCodec, data: st.DataObject) -> None:
+    """Whichever bit is wrong, the checksum tells."""
+    assume(codec.has_checksum)
+    _, encoded = _drawn(data, codec)
+    damaged = bytearray(encoded)
+    bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DecodeError, match="checksum"):
+        codec(bytes(damaged))
+
+
+@pytest.mark.parametrize("half", [(_EMPTY, 4), (0, _EMPTY), (_EMPTY, 0)])
+def test_half_a_marker_is_refused(half: tuple[int, int]) -> None:
+    """One of two numbers at 2^64-1 is neither empty nor a range."""
+    index = ShardIndex(encode_index([half], crc=False), big_endian=False)
+    with pytest.raises(DecodeError, match="half an empty marker"):
+        index.lookup(0)
+
+
+@pytest.mark.parametrize("entry", [(_EMPTY - 1, 2), (2**63, 2**63), (1, _EMPTY - 1 + 1 - 1)])
+def test_a_range_beyond_64_bits_is_refused(entry: tuple[int, int]) -> None:
+    """Offset and length must not overflow together."""
+    index = ShardIndex(encode_index([entry], crc=False), big_endian=False)
+    if sum(entry) <= _EMPTY:
+        assert index.lookup(0) == ByteRange(entry[0], sum(entry))
+    else:
+        with pytest.raises(DecodeError, match=r"past 2\^64"):
+            index.lookup(0)
+
+
+@given(_codecs, st.binary(max_size=60), st.data())
+def test_the_index_is_where_it_is_said_to_be(
+    codec: IndexCodec, body: bytes, data: st.DataObject
+) -> None:
+    """In a shard of any size the place holds the index, and the request brings it."""
+    _, encoded = _drawn(data, codec)
+    trailer = bytes(codec.trailer_nbytes)
+    if codec.location is IndexLocation.START:
+        shard = encoded + body + trailer
+    else:
+        shard = body + encoded + trailer
+    place = codec.place(len(shard))
+    assert shard[place.start : place.stop] == encoded
+
+    match codec.request:
+        case SuffixRange(length):
+            asked = shard[-length:]
+        case ByteRange(start, stop):
+            asked = shard[start:stop]
+    assert codec(asked) == codec(encoded)
+
+
+@given(_codecs, st.data())
+def test_a_shard_too_short_for_its_index_is_truncated(
+    codec: IndexCodec, data: st.DataObject
+) -> None:
+    """Fewer bytes than index and trailer take are no shard."""
+    nbytes = data.draw(st.integers(0, codec.nbytes + codec.trailer_nbytes - 1))
+    with pytest.raises(DecodeError, match="truncated"):
+        codec.place(nbytes)
+
+
+@given(_codecs, st.data())
+def test_no_chunk_of_a_truncated_shard_is_absent(codec: IndexCodec, data: st.DataObject) -> None:
+    """In a shard that is too short even an empty entry is an error."""
+    index = ShardIndex(struct.pack("<QQ", *EMPTY) * codec.entry_count, codec.big_endian)
+    nbytes = data.draw(st.integers(0, codec.nbytes + codec.trailer_nbytes - 1))
+    with pytest.raises(DecodeError, match="truncated"):
+        codec.find(index, 0, nbytes)
+
+
+@given(_codecs, st.integers(0, 100), st.integers(0, 1000), st.integers(0, 1000))
+def test_a_chunk_lies_inside_its_shard_and_off_its_index(
+    codec: IndexCodec, spare: int, offset: int, nbytes: int
+) -> None:
+    """What is found shares no byte with index and trailer and ends before the shard does."""
+    size = codec.nbytes + codec.trailer_nbytes + spare
+    entries = struct.pack(f"{_endian(codec)}QQ", offset, nbytes) * codec.entry_count
+    index = ShardIndex(entries, codec.big_endian)
+    taken = set(range(*codec.place(size))) | set(range(size - codec.trailer_nbytes, size + 2000))
+    is_right = taken.isdisjoint(range(offset, offset + nbytes)) and (
+        offset + nbytes <= size - codec.trailer_nbytes
+    )
+    try:
+        found = codec.find(index, 0, size)
+    except DecodeError:
+        assert not is_right
+    else:
+        assert found == ByteRange(offset, offset + nbytes)
+        assert is_right
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "reason"),
+    [
+        (32, 10, None),
+        (32, 0, None),
+        (42, 0, None),
+        (32, 11, "ends past 46 bytes"),
+        (42, 1, "ends past 46 bytes"),
+        (31, 5, "overlaps the shard index"),
+        (0, 42, "overlaps the shard index"),
+    ],
+)
+def test_a_trailing_checksum_is_no_room_for_chunks(
+    offset: int, nbytes: int, reason: str | None
+) -> None:
+    """Between an index of 32 bytes and a checksum of 4 at the end there are the chunks."""
+    codec = IndexCodec(2, IndexLocation.START, False, False, trailer_nbytes=4)  # noqa: FBT003
+    index = ShardIndex(encode_index([(offset, nbytes), EMPTY], crc=False), big_endian=False)
+    if reason is None:
+        assert codec.find(index, 0, 46) == ByteRange(offset, offset + nbytes)
+    else:
+        with pytest.raises(DecodeError, match=reason):
+            codec.find(index, 0, 46)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_chunks_of_a_written_shard_are_found(location: str) -> None:
+    """The ranges that are found hold the chunks; an empty chunk is none."""
+    chunks = [b"first", None, b"", b"fourth"]
+    shard = encode_shard(chunks, location=location)
+    codec = IndexCodec(4, IndexLocation(location), big_endian=False, has_checksum=True)
+    place = codec.place(len(shard))
+    index = codec(shard[place.start : place.stop])
+    found = [codec.find(index, entry, len(shard)) for entry in range(4)]
+
+    assert [None if r is None else shard[r.start : r.stop] for r in found] == chunks
+
+
+@given(st.booleans(), _entries)
+def test_an_entry_by_itself_is_an_index_of_one(big_endian: bool, entry: tuple[int, int]) -> None:  # noqa: FBT001 - drawn
+    """One entry is decoded as the whole index would."""
+    data = encode_index([entry], endian=">" if big_endian else "<", crc=False)
+    codec = IndexCodec(1, IndexLocation.END, big_endian, has_checksum=False)
+
+    assert EntryDecoder(big_endian)(data) == codec(data)
+
+
+@pytest.mark.parametrize("nbytes", [0, 15, 17])
+def test_an_entry_of_another_size_is_refused(nbytes: int) -> None:
+    """An entry has 16 bytes."""
+    with pytest.raises(DecodeError, match=f"has {nbytes} bytes instead of 16"):
+        EntryDecoder(big_endian=False)(bytes(nbytes))
+
+
+def test_an_index_weighs_its_entries() -> None:
+    """An entry is held in 16 bytes."""
+    codec = IndexCodec(32**3, IndexLocation.END, big_endian=False, has_checksum=True)
+
+    assert codec(encode_index([EMPTY] * 32**3)).nbytes == 16 * 32**3

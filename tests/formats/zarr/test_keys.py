@@ -1,0 +1,113 @@
+"""Chunk keys and coordinates."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.zarr.keys import ChunkKeys
+
+_encodings = st.builds(
+    ChunkKeys, st.sampled_from(["c", ""]), st.sampled_from(["/", "."]), st.integers(0, 4)
+)
+_numbers = st.integers(0, 10**19 - 1)
+_pieces = st.sampled_from(["c", "/", ".", "0", "1", "7", "10", "07", "-1", "+1", "1_0", " ", "\n"])
+_texts = st.one_of(
+    st.text(),
+    st.text("c/.0123456789"),
+    st.lists(_pieces | st.characters(categories=["Nd"])).map("".join),
+)
+
+
+@given(_encodings, st.data())
+def test_what_is_formatted_parses(keys: ChunkKeys, data: st.DataObject) -> None:
+    """The coordinates of a key are those it was made of."""
+    coords = data.draw(st.tuples(*[_numbers] * keys.ndim))
+
+    assert keys.parse(keys.format(coords)) == coords
+
+
+@given(_encodings, _texts)
+def test_what_parses_is_canonical(keys: ChunkKeys, text: str) -> None:
+    """There is one spelling of each key: whatever else is written is none."""
+    coords = keys.parse(text)
+
+    assert coords is None or keys.format(coords) == text
+
+
+@given(_encodings, st.data())
+def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject) -> None:
+    """Nothing may stand before or after a key, not even a newline."""
+    key = keys.format(data.draw(st.tuples(*[_numbers] * keys.ndim)))
+    more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
+
+    assert keys.parse(key + more) is None
+    assert keys.parse(more + key) is None
+
+
+@given(_encodings, st.data())
+def test_its_keys_are_owned(keys: ChunkKeys, data: st.DataObject) -> None:
+    """Whatever parses belongs to the array."""
+    assert keys.owns(keys.format(data.draw(st.tuples(*[_numbers] * keys.ndim))))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "separator", "coords", "key"),
+    [
+        ("c", "/", (7, 3, 1), "c/7/3/1"),
+        ("c", ".", (7, 3, 1), "c.7.3.1"),
+        ("", "/", (7, 3, 1), "7/3/1"),
+        ("", ".", (7, 3, 1), "7.3.1"),
+        ("c", "/", (), "c"),
+        ("c", ".", (), "c"),
+        ("", "/", (), "0"),
+        ("", ".", (), "0"),
+        ("c", "/", (0,), "c/0"),
+        ("", ".", (0,), "0"),
+    ],
+)
+def test_keys_are_spelled_as_the_specification_says(
+    prefix: str, separator: str, coords: tuple[int, ...], key: str
+) -> None:
+    """Each encoding writes and reads these keys."""
+    keys = ChunkKeys(prefix, separator, len(coords))
+
+    assert (keys.format(coords), keys.parse(key)) == (key, coords)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "c", "c/", "c/1", "c/1/", "c/1/2/", "c/1/2/3", "/c/1/2", "c//1/2", "C/1/2", "c.1.2",
+        "1/2", "c/01/2", "c/1/00", "c/-1/2", "c/+1/2", "c/1.0/2", "c/1e1/2", "c/0x1/2", "c/1_0/2",
+        "c/ 1/2", "c/1/2\n", "c/1/2\0", "c/\u0663/1", "c/\uff11/2", "c/\u00b2/1", "c/1/..",
+        "c/" + "1" * 20 + "/2", "c/1/" + "9" * 5000,
+    ],
+)  # fmt: skip
+def test_another_spelling_is_no_key(key: str) -> None:
+    """Signs, zeros, other digits, other separators and wrong counts name nothing."""
+    assert ChunkKeys("c", "/", 2).parse(key) is None
+
+
+@pytest.mark.parametrize(
+    ("prefix", "separator", "key", "is_owned"),
+    [
+        ("c", "/", "c", True),
+        ("c", "/", "c/", True),
+        ("c", "/", "c/0/", True),
+        ("c", "/", "c/x", True),
+        ("c", "/", "cat.jpg", False),
+        ("c", "/", "zarr.json", False),
+        ("c", ".", "c.0.0", True),
+        ("c", ".", "zarr.json", False),
+        ("", "/", "0/", True),
+        ("", "/", "0/1", True),
+        ("", "/", "zarr.json", False),
+        ("", ".", "0.1", True),
+        ("", ".", "notes/", False),
+    ],
+)
+def test_prefixes_of_keys_are_owned(
+    prefix: str, separator: str, key: str, *, is_owned: bool
+) -> None:
+    """What begins like the chunk keys of the array, shards included, belongs to it."""
+    assert ChunkKeys(prefix, separator, 2).owns(key) is is_owned

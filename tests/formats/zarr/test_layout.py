@@ -1,0 +1,517 @@
+"""From keys to places."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import (
+    BadBodyError,
+    BadKeyError,
+    DamagedError,
+    UnknownCodingError,
+    VersionChangedError,
+)
+from app.formats.contract import Document
+from app.formats.reading import DecodeError
+from app.formats.zarr.index import IndexCodec, IndexLocation
+from app.formats.zarr.layout import ShardReader, ZarrLayout
+from app.model import (
+    MISSING,
+    ByteRange,
+    Condition,
+    ETag,
+    Fixed,
+    Inline,
+    Location,
+    ObjectRef,
+    Part,
+    Stored,
+    SuffixRange,
+    UnmodifiedSince,
+    VirtualKey,
+    Whole,
+)
+from app.resolve.fetch import Memory, ReadCache
+from tests.formats.zarr.building import (
+    CRC,
+    EMPTY,
+    LITTLE,
+    array_metadata,
+    build,
+    build_nested,
+    checksum,
+    chunk_bytes,
+    encode_index,
+    encode_shard,
+    sharding,
+)
+from tests.formats.zarr.nesting import Nesting, nestings
+from tests.formats.zarr.writing import WrittenArray, one_dimension
+from tests.resolve.stores import WatchedStore
+from tests.resolving import ROOT, known_formats, reading
+
+_CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
+_LIMIT = 2**16
+
+
+class _Case:
+    """A container in a watched store."""
+
+    def __init__(self, objects: dict[str, bytes], whole_index_nbytes: int = 2**20) -> None:
+        self.store = WatchedStore()
+        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
+        self.format, *_ = known_formats(
+            metadata_nbytes=_LIMIT, whole_index_nbytes=whole_index_nbytes
+        )
+        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+
+    async def open(self) -> ZarrLayout:
+        """Open the container, and forget the reads of that."""
+        layout = await self.format.open(ROOT, self.fetch)
+        assert isinstance(layout, ZarrLayout)
+        self.store.calls.clear()
+        return layout
+
+    async def locate(self, key: str) -> Location:
+        """Open the container and find *key*."""
+        return await (await self.open()).locate(VirtualKey(key), self.fetch)
+
+
+@settings(max_examples=60)
+@given(nestings(), st.data())
+def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObject) -> None:
+    """Whatever is nested, transposed and checksummed how, chunks are exact and others absent."""
+    coords = list(nesting.coords())
+    written = data.draw(st.sets(st.sampled_from(coords), max_size=8))
+    chunks = {c: chunk_bytes(number) for number, c in enumerate(sorted(written))}
+    store = WatchedStore()
+    for key, stored in nesting.build({nesting.number(c): b for c, b in chunks.items()}).items():
+        store.place(ROOT.join(key), stored)
+
+    async def read(limit: int) -> dict[tuple[int, ...], bytes | None]:
+        resolver = reading(store, whole_index_nbytes=limit)
+        return {c: await resolver.read("/".join(["c", *map(str, c)])) for c in coords[:200]}
+
+    for limit in (2**20, 40, 0):
+        assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:200]}
+
+
+async def test_a_directory_without_a_marker_is_no_container() -> None:
+    """Where there is no ``zarr.json`` there is nothing to open."""
+    case = _Case({})
+
+    assert await case.format.open(ROOT, case.fetch) is None
+
+
+async def test_no_more_metadata_is_read_than_is_allowed() -> None:
+    """One byte above the limit is asked for, which tells that it is too large."""
+    case = _Case({"zarr.json": b" " * (10 * _LIMIT)})
+    with pytest.raises(DamagedError, match=r"data/zarr\.json: metadata of more than 65536 bytes"):
+        await case.format.open(ROOT, case.fetch)
+
+    assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
+
+
+async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
+    """What is served is not what is stored, and its ETag says so."""
+    case = _Case(build(_CHUNKS))
+    location = await case.locate("zarr.json")
+
+    assert isinstance(location, Inline)
+    assert location.etag not in case.etags.values()
+    assert location.etag.startswith(case.etags["zarr.json"][:-1])
+    assert json.loads(location.data)["codecs"] == [LITTLE]
+
+
+async def test_metadata_as_it_is_keeps_its_version() -> None:
+    """What is served as it is stored has the ETag of the object."""
+    data = json.dumps(array_metadata([4], [2], [LITTLE])).encode()
+    case = _Case({"zarr.json": data})
+
+    assert await case.locate("zarr.json") == Inline(data, case.etags["zarr.json"])
+
+
+async def test_a_chunk_is_a_range_of_its_shard() -> None:
+    """The place is the object, the bytes in it and the version whose index told."""
+    case = _Case(build(_CHUNKS))
+
+    assert await case.locate("c/0/1") == Stored(
+        ROOT.join("c/0/0"), ByteRange(8, 14), case.etags["c/0/0"]
+    )
+
+
+async def test_a_chunk_of_a_nested_shard_is_a_range_of_the_outer_one() -> None:
+    """However deep, the place is a range of one object."""
+    case = _Case(build_nested({"c/1": b"one", "c/2": b"two"}))
+    location = await case.locate("c/2")
+
+    assert isinstance(location, Stored)
+    whole = build_nested({"c/1": b"one", "c/2": b"two"})["c/0"]
+    assert whole[location.byte_range.start : location.byte_range.stop] == b"two"
+
+
+async def test_nested_indexes_are_read_of_one_version() -> None:
+    """The inner index is read with the ETag that came with the outer one."""
+    case = _Case(build_nested({"c/1": b"one"}))
+    await case.locate("c/1")
+
+    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
+
+
+@pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
+async def test_off_the_grid_nothing_is_read(key: str) -> None:
+    """A key past the edge of the array is proved absent by its metadata."""
+    case = _Case(build(_CHUNKS))
+
+    assert await case.locate(key) == MISSING
+    assert case.store.calls == []
+
+
+@pytest.mark.parametrize("key", ["c/1/1", "c/2/1"])
+async def test_what_was_not_written_is_missing(key: str) -> None:
+    """An empty entry and an absent shard are absence."""
+    assert await _Case(build(_CHUNKS)).locate(key) == MISSING
+
+
+@pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
+async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
+    """Other keys name objects below the container."""
+    assert await _Case(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
+
+
+async def test_chunks_of_an_array_that_is_not_sharded_are_objects() -> None:
+    """What needs no look-up gets none."""
+    case = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
+
+    assert await case.locate("c/0") == Whole(ROOT.join("c/0"))
+    assert case.store.calls == []
+
+
+@pytest.mark.parametrize(("kind", "encloses"), [("array", True), ("group", False)])
+async def test_an_array_encloses_and_a_group_does_not(kind: str, *, encloses: bool) -> None:
+    """Only below a group there can be containers."""
+    data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
+    layout = await _Case({"zarr.json": data}).open()
+
+    assert layout.encloses(VirtualKey("x")) is encloses
+
+
+@pytest.mark.parametrize(
+    ("name", "is_shown"), [("zarr.json", True), ("notes.txt", True), ("a/", True), ("c/", False)]
+)
+async def test_shards_are_hidden(name: str, *, is_shown: bool) -> None:
+    """Objects whose names now mean inner chunks cannot be asked for."""
+    case = _Case(build(_CHUNKS))
+    layout = await case.open()
+    shelf = await layout.listing_rules(VirtualKey(""), case.fetch)
+
+    assert shelf.shows is not None
+    assert shelf.shows(name) is is_shown
+
+
+async def test_chunks_of_an_array_as_it_is_are_shown() -> None:
+    """What is not sharded is listed."""
+    case = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
+    layout = await case.open()
+
+    assert (await layout.listing_rules(VirtualKey(""), case.fetch)).is_plain
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+async def test_an_index_is_read_whole_and_nothing_else(location: str) -> None:
+    """Below the limit one read brings the index, size and version of the shard."""
+    case = _Case(build(_CHUNKS, location=location))
+    await case.locate("c/0/0")
+    expected = ByteRange(0, 68) if location == "start" else SuffixRange(68)
+
+    assert [call.request for call in case.store.calls] == [expected]
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
+    """Above the limit the last byte tells the size, and one entry of that version is read."""
+    case = _Case(build(_CHUNKS, location=location), whole_index_nbytes=67)
+    await case.locate("c/0/1")
+    size = len(build(_CHUNKS, location=location)["c/0/0"])
+    start = 16 if location == "start" else size - 68 + 16
+
+    assert [(call.request, call.if_match) for call in case.store.calls] == [
+        (SuffixRange(1), None),
+        (ByteRange(start, start + 16), case.etags["c/0/0"]),
+    ]
+
+
+def _array_of_two(shard: bytes, *, trailer: bool = False) -> dict[str, bytes]:
+    """Make an array of one shard of two inner chunks."""
+    codecs = [sharding([2]), *([CRC] if trailer else [])]
+    document = array_metadata([4], [4], codecs)
+    return {"zarr.json": json.dumps(document).encode(), "c/0": shard}
+
+
+def _shard(first: tuple[int, int], second: tuple[int, int] = EMPTY) -> bytes:
+    return b"0123456789" + encode_index([first, second])
+
+
+@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [
+        (_shard((0, 11)), "overlaps the shard index"),
+        (_shard((9, 2)), "overlaps the shard index"),
+        (_shard((12, 4)), "overlaps the shard index"),
+        (_shard((0, 46)), "overlaps the shard index"),
+        (_shard((0, 47)), "ends past 46 bytes"),
+        (_shard((2**40, 4)), "ends past 46 bytes"),
+        (_shard((2**64 - 2, 4)), r"ends past 2\^64"),
+        (_shard((2**64 - 1, 4)), "half an empty marker"),
+        (_shard((0, 2**64 - 1)), "half an empty marker"),
+        (_shard((0, 1))[11:], "35 bytes"),
+        (b"x", "1 bytes"),
+        (b"", "0 bytes"),
+    ],
+)
+async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_nbytes: int) -> None:
+    """An index that contradicts its shard is damage, never absence."""
+    case = _Case(_array_of_two(shard), whole_index_nbytes)
+    with pytest.raises(DamagedError, match=reason) as caught:
+        await case.locate("c/0")
+
+    assert caught.value.ref == ROOT.join("c/0")
+
+
+@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+async def test_a_chunk_may_end_where_the_index_begins(whole_index_nbytes: int) -> None:
+    """All bytes of a shard but its index may be one chunk."""
+    case = _Case(_array_of_two(_shard((0, 10))), whole_index_nbytes)
+
+    assert await case.locate("c/0") == Stored(ROOT.join("c/0"), ByteRange(0, 10), case.etags["c/0"])
+
+
+async def test_a_shard_without_its_trailing_checksum_is_truncated() -> None:
+    """An index that happens to be the whole rest of a shard proves no absence."""
+    index = encode_index([EMPTY, EMPTY])
+    whole = index + checksum(index)
+
+    assert await _Case(_array_of_two(whole, trailer=True)).locate("c/0") == MISSING
+    with pytest.raises(DamagedError, match="truncated"):
+        await _Case(_array_of_two(index, trailer=True)).locate("c/0")
+
+
+async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
+    """The inner index of a nested shard is checked against the inner shard."""
+    inner = encode_shard([b"a", b"b"])
+    wrong = b"ab" + encode_index([(0, 1), (1, 100)])
+    codec = sharding([4], [sharding([2])])
+    document = json.dumps(array_metadata([8], [8], [codec])).encode()
+    case = _Case({"zarr.json": document, "c/0": encode_shard([wrong, inner])})
+
+    assert isinstance(await case.locate("c/2"), Stored)
+    with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 .* ends past 38 bytes"):
+        await case.locate("c/1")
+
+
+async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
+    """Once its end was seen, an entry that cannot be read is no absence."""
+    case = _Case(build(_CHUNKS), whole_index_nbytes=0)
+    layout = await case.open()
+    await layout.locate(VirtualKey("c/0/0"), case.fetch)
+    case.store.remove(ROOT.join("c/0/0"))
+    with pytest.raises(VersionChangedError):
+        await layout.locate(VirtualKey("c/0/1"), case.fetch)
+
+
+def _reader(**options: Any) -> ShardReader:
+    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True, **options)
+    return ShardReader(index, ReadCache(WatchedStore(), Memory(0), ttl_s=60), 2**20)
+
+
+async def test_a_missing_shard_has_no_chunks() -> None:
+    """What is inside of what is absent is absent."""
+    assert await _reader().locate(MISSING, 0) == MISSING
+
+
+async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
+    """In a shard that is bytes already a chunk is bytes, with a version of its own."""
+    shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
+    first, second = [await _reader().locate(shard, entry) for entry in (0, 1)]
+
+    assert isinstance(first, Inline)
+    assert isinstance(second, Inline)
+    assert (first.data, second.data) == (b"a", b"bc")
+    assert len({shard.etag, first.etag, second.etag}) == 3
+
+
+async def test_an_empty_entry_of_a_shard_at_hand_is_missing() -> None:
+    """The marker means the same wherever the shard is."""
+    shard = Inline(encode_shard([None, b"bc"]), ETag('"v"'))
+
+    assert await _reader().locate(shard, 0) == MISSING
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 35, b"x" * 36, b"x" * 100])
+async def test_damage_of_a_shard_at_hand_is_for_its_container_to_name(data: bytes) -> None:
+    """Bytes at hand have no object to be named."""
+    with pytest.raises(DecodeError):
+        await _reader().locate(Inline(data, ETag('"v"')), 0)
+
+
+async def test_a_shard_may_be_a_range_of_an_object() -> None:
+    """A shard inside of another container's object is found by its range and version."""
+    store, ref = WatchedStore(), ObjectRef("memory://bucket", "chunks/abc")
+    shard = encode_shard([b"a", b"bc"])
+    etag = store.place(ref, b"before" + shard + b"after")
+    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+    reader = ShardReader(index, ReadCache(store, Memory(2**20), ttl_s=60), 2**20)
+    place = Stored(ref, ByteRange(6, 6 + len(shard)), etag)
+
+    assert await reader.locate(place, 1) == Stored(ref, ByteRange(10, 12), etag)
+
+
+_SHARD = encode_shard([b"a", None])
+_ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
+_FIXED = Fixed(ETag('"name"'))
+
+
+def _around(store: WatchedStore, whole_index_nbytes: int) -> ShardReader:
+    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+    return ShardReader(index, ReadCache(store, Memory(2**20), ttl_s=60), whole_index_nbytes)
+
+
+_whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+
+
+@_whole_or_by_entry
+async def test_a_chunk_of_a_part_is_of_the_version_of_its_index(whole_index_nbytes: int) -> None:
+    """Of an object as it is now the index tells which version that is."""
+    store = WatchedStore()
+    etag = store.place(_ELSEWHERE, b"before" + _SHARD + b"after")
+    reader = _around(store, whole_index_nbytes)
+    part = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)))
+
+    assert await reader.locate(part, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
+    assert await reader.locate(part, 1) == MISSING
+    assert {call.if_match for call in store.calls} == {None}
+
+
+@_whole_or_by_entry
+@pytest.mark.parametrize("condition", [None, ETag('"x"')])
+async def test_a_chunk_of_a_fixed_shard_is_as_fixed(
+    condition: Condition | None, whole_index_nbytes: int
+) -> None:
+    """Its index is read under the condition that was told, and the chunk will be."""
+    store = WatchedStore()
+    etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
+    condition = etag if isinstance(condition, str) else condition
+    version = Fixed(ETag('"name"'), condition)
+    place = Stored(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), version)
+    found = await _around(store, whole_index_nbytes).locate(place, 0)
+
+    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), version)
+    assert [call.if_match for call in store.calls] == [condition]
+
+
+@_whole_or_by_entry
+async def test_a_time_does_not_tell_all_versions_apart(whole_index_nbytes: int) -> None:
+    """The chunk has to be of the version of the index, which is as old as was told."""
+    store = WatchedStore()
+    etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
+    place = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), UnmodifiedSince(5))
+    found = await _around(store, whole_index_nbytes).locate(place, 0)
+
+    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
+    assert [call.if_match for call in store.calls] == [UnmodifiedSince(5)]
+    store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=6)
+    with pytest.raises(DamagedError, match="not as it was"):
+        await _around(store, whole_index_nbytes).locate(place, 0)
+
+
+@_whole_or_by_entry
+@pytest.mark.parametrize("data", [None, b"", _SHARD[:-1], _SHARD[:20]])
+@pytest.mark.parametrize("is_fixed", [True, False])
+async def test_a_shard_that_is_referred_to_has_to_be_there(
+    data: bytes | None, *, is_fixed: bool, whole_index_nbytes: int
+) -> None:
+    """That it is missing or too short is no absence of its chunks; the object is named."""
+    store = WatchedStore()
+    if data is not None:
+        store.place(_ELSEWHERE, data)
+    place = ByteRange(0, len(_SHARD))
+    shard = Stored(_ELSEWHERE, place, _FIXED) if is_fixed else Part(_ELSEWHERE, place)
+    for entry in (0, 1):
+        with pytest.raises(DamagedError, match=f"{_ELSEWHERE}: "):
+            await _around(store, whole_index_nbytes).locate(shard, entry)
+
+
+@_whole_or_by_entry
+async def test_a_shard_is_not_longer_than_its_object(whole_index_nbytes: int) -> None:
+    """Also where the index could be read."""
+    index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
+    store = WatchedStore()
+    data = encode_shard([b"a", None], location="start")
+    store.place(_ELSEWHERE, data)
+    reader = ShardReader(index, ReadCache(store, Memory(0), ttl_s=60), whole_index_nbytes)
+    with pytest.raises(DamagedError, match=r"is referred to, and it has"):
+        await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
+
+
+@_whole_or_by_entry
+async def test_a_range_too_short_for_a_shard_is_damaged(whole_index_nbytes: int) -> None:
+    """Nothing is read of it."""
+    store = WatchedStore()
+    store.place(_ELSEWHERE, _SHARD)
+    reader = _around(store, whole_index_nbytes)
+    with pytest.raises(DamagedError, match="too few for a shard"):
+        await reader.locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
+    assert store.calls == []
+
+
+@pytest.mark.parametrize("key", ["c/3", "c/03", "c/0/0", "c", "c/x", "c/-1"])
+async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
+    """It would be an object that nobody finds, or one in the place of a shard."""
+    array = one_dimension(3)
+    with pytest.raises(BadKeyError, match=rf"{key} is no chunk of an array of shape \[3\]"):
+        await array.slot(key)
+
+
+@pytest.mark.parametrize("key", ["zarr.json", "notes.txt", "d/0", ".zattrs"])
+async def test_other_keys_are_objects(key: str) -> None:
+    """Beside the chunks of the array."""
+    fetch = one_dimension(3).fetch()
+    layout = await known_formats()[0].open(ROOT, fetch)
+    assert layout is not None
+
+    target = await layout.target(VirtualKey(key), fetch)
+
+    assert isinstance(target, Whole | Document)
+    assert target.ref == ROOT.join(key)
+
+
+@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1]), {"name": "gzip"}]])
+async def test_chunks_of_other_arrays_are_objects(codecs: list[Any]) -> None:
+    """Not sharded, or served with the shards."""
+    fetch = WrittenArray(array_metadata([3], [3], codecs)).fetch()
+    layout = await known_formats()[0].open(ROOT, fetch)
+    assert layout is not None
+
+    assert await layout.target(VirtualKey("c/0"), fetch) == Whole(ROOT.join("c/0"))
+
+
+async def test_a_body_in_a_coding_is_refused() -> None:
+    """The codecs of the array tell how chunks are compressed."""
+    slot = await one_dimension(3).slot("c/0")
+
+    with pytest.raises(UnknownCodingError):
+        slot.shard.encode(slot.entry, b"any", is_gzip=True)
+    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
+
+
+async def test_a_body_that_is_no_chunk_is_refused() -> None:
+    """An array of bytes tells how long each is."""
+    slot = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
+
+    with pytest.raises(BadBodyError, match="3 bytes instead of 2"):
+        slot.shard.encode(slot.entry, b"abc", is_gzip=False)

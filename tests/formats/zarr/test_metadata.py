@@ -1,0 +1,363 @@
+"""``zarr.json``: what is read in it, and what is served in its place."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.core.buffer import cpu
+from zarr.core.metadata.v3 import ArrayV3Metadata
+from zarr.storage import MemoryStore
+
+from app.formats.documents import MarkerDecoder
+from app.formats.reading import DecodeError
+from app.formats.zarr.layout import Zarr3
+from app.formats.zarr.metadata import Node
+from tests.formats.zarr.building import CRC, LITTLE, array_metadata, sharding
+from tests.formats.zarr.nesting import Nesting, nestings
+
+_LIMIT = 2**20
+_GZIP = {"name": "gzip", "configuration": {"level": 1}}
+_PLAIN = array_metadata([8], [2], [LITTLE, _GZIP])
+_SHARDED = array_metadata([8], [4], [sharding([2], [LITTLE, _GZIP])])
+_SERVED = {
+    **_SHARDED,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+    "codecs": [LITTLE, _GZIP],
+}
+_GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+_REWRITTEN = ("chunk_grid", "codecs")
+
+_leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
+)
+_members = st.recursive(
+    _leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+_extra = st.dictionaries(st.text(max_size=8), _members, max_size=4).map(
+    lambda extra: {k: v for k, v in extra.items() if k not in {*_SHARDED, "storage_transformers"}}
+)
+
+
+def _decode(document: Any) -> Node:
+    return _read(json.dumps(document).encode())
+
+
+def _read(data: bytes, limit_bytes: int = _LIMIT) -> Node:
+    node = MarkerDecoder((Zarr3(0, limit_bytes),), limit_bytes)(data).spec
+    assert isinstance(node, Node)
+    return node
+
+
+def _consolidated(nodes: dict[str, Any]) -> dict[str, Any]:
+    inline = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    return {**_GROUP, "consolidated_metadata": inline}
+
+
+def test_a_sharded_array_is_served_unsharded() -> None:
+    """The grid is that of the inner chunks, the codecs are what encodes one of them."""
+    node = _decode(_SHARDED)
+
+    assert json.loads(node.served) == _SERVED
+    assert (node.kind, node.is_rewritten) == ("array", True)
+
+
+@given(nestings(), _extra, _members)
+def test_every_other_member_is_untouched(
+    nesting: Nesting, extra: dict[str, Any], attributes: Any
+) -> None:
+    """Attributes and members that nobody knows are served as they are stored, in their order."""
+    document = {**nesting.document, "attributes": attributes, **extra}
+    served = json.loads(_decode(document).served)
+
+    assert list(served) == list(document)
+    for name in document.keys() - set(_REWRITTEN):
+        assert json.dumps(served[name]) == json.dumps(document[name])
+
+
+@given(nestings(letters=False))
+def test_zarr_python_accepts_what_is_served(nesting: Nesting) -> None:
+    """The document is valid metadata of an unsharded array of the same shape."""
+    served = ArrayV3Metadata.from_dict(json.loads(_decode(nesting.document).served))
+
+    assert served.shape == nesting.shape
+    assert served.shards is None
+    assert served.chunk_grid.to_dict()["configuration"] == {
+        "chunk_shape": nesting.inner_chunk_shape
+    }
+
+
+async def test_zarr_python_opens_what_is_served() -> None:
+    """An array opens with the shape of the inner chunks, and no shards, as its chunks."""
+    store = MemoryStore()
+    await store.set("zarr.json", cpu.Buffer.from_bytes(_decode(_SHARDED).served))
+    array = await zarr.api.asynchronous.open_array(store=store, mode="r")
+
+    assert (array.shape, array.chunks, array.shards) == ((8,), (2,), None)
+
+
+@given(nestings())
+def test_what_is_served_is_not_sharded_any_more(nesting: Nesting) -> None:
+    """To rewrite what was rewritten changes nothing."""
+    served = _decode(nesting.document).served
+    again = _read(served)
+
+    assert (again.served, again.is_rewritten, again.array) == (served, False, None)
+
+
+@pytest.mark.parametrize("document", [_PLAIN, _GROUP, _consolidated({"a": _PLAIN, "b": _GROUP})])
+def test_what_is_not_sharded_is_served_byte_by_byte(document: dict[str, Any]) -> None:
+    """Other nodes keep even their spaces."""
+    data = json.dumps(document, indent=7).encode()
+    node = _read(data)
+
+    assert (node.served, node.is_rewritten, node.array) == (data, False, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"codecs": [sharding([2]), _GZIP]}, "gzip after sharding_indexed"),
+        ({"chunk_grid": {"name": "rectilinear"}}, "the chunk grid is rectilinear"),
+        ({"chunk_key_encoding": {"name": "fanout"}}, "the chunk key encoding is fanout"),
+        ({"storage_transformers": [{"name": "mirror"}]}, "storage transformers"),
+    ],
+)
+def test_what_cannot_be_unsharded_is_served_as_it_is(changed: dict[str, Any], reason: str) -> None:
+    """The array is passed on, and the reason is told."""
+    data = json.dumps({**_SHARDED, **changed}).encode()
+    node = _read(data)
+
+    assert (node.served, node.is_rewritten, node.array) == (data, False, None)
+    assert reason in node.why_sharded
+
+
+def test_a_reason_is_short_however_long_a_name() -> None:
+    """Names come from outside and are cut where they are told."""
+    node = _decode({**_SHARDED, "codecs": [sharding([2]), {"name": "x" * 10_000}]})
+
+    assert 0 < len(node.why_sharded) < 200
+
+
+def test_no_storage_transformers_are_none() -> None:
+    """An empty list of storage transformers changes nothing."""
+    assert _decode({**_SHARDED, "storage_transformers": []}).array is not None
+
+
+def test_consolidated_arrays_are_rewritten() -> None:
+    """In a group's consolidated metadata each sharded array is served as by itself."""
+    nodes = {"a": _SHARDED, "b": _PLAIN, "g": _GROUP, "g/c": _SHARDED}
+    served = json.loads(_decode(_consolidated(nodes)).served)
+
+    assert served == _consolidated({"a": _SERVED, "b": _PLAIN, "g": _GROUP, "g/c": _SERVED})
+
+
+def test_groups_consolidated_inside_of_groups_are_rewritten() -> None:
+    """Consolidated metadata may hold groups with consolidated metadata of their own."""
+    node = _decode(_consolidated({"g": _consolidated({"a": _SHARDED})}))
+
+    assert json.loads(node.served) == _consolidated({"g": _consolidated({"a": _SERVED})})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{**_SHARDED, "shape": "wrong"}, {**_SHARDED, "codecs": [sharding([3])]}, None, 3, [], "x"],
+)
+def test_a_damaged_node_among_consolidated_ones_stays(other: Any) -> None:
+    """What is wrong with one array does not keep the group or its other arrays from readers."""
+    served = json.loads(_decode(_consolidated({"a": _SHARDED, "b": other})).served)
+
+    assert served == _consolidated({"a": _SERVED, "b": other})
+
+
+@pytest.mark.parametrize("consolidated", [None, [], 3, "x", {}, {"metadata": None}])
+def test_other_consolidated_metadata_stays(consolidated: Any) -> None:
+    """What is not understood is passed on."""
+    document = {**_GROUP, "consolidated_metadata": consolidated}
+
+    assert not _decode(document).is_rewritten
+
+
+@pytest.mark.parametrize(
+    ("encoding", "key"),
+    [
+        ({"name": "default"}, "c/3"),
+        ("default", "c/3"),
+        ({"name": "default", "configuration": {"separator": "."}}, "c.3"),
+        ({"name": "v2"}, "3"),
+        ({"name": "v2", "configuration": {"separator": "/"}}, "3"),
+    ],
+)
+def test_chunks_are_named_by_the_encoding_of_the_array(encoding: Any, key: str) -> None:
+    """Inner chunks and shards are spelled in the same way."""
+    array = _decode({**_SHARDED, "chunk_key_encoding": encoding}).array
+
+    assert array is not None
+    assert array.keys.parse(key) == (3,)
+    assert array.shard_key((12,)) == key
+
+
+def test_v2_keys_have_dots_unless_told() -> None:
+    """The separator of the encoding ``v2`` is a dot, that of ``default`` a slash."""
+    document = array_metadata([8, 8], [4, 4], [sharding([2, 2])], chunk_key_encoding="v2")
+    array = _decode(document).array
+
+    assert array is not None
+    assert array.shard_key((4, 0)) == "1.0"
+
+
+@pytest.mark.parametrize("coords", [(4,), (5,), (10**18,)])
+def test_off_the_array_there_is_no_chunk(coords: tuple[int, ...]) -> None:
+    """A chunk that begins past the last element has no origin."""
+    array = _decode(_SHARDED).array
+
+    assert array is not None
+    assert array.origin(coords) is None
+
+
+def test_an_array_without_elements_has_no_chunk() -> None:
+    """Along a dimension of no length nothing begins."""
+    array = _decode(array_metadata([0, 8], [4, 4], [sharding([2, 2])])).array
+
+    assert array is not None
+    assert array.origin((0, 0)) is None
+
+
+def test_an_array_without_dimensions_has_one_chunk() -> None:
+    """The only chunk of a 0-d array is entry 0 of the only shard."""
+    array = _decode(array_metadata([], [], [sharding([])])).array
+
+    assert array is not None
+    assert (array.keys.parse("c"), array.origin(()), array.shard_key(())) == ((), (), "c")
+    assert array.unsharded.levels[0].entry(()) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff\xfe{", "no JSON"),
+        (b"\x80", "no JSON"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b"3", "no JSON object"),
+        (b'{"zarr_format": 2}', "zarr_format is not 3"),
+        (b'{"zarr_format": 3}', "node_type is neither array nor group: None"),
+        (b'{"zarr_format": 3, "node_type": ["array"]}', "neither array nor group"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"a":' * 100_000, "no JSON"),
+        (b'{"zarr_format": 1' + b"0" * 100_000 + b"}", "no JSON"),
+    ],
+)
+def test_what_is_no_metadata_is_refused(data: bytes, reason: str) -> None:
+    """Anything but a Zarr v3 node is an error that says what is wrong."""
+    with pytest.raises(DecodeError, match=reason):
+        _read(data)
+
+
+def test_metadata_over_the_limit_is_refused() -> None:
+    """One byte more than the limit is not even parsed."""
+    data = json.dumps(_SHARDED).encode()
+
+    assert _read(data, len(data)).kind == "array"
+    with pytest.raises(DecodeError, match=f"more than {len(data)} bytes"):
+        _read(data + b" ", len(data))
+
+
+def test_deep_attributes_are_served_in_about_their_size() -> None:
+    """Rewriting does not multiply what is deeply nested."""
+    attributes = b"[" * 300 + b",".join([b"0"] * 10_000) + b"]" * 300
+    data = json.dumps({**_SHARDED, "attributes": "@"}).encode().replace(b'"@"', attributes)
+
+    assert len(_read(data).served) < 2 * len(data)
+
+
+def test_a_node_weighs_at_least_its_document() -> None:
+    """The memory of a node is counted."""
+    node = _decode({**_SHARDED, "attributes": {"x": "x" * 10_000}})
+
+    assert node.nbytes > len(node.served) > 10_000
+
+
+_hostile = st.recursive(
+    st.one_of(
+        _leaves,
+        st.floats(),
+        st.integers(-(10**200), 10**200),
+        st.sampled_from([0, 1, 2, 3, 4, 2**63, 2**64 - 1, 10**4000, -1, True]),
+        st.sampled_from(["sharding_indexed", "crc32c", "transpose", "bytes", "endian", "regular"]),
+        st.sampled_from(["default", "v2", "C", "F", "start", "end", "little", "/", ".", "\ud800"]),
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["name", "configuration", "chunk_shape", "codecs", "order", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+def _positions(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(document, dict | list):
+        for key in document if isinstance(document, dict) else range(len(document)):
+            yield from _positions(document[key], (*path, key))
+
+
+@st.composite
+def _mutations(draw: st.DrawFn) -> Any:
+    """Draw a document with wrong values at some positions, and others missing."""
+    inner = sharding([2, 2], [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE])
+    outer = [{"name": "transpose", "configuration": {"order": [1, 0]}}, sharding([4, 2], [inner])]
+    array = array_metadata([8, 8], [4, 4], [*outer, CRC], dimension_names=["y", "x"])
+    document = copy.deepcopy(draw(st.sampled_from([array, _consolidated({"a": array})])))
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(list(_positions(document))))
+        if not path:
+            return draw(_hostile)
+        parent = document
+        for key in path[:-1]:
+            parent = parent[key]
+        if draw(st.booleans()):
+            parent[path[-1]] = draw(_hostile)
+        else:
+            del parent[path[-1]]
+    return document
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(_mutations())
+def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
+    """Whatever stands at any position, decoding gives a node or `DecodeError`."""
+    try:
+        node = _decode(document)
+    except DecodeError as error:
+        assert len(str(error)) < 20_000  # noqa: PT017 - what it says is the fact
+        return
+    json.loads(node.served)
+    if node.array is not None:
+        array = node.array
+        for coords in ((0,) * len(array.shape), (10**18,) * len(array.shape)):
+            origin = array.origin(coords)
+            if origin is None:
+                continue
+            assert array.keys.owns(array.shard_key(origin))
+            for level in array.unsharded.levels:
+                assert 0 <= level.entry(origin) < level.index.entry_count
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    """What is not even JSON is `DecodeError`."""
+    with pytest.raises(DecodeError):
+        _read(data)

@@ -1,0 +1,342 @@
+"""Shards written anew, taken apart by code that shares nothing with the plan."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import (
+    ConflictError,
+    DamagedError,
+)
+from app.formats.contract import Slot
+from app.formats.zarr.index import ShardIndex
+from app.model import ByteRange, VirtualKey
+from app.resolve.fetch import Memory, ReadCache
+from tests.formats.rendering import render
+from tests.formats.zarr.building import (
+    BIG,
+    CRC,
+    EMPTY,
+    LITTLE,
+    array_metadata,
+    encode_index,
+    encode_shard,
+    sharding,
+)
+from tests.formats.zarr.nesting import Nesting, nestings
+from tests.formats.zarr.writing import (
+    GIB,
+    Coords,
+    WrittenArray,
+    one_dimension,
+    opened,
+    two_levels,
+)
+from tests.resolve.stores import WatchedStore
+from tests.resolving import ROOT, known_formats
+
+
+def _contents(nesting: Nesting, array: WrittenArray) -> dict[Coords, bytes]:
+    """Read all chunks of *array*, which is nested as *nesting*."""
+    by_number = {nesting.number(coords): coords for coords in nesting.coords()}
+    contents = {}
+    for shard_coords, paths in nesting.shard_paths():
+        key = "/".join(["c", *map(str, shard_coords)])
+        if key in array.objects:
+            for path, chunk in array.decode(key).chunks.items():
+                contents[by_number[paths[path]]] = chunk
+    return contents
+
+
+def _histories(coords: Sequence[Coords]) -> st.SearchStrategy[list[dict[Coords, bytes | None]]]:
+    bodies = st.one_of(st.none(), st.binary(min_size=1, max_size=9))
+    changes = st.dictionaries(st.sampled_from(coords), bodies, min_size=1, max_size=5)
+    return st.lists(changes, min_size=1, max_size=4)
+
+
+@settings(max_examples=150)
+@given(nestings(), st.data())
+def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
+    nesting: Nesting, data: st.DataObject
+) -> None:
+    """Whatever is nested and checksummed how, and whoever began it, all chunks are as written."""
+    coords = list(nesting.coords())[:100]
+    first = data.draw(st.dictionaries(st.sampled_from(coords), st.binary(min_size=1), max_size=5))
+    array = WrittenArray(
+        {**nesting.document, "data_type": "string"},
+        nesting.build({nesting.number(c): body for c, body in first.items()}),
+    )
+    model = dict(first)
+    for changes in data.draw(_histories(coords)):
+        asyncio.run(array.write(changes))
+        model |= {c: body for c, body in changes.items() if body is not None}
+        model = {c: body for c, body in model.items() if changes.get(c, b"") is not None}
+
+        assert _contents(nesting, array) == model
+
+
+@settings(max_examples=80)
+@given(nestings(), st.data())
+def test_equal_content_gives_equal_bytes(nesting: Nesting, data: st.DataObject) -> None:
+    """Two histories that end the same leave the same objects, in which no byte is lost."""
+    coords = list(nesting.coords())[:100]
+    array, other = (WrittenArray({**nesting.document, "data_type": "string"}) for _ in range(2))
+    for changes in data.draw(_histories(coords)):
+        asyncio.run(array.write(changes))
+    contents = _contents(nesting, array)
+    for c in data.draw(st.permutations(sorted(contents))):
+        asyncio.run(other.write({c: contents[c]}))
+
+    assert other.objects == array.objects
+    assert not any(array.decode(key).has_holes for key in array.objects)
+
+
+async def test_the_last_chunk_takes_the_shard_with_it() -> None:
+    """What holds nothing need not exist; nor need the shard inside of it that does."""
+    nested = two_levels(4, 2)
+    await nested.write({(0,): b"a", (3,): b"b"})
+
+    assert list(nested.decode("c/0").chunks) == [(0, 0), (1, 1)]
+    await nested.write({(3,): None})
+    assert ShardIndex(nested.objects["c/0"][-36:-4], big_endian=False).lookup(1) is None
+    assert await nested.write({(0,): None}) == {"c/0": None}
+    assert nested.objects == {}
+
+
+@pytest.mark.parametrize("codecs", [[], [CRC], [CRC, CRC]])
+@pytest.mark.parametrize("location", ["start", "end"])
+async def test_a_shard_without_chunks_can_be_written(location: str, codecs: list[Any]) -> None:
+    """All its entries are empty."""
+    codec = sharding([1], index_location=location)
+    array = WrittenArray(array_metadata([3], [3], [codec, *codecs]))
+    rewriter = (await array.slot("c/0")).shard
+
+    plan = rewriter.plan_empty()
+    array.objects["c/0"] = render(plan.pieces)
+
+    assert array.decode("c/0").chunks == {}
+    assert plan.places == {}
+    assert not array.decode("c/0").has_holes
+
+
+async def test_what_is_kept_is_one_range_where_it_lies_together() -> None:
+    """So that few parts are copied; chunks that are moved apart by new ones are two."""
+    array = one_dimension(6)
+    await array.write({(n,): bytes([n]) * 10 for n in (0, 1, 3, 4, 5)})
+    old = array.objects["c/0"]
+
+    plan = (await array.write({(2,): b"new", (3,): None}))["c/0"]
+
+    assert plan is not None
+    index = render(plan.pieces, old)[-100:]
+    assert plan.pieces == [ByteRange(0, 20), b"new", ByteRange(30, 50), index]
+
+
+async def test_what_is_kept_goes_on_into_a_shard_inside() -> None:
+    """A range that ends where one of a changed shard inside begins is one range."""
+    array = two_levels(4, 2)
+    await array.write({(n,): bytes([n]) * 10 for n in range(4)})
+
+    plan = (await array.write({(3,): b"new"}))["c/0"]
+
+    assert plan is not None
+    assert plan.pieces[0] == ByteRange(0, 20 + 36 + 10)
+    assert [len(p) for p in plan.pieces[1:] if isinstance(p, bytes)] == [3, 36, 36]
+
+
+async def test_chunks_that_share_bytes_become_two() -> None:
+    """Whoever wrote it so; both are as they were."""
+    array = one_dimension(3)
+    array.objects["c/0"] = b"shared" + encode_index([(0, 6), (3, 3), (0, 4)])
+
+    await array.write({(2,): b"z"})
+
+    assert array.objects["c/0"][:-52] == b"sharedred" + b"z"
+
+
+async def test_chunks_of_a_large_shard_stay_in_their_order() -> None:
+    """What is new lies behind them, by its entries; holes are closed."""
+    array = one_dimension(6)
+    entries = [(5 * GIB, GIB), (0, GIB), EMPTY, (GIB, GIB), (3 * GIB, GIB), (4 * GIB, GIB)]
+    old = opened(array, entries, 6 * GIB + 100)
+    rewriter = (await array.slot("c/0")).shard
+
+    plan = rewriter.plan(old, {(3,): b"three", (2,): b"two"})
+
+    assert plan is not None
+    assert plan.pieces[:-1] == [ByteRange(0, GIB), ByteRange(3 * GIB, 6 * GIB), b"two", b"three"]
+    assert plan.places == {
+        (2,): ByteRange(4 * GIB, 4 * GIB + 3),
+        (3,): ByteRange(4 * GIB + 3, 4 * GIB + 8),
+    }
+    ((_, index),) = plan.indexes
+    assert [index.lookup(n).start for n in (1, 4, 5, 0)] == [0, GIB, 2 * GIB, 3 * GIB]
+
+
+async def test_the_index_of_a_large_shard_may_come_first() -> None:
+    """Before all chunks, which it moves by nothing."""
+    array = one_dimension(2, index_location="start")
+    old = opened(array, [(GIB, GIB), (36, GIB - 36)], 2 * GIB)
+    rewriter = (await array.slot("c/0")).shard
+
+    plan = rewriter.plan(old, {(0,): b"new"})
+
+    assert plan is not None
+    assert [type(piece) for piece in plan.pieces] == [bytes, ByteRange, bytes]
+    assert plan.pieces[1:] == [ByteRange(36, GIB), b"new"]
+
+
+async def test_a_large_shard_whose_chunks_all_share_bytes_does_not_grow_beyond_measure() -> None:
+    """A few bytes of index could ask for any number of copies."""
+    array = one_dimension(1000)
+    old = opened(array, [(0, GIB)] * 1000, GIB + 16004)
+    rewriter = (await array.slot("c/0")).shard
+
+    with pytest.raises(ConflictError, match=r"c/0: its chunks share bytes, and would take 1\.07e"):
+        rewriter.plan(old, {(0,): b"new"})
+
+
+async def test_one_change_among_very_many_chunks_is_three_pieces() -> None:
+    """However many are kept."""
+    array = one_dimension(50_000)
+    old = opened(array, [(8 * n, 8) for n in range(50_000)], 400_000 + 800_004)
+    rewriter = (await array.slot("c/0")).shard
+
+    plan = rewriter.plan(old, {(33_333,): b"new"})
+
+    assert plan is not None
+    before, new, behind, _ = plan.pieces
+    assert (before, new) == (ByteRange(0, 266_664), b"new")
+    assert behind == ByteRange(266_672, 400_000)
+
+
+_EMPTY = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ((_EMPTY, 3), "index entry 1 is half an empty marker"),
+        ((3, _EMPTY), "index entry 1 is half an empty marker"),
+        ((2**64 - 9, 20), r"index entry 1 ends past 2\^64"),
+        ((2**63, 1), "ends past 62 bytes"),
+        ((0, 63), "ends past 62 bytes"),
+        ((63, 0), "ends past 62 bytes"),
+        ((9, 2), "overlaps the shard index"),
+    ],
+)
+async def test_nothing_is_written_into_a_damaged_shard(entry: tuple[int, int], reason: str) -> None:
+    """Any entry that cannot be right stops all changes, whichever they are of."""
+    array = one_dimension(3)
+    array.objects["c/0"] = b"0123456789" + encode_index([(0, 4), entry, EMPTY])
+
+    with pytest.raises(DamagedError, match=rf"data/c/0: .*{reason}"):
+        await array.write({(2,): b"new"})
+
+
+async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
+    """Its own entries are counted from where it begins."""
+    array = two_levels(4, 2)
+    inner = b"abc" + encode_index([(0, 3), (1, 3)])
+    array.objects["c/0"] = encode_shard([None, inner])
+
+    with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 at .* overlaps the shard"):
+        await array.write({(2,): b"new"})
+    with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 at .* overlaps the shard"):
+        (await array.open("c/2", (1, 1))).lookup((1, 1))
+
+
+async def test_a_truncated_shard_is_damaged() -> None:
+    """Too short for its index."""
+    array = one_dimension(3, index_location="start")
+    array.objects["c/0"] = b"short"
+
+    with pytest.raises(DamagedError, match="data/c/0"):
+        await array.write({(2,): b"new"})
+
+
+_EDGES = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, _EMPTY - 1, _EMPTY])
+
+
+@given(
+    st.lists(st.tuples(_EDGES, _EDGES), min_size=3, max_size=3),
+    st.sampled_from(["start", "end"]),
+    st.sampled_from("<>"),
+    st.sampled_from([0, 7, 2**40]),
+)
+def test_all_entries_are_judged_as_each_is(
+    entries: list[tuple[int, int]], location: str, endian: str, start: int
+) -> None:
+    """The table of a shard tells what its entries do, one after the other."""
+    codecs = [BIG if endian == ">" else LITTLE, CRC]
+    array = one_dimension(3, index_location=location, index_codecs=codecs)
+    encoded = encode_index(entries, endian=endian, crc=False)
+    shard = replace(
+        opened(array, entries, start + 62, ByteRange(start, start + 62)),
+        index=ShardIndex(encoded, endian == ">"),
+    )
+
+    def one_by_one() -> list[ByteRange | None]:
+        return [shard.find(number) for number in range(3)]
+
+    def at_once() -> list[ByteRange | None]:
+        pairs = zip(*(numbers.tolist() for numbers in shard.columns()), strict=True)
+        return [None if nbytes == -1 else ByteRange(at, at + nbytes) for at, nbytes in pairs]
+
+    assert _outcome(at_once) == _outcome(one_by_one)
+
+
+def _outcome(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except DamagedError as error:
+        return str(error)
+
+
+async def test_only_what_is_to_be_changed_is_read() -> None:
+    """The index of the object, which a reader has brought into the cache, and one inside."""
+    array = two_levels(9, 3)
+    await array.write({(n,): b"x" for n in range(9)})
+    store = WatchedStore()
+    for key, data in {**array.objects, "zarr.json": json.dumps(array.document).encode()}.items():
+        store.place(ROOT.join(key), data)
+    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    layout = await known_formats()[0].open(ROOT, fetch)
+    assert layout is not None
+    await layout.locate(VirtualKey("c/4"), fetch)
+    store.calls.clear()
+    slot = await layout.target(VirtualKey("c/4"), fetch)
+    other = await layout.target(VirtualKey("c/8"), fetch)
+    assert isinstance(slot, Slot)
+    assert isinstance(other, Slot)
+
+    old = await slot.shard.open([slot.entry], fetch)
+    assert store.calls == []
+    await slot.shard.open([slot.entry, other.entry], fetch)
+
+    assert old is not None
+    assert [call.request for call in store.calls] == [ByteRange(113, 165)]
+    assert [call.if_match for call in store.calls] == [old.etag]
+    assert slot.shard == other.shard
+
+
+async def test_a_shard_tells_where_its_chunks_are() -> None:
+    """Those that it was opened for, whatever else there is."""
+    array = two_levels(6, 2)
+    await array.write({(0,): b"abc", (2,): b"defg"})
+    old = await array.open("c/0", (0, 0), (0, 1), (1, 0), (2, 1))
+
+    found = {entry: old.lookup(entry) for entry in [(0, 0), (0, 1), (1, 0), (2, 1)]}
+    assert found == {
+        (0, 0): ByteRange(0, 3),
+        (0, 1): None,
+        (1, 0): ByteRange(39, 43),
+        (2, 1): None,
+    }
+    assert old.size == len(array.objects["c/0"])

@@ -1,0 +1,348 @@
+"""Descriptions of arrays, their shards, and the entries of these."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.errors import DamagedError
+from app.formats.reading import DecodeError
+from app.formats.surveying import Description, Entry, Fault
+from app.formats.zarr.metadata import Node, parse_array, parse_node
+from app.formats.zarr.survey import ZarrShard, ZarrShards, ZarrSurvey, array_names, describe
+from app.model import ByteRange, ETag, Stored, VirtualKey
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
+from tests.formats.zarr.building import (
+    ANY_LENGTH,
+    CRC,
+    LITTLE,
+    array_metadata,
+    build,
+    build_nested,
+    checksum,
+    sharding,
+)
+from tests.formats.zarr.nesting import Nesting, nestings
+from tests.resolving import ROOT
+
+_GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2, 2])])))
+
+
+def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, DirectFetch]:
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.place(ROOT.join(key), data)
+    array = parse_array(json.loads(objects["zarr.json"]))
+    return ZarrShards(ROOT, array), DirectFetch(store)
+
+
+async def _survey(objects: dict[str, bytes], key: str) -> ZarrSurvey:
+    shards, fetch = _shards(objects)
+    shard = shards.named(key)
+    assert shard is not None
+    survey = await shard.survey(fetch)
+    assert survey is not None
+    return survey
+
+
+@pytest.mark.parametrize("key", ["c/0/0", "c/1/1"])
+def test_a_stored_key_on_the_grid_is_a_shard(key: str) -> None:
+    """The grid of shards has two by two places."""
+    shard = _GRID.named(key)
+
+    assert shard is not None
+    assert shard.ref == ROOT.join(key)
+
+
+@pytest.mark.parametrize("key", ["c/2/0", "c/0/2", "c/00/0", "c/0", "zarr.json", "c/0/0/0", ""])
+def test_other_keys_are_no_shards(key: str) -> None:
+    """What is off the grid belongs to no array: it was larger once."""
+    assert _GRID.named(key) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "shard"),
+    [("c/0/0", "c/0/0"), ("c/1/1", "c/0/0"), ("c/2/1", "c/1/0"), ("c/0/3", "c/0/1")],
+)
+def test_an_inner_chunk_is_in_one_shard(key: str, shard: str) -> None:
+    """Virtual keys count inner chunks."""
+    assert _GRID.holding(VirtualKey(key)) == _GRID.named(shard)
+
+
+@pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "zarr.json", "c/01/0"])
+def test_what_is_no_inner_chunk_is_in_none(key: str) -> None:
+    """Off the array there is nothing to hold."""
+    assert _GRID.holding(VirtualKey(key)) is None
+
+
+def test_every_shard_of_the_grid() -> None:
+    """Each once, with the key of its first inner chunk."""
+    assert [(shard.ref.key[5:], shard.key) for shard in _GRID.every()] == [
+        ("c/0/0", "c/0/0"),
+        ("c/0/1", "c/0/2"),
+        ("c/1/0", "c/2/0"),
+        ("c/1/1", "c/2/2"),
+    ]
+
+
+async def test_no_shard_has_no_survey() -> None:
+    """An absent shard is a value."""
+    shards, fetch = _shards(build({}))
+
+    assert [await shard.survey(fetch) for shard in shards.every()] == [None] * 4
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(nestings(), st.data())
+async def test_any_nesting_names_what_is_in_it(nesting: Nesting, data: st.DataObject) -> None:
+    """Whatever the axes and levels, the indexes together name the chunks that were written."""
+    coords = list(nesting.coords())
+    written = data.draw(st.sets(st.sampled_from(coords))) if coords else set()
+    chunks = {nesting.number(at): f"{at}".encode() for at in written}
+    shards, fetch = _shards(nesting.build(chunks))
+
+    named: dict[str, bytes] = {}
+    for shard in shards.every():
+        await _collect(shard, fetch, named)
+
+    assert named == {"/".join(map(str, ("c", *at))): f"{at}".encode() for at in written}
+
+
+async def _collect(shard: ZarrShard, fetch: DirectFetch, named: dict[str, bytes]) -> None:
+    survey = await shard.survey(fetch)
+    if survey is None:
+        return
+    for entry in survey.table().entries:
+        if survey.inner is not None:
+            inner = survey.inner(entry)
+            assert isinstance(inner, ZarrShard)
+            await _collect(inner, fetch, named)
+        else:
+            place = survey.whole.byte_range.narrow(entry.place)
+            found = await fetch.store.get(shard.ref, place)
+            assert found is not None
+            named[survey.key(entry)] = getattr(found, "data", b"")
+
+
+async def test_entries_come_by_their_places() -> None:
+    """However chunks were written, they are told as they lie, with how many are empty."""
+    survey = await _survey(build({"c/0/0": b"first", "c/1/1": b"fourth"}), "c/0/0")
+
+    table = survey.table()
+
+    assert list(table.entries) == [Entry(0, ByteRange(0, 5)), Entry(3, ByteRange(8, 14))]
+    assert (table.empty, list(table.faults)) == (2, [])
+    assert survey.indexes == (ByteRange(17, 17 + 68),)
+    assert (survey.index_location, survey.count) == ("end", 4)
+
+
+async def test_an_entry_that_cannot_be_right_is_a_fault_of_its_chunk() -> None:
+    """The others are told nevertheless."""
+    objects = build({"c/0/0": b"first", "c/1/1": b"last"}, crc=False)
+    data = objects["c/0/0"]
+    objects["c/0/0"] = data[:-16] + bytes(8) + (99).to_bytes(8, "little")
+
+    table = (await _survey(objects, "c/0/0")).table()
+
+    assert [entry.number for entry in table.entries] == [0]
+    assert list(table.faults) == [
+        Fault(VirtualKey("c/1/1"), "inner chunk 3 at [0, 99) ends past 79 bytes")
+    ]
+
+
+async def test_an_index_that_cannot_be_read_is_a_fault_of_the_shard() -> None:
+    """It names nothing, and is told by the first inner chunk of the shard."""
+    objects = build({"c/0/3": b"chunk"})
+    objects["c/0/1"] = objects["c/0/1"][:-1] + b"?"
+
+    table = (await _survey(objects, "c/0/1")).table()
+
+    assert (table.entries, table.empty) == ((), 0)
+    assert table.faults == (
+        Fault(VirtualKey("c/0/2"), "the checksum of the shard index does not match"),
+    )
+
+
+async def test_a_shard_too_short_for_its_index_is_damaged() -> None:
+    """There is nothing to survey."""
+    with pytest.raises(DamagedError, match="3 bytes are too few for a shard"):
+        await _survey(build({}) | {"c/0/0": b"abc"}, "c/0/0")
+
+
+async def test_an_inner_shard_is_surveyed_where_it_lies() -> None:
+    """Entries are counted from its own beginning, in the version its outer index was of."""
+    objects = build_nested({"c/2": b"first", "c/3": b"second"})
+    outer = await _survey(objects, "c/0")
+    assert outer.inner is not None
+    (entry,) = outer.table().entries
+    _, fetch = _shards(objects)
+
+    inner = outer.inner(entry)
+    survey = await inner.survey(fetch)
+
+    assert inner.key == "c/2"
+    assert survey is not None
+    assert survey.inner is None
+    assert survey.whole == Stored(inner.ref, entry.place, outer.whole.version)
+    assert [(survey.key(e), e.place.start) for e in survey.table().entries] == [
+        ("c/2", 32),
+        ("c/3", 40),
+    ]
+
+
+async def test_checksums_behind_a_shard_cover_all_before() -> None:
+    """Two codecs put two of them there, the last over the first."""
+    codecs = [sharding([2]), CRC, CRC]
+    data = b"x" * 36
+    objects = {
+        "zarr.json": json.dumps(array_metadata([4], [4], codecs)).encode(),
+        "c/0": data + checksum(data) + checksum(data + checksum(data)),
+    }
+
+    survey = await _survey(objects, "c/0")
+
+    assert survey.checksummed == (ByteRange(0, 44), ByteRange(0, 40))
+    assert survey.indexes == (ByteRange(0, 36),)
+
+
+@pytest.mark.parametrize(
+    ("codecs", "data", "is_sound"),
+    [
+        ([LITTLE, CRC], b"data" + checksum(b"data"), True),
+        ([LITTLE, CRC], checksum(b""), True),
+        ([LITTLE, CRC], b"data" + checksum(b"date"), False),
+        ([LITTLE, CRC], b"abc", False),
+        ([LITTLE, CRC], b"", False),
+        ([LITTLE], b"anything", True),
+        ([LITTLE, "crc32c"], b"data" + checksum(b"data"), True),
+        ([LITTLE, "crc32c"], b"data" + checksum(b"date"), False),
+    ],
+)
+def test_a_chunk_is_checked_by_its_own_checksum(
+    codecs: list[object], data: bytes, *, is_sound: bool
+) -> None:
+    """Only where it has one at its end."""
+    array = parse_array(array_metadata([4], [4], [sharding([2], codecs)], **ANY_LENGTH))
+    shard = ZarrShard(ROOT, array, (0,))
+    whole = Stored(ROOT, ByteRange(0, 99), ETag('"1"'))
+    survey = ZarrSurvey(shard, whole, ByteRange(0, 36), b"")
+
+    reason = survey.check(Entry(0, ByteRange(0, len(data))), data)
+
+    assert (reason is None) is is_sound
+
+
+_GZIP = {"name": "gzip", "configuration": {"level": 1}}
+
+
+def _node(document: dict[str, Any]) -> Node:
+    return parse_node(document, json.dumps(document).encode())
+
+
+def _described(document: dict[str, Any]) -> Description:
+    return describe(_node(document))
+
+
+def test_a_sharded_array_tells_its_shards() -> None:
+    """Shapes are in array elements, codecs those of an inner chunk."""
+    inner = sharding([1, 2], [LITTLE, CRC], index_location="start")
+    document = array_metadata([8, 8], [4, 8], [sharding([2, 4], [inner])])
+
+    assert _described(document | {"dimension_names": ["y", None]}) == Description(
+        path="",
+        format="zarr",
+        kind="array",
+        shape=(8, 8),
+        data_type="uint8",
+        dimension_names=("y", None),
+        inner_chunk_shape=(1, 2),
+        codecs=("bytes", "crc32c"),
+        shard_shape=(4, 8),
+        chunks_per_shard=(4, 4),
+        index_location=("end", "start"),
+    )
+
+
+def test_an_array_without_shards_tells_its_chunks() -> None:
+    """What has to do with shards is not there."""
+    assert _described(array_metadata([8], [4], [LITTLE])) == Description(
+        path="",
+        format="zarr",
+        kind="array",
+        shape=(8,),
+        data_type="uint8",
+        inner_chunk_shape=(4,),
+        codecs=("bytes",),
+    )
+
+
+def test_an_array_that_stays_sharded_tells_why() -> None:
+    """Its chunks are its shards."""
+    described = _described(array_metadata([8], [4], [sharding([2]), _GZIP]))
+
+    assert described.shard_shape is None
+    assert described.inner_chunk_shape == (4,)
+    assert "gzip after sharding_indexed" in described.why_sharded
+
+
+@pytest.mark.parametrize(
+    ("members", "data_type", "chunk_shape"),
+    [
+        (
+            {"data_type": {"name": "numpy.datetime64", "configuration": {}}},
+            "numpy.datetime64",
+            (4,),
+        ),
+        ({"chunk_grid": {"name": "rectilinear", "configuration": {"x": 1}}}, "uint8", ()),
+        ({"chunk_grid": "rectilinear"}, "uint8", ()),
+    ],
+)
+def test_extensions_are_told_by_their_names(
+    members: dict[str, Any], data_type: str, chunk_shape: tuple[int, ...]
+) -> None:
+    """An array that is served as it is need not be understood."""
+    described = _described(array_metadata([8], [4], [LITTLE]) | members)
+
+    assert (described.data_type, described.inner_chunk_shape) == (data_type, chunk_shape)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"shape": 8},
+        {"shape": None},
+        {"codecs": None},
+        {"codecs": [7]},
+        {"data_type": None},
+        {"chunk_grid": None},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": "x"}}},
+        {"chunk_grid": {"name": "regular", "configuration": 4}},
+        {"dimension_names": "x"},
+        {"dimension_names": [1]},
+    ],
+)
+def test_what_contradicts_the_specification_is_told(members: dict[str, Any]) -> None:
+    """Metadata that is only passed on may be anything."""
+    with pytest.raises(DecodeError):
+        _described(array_metadata([8], [4], [LITTLE]) | members)
+
+
+def test_consolidated_metadata_names_the_arrays() -> None:
+    """Groups in it are passed over: their arrays are in it too."""
+    nodes = {
+        "g/b": {"node_type": "array"},
+        "g": {"node_type": "group"},
+        "a": {"node_type": "array"},
+        "x": 1,
+    }
+    group: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
+
+    assert array_names(_node(group)) is None
+    assert array_names(_node(group | {"consolidated_metadata": None})) is None
+    assert array_names(_node(group | {"consolidated_metadata": {"metadata": nodes}})) == [
+        "a",
+        "g/b",
+    ]

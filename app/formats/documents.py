@@ -1,4 +1,4 @@
-"""Containers that a JSON document marks: read once, whatever dialects it may be written in."""
+"""Containers that a JSON document marks, in one of several dialects."""
 
 import json
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 type Json = Any
 
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
-"""White space, and the mark that some editors set before UTF-8."""
+"""White space and the byte order mark of UTF-8."""
 _VIEW_REVISION: Final = "u1"
-"""Changes when the same stored metadata begins to be served in another form."""
+"""Changes whenever the same stored metadata are served in another form."""
 
 
 def begins_like_json(data: bytes) -> bool:
-    """Tell whether *data* begins as a JSON object does, or is empty, as what is left of one."""
+    """Return whether *data* begins like a JSON object, or is empty like a truncated one."""
     text = data.lstrip(_BEFORE_JSON)
     return not text or text.startswith(b"{")
 
@@ -27,7 +27,7 @@ class Dialect[S: Weighable](Protocol):
     """One way to understand a marker."""
 
     def parse(self, document: Json, data: bytes) -> S | None:
-        """Understand *document*, which *data* spells; `None` if it is of another dialect.
+        """Understand *document*, parsed from *data*; `None` if it is of another dialect.
 
         Raises: `DecodeError` for what is of this dialect and contradicts itself.
         """
@@ -38,13 +38,13 @@ class Dialect[S: Weighable](Protocol):
         ...
 
     def translator(self, directory: ObjectRef) -> Translator | None:
-        """Say how a marker in *directory* is written; `None` leaves it to other dialects."""
+        """Return the translator of a marker in *directory*; `None` leaves it to other dialects."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What a document was understood to say; nothing if no dialect knows it."""
+    """A decoded marker; empty if no dialect knows it."""
 
     dialect: Dialect[Any] | None = None
     spec: Weighable | None = None
@@ -58,17 +58,17 @@ class Marked:
 
 
 def json_memory_nbytes(text: bytes) -> int:
-    """Estimate how much memory the values of the JSON *text* take at most."""
+    """Estimate the memory that the values of the JSON *text* take at most."""
     commas, colons, lists, objects = map(text.count, (b",", b":", b"[", b"{"))
     return 2 * len(text) + 48 * commas + 64 * colons + 96 * lists + 256 * objects
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentDecoder[S: Weighable]:
-    """Reads a JSON document of at most *limit_bytes*, which *parse* understands."""
+    """Decodes a JSON document of at most *limit_bytes* with *parse*."""
 
     parse: Callable[[Json, bytes], S]
-    """Called with the document and the bytes that spell it; raises `DecodeError`."""
+    """Takes the document and its bytes; raises `DecodeError`."""
     limit_bytes: int
 
     def __call__(self, data: bytes) -> S:
@@ -88,10 +88,10 @@ class DocumentDecoder[S: Weighable]:
 
 @dataclass(frozen=True, slots=True)
 class MarkerDecoder:
-    """Reads a document of at most *limit_bytes*, which the first of *dialects* may claim.
+    """Decodes a document of at most *limit_bytes* by the first of *dialects* that claims it.
 
-    A file that does not even begin like a JSON object has the name by chance: dialects get `None`
-    for it. One that is empty, or ends in the middle, may be all that is left of a document.
+    A file that does not begin like a JSON object has the name by chance: dialects get `None` for
+    it. One that is empty, or ends early, may be a truncated document.
     """
 
     dialects: tuple[Dialect[Any], ...]
@@ -100,7 +100,7 @@ class MarkerDecoder:
     def __call__(self, data: bytes) -> Marked:
         """Decode a whole document.
 
-        Raises: `DecodeError` for what is no JSON any more, or contradicts itself.
+        Raises: `DecodeError` for truncated JSON, or what contradicts itself.
         """
         if not begins_like_json(data):
             return replace(self._claim(None, data), is_metadata=False)
@@ -115,7 +115,7 @@ class MarkerDecoder:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFormat:
-    """Every directory with a document *marker* in one of the *dialects* is a container."""
+    """Format whose containers are directories with a *marker* in one of the *dialects*."""
 
     name: str
     marker: VirtualKey
@@ -124,11 +124,11 @@ class DocumentFormat:
     """A larger document is refused."""
 
     def claim(self, _: VirtualKey) -> int | None:
-        """Know of no such spelling."""
+        """Return `None`: no key tells that it lies in such a container."""
         return None
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
-        """Ask the dialects, where *name* is that of the marker."""
+        """Return the translator of the first dialect that has one, if *name* is the marker."""
         if name != self.marker:
             return None
         found = (dialect.translator(directory) for dialect in self.dialects)
@@ -146,7 +146,7 @@ class DocumentFormat:
 
 
 class Shown(Protocol):
-    """A decoded document, with what clients see in its place."""
+    """A decoded document that is served, perhaps in another form."""
 
     @property
     def served(self) -> bytes:
@@ -155,16 +155,16 @@ class Shown(Protocol):
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether that differs from what is stored."""
+        """True if `served` differs from the stored document."""
         ...
 
 
 def show[S: Shown](document: Versioned[S]) -> Inline:
-    """Serve *document*; rewritten it has a version of its own."""
+    """Return *document* as it is served; a rewritten one has an ETag of its own."""
     value, etag = document.value, document.etag
     return Inline(value.served, etag_of_rewritten(etag) if value.is_rewritten else etag)
 
 
 def etag_of_rewritten(etag: ETag) -> ETag:
-    """Name the version of a document that is served in another form than the stored *etag*."""
+    """Return the ETag of a document that is stored as *etag* and served in another form."""
     return ETag(f'{etag[:-1]}-{_VIEW_REVISION}"')

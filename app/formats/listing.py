@@ -95,7 +95,7 @@ class Cursor:
         )
 
 
-class Selection(NamedTuple):
+class KeySelection(NamedTuple):
     """The keys that a cursor still wants among those that begin with *lead*, without *lead*."""
 
     cursor: Cursor
@@ -165,7 +165,7 @@ class ListingIO(NamedTuple):
     bounded_gather: BoundedGather
 
 
-type Walk = Callable[[Selection, ListingIO], AsyncIterator[Item | Candidate]]
+type Walk = Callable[[KeySelection, ListingIO], AsyncIterator[Item | Candidate]]
 """Yields keys in the order of their bytes: the wanted ones, and hardly any others."""
 
 
@@ -185,7 +185,7 @@ class ListingRules:
     walks: Sequence[Walk] = ()
     """Walks of the chunks whose keys begin with the directory."""
     is_plain: bool = False
-    """Whether everything below is served as it is stored."""
+    """True if everything below is served as it is stored."""
 
 
 PLAIN: Final = ListingRules(is_plain=True)
@@ -282,13 +282,13 @@ class GridKeys:
     """Identifies the index of a cell."""
     _levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
 
-    async def walk(self, selection: Selection) -> AsyncIterator[Candidate]:
+    async def walk(self, selection: KeySelection) -> AsyncIterator[Candidate]:
         """Yield the selected cells, stored or not."""
         rows = await self._below(()) if self.axes else np.empty((1, 0), np.uint64)
         async for cell in self._walk(selection, (), rows):
             yield Candidate(self.spell(cell), self.where(cell))
 
-    async def _walk(self, selection: Selection, cell: Cell, rows: Rows) -> AsyncIterator[Cell]:
+    async def _walk(self, selection: KeySelection, cell: Cell, rows: Rows) -> AsyncIterator[Cell]:
         start, dim = self.spell(cell), len(cell)
         if not selection.meets(start):
             return

@@ -1,4 +1,4 @@
-"""The reads that a format describes, and who performs them."""
+"""Reads as values: formats describe them, the resolver performs them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class DecodeError(ValueError):
 
 
 class Weighable(Protocol):
-    """A decoded value that knows what it weighs in memory."""
+    """A decoded value with a size in memory."""
 
     @property
     def nbytes(self) -> int:
@@ -22,7 +22,7 @@ class Weighable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Bytes of which only size and version matter."""
+    """Bytes that are not decoded."""
 
     data: bytes
 
@@ -33,30 +33,30 @@ class Opaque:
 
 
 class Read[T: Weighable](NamedTuple):
-    """The bytes a format wants to see, and how it will understand them.
+    """The bytes that a format needs, and the function that decodes them.
 
-    Reads that compare equal are one entry of the cache, so *decode* is a function or a frozen
-    value that can be called, not a closure.
+    Equal reads are one entry of the cache, so *decode* is a function or a frozen callable value,
+    not a closure.
     """
 
     kind: str
-    """What is read, from a closed set: ``shard-index``; the label of metrics."""
+    """Label of metrics, from a closed set: ``shard-index``."""
     ref: ObjectRef
     request: ByteRequest | None
     """The part of the object; `None` for all of it."""
     decode: Callable[[bytes], T]
     """Raises `DecodeError`."""
     version: Version | UnmodifiedSince | None = None
-    """Read only this version; such a read never goes stale, unless it only names a time."""
+    """The only version to read; such a read never goes stale, unless this is only a time."""
     memory_nbytes: Callable[[bytes | None, int], int] | None = None
-    """Returns how much memory decoding takes, of the data, or of any, as far as *request* goes.
+    """Returns the memory that decoding takes: of the data, or at most for *request* if `None`.
 
     Raises `DecodeError`. Where it is set the data is decoded off the event loop.
     """
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a single version will do."""
+        """True if only a single version can be read."""
         return isinstance(self.version, str | Fixed)
 
 
@@ -67,7 +67,7 @@ class Versioned[T](NamedTuple):
     etag: ETag
     size: int
     modified_s: int | None = None
-    """When the object was last modified, where that is known: whole seconds since 1970 in UTC."""
+    """Time of the last modification, if known: whole seconds since 1970 in UTC."""
 
 
 class Fetch(Protocol):
@@ -76,9 +76,9 @@ class Fetch(Protocol):
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
     ) -> Versioned[T] | None:
-        """Perform *read*; `None` means that there is no such object.
+        """Perform *read*; `None` if there is no such object.
 
-        *ever* takes what was there once, however long ago.
+        *ever* accepts a cached result of any age.
 
         Raises: `DamagedError` where *read.decode* fails or a `Fixed` version does not hold,
         `VersionChangedError` where another one does not, and any `StorageError`.

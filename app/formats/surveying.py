@@ -1,4 +1,4 @@
-"""What ``inspect`` and ``verify`` ask of a format: how things are laid out, what is in a shard."""
+"""Vocabulary of ``inspect`` and ``verify``: descriptions of collections, contents of shards."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ ARRAYS: Final = "arrays"
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a collection is, as it is stored and as it is served; `None` has no meaning there."""
+    """A collection as it is stored and served; members are `None` where they do not apply."""
 
     path: str
-    """Unlike that of any other collection of its container; empty for a Zarr array."""
+    """Unique in its container; empty for a Zarr array."""
     format: str
     """The name of the format: ``zarr``."""
     kind: str
-    """``array``, ``meshes``, ``skeletons``, ``annotations``; a ``hierarchy`` of unknown things."""
+    """``array``, ``meshes``, ``skeletons``, ``annotations``, or ``hierarchy`` of unknown arrays."""
     shape: tuple[int, ...] | None = None
     data_type: str | None = None
     dimension_names: tuple[str | None, ...] | None = None
     inner_chunk_shape: tuple[int, ...] | None = None
     """Of the chunks that are served."""
     codecs: tuple[str, ...] = ()
-    """What encodes a chunk that is served."""
+    """Codecs of a chunk that is served."""
     shard_shape: tuple[int, ...] | None = None
     chunks_per_shard: tuple[int, ...] | None = None
     index_location: tuple[str, ...] = ()
     """Of each index on the way to a chunk, outermost first."""
     sharding: str | None = None
-    """How chunks are spread over shards, where a grid of shards does not say it."""
+    """Mapping of chunks to shards, where there is no grid of shards."""
     why_sharded: str = ""
-    """Why a sharded collection is served as it is."""
+    """Reason why a sharded collection is not served unsharded."""
 
 
 class Entry(NamedTuple):
-    """What a shard names: a chunk, or a shard inside of the shard."""
+    """An index entry: a chunk, or a shard inside of the shard."""
 
     number: int
-    """Its place in the index, or its id."""
+    """Number of the entry in the index, or chunk id."""
     place: ByteRange
-    """Counted from the beginning of the shard, and inside of it."""
+    """Range inside of the shard."""
 
 
 class Fault(NamedTuple):
-    """What is wrong in a shard, by the virtual key of the first chunk it hurts."""
+    """A fault of a shard, by the virtual key of the first chunk that it affects."""
 
     key: VirtualKey
     reason: str
@@ -55,78 +55,78 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that the indexes of a shard name."""
+    """All entries of the indexes of a shard."""
 
     entries: Sequence[Entry]
-    """By their places. Those that cannot be right are faults instead."""
+    """In the order of their places; invalid ones are faults instead."""
     empty: int
-    """How many entries name nothing."""
+    """Number of empty entries."""
     faults: Sequence[Fault]
 
 
 class Survey(Protocol):
-    """The indexes of one version of a shard, read but not looked through."""
+    """The indexes of one version of a shard, read but not decoded."""
 
     @property
     def whole(self) -> Stored:
-        """Where the shard lies: an object, or a part of one."""
+        """The object of the shard, or the part of one."""
         ...
 
     @property
     def indexes(self) -> Sequence[ByteRange]:
-        """Where in the shard its indexes lie, none over another."""
+        """Ranges of the indexes in the shard, disjoint."""
         ...
 
     @property
     def index_location(self) -> str:
-        """At which end of the shard the first index lies: ``start`` or ``end``."""
+        """The end of the shard at which the first index lies: ``start`` or ``end``."""
         ...
 
     @property
     def checksummed(self) -> Sequence[ByteRange]:
-        """Parts of the shard that end in the CRC-32C of all that is before it in them."""
+        """Parts of the shard that end in the CRC-32C of their other bytes."""
         ...
 
     @property
     def count(self) -> int:
-        """How many entries the indexes have, about: where it is large, so is the work below."""
+        """Approximate number of entries, an estimate of the work of `table`."""
         ...
 
     def table(self) -> Table:
-        """Look through all entries."""
+        """Decode and check all entries."""
         ...
 
     def key(self, entry: Entry) -> VirtualKey:
-        """Spell the virtual key of *entry*, relative to the container."""
+        """Return the virtual key of *entry*, relative to the container."""
         ...
 
     @property
     def inner(self) -> "Callable[[Entry], Shard] | None":
-        """Gives the shard that an entry names; `None` where entries name chunks."""
+        """Returns the shard of an entry; `None` where entries are chunks."""
         ...
 
     def check(self, entry: Entry, data: bytes) -> str | None:
-        """Tell what is wrong with *data*, the bytes of the chunk *entry*."""
+        """Return the fault of *data*, the bytes of the chunk *entry*, if there is any."""
         ...
 
 
 class Shard(Protocol):
-    """One shard, which may exist or not."""
+    """One shard, stored or not."""
 
     @property
     def ref(self) -> ObjectRef:
-        """The object it is in, or would be; where it lies, only a survey tells."""
+        """The object of the shard; a survey has the actual one."""
         ...
 
     @property
     def key(self) -> VirtualKey:
-        """The virtual key of its first chunk, relative to the container, or its own name."""
+        """The virtual key of its first chunk, relative to the container, or its own key."""
         ...
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the indexes; `None` means that there is no such shard.
+        """Read the indexes; `None` if there is no such shard.
 
-        Raises: what *fetch* does, and `DamagedError` where no index can be found.
+        Raises: the errors of *fetch*, and `DamagedError` where no index can be found.
         """
         ...
 
@@ -136,47 +136,47 @@ class Shards(Protocol):
 
     @property
     def prefix(self) -> str:
-        """Below which the shards are stored: empty, or with a final slash."""
+        """The prefix of the shards: empty, or with a final slash."""
         ...
 
     def named(self, key: str) -> Shard | None:
-        """Take the stored object *key* for a shard; `None` if it cannot be one."""
+        """Return the shard that is stored under *key*; `None` if it cannot be one."""
         ...
 
     def holding(self, key: VirtualKey) -> Shard | None:
-        """Find the shard that holds the chunk *key*, or would; `None` if it names no chunk."""
+        """Return the shard of the chunk *key*; `None` if it names no chunk."""
         ...
 
     def every(self) -> Iterator[Shard] | None:
-        """Give each shard that could be stored; `None` if they are too many to ask for each."""
+        """Yield every possible shard; `None` if they are too many."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Things of one kind in a container, sharded in one way: an array, the meshes of a volume."""
+    """Chunks of one kind in a container: an array, the meshes of a volume."""
 
     description: Description
     shards: Shards | None
-    """`None` where it is served as it is."""
+    """`None` if it is not served unsharded."""
 
 
 class Listing(Protocol):
-    """Name what is stored in a container."""
+    """List the stored objects of a container."""
 
     def __call__(self, prefix: str, /) -> AsyncIterator[str]:
         """List the keys of the objects below *prefix*, both relative to the container.
 
-        Raises: `StorageError`, where the store cannot list one that is ``lasting``.
+        Raises: `StorageError`, a ``lasting`` one where the store cannot list.
         """
         ...
 
 
 class State(NamedTuple):
-    """A state of a container, by a name that keys can begin with."""
+    """A state of a container, with the ref that keys can begin with."""
 
     ref: str
-    """As keys spell it: ``@tag.v1``."""
+    """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
 
 
@@ -184,11 +184,11 @@ class Trace(NamedTuple):
     """The reference that leads to the bytes of a chunk."""
 
     reference: str
-    """Its kind: ``native``, ``inline``, ``virtual``."""
+    """``native``, ``inline`` or ``virtual``."""
     manifest: ObjectRef
     """The object that holds the reference."""
     location: str
-    """The object or URL that is referred to; empty where the manifest holds the bytes."""
+    """The object or URL; empty for inline chunks."""
 
 
 class Flaw(NamedTuple):
@@ -207,27 +207,27 @@ class Unchecked(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """More that was looked at of a kind of things."""
+    """Progress: further *number* of *things* were checked."""
 
     things: str
     number: int
 
 
 class NeededObject(NamedTuple):
-    """An object that has to exist, in the version and of the length that a reference names."""
+    """An object that must exist in the version and length that a reference names."""
 
     key: str
     place: Stored | Part
 
 
 class Enclosed(NamedTuple):
-    """A shard that a reference leads to, wherever it is."""
+    """A shard that a reference leads to."""
 
     path: str
     """The prefix of the shard's keys, below the container."""
     shard: Shard
     data: bytes | None = None
-    """All bytes of the shard, where its object is only what holds them."""
+    """All bytes of an inline shard, whose object is that of the reference."""
 
 
 type Finding = Flaw | Unchecked | Counted | NeededObject | Enclosed
@@ -235,10 +235,10 @@ type Finding = Flaw | Unchecked | Counted | NeededObject | Enclosed
 
 @runtime_checkable
 class Stateful(Protocol):
-    """The layout of a container that keeps its states under refs."""
+    """Layout of a container that has refs."""
 
     async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
-        """Name the states that a ref is at.
+        """Return the states of all refs.
 
         Raises: `DamagedError`, `OfflineError`.
         """
@@ -249,9 +249,9 @@ class Stateful(Protocol):
         ...
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        """Follow all references of *ref*; *chunks* hands over chunks with checksums as well.
+        """Check all references of *ref*; with *chunks*, yield chunks with checksums as well.
 
         Raises: `UnknownRefError`, `OfflineError`, `DamagedError`, `StorageError` where the
-        references cannot be found out.
+        references cannot be read.
         """
         ...

@@ -12,9 +12,9 @@ from app.formats.listing import (
     Candidate,
     Cursor,
     Item,
+    KeySelection,
     ListingIO,
     ListingRules,
-    Selection,
     Walk,
 )
 from app.model import MISSING, Location, ObjectRef, VirtualKey
@@ -101,7 +101,7 @@ class Tree:
         lead, layout = directory.lead, directory.layout
         look = partial(look_into, self.root.store, self.root.ref.join(lead.rstrip("/")))
         is_inside = self.cursor.prefix.startswith(lead)
-        wanted = Selection(self.cursor, lead, self.delimiter if is_inside else "")
+        wanted = KeySelection(self.cursor, lead, self.delimiter if is_inside else "")
         async for found in walk(wanted, ListingIO(look, aside, abreast)):
             if isinstance(found, Item):
                 yield Seen(lead + found.key, found.location)

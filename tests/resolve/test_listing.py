@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from app.formats.contract import Format
-from app.formats.listing import Item, ListingIO, ListingRules, Selection, Window
+from app.formats.listing import Item, KeySelection, ListingIO, ListingRules, Window
 from app.formats.reading import Fetch
 from app.model import (
     MISSING,
@@ -58,7 +58,7 @@ class Known:
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         """Give the keys that are wanted."""
 
-        async def walk(wanted: Selection, _: ListingIO) -> AsyncGenerator[Item]:
+        async def walk(wanted: KeySelection, _: ListingIO) -> AsyncGenerator[Item]:
             window = wanted.window
             for key in sorted(self.locations):
                 if window is not None and window.admits(key):

@@ -20,11 +20,11 @@ from app.formats.icechunk.virtual import Allowed
 from app.formats.listing import (
     LAST,
     Item,
+    KeySelection,
     ListingIO,
     ListingRules,
     Name,
     RunInThread,
-    Selection,
     Window,
 )
 from app.formats.reading import DecodeError, Fetch
@@ -112,7 +112,7 @@ class RepositoryLayout:
     async def listing_rules(self, _: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide the files that a repository consists of; what it holds is in the refs."""
 
-        async def walk(wanted: Selection, means: ListingIO) -> AsyncGenerator[Item]:
+        async def walk(wanted: KeySelection, means: ListingIO) -> AsyncGenerator[Item]:
             if (window := wanted.window) is not None:
                 async for item in self.items(window, fetch, means.run_in_thread):
                     yield item

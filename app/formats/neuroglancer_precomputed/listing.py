@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.listing import Axis, Candidate, Cell, GridKeys, Item, ListingIO, Rows, Selection
+from app.formats.listing import Axis, Candidate, Cell, GridKeys, Item, KeySelection, ListingIO, Rows
 from app.formats.neuroglancer_precomputed.keys import IdNames, VoxelBounds
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from app.formats.neuroglancer_precomputed.survey import (
@@ -41,7 +41,7 @@ class VolumeWalk:
     shards: PrecomputedShards
 
     async def __call__(
-        self, selection: Selection, io: ListingIO
+        self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
         """Yield the selected keys; see `Walk`."""
         if not selection.meets(self.shards.prefix):
@@ -86,7 +86,7 @@ class VolumeWalk:
         return self.shards.parts[0].sharding.address(self.names.grid.encode(cell))
 
 
-class _Page(NamedTuple):
+class _IdPage(NamedTuple):
     """Chunks by the texts of their ids, which rise."""
 
     texts: Texts
@@ -111,7 +111,7 @@ class IdWalk:
     fetch: Fetch
 
     async def __call__(
-        self, selection: Selection, io: ListingIO
+        self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
         """Yield the selected keys; see `Walk`."""
         lead = self.shards.prefix
@@ -159,9 +159,9 @@ class IdWalk:
 
     async def _first(
         self, shards: Sequence[PrecomputedShard], low: bytes, io: ListingIO, *, is_after: bool
-    ) -> tuple[_Page, list[Stored]]:
+    ) -> tuple[_IdPage, list[Stored]]:
         """Read all indexes, and keep the first chunks from *low* on, or after it."""
-        page = _Page(np.empty(0, "S1"), np.empty((0, 2), np.uint64), np.empty(0, np.int64))
+        page = _IdPage(np.empty(0, "S1"), np.empty((0, 2), np.uint64), np.empty(0, np.int64))
         wholes: list[Stored] = []
 
         async def read(shard: PrecomputedShard) -> PrecomputedSurvey | None:
@@ -177,12 +177,12 @@ class IdWalk:
 
     def _add(
         self,
-        page: _Page,
+        page: _IdPage,
         survey: PrecomputedSurvey,
         owner: int,
         low: bytes,
         is_after: bool,  # noqa: FBT001  called in a thread
-    ) -> _Page:
+    ) -> _IdPage:
         ids, places = survey.columns()
         if isinstance(self.part.names, IdNames):
             texts: Texts = ids.astype("S20")
@@ -194,4 +194,4 @@ class IdWalk:
         owners = np.concatenate([page.owners, np.full(wanted.sum(), owner, np.int64)])
         order = np.argsort(texts, kind="stable")[:_PAGE]
         places = np.concatenate([page.places, places[wanted]])
-        return _Page(texts[order], places[order], owners[order])
+        return _IdPage(texts[order], places[order], owners[order])

@@ -75,7 +75,7 @@ class Info:
     served: bytes
     """The document that clients see."""
     is_rewritten: bool
-    """Whether *served* differs from the stored document."""
+    """True if *served* differs from the stored document."""
     document: Json
     parts_at: Mapping[str, Sequence[ShardedPart]]
     """Sharded parts by path."""

@@ -250,12 +250,12 @@ def _current_spelling(codec: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ChunkForm:
-    """What is known of all encoded inner chunks of an array without decoding one."""
+    """Properties of all encoded inner chunks of an array."""
 
     nbytes: int | None = None
     """Size of each, where no codec makes it depend on the values."""
     has_checksum: bool = False
-    """Whether the last codec appends a CRC-32C."""
+    """True if the last codec appends a CRC-32C."""
 
     def fault(self, data: bytes) -> str | None:
         """Return why *data* cannot be an inner chunk, or `None` if it can."""

@@ -161,7 +161,7 @@ class ArrayDocument:
     served: bytes
     """The document that clients see."""
     is_rewritten: bool
-    """Whether *served* differs from the stored document."""
+    """True if *served* differs from the stored document."""
     array: ArraySpec | None = None
     """Set for an array that is served unsharded; its elements are chunks."""
     why_sharded: str = ""

@@ -62,7 +62,7 @@ class Node:
     served: bytes
     """The document that clients see."""
     is_rewritten: bool
-    """Whether *served* differs from the stored document."""
+    """True if *served* differs from the stored document."""
     array: ArraySpec | None = None
     """Set for arrays that are served unsharded."""
     why_sharded: str = ""

@@ -17,10 +17,10 @@ from app.formats.listing import (
     Candidate,
     Cell,
     GridKeys,
+    KeySelection,
     ListingIO,
     ListNames,
     Rows,
-    Selection,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Description, Entry, Fault, Shard, Table
@@ -92,7 +92,7 @@ class ChunkWalk:
 
     array: ArraySpec
 
-    def __call__(self, selection: Selection, io: ListingIO) -> AsyncIterator[Candidate]:
+    def __call__(self, selection: KeySelection, io: ListingIO) -> AsyncIterator[Candidate]:
         """Yield the selected keys; see `Walk`."""
         spec = self.array
         inner, shards = spec.inner_chunk_shape, spec.shard_shape

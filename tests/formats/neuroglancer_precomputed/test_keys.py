@@ -59,22 +59,6 @@ def test_a_code_is_the_bits_of_its_cell_in_turn(grid: MortonGrid, data: st.DataO
     assert grid.encode(cell) == morton(cell, grid.shape)
 
 
-@given(_grids, st.data())
-def test_a_code_leads_back_to_its_cell(grid: MortonGrid, data: st.DataObject) -> None:
-    """No two cells share a code."""
-    cell = _cell(data, grid)
-
-    assert grid.decode(grid.encode(cell)) == cell
-
-
-@given(_grids, st.data())
-def test_a_code_takes_as_many_bits_as_its_grid(grid: MortonGrid, data: st.DataObject) -> None:
-    """What no cell needs is left out of all of them."""
-    bits = sum(math.ceil(math.log2(n)) for n in grid.shape)
-
-    assert grid.encode(_cell(data, grid)) < 2**bits
-
-
 @pytest.mark.parametrize(
     ("shape", "cell", "code"),
     [
@@ -98,12 +82,6 @@ def test_what_is_formatted_parses(names: Names, data: st.DataObject) -> None:
     chunk_id = _chunk_id(data, names)
 
     assert names.parse(names.format(chunk_id)) == chunk_id
-
-
-@given(_names, st.data())
-def test_its_names_are_owned(names: Names, data: st.DataObject) -> None:
-    """Whatever parses belongs to the part."""
-    assert names.owns(names.format(_chunk_id(data, names)))
 
 
 @given(_names, _texts)
@@ -157,21 +135,6 @@ def test_bounds_off_the_grid_are_no_chunk(bounds: VoxelBounds, data: st.DataObje
 
 
 _VOLUME = VoxelBounds((-1, 5, 0), (7, 5, 1), (3, 3, 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "chunk_id"),
-    [
-        ("-1-2_5-8_0-1", 0),
-        ("2-5_5-8_0-1", 1),
-        ("-1-2_8-10_0-1", 2),
-        ("5-6_5-8_0-1", 4),
-        ("5-6_8-10_0-1", 6),
-    ],
-)
-def test_chunks_by_hand(name: str, chunk_id: int) -> None:
-    """Clipped and negative bounds are spelled so."""
-    assert (_VOLUME.parse(name), _VOLUME.format(chunk_id)) == (chunk_id, name)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from app.model import Gzipped, Inline, Stored, VirtualKey, Whole
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
-    annotation_info,
     build,
     build_meshes,
     build_skeletons,
@@ -40,16 +39,6 @@ async def test_a_cold_chunk_is_three_reads() -> None:
         ("s0/0.shard", part(at + 7, 24)),
         ("s0/0.shard", part(at, 7)),
     ]
-
-
-async def test_of_a_large_shard_index_one_entry_is_read() -> None:
-    """Which is three reads as well."""
-    case = Watched(_OBJECTS, whole_index_nbytes=31)
-    await case.warm("info")
-    assert await case.read(THIRD) == _CHUNKS[THIRD]
-
-    assert case.keys == ["s0/0.shard"] * 3
-    assert case.reads[0] == ("s0/0.shard", part(16, 16))
 
 
 @pytest.mark.parametrize(("bits", "request_nbytes"), [(12, 2**16), (13, 16)])
@@ -90,15 +79,6 @@ async def test_a_chunk_of_another_minishard_is_two_reads() -> None:
     await case.read(THIRD)
 
     assert case.keys == ["s0/0.shard"] * 2
-
-
-async def test_a_cached_chunk_is_no_read() -> None:
-    """Neither of the chunk nor of anything that leads to it."""
-    case = Watched(_OBJECTS)
-    await case.warm(FIRST)
-
-    assert await case.read(FIRST) == _CHUNKS[FIRST]
-    assert case.reads == []
 
 
 async def test_an_absent_chunk_of_a_known_minishard_is_no_read() -> None:
@@ -177,14 +157,6 @@ async def test_the_place_of_a_chunk_is_a_range_of_its_shard() -> None:
     assert await case.locate(FIRST) == place
 
 
-async def test_a_chunk_of_gzip_is_told_to_be_that() -> None:
-    """Who asks may get it so."""
-    case = Watched(build(_CHUNKS, sharding=GZIP_DATA))
-
-    assert isinstance(await case.locate(FIRST), Gzipped)
-    assert await case.read(FIRST) == _CHUNKS[FIRST]
-
-
 async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
     case = Watched(_OBJECTS)
@@ -193,14 +165,6 @@ async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
     assert isinstance(found, Inline)
     assert found.etag == f'{case.etags["info"][:-1]}-u1"'
     assert json.loads(found.data) == volume_info(None)
-
-
-async def test_a_document_as_it_is_keeps_its_version() -> None:
-    """What is served as it is stored has the ETag of the object."""
-    data = json.dumps(volume_info(None)).encode()
-    case = Watched({"info": data})
-
-    assert await case.locate("info") == Inline(data, case.etags["info"])
 
 
 @pytest.mark.parametrize(
@@ -304,24 +268,6 @@ async def test_a_mesh_without_fragments_is_empty() -> None:
 
     assert await case.read("2") == b""
     assert await case.read("3") is None
-
-
-async def test_annotations_are_in_directories_of_their_own() -> None:
-    """Each with its shards; none of them is looked into for containers."""
-    case = Watched(
-        {
-            "info": json.dumps(annotation_info(RAW_SHARDING)).encode(),
-            **{f"spatial1/{k}": v for k, v in build_shards({5: b"cell"}, RAW_SHARDING).items()},
-        }
-    )
-
-    assert await case.read("spatial1/1_0_2") == b"cell"
-    assert await case.read("spatial1/0_0_2") is None
-    assert await case.read("spatial1/2_0_0") is None
-    assert {key for key in case.keys if key.endswith(("info", "zarr.json"))} == {
-        "info",
-        "zarr.json",
-    }
 
 
 _OLD = build(_CHUNKS, old=True)

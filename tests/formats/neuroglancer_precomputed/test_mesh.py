@@ -65,12 +65,6 @@ def test_levels_of_detail_are_few(count: int, *, is_read: bool) -> None:
             _decode(manifest)
 
 
-def test_a_manifest_of_nothing_has_no_fragments() -> None:
-    """No level of detail, and levels without fragments."""
-    assert _decode(encode_manifest([])).fragments_nbytes == 0
-    assert _decode(encode_manifest([[], []])).fragments_nbytes == 0
-
-
 def test_a_manifest_that_inflates_beyond_the_limit_is_refused() -> None:
     """A bomb is not inflated further than the limit."""
     with pytest.raises(DecodeError, match="more than 65536 bytes once inflated"):

@@ -156,14 +156,6 @@ def test_what_other_programs_call_info_is_none(document: Any) -> None:
     assert parse_info(document, b"") is None
 
 
-def test_a_volume_need_not_tell_its_type() -> None:
-    """Older volumes are known by their scales."""
-    document = volume_info(RAW_SHARDING)
-    del document["@type"]
-
-    assert len(_parse(document).parts) == 1
-
-
 def _names(document: Any) -> list[tuple[str, Names]]:
     return [(part.path, part.names) for part in _parse(document).parts]
 
@@ -199,11 +191,6 @@ def test_each_scale_is_sharded_by_itself() -> None:
 def test_a_mesh_has_manifests_and_fragments() -> None:
     """Both are right beside the document."""
     assert _names(mesh_info(RAW_SHARDING)) == [("", IdNames(".index")), ("", IdNames())]
-
-
-def test_skeletons_are_named_by_segment() -> None:
-    """They are right beside the document."""
-    assert _names(skeleton_info(RAW_SHARDING)) == [("", IdNames())]
 
 
 def test_annotations_are_named_by_id_segment_and_cell() -> None:
@@ -300,13 +287,6 @@ def test_other_hashes_and_encodings_are_refused(name: str, value: Any) -> None:
     """What nobody can decode is named."""
     with pytest.raises(DecodeError, match=f"{name} is neither"):
         _parse(skeleton_info({**RAW_SHARDING, name: value}))
-
-
-def test_a_hash_must_be_told() -> None:
-    """It has no default."""
-    sharding = {name: value for name, value in RAW_SHARDING.items() if name != "hash"}
-    with pytest.raises(DecodeError, match="hash is neither"):
-        _parse(skeleton_info(sharding))
 
 
 @pytest.mark.parametrize(

@@ -331,24 +331,6 @@ async def test_a_chunk_is_written_into_its_shard(key: str, chunk_id: int) -> Non
     assert shard.ref == ROOT.join(f"s0/{address(chunk_id, RAW_SHARDING)[0]}.shard")
 
 
-@pytest.mark.parametrize(
-    ("info", "key", "shard", "entry"),
-    [
-        (SKELETONS, "7", f"{address(7, MURMUR)[0]}.shard", (7,)),
-        (ANNOTATIONS, "by_id/7", f"by_id/{address(7, MURMUR)[0]}.shard", (7,)),
-        (ANNOTATIONS, "by_segment/7", f"by_segment/{address(7, MURMUR)[0]}.shard", (7,)),
-        (ANNOTATIONS, "spatial1/1_0_2", f"spatial1/{address(5, MURMUR)[0]}.shard", (5,)),
-    ],
-)
-async def test_entries_of_other_things(
-    info: Any, key: str, shard: str, entry: tuple[int, ...]
-) -> None:
-    """Ids and cells."""
-    found = await slot(info, key)
-
-    assert (found.shard.ref, found.entry) == (ROOT.join(shard), entry)
-
-
 async def test_shards_are_the_same_where_their_chunks_are_in_one() -> None:
     """So that what waits for it is gathered."""
     first, second, other = [(await slot(VOLUME, key)).shard for key in [*list(IDS)[:2], *IDS][:3]]
@@ -558,16 +540,6 @@ async def test_indexes_that_were_written_are_not_read_back() -> None:
     assert [call for call in store.calls if "shard" in call[1]][1:] == [("get", "s0/0.shard")]
 
 
-async def test_the_last_chunk_goes_with_its_shard() -> None:
-    """Nothing is left but the document."""
-    store = filled(build({KEY: b"chunk", OTHER_SHARD: b"other"}))
-    one = replica(store)
-    await one.put(KEY, None)
-    await one.put(OTHER_SHARD, None)
-
-    assert [each.ref.key async for each in store.list(ROOT.prefix)] == [f"{ROOT.key}/info"]
-
-
 @pytest.mark.parametrize("body", [b"eight", None])
 @pytest.mark.parametrize("key", ["8", "8.index"])
 async def test_sharded_meshes_are_read_only(key: str, body: bytes | None) -> None:
@@ -578,38 +550,6 @@ async def test_sharded_meshes_are_read_only(key: str, body: bytes | None) -> Non
         await one.put(key, body)
 
     assert await one.read("8") == b"eight"
-
-
-async def test_gzip_may_be_sent_for_any_chunk() -> None:
-    """Clients that compress what they upload are understood."""
-    for sharding in (RAW_SHARDING, GZIP_DATA):
-        one = replica(filled(spelled(skeleton_info(sharding))))
-        await one.put("7", zipped(b"a skeleton"), is_gzip=True)
-        assert await one.read("7") == b"a skeleton"
-
-
-async def test_what_cannot_be_is_refused() -> None:
-    """Keys off the grid, and chunks of another size."""
-    one = replica(filled(spelled(volume_info(RAW_SHARDING))))
-
-    with pytest.raises(BadKeyError):
-        await one.put("s0/-1-3_5-8_0-1", bytes(12))
-    with pytest.raises(BadBodyError):
-        await one.put(KEY, bytes(8))
-
-
-async def test_an_info_that_was_served_can_be_written_back() -> None:
-    """With other resolutions; its chunks are still found, and its grid cannot change."""
-    one = replica(filled(build({KEY: b"chunk"})))
-    served = json.loads(await one.read("info") or b"")
-    served["scales"][0]["resolution"] = [4, 4, 40]
-    await one.put("info", json.dumps(served).encode())
-
-    assert json.loads(await one.read("info") or b"") == served
-    assert await one.read(KEY) == b"chunk"
-    served["scales"][0]["chunk_sizes"] = [[1, 1, 1]]
-    with pytest.raises(ConflictError, match="chunk_sizes"):
-        await one.put("info", json.dumps(served).encode())
 
 
 async def test_a_shard_can_be_written_as_it_is_through_the_raw_view() -> None:

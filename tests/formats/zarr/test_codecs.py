@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import (
@@ -55,12 +54,6 @@ def test_every_inner_chunk_is_where_numpy_puts_it(nesting: Nesting) -> None:
     array, expected = parse_array(nesting.document), _places(nesting)
     for coords in nesting.coords():
         assert _place(array, coords) == expected[nesting.number(coords)]
-
-
-@given(nestings())
-def test_the_innermost_shape_is_along_the_axes_of_the_array(nesting: Nesting) -> None:
-    """However the codecs permute, the shape of the chunks that are served is the array's."""
-    assert parse_array(nesting.document).inner_chunk_shape == nesting.inner_chunk_shape
 
 
 @given(nestings())
@@ -213,12 +206,6 @@ def test_a_transpose_must_permute(order: Any) -> None:
     codecs = [{"name": "transpose", "configuration": {"order": order}}, sharding([2, 2])]
     with pytest.raises(DecodeError, match="order"):
         unshard(codecs, (4, 4))
-
-
-@given(st.lists(st.integers(0, 2**63 - 1), max_size=64))
-def test_sizes_are_read_as_they_are(sizes: list[int]) -> None:
-    """Up to 64 sizes that fit into 63 bits are a shape."""
-    assert shape_of(sizes, "shape", least=0) == tuple(sizes)
 
 
 @pytest.mark.parametrize(

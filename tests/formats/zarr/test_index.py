@@ -14,7 +14,7 @@ from app.formats.zarr.index import (
     ShardIndex,
 )
 from app.model import ByteRange, SuffixRange
-from tests.formats.zarr.building import EMPTY, encode_index, encode_shard
+from tests.formats.zarr.building import EMPTY, encode_index
 
 _EMPTY = 2**64 - 1
 _codecs = st.builds(
@@ -48,14 +48,6 @@ def test_what_is_written_is_looked_up(codec: IndexCodec, data: st.DataObject) ->
     assert [index.lookup(i) for i in range(len(index))] == [
         None if entry == EMPTY else ByteRange(entry[0], sum(entry)) for entry in entries
     ]
-
-
-@given(_codecs, st.data())
-def test_the_encoded_size_is_known_beforehand(codec: IndexCodec, data: st.DataObject) -> None:
-    """The size to read depends on nothing that is stored."""
-    _, encoded = _drawn(data, codec)
-
-    assert codec.nbytes == len(encoded)
 
 
 @given(_codecs, st.data())
@@ -141,15 +133,6 @@ def test_a_shard_too_short_for_its_index_is_truncated(
         codec.place(nbytes)
 
 
-@given(_codecs, st.data())
-def test_no_chunk_of_a_truncated_shard_is_absent(codec: IndexCodec, data: st.DataObject) -> None:
-    """In a shard that is too short even an empty entry is an error."""
-    index = ShardIndex(struct.pack("<QQ", *EMPTY) * codec.entry_count, codec.big_endian)
-    nbytes = data.draw(st.integers(0, codec.nbytes + codec.trailer_nbytes - 1))
-    with pytest.raises(DecodeError, match="truncated"):
-        codec.find(index, 0, nbytes)
-
-
 @given(_codecs, st.integers(0, 100), st.integers(0, 1000), st.integers(0, 1000))
 def test_a_chunk_lies_inside_its_shard_and_off_its_index(
     codec: IndexCodec, spare: int, offset: int, nbytes: int
@@ -194,28 +177,6 @@ def test_a_trailing_checksum_is_no_room_for_chunks(
     else:
         with pytest.raises(DecodeError, match=reason):
             codec.find(index, 0, 46)
-
-
-@pytest.mark.parametrize("location", ["start", "end"])
-def test_chunks_of_a_written_shard_are_found(location: str) -> None:
-    """The ranges that are found hold the chunks; an empty chunk is none."""
-    chunks = [b"first", None, b"", b"fourth"]
-    shard = encode_shard(chunks, location=location)
-    codec = IndexCodec(4, IndexLocation(location), big_endian=False, has_checksum=True)
-    place = codec.place(len(shard))
-    index = codec(shard[place.start : place.stop])
-    found = [codec.find(index, entry, len(shard)) for entry in range(4)]
-
-    assert [None if r is None else shard[r.start : r.stop] for r in found] == chunks
-
-
-@given(st.booleans(), _entries)
-def test_an_entry_by_itself_is_an_index_of_one(big_endian: bool, entry: tuple[int, int]) -> None:  # noqa: FBT001 - drawn
-    """One entry is decoded as the whole index would."""
-    data = encode_index([entry], endian=">" if big_endian else "<", crc=False)
-    codec = IndexCodec(1, IndexLocation.END, big_endian, has_checksum=False)
-
-    assert EntryDecoder(big_endian)(data) == codec(data)
 
 
 @pytest.mark.parametrize("nbytes", [0, 15, 17])

@@ -44,12 +44,6 @@ def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject
     assert keys.parse(more + key) is None
 
 
-@given(_encodings, st.data())
-def test_its_keys_are_owned(keys: ChunkKeys, data: st.DataObject) -> None:
-    """Whatever parses belongs to the array."""
-    assert keys.owns(keys.format(data.draw(st.tuples(*[_numbers] * keys.ndim))))
-
-
 @pytest.mark.parametrize(
     ("prefix", "separator", "coords", "key"),
     [

@@ -100,13 +100,6 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
         assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:200]}
 
 
-async def test_a_directory_without_a_marker_is_no_container() -> None:
-    """Where there is no ``zarr.json`` there is nothing to open."""
-    case = _Case({})
-
-    assert await case.format.open(ROOT, case.fetch) is None
-
-
 async def test_no_more_metadata_is_read_than_is_allowed() -> None:
     """One byte above the limit is asked for, which tells that it is too large."""
     case = _Case({"zarr.json": b" " * (10 * _LIMIT)})
@@ -127,14 +120,6 @@ async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     assert json.loads(location.data)["codecs"] == [LITTLE]
 
 
-async def test_metadata_as_it_is_keeps_its_version() -> None:
-    """What is served as it is stored has the ETag of the object."""
-    data = json.dumps(array_metadata([4], [2], [LITTLE])).encode()
-    case = _Case({"zarr.json": data})
-
-    assert await case.locate("zarr.json") == Inline(data, case.etags["zarr.json"])
-
-
 async def test_a_chunk_is_a_range_of_its_shard() -> None:
     """The place is the object, the bytes in it and the version whose index told."""
     case = _Case(build(_CHUNKS))
@@ -142,16 +127,6 @@ async def test_a_chunk_is_a_range_of_its_shard() -> None:
     assert await case.locate("c/0/1") == Stored(
         ROOT.join("c/0/0"), ByteRange(8, 14), case.etags["c/0/0"]
     )
-
-
-async def test_a_chunk_of_a_nested_shard_is_a_range_of_the_outer_one() -> None:
-    """However deep, the place is a range of one object."""
-    case = _Case(build_nested({"c/1": b"one", "c/2": b"two"}))
-    location = await case.locate("c/2")
-
-    assert isinstance(location, Stored)
-    whole = build_nested({"c/1": b"one", "c/2": b"two"})["c/0"]
-    assert whole[location.byte_range.start : location.byte_range.stop] == b"two"
 
 
 async def test_nested_indexes_are_read_of_one_version() -> None:
@@ -169,12 +144,6 @@ async def test_off_the_grid_nothing_is_read(key: str) -> None:
 
     assert await case.locate(key) == MISSING
     assert case.store.calls == []
-
-
-@pytest.mark.parametrize("key", ["c/1/1", "c/2/1"])
-async def test_what_was_not_written_is_missing(key: str) -> None:
-    """An empty entry and an absent shard are absence."""
-    assert await _Case(build(_CHUNKS)).locate(key) == MISSING
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
@@ -211,14 +180,6 @@ async def test_shards_are_hidden(name: str, *, is_shown: bool) -> None:
 
     assert shelf.shows is not None
     assert shelf.shows(name) is is_shown
-
-
-async def test_chunks_of_an_array_as_it_is_are_shown() -> None:
-    """What is not sharded is listed."""
-    case = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
-    layout = await case.open()
-
-    assert (await layout.listing_rules(VirtualKey(""), case.fetch)).is_plain
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
@@ -283,14 +244,6 @@ async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_n
     assert caught.value.ref == ROOT.join("c/0")
 
 
-@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
-async def test_a_chunk_may_end_where_the_index_begins(whole_index_nbytes: int) -> None:
-    """All bytes of a shard but its index may be one chunk."""
-    case = _Case(_array_of_two(_shard((0, 10))), whole_index_nbytes)
-
-    assert await case.locate("c/0") == Stored(ROOT.join("c/0"), ByteRange(0, 10), case.etags["c/0"])
-
-
 async def test_a_shard_without_its_trailing_checksum_is_truncated() -> None:
     """An index that happens to be the whole rest of a shard proves no absence."""
     index = encode_index([EMPTY, EMPTY])
@@ -329,11 +282,6 @@ def _reader(**options: Any) -> ShardReader:
     return ShardReader(index, ReadCache(WatchedStore(), Memory(0), ttl_s=60), 2**20)
 
 
-async def test_a_missing_shard_has_no_chunks() -> None:
-    """What is inside of what is absent is absent."""
-    assert await _reader().locate(MISSING, 0) == MISSING
-
-
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     """In a shard that is bytes already a chunk is bytes, with a version of its own."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
@@ -345,30 +293,11 @@ async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     assert len({shard.etag, first.etag, second.etag}) == 3
 
 
-async def test_an_empty_entry_of_a_shard_at_hand_is_missing() -> None:
-    """The marker means the same wherever the shard is."""
-    shard = Inline(encode_shard([None, b"bc"]), ETag('"v"'))
-
-    assert await _reader().locate(shard, 0) == MISSING
-
-
 @pytest.mark.parametrize("data", [b"", b"x" * 35, b"x" * 36, b"x" * 100])
 async def test_damage_of_a_shard_at_hand_is_for_its_container_to_name(data: bytes) -> None:
     """Bytes at hand have no object to be named."""
     with pytest.raises(DecodeError):
         await _reader().locate(Inline(data, ETag('"v"')), 0)
-
-
-async def test_a_shard_may_be_a_range_of_an_object() -> None:
-    """A shard inside of another container's object is found by its range and version."""
-    store, ref = WatchedStore(), ObjectRef("memory://bucket", "chunks/abc")
-    shard = encode_shard([b"a", b"bc"])
-    etag = store.place(ref, b"before" + shard + b"after")
-    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
-    reader = ShardReader(index, ReadCache(store, Memory(2**20), ttl_s=60), 2**20)
-    place = Stored(ref, ByteRange(6, 6 + len(shard)), etag)
-
-    assert await reader.locate(place, 1) == Stored(ref, ByteRange(10, 12), etag)
 
 
 _SHARD = encode_shard([b"a", None])

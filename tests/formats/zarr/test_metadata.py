@@ -1,8 +1,6 @@
 """``zarr.json``: what is read in it, and what is served in its place."""
 
-import copy
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from app.formats.documents import MarkerDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.layout import Zarr3
 from app.formats.zarr.metadata import Node
+from tests.formats.mutating import members, mutations
 from tests.formats.zarr.building import CRC, LITTLE, array_metadata, sharding
 from tests.formats.zarr.nesting import Nesting, nestings
 
@@ -32,15 +31,7 @@ _SERVED = {
 _GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _REWRITTEN = ("chunk_grid", "codecs")
 
-_leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
-)
-_members = st.recursive(
-    _leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=6,
-)
-_extra = st.dictionaries(st.text(max_size=8), _members, max_size=4).map(
+_extra = st.dictionaries(st.text(max_size=8), members, max_size=4).map(
     lambda extra: {k: v for k, v in extra.items() if k not in {*_SHARDED, "storage_transformers"}}
 )
 
@@ -60,15 +51,7 @@ def _consolidated(nodes: dict[str, Any]) -> dict[str, Any]:
     return {**_GROUP, "consolidated_metadata": inline}
 
 
-def test_a_sharded_array_is_served_unsharded() -> None:
-    """The grid is that of the inner chunks, the codecs are what encodes one of them."""
-    node = _decode(_SHARDED)
-
-    assert json.loads(node.served) == _SERVED
-    assert (node.kind, node.is_rewritten) == ("array", True)
-
-
-@given(nestings(), _extra, _members)
+@given(nestings(), _extra, members)
 def test_every_other_member_is_untouched(
     nesting: Nesting, extra: dict[str, Any], attributes: Any
 ) -> None:
@@ -221,14 +204,6 @@ def test_off_the_array_there_is_no_chunk(coords: tuple[int, ...]) -> None:
     assert array.origin(coords) is None
 
 
-def test_an_array_without_elements_has_no_chunk() -> None:
-    """Along a dimension of no length nothing begins."""
-    array = _decode(array_metadata([0, 8], [4, 4], [sharding([2, 2])])).array
-
-    assert array is not None
-    assert array.origin((0, 0)) is None
-
-
 def test_an_array_without_dimensions_has_one_chunk() -> None:
     """The only chunk of a 0-d array is entry 0 of the only shard."""
     array = _decode(array_metadata([], [], [sharding([])])).array
@@ -286,57 +261,17 @@ def test_a_node_weighs_at_least_its_document() -> None:
     assert node.nbytes > len(node.served) > 10_000
 
 
-_hostile = st.recursive(
-    st.one_of(
-        _leaves,
-        st.floats(),
-        st.integers(-(10**200), 10**200),
-        st.sampled_from([0, 1, 2, 3, 4, 2**63, 2**64 - 1, 10**4000, -1, True]),
-        st.sampled_from(["sharding_indexed", "crc32c", "transpose", "bytes", "endian", "regular"]),
-        st.sampled_from(["default", "v2", "C", "F", "start", "end", "little", "/", ".", "\ud800"]),
-    ),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["name", "configuration", "chunk_shape", "codecs", "order", "x"]),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=10,
+_TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
+_NESTED = array_metadata(
+    [8, 8],
+    [4, 4],
+    [_TRANSPOSE, sharding([4, 2], [sharding([2, 2], [_TRANSPOSE, LITTLE])]), CRC],
+    dimension_names=["y", "x"],
 )
 
 
-def _positions(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    if isinstance(document, dict | list):
-        for key in document if isinstance(document, dict) else range(len(document)):
-            yield from _positions(document[key], (*path, key))
-
-
-@st.composite
-def _mutations(draw: st.DrawFn) -> Any:
-    """Draw a document with wrong values at some positions, and others missing."""
-    inner = sharding([2, 2], [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE])
-    outer = [{"name": "transpose", "configuration": {"order": [1, 0]}}, sharding([4, 2], [inner])]
-    array = array_metadata([8, 8], [4, 4], [*outer, CRC], dimension_names=["y", "x"])
-    document = copy.deepcopy(draw(st.sampled_from([array, _consolidated({"a": array})])))
-    for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from(list(_positions(document))))
-        if not path:
-            return draw(_hostile)
-        parent = document
-        for key in path[:-1]:
-            parent = parent[key]
-        if draw(st.booleans()):
-            parent[path[-1]] = draw(_hostile)
-        else:
-            del parent[path[-1]]
-    return document
-
-
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(_mutations())
+@given(mutations(_NESTED, _consolidated({"a": _NESTED})))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Whatever stands at any position, decoding gives a node or `DecodeError`."""
     try:
@@ -354,10 +289,3 @@ def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
             assert array.keys.owns(array.shard_key(origin))
             for level in array.unsharded.levels:
                 assert 0 <= level.entry(origin) < level.index.entry_count
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_are_refused(data: bytes) -> None:
-    """What is not even JSON is `DecodeError`."""
-    with pytest.raises(DecodeError):
-        _read(data)

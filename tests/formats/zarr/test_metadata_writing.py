@@ -56,11 +56,6 @@ async def test_an_array_keeps_its_shards() -> None:
     assert made == {**SHARDED, **changes}
 
 
-async def test_what_clients_see_is_stored_as_it_was() -> None:
-    """Writing back what was read changes nothing."""
-    assert await translated(served(SHARDED), SHARDED) == SHARDED
-
-
 @pytest.mark.parametrize(
     ("member", "value"),
     [

@@ -179,19 +179,6 @@ async def test_chunks_of_a_large_shard_stay_in_their_order() -> None:
     assert [index.lookup(n).start for n in (1, 4, 5, 0)] == [0, GIB, 2 * GIB, 3 * GIB]
 
 
-async def test_the_index_of_a_large_shard_may_come_first() -> None:
-    """Before all chunks, which it moves by nothing."""
-    array = one_dimension(2, index_location="start")
-    old = opened(array, [(GIB, GIB), (36, GIB - 36)], 2 * GIB)
-    rewriter = (await array.slot("c/0")).shard
-
-    plan = rewriter.plan(old, {(0,): b"new"})
-
-    assert plan is not None
-    assert [type(piece) for piece in plan.pieces] == [bytes, ByteRange, bytes]
-    assert plan.pieces[1:] == [ByteRange(36, GIB), b"new"]
-
-
 async def test_a_large_shard_whose_chunks_all_share_bytes_does_not_grow_beyond_measure() -> None:
     """A few bytes of index could ask for any number of copies."""
     array = one_dimension(1000)
@@ -324,19 +311,3 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     assert [call.request for call in store.calls] == [ByteRange(113, 165)]
     assert [call.if_match for call in store.calls] == [old.etag]
     assert slot.shard == other.shard
-
-
-async def test_a_shard_tells_where_its_chunks_are() -> None:
-    """Those that it was opened for, whatever else there is."""
-    array = two_levels(6, 2)
-    await array.write({(0,): b"abc", (2,): b"defg"})
-    old = await array.open("c/0", (0, 0), (0, 1), (1, 0), (2, 1))
-
-    found = {entry: old.lookup(entry) for entry in [(0, 0), (0, 1), (1, 0), (2, 1)]}
-    assert found == {
-        (0, 0): ByteRange(0, 3),
-        (0, 1): None,
-        (1, 0): ByteRange(39, 43),
-        (2, 1): None,
-    }
-    assert old.size == len(array.objects["c/0"])

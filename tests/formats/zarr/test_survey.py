@@ -48,15 +48,6 @@ async def _survey(objects: dict[str, bytes], key: str) -> ZarrSurvey:
     return survey
 
 
-@pytest.mark.parametrize("key", ["c/0/0", "c/1/1"])
-def test_a_stored_key_on_the_grid_is_a_shard(key: str) -> None:
-    """The grid of shards has two by two places."""
-    shard = _GRID.named(key)
-
-    assert shard is not None
-    assert shard.ref == ROOT.join(key)
-
-
 @pytest.mark.parametrize("key", ["c/2/0", "c/0/2", "c/00/0", "c/0", "zarr.json", "c/0/0/0", ""])
 def test_other_keys_are_no_shards(key: str) -> None:
     """What is off the grid belongs to no array: it was larger once."""
@@ -76,23 +67,6 @@ def test_an_inner_chunk_is_in_one_shard(key: str, shard: str) -> None:
 def test_what_is_no_inner_chunk_is_in_none(key: str) -> None:
     """Off the array there is nothing to hold."""
     assert _GRID.holding(VirtualKey(key)) is None
-
-
-def test_every_shard_of_the_grid() -> None:
-    """Each once, with the key of its first inner chunk."""
-    assert [(shard.ref.key[5:], shard.key) for shard in _GRID.every()] == [
-        ("c/0/0", "c/0/0"),
-        ("c/0/1", "c/0/2"),
-        ("c/1/0", "c/2/0"),
-        ("c/1/1", "c/2/2"),
-    ]
-
-
-async def test_no_shard_has_no_survey() -> None:
-    """An absent shard is a value."""
-    shards, fetch = _shards(build({}))
-
-    assert [await shard.survey(fetch) for shard in shards.every()] == [None] * 4
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -263,19 +237,6 @@ def test_a_sharded_array_tells_its_shards() -> None:
         shard_shape=(4, 8),
         chunks_per_shard=(4, 4),
         index_location=("end", "start"),
-    )
-
-
-def test_an_array_without_shards_tells_its_chunks() -> None:
-    """What has to do with shards is not there."""
-    assert _described(array_metadata([8], [4], [LITTLE])) == Description(
-        path="",
-        format="zarr",
-        kind="array",
-        shape=(8,),
-        data_type="uint8",
-        inner_chunk_shape=(4,),
-        codecs=("bytes",),
     )
 
 

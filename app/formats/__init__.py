@@ -1,1 +1,1 @@
-"""Where the bytes of chunks lie: pure. One folder per format, no I/O, no HTTP, no caches."""
+"""Container formats, one folder each: places of chunks. Pure: no I/O, no HTTP, no caches."""

@@ -151,7 +151,7 @@ class Stray(NamedTuple):
 
 
 type Target = Slot | Document | Whole | Stray
-"""Where the bytes of a key are written."""
+"""Place where the bytes of a key are written."""
 
 
 class Layout(Protocol):

@@ -40,7 +40,7 @@ from app.http.pages import MOST_LINKS, listing_page, page_headers
 from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.s3_answers import no_tags
 from app.http.s3_requests import lists_objects, names_in, unserved
-from app.http.selection import Conditions, KeySelection, choose, etag_of_selected
+from app.http.selection import Conditions, Selection, choose, etag_of_selected
 from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
 from app.model import VirtualKey
@@ -198,7 +198,7 @@ class DataPlane:
 
     def _at_hand(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions
-    ) -> tuple[Entity, KeySelection, bytes] | None:
+    ) -> tuple[Entity, Selection, bytes] | None:
         """Find what needs no waiting, without the means to wait."""
         entity = self._resolver.recall(dataset, key)
         if entity is None:
@@ -211,7 +211,7 @@ class DataPlane:
     async def _read(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions, answer: Answer
     ) -> None:
-        def choose_part(entity: Entity) -> KeySelection | None:
+        def choose_part(entity: Entity) -> Selection | None:
             return choose(conditions, entity)
 
         async with self._resolver.open(dataset, key, choose_part, conditions.reading) as opened:
@@ -229,8 +229,8 @@ class DataPlane:
         await answer.send(HTTPStatus.OK, headers, body)
 
     async def _list_tags(self, answer: Answer, dataset: Dataset, key: VirtualKey) -> None:
-        def choose_nothing(_: Entity) -> KeySelection:
-            return KeySelection(HTTPStatus.OK)
+        def choose_nothing(_: Entity) -> Selection:
+            return Selection(HTTPStatus.OK)
 
         async with self._resolver.open(dataset, key, choose_nothing) as opened:
             if opened is None:
@@ -271,7 +271,7 @@ async def _redirect_to_page(answer: Answer, dataset: Dataset, key: VirtualKey) -
 
 
 async def _send_entity(
-    answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[KeySelection]
+    answer: Answer, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
     status, entity = opened.choice.status, opened.entity
     if (headers := entity_headers(dataset, key, opened)) is not None:

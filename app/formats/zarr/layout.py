@@ -31,10 +31,10 @@ from app.model import (
 )
 
 type Chunk = Stored | Whole | Inline | Missing
-"""Where an inner chunk can be."""
+"""Place of an inner chunk."""
 
 type Shard = Chunk | Part
-"""Where a shard can be."""
+"""Place of a shard."""
 
 MARKER: Final = VirtualKey("zarr.json")
 

@@ -78,17 +78,9 @@ def test_an_id_is_in_the_shard_that_the_documents_say(
 
 @pytest.mark.parametrize(
     ("shard_bits", "shard", "name"),
-    [
-        (0, 0, "0"),
-        (1, 1, "1"),
-        (4, 15, "f"),
-        (5, 1, "01"),
-        (8, 255, "ff"),
-        (9, 255, "0ff"),
-        (12, 0, "000"),
-        (64, 10, "000000000000000a"),
-    ],
-)
+    [(0, 0, "0"), (1, 1, "1"), (4, 15, "f"), (5, 1, "01"), (8, 255, "ff"), (9, 255, "0ff"),
+     (12, 0, "000"), (64, 10, "000000000000000a")],
+)  # fmt: skip
 def test_names_of_shards_are_padded(shard_bits: int, shard: int, name: str) -> None:
     """A digit for every four bits, lower case; TensorStore calls a single shard ``0``."""
     sharding = _sharding({**RAW_SHARDING, "shard_bits": shard_bits})

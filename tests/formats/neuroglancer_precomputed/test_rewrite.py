@@ -384,15 +384,9 @@ async def test_all_else_is_an_object(info: Any, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("info", "key"),
-    [
-        (VOLUME, "s0/0.shard"),
-        (VOLUME, "s0/0.index"),
-        (VOLUME, "s0/0.data"),
-        (SKELETONS, "0.shard"),
-        (MESHES, "0.shard"),
-        (ANNOTATIONS, "by_id/0.shard"),
-    ],
-)
+    [(VOLUME, "s0/0.shard"), (VOLUME, "s0/0.index"), (VOLUME, "s0/0.data"),
+     (SKELETONS, "0.shard"), (MESHES, "0.shard"), (ANNOTATIONS, "by_id/0.shard")],
+)  # fmt: skip
 async def test_no_shard_is_written_as_a_whole(info: Any, key: str) -> None:
     """All its chunks would be gone, and whoever sees no shards cannot mean that."""
     with pytest.raises(ConflictError, match=f"^{key} is a shard: .*raw"):

@@ -109,21 +109,10 @@ def test_a_name_of_the_right_width_is_a_shard(shard_bits: int, name: str, number
 
 @pytest.mark.parametrize(
     ("shard_bits", "name"),
-    [
-        (0, "1.shard"),
-        (4, "00.shard"),
-        (5, "f.shard"),
-        (5, "20.shard"),
-        (4, "F.shard"),
-        (4, "0.index"),
-        (4, "0"),
-        (4, ".shard"),
-        (4, "0.shard.gz"),
-        (4, "x/0.shard"),
-        (4, "\u0660.shard"),
-        (63, "0" * 17 + ".shard"),
-    ],
-)
+    [(0, "1.shard"), (4, "00.shard"), (5, "f.shard"), (5, "20.shard"), (4, "F.shard"),
+     (4, "0.index"), (4, "0"), (4, ".shard"), (4, "0.shard.gz"), (4, "x/0.shard"),
+     (4, "\u0660.shard"), (63, "0" * 17 + ".shard")],
+)  # fmt: skip
 def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
     """Of two objects that were one shard once, only the data counts."""
     assert _skeletons(shard_bits=shard_bits).named(name) is None

@@ -235,19 +235,10 @@ async def test_a_hierarchy_that_is_not_understood_is_served_unchanged() -> None:
 
 @pytest.mark.parametrize(
     ("key", "is_shown"),
-    [
-        ("zarr.json", True),
-        ("meta/", True),
-        (_META, True),
-        ("data/root/", True),
-        ("data/root/foo/bar/", True),
-        (f"{_DATA}/notes.txt", True),
-        (f"{_DATA}/c0/", False),
-        (f"{_DATA}/c/", True),
-        (f"{_DATA}/c0.0", False),
-        ("data/root/c0/", True),
-    ],
-)
+    [("zarr.json", True), ("meta/", True), (_META, True), ("data/root/", True),
+     ("data/root/foo/bar/", True), (f"{_DATA}/notes.txt", True), (f"{_DATA}/c0/", False),
+     (f"{_DATA}/c/", True), (f"{_DATA}/c0.0", False), ("data/root/c0/", True)],
+)  # fmt: skip
 async def test_shards_are_hidden(key: str, *, is_shown: bool) -> None:
     """Objects whose names are those of chunks cannot be asked for."""
     case = _Case(_bar())

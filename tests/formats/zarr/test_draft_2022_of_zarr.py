@@ -101,19 +101,6 @@ every_array = pytest.mark.parametrize("array", _ARRAYS, ids=lambda array: array.
 
 
 @every_array
-async def test_every_chunk_of_the_codec_is_read(array: _Array, tmp_path: Path) -> None:
-    """With its index at the end and bare, the codec's shard is the transformer's."""
-    store = MemoryStore()
-    for key, data in array.build(tmp_path).items():
-        store.place(ROOT.join(key), data)
-    hierarchy = reading(store)
-
-    for key, expected in array.chunks():
-        found = await hierarchy.read(key)
-        assert (None if found is None else array.decode(found)) == expected
-
-
-@every_array
 def test_the_service_answers_every_chunk(array: _Array, tmp_path: Path) -> None:
     """A chunk is its bytes, a chunk of fill value 404, and the metadata tell of no shards."""
     served = tmp_path / "served"

@@ -84,22 +84,12 @@ def test_another_spelling_is_no_key(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "separator", "key", "is_owned"),
-    [
-        ("c", "/", "c", True),
-        ("c", "/", "c/", True),
-        ("c", "/", "c/0/", True),
-        ("c", "/", "c/x", True),
-        ("c", "/", "cat.jpg", False),
-        ("c", "/", "zarr.json", False),
-        ("c", ".", "c.0.0", True),
-        ("c", ".", "zarr.json", False),
-        ("", "/", "0/", True),
-        ("", "/", "0/1", True),
-        ("", "/", "zarr.json", False),
-        ("", ".", "0.1", True),
-        ("", ".", "notes/", False),
-    ],
-)
+    [("c", "/", "c", True), ("c", "/", "c/", True), ("c", "/", "c/0/", True),
+     ("c", "/", "c/x", True), ("c", "/", "cat.jpg", False), ("c", "/", "zarr.json", False),
+     ("c", ".", "c.0.0", True), ("c", ".", "zarr.json", False), ("", "/", "0/", True),
+     ("", "/", "0/1", True), ("", "/", "zarr.json", False), ("", ".", "0.1", True),
+     ("", ".", "notes/", False)],
+)  # fmt: skip
 def test_prefixes_of_keys_are_owned(
     prefix: str, separator: str, key: str, *, is_owned: bool
 ) -> None:

@@ -49,7 +49,7 @@ class Marked:
     dialect: Dialect[Any] | None = None
     spec: Weighable | None = None
     is_metadata: bool = True
-    """Whether it begins as metadata do; an error page, say, does not."""
+    """False for what does not begin like a JSON object, such as an error page."""
 
     @property
     def nbytes(self) -> int:

@@ -27,13 +27,17 @@ from app.http.gateway import Gateway
 from app.http.icechunk.commits import build_commits
 from app.http.icechunk.repository_changes import build_creation, build_repository_changes
 from app.http.icechunk.sessions import build_sessions
+from app.http.instrumentation import InstrumentedApp
 from app.http.shard_of import ShardNames
 from app.http.start.figures import watch
 from app.http.start.glances import Glances
 from app.http.start.page import StartPage
 from app.http.taking import Taker
-from app.http.watched import Watched
 from app.http.writing import WritingPlane
+from app.observability.logging import log_loop_exception, open_access_log
+from app.observability.metrics import Metrics
+from app.observability.repositories import CountingCommitter, CountingSessions
+from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
@@ -54,11 +58,6 @@ from app.resolve.resolver import Resolver
 from app.resolve.rewriting import Rewrites
 from app.resolve.uploads import Uploads
 from app.resolve.writing import Writer
-from app.seeing.access_log import open_access_log
-from app.seeing.faults import tell_of_fault
-from app.seeing.icechunk.repository_work import CountingCommitter, CountingSessions
-from app.seeing.metrics import Metrics
-from app.seeing.tracing import Tracing
 from app.settings import LimitSettings, Settings
 from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.stores import Stores
@@ -94,7 +93,7 @@ def create_app(
     *,
     wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
     tracing: Tracing | None = None,
-) -> Watched:
+) -> InstrumentedApp:
     """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
     shared = _share(settings, wrap, tracing)
     inside = _open_inside(shared)
@@ -104,7 +103,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        asyncio.get_running_loop().set_exception_handler(tell_of_fault)
+        asyncio.get_running_loop().set_exception_handler(log_loop_exception)
         async with shared.stores, issuers, aclosing(paths.rewrites), aclosing(inside.rewrites):
             yield
         if tracing is not None:
@@ -129,10 +128,11 @@ def create_app(
     data = DataPlane(datasets, door, paths.resolver, writing, cors)
     shards = ShardNames(datasets, paths.resolver, settings.server.trusted_proxies)
     gateway = Gateway(control, data, shards, door=door, cors=cors, crowd=_build_crowd(settings))
-    return Watched(
+    return InstrumentedApp(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
         shared.metrics.requests,
+        access_log=open_access_log(settings.server),
         tracing=tracing,
         proxies=settings.server.trusted_proxies,
     )
@@ -155,10 +155,9 @@ def _share(
     metrics = Metrics(
         settings.datasets,
         worker=None if settings.server.workers == 1 else str(os.getpid()),
-        access_log=open_access_log(settings.server),
     )
     on_call = _tell_of_calls(metrics, tracing)
-    on_write = metrics.writes.on_write
+    on_write = metrics.stores.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
     build = ReadCache if tracing is None else tracing.read_cache
     memory = Memory(
@@ -174,7 +173,7 @@ def _share(
         _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
         budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
         room=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
-        sessions=CountingSessions(stores, fetch, metrics.repositories.sessions),
+        sessions=CountingSessions(stores, fetch, metrics.sessions),
     )
     metrics.caches.watch_budget("bodies", shared.budget)
     metrics.caches.watch_budget("rewrites", shared.room)
@@ -184,10 +183,10 @@ def _share(
 def _tell_of_calls(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     """Tell all who want to hear of calls of stores."""
     if tracing is None:
-        return metrics.upstream.on_call
+        return metrics.stores.on_call
 
     def on_call(call: Call) -> None:
-        metrics.upstream.on_call(call)
+        metrics.stores.on_call(call)
         tracing.on_call(call)
 
     return on_call
@@ -209,7 +208,7 @@ def _open_paths(shared: Shared, inside: Paths) -> Paths:
         inner=inside.resolver,
     )
     objects = _object_writer(shared.stores, fetch, limits)
-    rewrites = Rewrites(shared.stores, fetch, shared.room, shared.metrics.writes.on_rewrite)
+    rewrites = Rewrites(shared.stores, fetch, shared.room, shared.metrics.stores.on_rewrite)
     writer = SessionWriter(
         shared.stores, fetch, objects, rewrites, doors=doors, inner=inside.writer
     )
@@ -232,7 +231,7 @@ def _open_inside(shared: Shared) -> Paths:
         decoded_bytes=limits.decoded_bytes,
     )
     objects = _object_writer(stores, fetch, limits)
-    rewrites = Rewrites(stores, fetch, shared.room, shared.metrics.writes.on_rewrite)
+    rewrites = Rewrites(stores, fetch, shared.room, shared.metrics.stores.on_rewrite)
     writer = Writer(stores, fetch, objects, rewrites)
     return Paths(resolver, writer, Eraser(resolver, objects, writer), rewrites)
 
@@ -264,7 +263,7 @@ def _build_routes(
     swaps = RepoSwaps(shared.stores, shared.fetch)
     files = ChunkFiles(shared.stores)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
-    committer = CountingCommitter(swaps, rewriting, shared.metrics.repositories.commits)
+    committer = CountingCommitter(swaps, rewriting, shared.metrics.commits)
     documents = DocumentReader(shared.budget, limits.timeout_s)
     commits = build_commits(
         datasets,

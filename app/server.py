@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import gc
-import logging
 import os
 import resource
 import signal
@@ -19,20 +18,18 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.errors import ConfigurationError
+from app.http.instrumentation import InstrumentedApp
 from app.http.protocol import GatewayProtocol
-from app.http.watched import Watched
 from app.main import create_app
-from app.seeing import failures
-from app.seeing.failures import Seldom
-from app.seeing.formatting import JsonFormatter, TextFormatter
-from app.seeing.tracing import open_tracing
+from app.observability.logging import logging_config
+from app.observability.tracing import open_tracing
 from app.settings import ServerSettings, Settings
 
 BACKLOG: Final = 2048
-"""Connections that may wait; one page of a viewer opens more than a hundred at once."""
+"""Connections that wait to be accepted; one page of a viewer opens more than a hundred."""
 
 STOP_S: Final = 20
-"""Time for answers under way when the service is told to stop."""
+"""Longest wait for responses in progress after SIGTERM."""
 
 _MOST_FILES: Final = 65_536
 _YOUNG_OBJECTS: Final = 5_000
@@ -41,13 +38,11 @@ _MMAP_BYTES: Final = 256 * 1024
 _M_TRIM_THRESHOLD: Final = -1
 _TRIM_BYTES: Final = 4 * 1024**2
 
-_FORMATTERS: Final = {"text": TextFormatter, "json": JsonFormatter}
-
 START_S: Final = 60.0
-"""Longest wait for one of several processes to come up."""
+"""Longest wait for the start of one of several processes."""
 
 type Announce = Callable[[str], None]
-"""Is called once, with the base URL, when requests will be answered."""
+"""Called once, with the base URL, when the service accepts requests."""
 
 
 def run(settings: Settings, announce: Announce) -> None:
@@ -58,7 +53,7 @@ def run(settings: Settings, announce: Announce) -> None:
     _allow_many_files()
     listener = _bind(settings.server.host, settings.server.port)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal again when it has stopped: that is a success.
+        # uvicorn raises the signal again when it has stopped: the exit code is 0.
         signal.signal(number, lambda *_: sys.exit(0))
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
     is_private = not all(dataset.is_public for dataset in settings.datasets.values())
@@ -71,28 +66,29 @@ def run(settings: Settings, announce: Announce) -> None:
     if config.workers == 1:
         _run_here(config, listener, announce_url)
     else:
-        create_app(settings)  # what is wrong with it is told once, not by each process
+        create_app(settings)  # reports a wrong setting once, not from each process
         _run_several(config, listener, announce_url)
 
 
-def make_app(settings: Settings) -> Watched:
-    """Make the application, and the memory of its process ready for it."""
-    return make_ready(create_app(settings, tracing=open_tracing(os.environ)))
+def make_app(settings: Settings) -> InstrumentedApp:
+    """Build the application, and tune the memory of its process."""
+    return tune_memory(create_app(settings, tracing=open_tracing(os.environ)))
 
 
-def make_ready[T](app: T) -> T:
-    """Make the memory of this process ready for *app*.
+def tune_memory[T](app: T) -> T:
+    """Tune the garbage collector and the allocator, once *app* is built; return *app*.
 
-    What start-up made is never garbage: collections that walked it stopped all answers for
-    90 ms, twice a second under load. Requests make little of it; to look for it every few
-    requests took 4 % of the time. Blocks as large as an index are given back to the system
-    when they are freed, or the holes between them take half as much again as the cache may.
-    Smaller ones are kept for the next body: to give each back and fetch it anew cost 12 µs.
+    Objects of the start-up are frozen: collections that walked them stopped all responses for
+    90 ms, twice a second under load. Requests make little cyclic garbage, so the young generation
+    is collected less often, which took 4 % of the time. Blocks as large as an index are returned
+    to the system when they are freed: otherwise the holes between them take half as much memory
+    again as the cache. Smaller blocks are kept for the next body: to return each and to ask for
+    another cost 12 µs.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
-    with suppress(OSError, AttributeError):  # another C library than GNU's
+    with suppress(OSError, AttributeError):  # a C library other than GNU's
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
@@ -129,7 +125,7 @@ class _Server(uvicorn.Server):
         self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; who asks twice does not wait for answers under way."""
+        """Stop; a second signal ends the process at once."""
         if self.should_exit:
             os._exit(1)
         super().handle_exit(sig, frame)
@@ -148,7 +144,7 @@ class _Supervisor(Multiprocess):
             self._announce()
 
     def terminate_all(self) -> None:
-        """Stop all; who asks twice does not wait for answers under way."""
+        """Stop all processes; a second signal ends them at once."""
         super().terminate_all()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
@@ -162,9 +158,9 @@ class _Supervisor(Multiprocess):
 def configure(
     app: Any, settings: ServerSettings, *, factory: bool = False, is_private: bool = False
 ) -> uvicorn.Config:
-    """Say how uvicorn serves *app*, or what the *factory* makes.
+    """Return the configuration of uvicorn for *app*, which makes the application if *factory*.
 
-    The log withholds more where data *is_private*.
+    Errors that belong to no request are logged without their text if *is_private*.
     """
     return uvicorn.Config(
         app,
@@ -176,7 +172,7 @@ def configure(
         ws="none",
         workers=settings.workers,
         backlog=BACKLOG,
-        log_config=_logging(settings, is_private=is_private),
+        log_config=logging_config(settings, is_private=is_private),
         access_log=False,
         headers=[("X-Content-Type-Options", "nosniff")],
         server_header=False,
@@ -185,33 +181,8 @@ def configure(
     )
 
 
-def _logging(settings: ServerSettings, *, is_private: bool) -> dict[str, Any]:
-    """Log our own lines, and warnings of others: botocore's debugging shows keys."""
-    level = settings.log_level
-    uvicorn_level = level if logging.getLevelName(level.upper()) >= logging.WARNING else "warning"
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {
-            "line": {
-                "()": _FORMATTERS[settings.log_format],
-                "is_private": is_private,
-                "level": level,
-            }
-        },
-        "filters": {"seldom": {"()": Seldom}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "root": {"handlers": ["stderr"], "level": "WARNING"},
-        "loggers": {
-            "app": {"level": level.upper()},
-            failures.__name__: {"filters": ["seldom"]},
-            "uvicorn": {"level": uvicorn_level.upper()},
-        },
-    }
-
-
 def _allow_many_files() -> None:
-    """Take what the system allows: each connection is a file."""
+    """Raise the limit of open files, since each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -233,6 +204,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _url(host: str, listener: socket.socket) -> str:
-    """Give the URL under which this machine reaches *listener*."""
+    """Return the URL of *listener* on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - shown, not bound
     return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from app.http.watched import Watched
+from app.http.instrumentation import InstrumentedApp
 from app.main import create_app
 from app.server import configure
 from app.settings import Settings
@@ -62,7 +62,7 @@ def serving(
     settings: Settings,
     *,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
-    around: Callable[[Watched], Any] = lambda watched: watched,
+    around: Callable[[InstrumentedApp], Any] = lambda app: app,
 ) -> Generator[str]:
     """Run the service with *settings* and give its URL, which ends without a slash.
 

@@ -12,8 +12,8 @@ from app.http.cors import Cors
 from app.http.problems import problem, status_of
 from app.http.s3_answers import code_of, error_document, failed_condition
 from app.http.s3_requests import speaks_s3
-from app.seeing.failures import tell_of_failure
-from app.seeing.seen import note_request_id
+from app.observability.logging import log_failure
+from app.observability.requests import note_request_id
 
 type Scope = Mapping[str, Any]
 type Headers = list[tuple[bytes, bytes]]
@@ -98,7 +98,7 @@ class Answer:
     async def fail(self, error: ShardgateError) -> None:
         """Tell of *error*."""
         status = status_of(error)
-        tell_of_failure(status, error)
+        log_failure(status, error)
         if status is HTTPStatus.UNAUTHORIZED and self.is_s3:
             status = HTTPStatus.FORBIDDEN
         extra = [(b"allow", ALLOW)] if status is HTTPStatus.METHOD_NOT_ALLOWED else []

@@ -22,11 +22,11 @@ from app.http.routers import Json
 from app.http.start.page import StartPage
 from app.http.target import check_key
 from app.http.viewer import add_viewer
+from app.observability.logging import log_failure
+from app.observability.metrics import MEDIA_TYPE, Metrics
 from app.resolve.icechunk.refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Dataset, Resolver
-from app.seeing.failures import tell_of_failure
-from app.seeing.metrics import MEDIA_TYPE, Metrics
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -183,7 +183,7 @@ async def _reach(resolver: Resolver, dataset: Dataset) -> str:
     try:
         await resolver.reach(dataset)
     except StorageError as error:
-        tell_of_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
+        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
         return str(error)
     return "ok"
 
@@ -202,7 +202,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
     match error:
         case ShardgateError():
             status = status_of(error)
-            tell_of_failure(status, error)
+            log_failure(status, error)
             more = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
             return _problem_response(status, str(error), more, members_of(error))
         case HTTPException():

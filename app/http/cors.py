@@ -9,7 +9,7 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 
-from app.http.heads import written
+from app.http.heads import encode_headers
 
 type Headers = list[tuple[bytes, bytes]]
 
@@ -18,7 +18,7 @@ _EXPOSED: Final = (
     b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
 )
 _FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
-_HEAD_FOR_ALL: Final = written(_FOR_ALL)
+_HEAD_FOR_ALL: Final = encode_headers(_FOR_ALL)
 _ALLOWED: Final = (
     b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, Idempotency-Key,"
     b" If-Match, If-None-Match, If-Range, Range, X-Request-ID"
@@ -87,7 +87,7 @@ class Cors:
 
     def head(self, origin: bytes | None) -> bytes:
         """Give the same as they are written."""
-        return _HEAD_FOR_ALL if self._any else written(self.headers(origin))
+        return _HEAD_FOR_ALL if self._any else encode_headers(self.headers(origin))
 
     def preflight(self, allow: bytes, asked: bytes | None = None) -> Headers:
         """Give what an answer to OPTIONS says besides, where the methods *allow* are served.

@@ -35,7 +35,7 @@ from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.door import UNKNOWN, Door, Request
 from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.entity_headers import describe, entity_headers, head_of, keeping, listing_headers
-from app.http.heads import written
+from app.http.heads import encode_headers
 from app.http.pages import MOST_LINKS, listing_page, page_headers
 from app.http.s3 import MEDIA_TYPE, ListRequest
 from app.http.s3_answers import no_tags
@@ -44,9 +44,9 @@ from app.http.selection import Conditions, Selection, choose, etag_of_selected
 from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
 from app.model import VirtualKey
+from app.observability.requests import note_caller
 from app.resolve.entity import Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
-from app.seeing.seen import note_caller
 
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -109,7 +109,7 @@ class DataPlane:
         head = b"%b%b%bx-request-id: %b\r\n" % (
             head_of(common),
             self._cors.head(given.get(b"origin")),
-            written(more) if more else b"",
+            encode_headers(more) if more else b"",
             name_of_request,
         )
         return AtHand(selection.status, head, body, name_of_request, name, caller.name)

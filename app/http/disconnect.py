@@ -1,21 +1,21 @@
-"""Stop working for a client that has gone away."""
+"""Cancellation of the work for a client that has closed its connection."""
 
 import asyncio
 from types import TracebackType
 from typing import Any, Final, Self
 
 _GRACE_S: Final = 0.05
-"""Answers that are ready sooner are not worth watching for; a watcher costs 10 µs."""
+"""Work that ends sooner is not watched: a watcher costs 10 µs."""
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before its answer was ready."""
+    """The client closed its connection before its response was ready."""
 
 
 class UntilDisconnect:
-    """Cancels the block when *receive* tells that the client has gone.
+    """Cancels the block when *receive* returns ``http.disconnect``.
 
-    Raises: `ClientGoneError` out of the block then.
+    Raises: `ClientGoneError`, out of the block.
     """
 
     def __init__(self, receive: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from app.http.answer import Headers
 from app.http.dates import last_modified
-from app.http.heads import written
+from app.http.heads import encode_headers
 from app.http.pages import content_type
 from app.http.ranges import content_range
 from app.http.selection import Selection, etag_of_selected
@@ -82,7 +82,7 @@ def describe(
 @lru_cache(maxsize=_KEPT)
 def head_of(common: Common) -> bytes:
     """Write the headers that many answers have in common; those of hot chunks are written once."""
-    return written(_headers(common))
+    return encode_headers(_headers(common))
 
 
 def _cache_control(dataset: Dataset, key: str) -> bytes:

@@ -34,7 +34,7 @@ from app.http.credentials.caller import NOBODY
 from app.http.credentials.door import Door, Request, split_token, without_token
 from app.http.crowd import Crowd, Place
 from app.http.dataplane import DataPlane
-from app.http.heads import written
+from app.http.heads import encode_headers
 from app.http.problems import problem
 from app.http.shard_of import PREFIX, ShardNames
 from app.http.writing import FOREIGN
@@ -99,7 +99,7 @@ class Gateway:
         found, body = problem(status, detail)
         found += [*self._cors.headers(given.get(b"origin")), NO_STORE]
         found.append((b"x-request-id", request_id(given.get(b"x-request-id"))))
-        return AtHand(status, written(found), body)
+        return AtHand(status, encode_headers(found), body)
 
     async def __call__(self, scope: Request, receive: Any, send: Any) -> None:
         """Speak ASGI."""

@@ -21,7 +21,7 @@ from app.http.answer import AtHand, Headers, Later, Scope, Write, asgi_writer
 from app.http.clients import Networks, is_within, peer_of
 from app.http.credentials.access import Datasets
 from app.http.credentials.door import split_token
-from app.http.heads import written
+from app.http.heads import encode_headers
 from app.http.target import split_target
 from app.model import VirtualKey
 from app.resolve.icechunk.session_keys import session_of
@@ -64,11 +64,11 @@ class ShardNames:
         """Begin to answer outside of ASGI; see `GatewayProtocol`."""
         path = _asked(raw_path)
         if not self._may_know(path, peer):
-            return AtHand(HTTPStatus.NO_CONTENT, written(_by_itself(path)), b"")
+            return AtHand(HTTPStatus.NO_CONTENT, encode_headers(_by_itself(path)), b"")
         known = self._known.get(path)
         if known is None or known.expires_at < time.monotonic():
             return partial(self._answer, path)
-        return AtHand(HTTPStatus.NO_CONTENT, written([(b"x-shard", known.name)]), b"")
+        return AtHand(HTTPStatus.NO_CONTENT, encode_headers([(b"x-shard", known.name)]), b"")
 
     async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
         """Speak ASGI, whatever the method."""

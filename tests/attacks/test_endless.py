@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.bounded import HEAD_NBYTES, HEADERS, PIPELINED
+from app.http.protocol import MAX_PIPELINED
+from app.http.request_head import HEAD_NBYTES, MAX_HEADERS
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import connect, exchange, flood, heard, statuses
 from tests.serving import serving
@@ -33,8 +34,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
     )
     with pytest.MonkeyPatch.context() as patch, serving(settings) as served:
-        patch.setattr("app.http.bounded.HEAD_S", SOON_S)
-        patch.setattr("app.http.bounded.KEPT_S", SOON_S)
+        patch.setattr("app.http.protocol.HEAD_S", SOON_S)
+        patch.setattr("app.http.protocol.KEEP_ALIVE_S", SOON_S)
         yield served
 
 
@@ -90,15 +91,15 @@ def test_headers_may_be_many(url: str) -> None:
     """But not more than is said."""
     close = b"Connection: close\r\n"
 
-    assert statuses(exchange(url, GET + close + b"X: y\r\n" * (HEADERS - 2) + b"\r\n")) == [200]
-    assert statuses(exchange(url, GET + close + b"X: y\r\n" * HEADERS + b"\r\n")) == [431]
+    assert statuses(exchange(url, GET + close + b"X: y\r\n" * (MAX_HEADERS - 2) + b"\r\n")) == [200]
+    assert statuses(exchange(url, GET + close + b"X: y\r\n" * MAX_HEADERS + b"\r\n")) == [431]
 
 
 def test_requests_may_wait_behind_one(url: str) -> None:
     """All are answered, in their order."""
     last = GET + b"Connection: close\r\n\r\n"
 
-    assert statuses(exchange(url, LISTING * (PIPELINED - 1) + last)) == [200] * PIPELINED
+    assert statuses(exchange(url, LISTING * (MAX_PIPELINED - 1) + last)) == [200] * MAX_PIPELINED
 
 
 def test_who_says_nothing_is_let_go(url: str) -> None:

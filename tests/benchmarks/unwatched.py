@@ -1,37 +1,36 @@
-"""The service without counts of requests and lines about them, to compare with."""
+"""The service without metrics and access log, to compare with."""
 
 from typing import Any
 
 from app import server
 from app.__main__ import main
 from app.http.answer import AtHand, Given, Later
-from app.http.watched import Watched
+from app.http.instrumentation import InstrumentedApp
 from app.main import create_app
-from app.seeing.request_counts import RequestCounts
 from app.settings import Settings
 
 
-class _Unwatched:
+class _Uninstrumented:
     """Hands requests on."""
 
-    def __init__(self, watched: Watched) -> None:
-        self.counts = RequestCounts(())
-        self._service = watched.service
-        self.refuse = watched.service.refuse
+    def __init__(self, app: InstrumentedApp) -> None:
+        self.metrics = app.metrics
+        self._app = app.app
+        self.refuse = app.app.refuse
 
     def begin(
-        self, raw_path: bytes, given: Given, peer: bytes, now: float
+        self, raw_path: bytes, headers: Given, peer: bytes, now: float
     ) -> AtHand | Later | None:
         """Begin to answer."""
-        return self._service.begin(raw_path, given, peer, now)
+        return self._app.begin(raw_path, headers, peer, now)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""
-        await self._service(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 def _make_app(settings: Settings) -> Any:
-    return server.make_ready(_Unwatched(create_app(settings)))
+    return server.tune_memory(_Uninstrumented(create_app(settings)))
 
 
 def serve() -> None:

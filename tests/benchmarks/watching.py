@@ -1,4 +1,4 @@
-"""Part j: what counting requests and writing a line about each costs on a cached chunk."""
+"""Part j: costs of metrics and of the access log for a cached chunk."""
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
@@ -11,10 +11,10 @@ from .load import Contestant, Request, check, run_processes
 from .servers import DATASET, Server, shardgate
 from .throughput import ratio, read_bodies, speed
 
-_BARE: Final = "shardgate, neither counts nor lines"
-_COUNTED: Final = "shardgate, counts"
-_JSON: Final = "shardgate, counts and lines of JSON"
-_TEXT: Final = "shardgate, counts and lines of text"
+_BARE: Final = "shardgate, no metrics"
+_COUNTED: Final = "shardgate, metrics"
+_JSON: Final = "shardgate, metrics and log, JSON"
+_TEXT: Final = "shardgate, metrics and log, text"
 
 _ENVIRON: Final[Mapping[str, Mapping[str, str]]] = {
     _COUNTED: {},
@@ -34,9 +34,9 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int)
     samples = run_processes(home, start, rounds=rounds, seconds=seconds)
     return [
         *(speed("j", name, each) for name, each in samples.items()),
-        ratio("j", "ratio of counts", samples[_COUNTED], samples[_BARE], None),
-        ratio("j", "ratio of both, text", samples[_TEXT], samples[_BARE], Goal("at least", 0.9)),
-        ratio("j", "ratio of both, JSON", samples[_JSON], samples[_BARE], Goal("at least", 0.9)),
+        ratio("j", "ratio with metrics", samples[_COUNTED], samples[_BARE], Goal("at least", 0.9)),
+        ratio("j", "ratio with log, text", samples[_TEXT], samples[_BARE], Goal("at least", 0.8)),
+        ratio("j", "ratio with log, JSON", samples[_JSON], samples[_BARE], Goal("at least", 0.8)),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.seeing.metrics import Metrics
+from app.observability.metrics import Metrics
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yml"

@@ -13,8 +13,8 @@ from app.http.credentials.access import Datasets, demand_writing, may_read
 from app.http.credentials.bearers import BEARER, Bearers
 from app.http.credentials.caller import NOBODY, Caller
 from app.http.credentials.signatures import Signatures
+from app.observability.requests import note_caller
 from app.resolve.resolver import Dataset
-from app.seeing.seen import note_caller
 from app.setting_fields import PUBLIC, RESERVED
 
 _IN_PATHS: Final = (b"/~", b"/%7E", b"/%7e")

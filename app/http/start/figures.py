@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.http.start.text import spell_nbytes, spell_seconds
+from app.observability.metrics import RequestMetrics
 from app.resolve.chunks import ChunkReader
 from app.resolve.fetch import Memory
 from app.resolve.weighed import WeighedCache
-from app.seeing.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Figures:
 type Watch = Callable[[], Figures]
 
 
-def watch(memory: Memory, chunks: ChunkReader, requests: Requests) -> Watch:
+def watch(memory: Memory, chunks: ChunkReader, requests: RequestMetrics) -> Watch:
     """Give what tells how full the caches are, and what was answered, from now on."""
     started_at = time.monotonic()
 
     def tell() -> Figures:
-        datasets = requests.settle().datasets.values()
+        answered, sent_nbytes = requests.totals()
         tally = chunks.tally
         traffic = Traffic(
-            requests=sum(number for each in datasets for _, number in each.each),
-            sent_nbytes=sum(each.nbytes for each in datasets),
+            requests=answered,
+            sent_nbytes=sent_nbytes,
             hits=tally.hits,
             misses=tally.misses + tally.joins,
         )

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import SecretStr
 
-from app.http.watched import Service, Watched
+from app.http.instrumentation import App, InstrumentedApp
 from app.settings import CallerSettings, DatasetSettings, Settings
 from tests.serving import serving
 
@@ -27,7 +27,7 @@ class Served(NamedTuple):
 class _Listener:
     """Listens to what is signed of bodies."""
 
-    def __init__(self, behind: Service, payloads: list[bytes]) -> None:
+    def __init__(self, behind: App, payloads: list[bytes]) -> None:
         self.begin = behind.begin
         self.refuse = behind.refuse
         self._behind = behind
@@ -40,9 +40,9 @@ class _Listener:
         await self._behind(scope, receive, send)
 
 
-def _listen(watched: Watched, payloads: list[bytes]) -> Watched:
-    watched.service = _Listener(watched.service, payloads)
-    return watched
+def _listen(app: InstrumentedApp, payloads: list[bytes]) -> InstrumentedApp:
+    app.app = _Listener(app.app, payloads)
+    return app
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def signing_service(folder: Path) -> Generator[Served]:
         datasets[name] = DatasetSettings(url=url, writable=True, read=("ann",), write=("ann",))
     payloads: list[bytes] = []
     settings = Settings(callers=_CALLERS, datasets=datasets)
-    with serving(settings, around=lambda watched: _listen(watched, payloads)) as url:
+    with serving(settings, around=lambda app: _listen(app, payloads)) as url:
         yield Served(url, payloads)
 
 

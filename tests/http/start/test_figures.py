@@ -2,8 +2,7 @@
 
 from app.http.start.figures import Cached, Figures, Traffic, spell_figures, watch
 from app.model import ByteRange, ETag, ObjectRef, Stored
-from app.seeing.requests import Requests
-from app.seeing.told import Details
+from app.observability.metrics import Metrics
 from app.storage.memory import MemoryStore
 from tests.resolving import reading
 
@@ -37,13 +36,13 @@ def test_traffic_is_told() -> None:
 
 async def test_watches_the_caches_and_what_is_answered() -> None:
     """What is in them now is told, and what has been sent."""
-    opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Requests(["em"])
+    opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Metrics([]).requests
     tell = watch(opened.fetch.memory, opened.chunks, requests)
     chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
     opened.chunks.keep(chunk, b"abc")
     assert opened.chunks.cached(chunk) is not None
-    requests.tell((0, 200, "em", "", None), b"id", 3, b"::1")
-    requests.tell((0, 404, "", "", Details("GET", "absent", 0.1)), b"id", 4, b"::1")
+    requests.count("em", "GET", "hit", 3)
+    requests.count("", "GET", "absent", 4, 0.1)
 
     figures = tell()
 

@@ -1,9 +1,9 @@
-"""`app.seeing.tracing`: OpenTelemetry's own variables say whether there are traces."""
+"""`app.observability.tracing`: OpenTelemetry's own variables say whether there are traces."""
 
 import pytest
 
 from app.errors import ConfigurationError
-from app.seeing.tracing import open_tracing
+from app.observability.tracing import open_tracing
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 

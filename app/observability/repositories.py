@@ -1,6 +1,6 @@
-"""Counts of what is done in Icechunk repositories, around what does it."""
+"""Counters of commits and sessions, around the classes that perform them."""
 
-from collections import Counter
+from prometheus_client import Counter
 
 from app.errors import CommitConflictError
 from app.formats.icechunk.change_set import ChangeSet
@@ -16,9 +16,9 @@ from app.storage.contract import ObjectStore
 
 
 class CountingCommitter(Committer):
-    """Counts commits by what became of them: ``made``, ``conflict``, ``failed``."""
+    """Counts commits by outcome: ``made``, ``conflict``, ``failed``."""
 
-    def __init__(self, swaps: RepoSwaps, budget: ByteBudget, commits: Counter[str]) -> None:
+    def __init__(self, swaps: RepoSwaps, budget: ByteBudget, commits: Counter) -> None:
         super().__init__(swaps, budget)
         self._commits = commits
 
@@ -29,33 +29,33 @@ class CountingCommitter(Committer):
         request: CommitRequest,
         seen: Tip | None = None,
     ) -> Committed:
-        """Commit, and count."""
+        """Commit, and count the outcome."""
         try:
-            made = await super().commit(opened, changes, request, seen)
+            committed = await super().commit(opened, changes, request, seen)
         except CommitConflictError:
-            self._commits["conflict"] += 1
+            self._commits.labels("conflict").inc()
             raise
         except Exception:
-            self._commits["failed"] += 1
+            self._commits.labels("failed").inc()
             raise
-        self._commits["made"] += 1
-        return made
+        self._commits.labels("made").inc()
+        return committed
 
 
 class CountingSessions(Sessions):
-    """Counts sessions that are ``begun``, and ``discarded`` by who has no more use for them."""
+    """Counts sessions that are ``begun``, and ``discarded`` by their clients."""
 
-    def __init__(self, store: ObjectStore, fetch: ReadCache, events: Counter[str]) -> None:
+    def __init__(self, store: ObjectStore, fetch: ReadCache, events: Counter) -> None:
         super().__init__(store, fetch)
         self._events = events
 
     async def create(self, opened: OpenedRepository, branch: str) -> SessionReport:
-        """Begin a session, and count."""
-        begun = await super().create(opened, branch)
-        self._events["begun"] += 1
-        return begun
+        """Begin a session, and count it."""
+        report = await super().create(opened, branch)
+        self._events.labels("begun").inc()
+        return report
 
     async def discard(self, session: Session) -> None:
-        """End a session, and count."""
+        """Discard a session, and count it."""
         await super().discard(session)
-        self._events["discarded"] += 1
+        self._events.labels("discarded").inc()

@@ -1,4 +1,4 @@
-"""`app.seeing.metrics`: what Prometheus reads, whatever clients ask for."""
+"""`app.observability.metrics`: values that Prometheus reads."""
 
 import time
 from typing import Any
@@ -8,12 +8,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import StorageDeniedError, VersionChangedError
 from app.model import ObjectRef
+from app.observability.metrics import Metrics
+from app.observability.requests import OUTCOMES
 from app.resolve.budget import ByteBudget
 from app.resolve.tally import Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
-from app.seeing.metrics import Metrics
-from app.seeing.outcomes import OUTCOMES
-from app.seeing.told import Details
 from app.storage.moved import Moved
 from app.storage.traced import Call
 
@@ -30,16 +29,13 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
-    """Those at hand are counted another way, and told in the same."""
+    """Only those that waited for something are timed."""
     metrics = Metrics(["em"])
-    for status, dataset, nbytes, details in (
-        (200, "em", 100, None),
-        (304, "em", 0, None),
-        (304, "em", 0, Details("GET", "not_modified", 0.02)),
-        (200, "em", 50, Details("GET", "answered", 0.02)),
-        (404, "", 7, Details("GET", "absent", 0.001)),
-    ):
-        metrics.requests.tell((0, status, dataset, "", details), b"id", nbytes, b"::1")
+    metrics.requests.count("em", "GET", "hit", 100)
+    metrics.requests.count("em", "GET", "not_modified", 0)
+    metrics.requests.count("em", "GET", "not_modified", 0, 0.02)
+    metrics.requests.count("em", "GET", "answered", 50, 0.02)
+    metrics.requests.count("", "GET", "absent", 7, 0.001)
 
     name = "shardgate_requests_total"
     assert _read(metrics, name, dataset="em", method="GET", outcome="hit") == 1
@@ -47,27 +43,27 @@ def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
     assert _read(metrics, name, dataset="em", method="GET", outcome="not_modified") == 2
     assert _read(metrics, name, dataset="", method="GET", outcome="absent") == 1
     assert _read(metrics, "shardgate_sent_bytes_total", dataset="em") == 150
-    of_time = "shardgate_request_seconds"
-    assert _read(metrics, f"{of_time}_count", method="GET", outcome="hit") is None
-    assert _read(metrics, f"{of_time}_sum", method="GET", outcome="answered") == 0.02
-    labels = {"method": "GET", "outcome": "answered"}
-    assert _read(metrics, f"{of_time}_bucket", le="0.01", **labels) == 0
-    assert _read(metrics, f"{of_time}_bucket", le="0.025", **labels) == 1
-    assert _read(metrics, f"{of_time}_bucket", le="+Inf", **labels) == 1
+    assert metrics.requests.totals() == (5, 157)
+    seconds, labels = "shardgate_request_seconds", {"method": "GET", "outcome": "answered"}
+    assert _read(metrics, f"{seconds}_count", method="GET", outcome="hit") is None
+    assert _read(metrics, f"{seconds}_sum", **labels) == 0.02
+    assert _read(metrics, f"{seconds}_bucket", le="0.01", **labels) == 0
+    assert _read(metrics, f"{seconds}_bucket", le="0.025", **labels) == 1
+    assert _read(metrics, f"{seconds}_bucket", le="+Inf", **labels) == 1
 
 
 def _call(error: BaseException | None = None, **more: Any) -> Call:
-    told = {"method": "get", "ref": REF, "request": None, "seconds": 0.3, "nbytes": 10}
-    return Call(**(told | more), error=error)
+    known = {"method": "get", "ref": REF, "request": None, "seconds": 0.3, "nbytes": 10}
+    return Call(**(known | more), error=error)
 
 
 def test_calls_of_stores_are_counted_by_store_method_and_kind() -> None:
     """The kind is the one of the read that is being performed."""
     metrics = Metrics([])
     before = kind_of_read.set("shard-index")
-    metrics.upstream.on_call(_call())
+    metrics.stores.on_call(_call())
     kind_of_read.reset(before)
-    metrics.upstream.on_call(_call(method="put", ref=ObjectRef("file:///folder", "key")))
+    metrics.stores.on_call(_call(method="put", ref=ObjectRef("file:///folder", "key")))
 
     labels = {"store": "s3+lab", "method": "get", "kind": "shard-index"}
     assert _read(metrics, "shardgate_upstream_bytes_total", **labels) == 10
@@ -87,7 +83,7 @@ def test_calls_of_stores_are_counted_by_store_method_and_kind() -> None:
 def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> None:
     """A class that is not ours is no label."""
     metrics = Metrics([])
-    metrics.upstream.on_call(_call(error))
+    metrics.stores.on_call(_call(error))
 
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
 
@@ -124,10 +120,10 @@ async def test_bytes_in_flight_are_told_beside_their_bound() -> None:
 def test_writes_add_up() -> None:
     """Rewrites of shards, and what S3 was sent for them."""
     metrics = Metrics([])
-    metrics.writes.on_rewrite(3, 1)
-    metrics.writes.on_rewrite(5, 0)
-    metrics.writes.on_write("copy", REF, Moved(10, 20, 30))
-    metrics.writes.on_write("put", REF, Moved(1, 2, 3))
+    metrics.stores.on_rewrite(3, 1)
+    metrics.stores.on_rewrite(5, 0)
+    metrics.stores.on_write("copy", REF, Moved(10, 20, 30))
+    metrics.stores.on_write("put", REF, Moved(1, 2, 3))
 
     assert _read(metrics, "shardgate_rewrite_changes_count") == 2
     assert _read(metrics, "shardgate_rewrite_changes_sum") == 8
@@ -161,13 +157,12 @@ def test_the_process_tells_of_itself() -> None:
 def test_a_scrape_is_quick() -> None:
     """The event loop stands still for a few milliseconds, of many datasets and kinds too."""
     metrics = Metrics([f"dataset-{number}" for number in range(50)])
-    for name in metrics.requests.counts.datasets:
+    for number in range(50):
         for outcome in OUTCOMES[:4]:
-            details = Details("GET", outcome, 0.1)  # type: ignore[arg-type]  # of the set
-            metrics.requests.tell((0, 200, name, "", details), b"id", 1, b"::1")
+            metrics.requests.count(f"dataset-{number}", "GET", outcome, 1, 0.1)  # type: ignore[arg-type]  # of the set
     for kind in ("metadata", "shard-index", "chunk", "manifest", "snapshot", "repo", "object"):
         kind_of_read.set(kind)
-        metrics.upstream.on_call(_call())
+        metrics.stores.on_call(_call())
 
     def cpu_s() -> float:
         began = time.thread_time()

@@ -5,16 +5,14 @@ from collections.abc import Generator
 
 import pytest
 
-from app.seeing import failures
-
 
 @pytest.fixture(autouse=True)
 def unconfigured() -> Generator[None]:
-    """Let nothing be withheld by level or filter."""
-    ours, seldom = logging.getLogger("app"), logging.getLogger(failures.__name__)
-    level, filters = ours.level, seldom.filters[:]
+    """Remove levels and filters for the test."""
+    ours, failures = logging.getLogger("app"), logging.getLogger("app.failures")
+    level, filters = ours.level, failures.filters[:]
     ours.setLevel(logging.NOTSET)
-    seldom.filters.clear()
+    failures.filters.clear()
     yield
     ours.setLevel(level)
-    seldom.filters[:] = filters
+    failures.filters[:] = filters

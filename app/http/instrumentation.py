@@ -1,0 +1,241 @@
+"""Metrics, access log and traces around the application."""
+
+import time
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Generator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+from app.http.answer import AtHand, Body, Given, Headers, Later, Write, combined
+from app.http.clients import Networks, name_client, peer_of
+from app.http.shard_of import PREFIX as SHARDS
+from app.observability.logging import AccessLog, AccessRecord
+from app.observability.metrics import RequestMetrics
+from app.observability.requests import (
+    NO_DATASET,
+    OTHER_METHOD,
+    Outcome,
+    RequestContext,
+    mask_tokens,
+    method_label,
+    outcome_of,
+    set_current_request,
+)
+from app.observability.tracing import Tracing
+
+_TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
+
+
+class App(Protocol):
+    """The application inside; see `Gateway`."""
+
+    def begin(
+        self, raw_path: bytes, headers: Given, peer: bytes, now: float, /
+    ) -> AtHand | Later | None:
+        """Begin to answer a GET outside of ASGI, *now* by the clock of the event loop."""
+        ...
+
+    def refuse(self, status: HTTPStatus, detail: str, headers: Given, /) -> AtHand:
+        """Answer a malformed request."""
+        ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any, /) -> None:
+        """Speak ASGI."""
+        ...
+
+
+class InstrumentedApp:
+    """Counts, logs and traces each request of an application."""
+
+    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
+        self,
+        app: App,
+        is_public: Mapping[str, bool],
+        metrics: RequestMetrics,
+        *,
+        access_log: AccessLog | None = None,
+        tracing: Tracing | None = None,
+        proxies: Networks = (),
+    ) -> None:
+        """Take the datasets by name, and whether each *is_public*.
+
+        The client of a request that comes through one of *proxies* is the one behind it.
+        """
+        self.app = app
+        self.metrics = metrics
+        self._is_public = is_public
+        self._is_all_public = all(is_public.values())
+        self._access_log = access_log
+        self._tracing = tracing
+        self._proxies = proxies
+        self._has_keys = access_log is not None and access_log.has_keys
+
+    def begin(
+        self, raw_path: bytes, headers: Given, peer: bytes, now: float
+    ) -> AtHand | Later | None:
+        """Begin to answer a GET outside of ASGI; see `GatewayProtocol`.
+
+        *peer* is the address of the connection. Requests to ``/_shard``, which balancers send
+        before each other one, are neither counted nor logged.
+        """
+        begun = self.app.begin(raw_path, headers, peer, now)
+        if not isinstance(begun, AtHand):
+            if begun is None or raw_path.startswith(SHARDS):
+                return begun
+            return partial(self._respond, begun, raw_path, headers, peer)
+        status, _, body, request_id, dataset, caller = begun
+        if not dataset:
+            return begun
+        outcome: Outcome = "not_modified" if status == HTTPStatus.NOT_MODIFIED else "hit"
+        self.metrics.count(dataset, "GET", outcome, len(body))
+        if self._tracing is not None or self._has_keys:
+            self._record_immediate(begun, outcome, raw_path, headers, peer)
+        elif self._access_log is not None:
+            client = self._client(peer, headers) if self._proxies else peer
+            self._access_log.add(
+                AccessRecord(
+                    time.time(), request_id, "GET", dataset, status, outcome, len(body), client,
+                    caller,
+                )
+            )  # fmt: skip
+        return begun
+
+    def refuse(self, status: HTTPStatus, detail: str, headers: Given) -> AtHand:
+        """Answer a malformed request: it is counted, but not logged."""
+        refusal = self.app.refuse(status, detail, headers)
+        self.metrics.count(NO_DATASET, OTHER_METHOD, outcome_of(status), len(refusal.body))
+        return refusal
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Speak ASGI."""
+        if scope["type"] != "http":
+            await self._run_lifespan(scope, receive, send)
+            return
+        method = method_label(scope["method"])
+        headers = combined(scope["headers"])
+        request = self._context(method, scope["raw_path"], headers, peer_of(scope["client"]))
+
+        async def send_and_count(message: MutableMapping[str, Any]) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                request.status = message["status"]
+                return
+            request.nbytes += len(message.get("body", b""))
+            if not message.get("more_body"):
+                request.complete()
+
+        with self._in_flight(request):
+            await self.app(scope, receive, send_and_count)
+
+    async def _run_lifespan(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._access_log is None:
+            await self.app(scope, receive, send)
+            return
+        self._access_log.start()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._access_log.close()
+
+    async def _respond(
+        self, begun: Later, raw_path: bytes, headers: Given, peer: bytes, write: Write
+    ) -> None:
+        request = self._context("GET", raw_path, headers, peer)
+
+        async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for piece in pieces:
+                request.nbytes += len(piece)
+                yield piece
+
+        async def write_and_count(status: HTTPStatus, headers: Headers, body: Body) -> None:
+            request.status = status
+            if isinstance(body, bytes):
+                await write(status, headers, body)
+                request.nbytes = len(body)
+            else:
+                await write(status, headers, counted(body))
+            request.complete()
+
+        with self._in_flight(request):
+            await begun(write_and_count)
+
+    def _context(self, method: str, raw_path: bytes, headers: Given, peer: bytes) -> RequestContext:
+        dataset, key = self._split(raw_path)
+        is_public = self._is_public.get(dataset, self._is_all_public)
+        client = self._client(peer, headers)
+        request = RequestContext(method, dataset, key, client, is_private=not is_public)
+        if self._tracing is not None:
+            self._tracing.begin(request, headers.get(b"traceparent"))
+        return request
+
+    @contextmanager
+    def _in_flight(self, request: RequestContext) -> Generator[None]:
+        set_current_request(request)
+        if self._tracing is not None:
+            self._tracing.enter(request)
+        self.metrics.in_flight.inc()
+        try:
+            yield
+        except CancelledError:
+            raise
+        except BaseException:
+            request.outcome = "failed"
+            raise
+        finally:
+            self.metrics.in_flight.dec()
+            seconds = request.seconds
+            self.metrics.count(
+                request.dataset, request.method, request.outcome, request.nbytes, seconds
+            )
+            self._record(request, seconds)
+
+    def _record_immediate(
+        self, begun: AtHand, outcome: Outcome, raw_path: bytes, headers: Given, peer: bytes
+    ) -> None:
+        """Log and trace a response from memory where its path or a span is needed."""
+        request = self._context("GET", raw_path, headers, peer)
+        request.status, request.nbytes, request.outcome = begun.status, len(begun.body), outcome
+        request.request_id, request.dataset = begun.request_id, begun.dataset
+        request.caller = begun.caller
+        self._record(request, None)
+
+    def _record(self, request: RequestContext, seconds: float | None) -> None:
+        if self._access_log is not None:
+            self._access_log.add(
+                AccessRecord(
+                    time.time(),
+                    request.request_id,
+                    request.method,
+                    request.dataset,
+                    request.status,
+                    request.outcome,
+                    request.nbytes,
+                    request.client,
+                    request.caller,
+                    seconds,
+                    request.trace_id,
+                    request.key if self._has_keys else "",
+                )
+            )
+        if self._tracing is not None:
+            self._tracing.end(request)
+
+    def _client(self, peer: bytes, headers: Given) -> bytes:
+        """Return the address of the client, which *peer* may be a proxy of."""
+        if not self._proxies:
+            return peer
+        return name_client(peer.decode(), headers, self._proxies).encode()
+
+    def _split(self, raw_path: bytes) -> tuple[str, str]:
+        """Return the dataset of a path and its key; the whole path if it names no dataset."""
+        path = raw_path[1:].decode("latin-1")
+        first, _, key = path.partition("/")
+        if unquote(first).startswith(_TOKEN):
+            path = key
+            first, _, key = path.partition("/")
+        name = unquote(first)
+        dataset, key = (name, key) if name in self._is_public else (NO_DATASET, path)
+        return dataset, mask_tokens(key)

@@ -1,0 +1,315 @@
+"""Log lines as text or JSON, and the access log."""
+
+import asyncio
+import json
+import logging
+import os
+import select
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from http import HTTPStatus
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+import orjson
+from cachetools import TTLCache
+
+from app.errors import ShardgateError
+from app.observability.requests import Outcome, current_request, is_failure, mask_tokens
+from app.settings import ServerSettings
+
+_ACCESS: Final = "app.access"
+_FAILURES: Final = "app.failures"
+_STDERR: Final = 2
+_MAX_QUEUED: Final = 32 * 1024
+"""Records of the access log that wait for a slow reader; further ones are dropped."""
+_PAUSE_S: Final = 0.1
+"""Records are gathered so long: a thread that wakes up for each would cost as much as its line."""
+_CLOSE_S: Final = 1.0
+_REPEAT_S: Final = 60.0
+_MAX_REPEATED: Final = 1024
+_CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
+
+_app_log: Final = logging.getLogger("app")
+_failures_log: Final = logging.getLogger(_FAILURES)
+
+
+class AccessRecord(NamedTuple):
+    """One finished request, as the access log writes it."""
+
+    ended_at: float
+    """Seconds since the epoch."""
+    request_id: bytes
+    method: str
+    dataset: str
+    status: int
+    outcome: Outcome
+    nbytes: int
+    """Of the body that was sent."""
+    client: bytes
+    caller: str
+    seconds: float | None = None
+    """`None` if nothing was awaited."""
+    trace_id: str = ""
+    key: str = ""
+    """Empty unless the level is ``debug``."""
+
+
+class AccessLog:
+    """Writes a line for each request, in a thread.
+
+    The event loop only puts a record into a queue. A `logging.LogRecord` behind a `QueueHandler`
+    costs it ten times as much, and a handler whose pipe is full would hold up the exit: `logging`
+    waits for its lock without limit.
+    """
+
+    def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = _STDERR) -> None:
+        """Write lines of *log_format*, ``text`` or ``json``, with keys if *has_keys*."""
+        self.has_keys = has_keys
+        self._format = _format_json if log_format == "json" else _format_text
+        self._descriptor = descriptor
+        self._queue = SimpleQueue[AccessRecord | None]()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, record: AccessRecord) -> None:
+        """Write *record* soon, unless too many wait for a reader that is slow or gone."""
+        if self._queue.qsize() < _MAX_QUEUED:
+            self._queue.put(record)
+
+    def close(self) -> None:
+        """Write what is left, for up to a second."""
+        self._is_closing.set()
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        """Write until `None` comes.
+
+        A pipe takes up to ``PIPE_BUF`` bytes in one piece, so that lines of several processes
+        are not torn.
+        """
+        lines = b""
+        while (record := self._queue.get()) is not None:
+            line = self._format(record)
+            if len(lines) + len(line) > select.PIPE_BUF:
+                self._write(lines)
+                lines = b""
+            lines += line
+            if self._queue.empty():
+                self._write(lines)
+                lines = b""
+                self._is_closing.wait(_PAUSE_S)
+        self._write(lines)
+
+    def _write(self, lines: bytes) -> None:
+        """Write *lines*; wait for a full pipe or disk, but drop them when nobody reads."""
+        while lines:
+            try:
+                lines = lines[os.write(self._descriptor, lines) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+            except BrokenPipeError:
+                return
+            except OSError:
+                if self._is_closing.wait(_PAUSE_S):
+                    return
+
+
+def open_access_log(settings: ServerSettings) -> AccessLog | None:
+    """Return the access log, if *settings* ask for it and the level is ``info`` or lower."""
+    log = logging.getLogger(_ACCESS)
+    if not (settings.access_log and log.isEnabledFor(logging.INFO)):
+        return None
+    return AccessLog(settings.log_format, has_keys=log.isEnabledFor(logging.DEBUG))
+
+
+def _format_text(record: AccessRecord) -> bytes:
+    time = timestamp(int(record.ended_at * 1000))
+    milliseconds = "0" if record.seconds is None else f"{record.seconds * 1e3:.3f}"
+    more = f" trace_id={record.trace_id}" if record.trace_id else ""
+    if record.key:
+        more += f" key={_quoted(record.key)}"
+    return (
+        f"{time} INFO {_ACCESS} request={record.request_id.decode()}"
+        f" {record.method} {record.dataset or '-'} {record.status:d} {record.outcome}"
+        f" {record.nbytes} bytes {milliseconds} ms client={record.client.decode()}"
+        f" caller={_quoted(record.caller)}{more}\n"
+    ).encode()
+
+
+def _format_json(record: AccessRecord) -> bytes:
+    line = {
+        "time": timestamp(int(record.ended_at * 1000)),
+        "level": "info",
+        "logger": _ACCESS,
+        "message": "request",
+        "request_id": record.request_id.decode(),
+        "method": record.method,
+        "dataset": record.dataset,
+        "status": int(record.status),
+        "outcome": record.outcome,
+        "bytes": record.nbytes,
+        "ms": 0 if record.seconds is None else round(record.seconds * 1e3, 3),
+        "client": record.client.decode(),
+        "caller": record.caller,
+    }
+    if record.trace_id:
+        line["trace_id"] = record.trace_id
+    if record.key:
+        line["key"] = record.key
+    return _dump(line) + b"\n"
+
+
+def _quoted(text: str) -> str:
+    return _dump(text).decode()
+
+
+def _dump(value: object) -> bytes:
+    """Return *value* as JSON; orjson refuses lone surrogates, which tokens may contain."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value).encode()
+
+
+@lru_cache(maxsize=64)
+def timestamp(milliseconds: int) -> str:
+    """Return a time, in milliseconds since the epoch, as RFC 3339 in UTC.
+
+    Many lines of a busy service share one.
+    """
+    second, rest = divmod(milliseconds, 1000)
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+class _Formatter(logging.Formatter):
+    """Withholds the texts of errors about private data, since they name objects and keys.
+
+    At level ``debug`` nothing is withheld.
+    """
+
+    def __init__(self, *, is_private: bool, level: str) -> None:
+        """Treat records that belong to no request as private if *is_private*."""
+        super().__init__()
+        self._is_private = is_private
+        self._is_debugging = level.upper() == "DEBUG"
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return ""
+        request = current_request()
+        is_private = self._is_private if request is None else request.is_private
+        if self._is_debugging or not is_private:
+            return "".join(traceback.format_exception(error)).rstrip()
+        return "\n".join(_traceback_without_text(error))
+
+
+class TextFormatter(_Formatter):
+    """One line for each record, followed by its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format *record*."""
+        head = f"{timestamp(int(record.created * 1000))} {record.levelname} {record.name}"
+        line = f"{head} {record.getMessage().translate(_CONTROLS)}"
+        if (request := current_request()) is not None:
+            line = f"{line} request={request.request_id.decode()}"
+            line += f" trace_id={request.trace_id}" if request.trace_id else ""
+        trace = self._traceback(record)
+        return f"{line}\n{trace}" if trace else line
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object for each record, on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format *record*."""
+        line = {
+            "time": timestamp(int(record.created * 1000)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (request := current_request()) is not None:
+            line["request_id"] = request.request_id.decode()
+            if request.trace_id:
+                line["trace_id"] = request.trace_id
+        if trace := self._traceback(record):
+            line["exception"] = trace
+        return orjson.dumps(line).decode()
+
+
+def _traceback_without_text(error: BaseException | None) -> Iterator[str]:
+    """Yield the place where *error* was raised, and its class; then those of its causes."""
+    while error is not None:
+        yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
+        yield f"{type(error).__module__}.{type(error).__qualname__}"
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+_FORMATTERS: Final[Mapping[str, type[_Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def logging_config(settings: ServerSettings, *, is_private: bool) -> dict[str, Any]:
+    """Return the configuration for `logging.config.dictConfig`.
+
+    Of libraries only warnings are logged: botocore's debugging output shows keys.
+    """
+    level = settings.log_level.upper()
+    uvicorn_level = level if logging.getLevelName(level) >= logging.WARNING else "WARNING"
+    line = {"()": _FORMATTERS[settings.log_format], "is_private": is_private, "level": level}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": line},
+        "filters": {"repeated": {"()": RepetitionFilter}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": {
+            "app": {"level": level},
+            _FAILURES: {"filters": ["repeated"]},
+            "uvicorn": {"level": uvicorn_level},
+        },
+    }
+
+
+class RepetitionFilter(logging.Filter):
+    """Passes the same message once a minute: while a store is down, all requests fail alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: TTLCache[str, bool] = TTLCache(_MAX_REPEATED, _REPEAT_S)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the message of *record* is a new one."""
+        message = record.getMessage()
+        if message in self._seen:
+            return False
+        self._seen[message] = True
+        return True
+
+
+def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") -> None:
+    """Log the reason of a 5xx response; of private data only the class of the error."""
+    if not is_failure(status):
+        return
+    request = current_request()
+    is_public = request is not None and not request.is_private
+    has_reason = is_public or _failures_log.isEnabledFor(logging.DEBUG)
+    reason = mask_tokens(str(error)) if has_reason else type(error).__name__
+    name = dataset or (request.dataset if request is not None else "") or "no dataset"
+    _failures_log.warning("%d, %s: %s", status, name, reason)
+
+
+def log_loop_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an exception that reached the event loop, without arguments: they may name keys."""
+    message = "a callback failed" if "handle" in context else context["message"]
+    _app_log.error("%s", message, exc_info=context.get("exception"))

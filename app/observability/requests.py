@@ -1,0 +1,107 @@
+"""One request as metrics, logs and traces describe it."""
+
+import re
+import time
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Any, Final, Literal, get_args
+
+type Outcome = Literal["hit", "answered", "not_modified", "absent", "refused", "failed", "gone"]
+"""``hit`` was answered from memory without waiting; ``answered`` is all other success; ``absent``
+is 404, ``refused`` any other 4xx, and 501; ``failed`` any other 5xx, or a response that broke off;
+``gone`` is a client that left before the end of its response."""
+
+OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome.__value__)
+OTHER_METHOD: Final = "other"
+NO_DATASET: Final = ""
+"""Label of the control plane, and of names that are no configured dataset."""
+
+_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
+_TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
+"""A possible token in a path, wherever it stands, percent-encoded any number of times."""
+
+
+class RequestContext:
+    """A request in progress, and its response as far as it is known."""
+
+    __slots__ = (
+        "caller", "client", "dataset", "is_private", "key", "method", "nbytes", "outcome",
+        "request_id", "span", "started_at", "status", "trace_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
+    ) -> None:
+        """Start the clock; logs name the *key* at level ``debug`` only."""
+        self.started_at = time.perf_counter()
+        self.method = method
+        self.dataset = dataset
+        self.key = key
+        self.client = client
+        self.is_private = is_private
+        """Whether logs withhold the texts of errors, which may name objects and keys."""
+        self.request_id = b""
+        self.caller = ""
+        self.trace_id = ""
+        self.span: Any = None
+        self.status = 0
+        self.nbytes = 0
+        self.outcome: Outcome = "gone"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the head of the request was complete."""
+        return time.perf_counter() - self.started_at
+
+    def complete(self) -> None:
+        """Set the outcome by the status, now that the whole response is sent."""
+        self.outcome = outcome_of(self.status)
+
+
+_current: Final = ContextVar[RequestContext | None]("request", default=None)
+
+
+def set_current_request(context: RequestContext) -> None:
+    """Set the request that this task, and the tasks it starts, work for."""
+    _current.set(context)
+
+
+def current_request() -> RequestContext | None:
+    """Return the request that the current task works for."""
+    return _current.get()
+
+
+def note_request_id(request_id: bytes) -> None:
+    """Set the id of the current request."""
+    if (context := _current.get()) is not None:
+        context.request_id = request_id
+
+
+def note_caller(name: str) -> None:
+    """Set the authenticated caller of the current request."""
+    if (context := _current.get()) is not None:
+        context.caller = name
+
+
+def outcome_of(status: int) -> Outcome:
+    """Return the outcome of a complete response that took some waiting."""
+    if status < HTTPStatus.BAD_REQUEST:
+        return "not_modified" if status == HTTPStatus.NOT_MODIFIED else "answered"
+    if status == HTTPStatus.NOT_FOUND:
+        return "absent"
+    return "failed" if is_failure(status) else "refused"
+
+
+def is_failure(status: int) -> bool:
+    """Return whether the service or a store is at fault: any 5xx but 501."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
+
+
+def method_label(method: str) -> str:
+    """Return *method* if it is served, else ``other``: clients may invent any number."""
+    return method if method in _METHODS else OTHER_METHOD
+
+
+def mask_tokens(text: str) -> str:
+    """Replace every segment of a path in *text* that may be a token by ``~``."""
+    return _TOKEN.sub("~", text) if "~" in text or "%" in text else text

@@ -1,0 +1,159 @@
+"""OpenTelemetry spans of requests, described reads and calls of stores.
+
+OpenTelemetry is an extra (``otel``): it is imported only where traces are asked for.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from typing import Any, Final
+
+from app.errors import ConfigurationError
+from app.formats.reading import Read
+from app.model import ObjectRef
+from app.observability.metrics import error_label, store_of
+from app.observability.requests import RequestContext
+from app.resolve.fetch import Memory, ReadCache, Remembered
+from app.resolve.tally import kind_of_read
+from app.storage.contract import ObjectReader
+from app.storage.traced import Call
+
+_NAME: Final = "shardgate"
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Tracing:
+    """Makes spans, and sends them in the background where OpenTelemetry's variables say.
+
+    Keys are attributes of public data only.
+    """
+
+    def __init__(self) -> None:
+        """Import OpenTelemetry.
+
+        Raises: `ModuleNotFoundError` if the extra is not installed.
+        """
+        from opentelemetry import context, trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._api = trace
+        self._attach = context.attach
+        self._propagator = TraceContextTextMapPropagator()
+        named = OTELResourceDetector().detect().attributes
+        resource = Resource.create({"service.name": _NAME, **named})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer(_NAME)
+
+    def begin(self, request: RequestContext, traceparent: bytes | None) -> None:
+        """Begin the span of a request, within that of the client if it has one."""
+        carrier = {} if traceparent is None else {"traceparent": traceparent.decode("latin-1")}
+        span = self._tracer.start_span(
+            f"{request.method} {request.dataset}".rstrip(),
+            self._propagator.extract(carrier),
+            self._api.SpanKind.SERVER,
+            {"http.request.method": request.method, "shardgate.dataset": request.dataset},
+        )
+        if not request.is_private:
+            span.set_attribute("shardgate.key", request.key)
+        request.span = span
+        request.trace_id = f"{span.get_span_context().trace_id:032x}"
+
+    def enter(self, request: RequestContext) -> None:
+        """Make the span of a request the parent of all that this task does."""
+        self._attach(self._api.set_span_in_context(request.span))
+
+    def end(self, request: RequestContext) -> None:
+        """End the span of a request."""
+        request.span.set_attributes(
+            {
+                "http.response.status_code": request.status,
+                "shardgate.outcome": request.outcome,
+                "shardgate.bytes": request.nbytes,
+                "shardgate.request_id": request.request_id.decode(),
+            }
+        )
+        if request.outcome == "failed":
+            request.span.set_status(self._api.StatusCode.ERROR)
+        request.span.end()
+
+    def on_call(self, call: Call) -> None:
+        """Make the span of a finished call of a store."""
+        ended_ns = time.time_ns()
+        span = self._tracer.start_span(
+            f"{call.method} {store_of(call.ref)}",
+            kind=self._api.SpanKind.CLIENT,
+            start_time=ended_ns - int(call.seconds * 1e9),
+            attributes={
+                "shardgate.store": store_of(call.ref),
+                "shardgate.kind": kind_of_read.get(),
+                "shardgate.bytes": call.nbytes,
+            },
+        )
+        if call.error is not None:
+            span.set_attribute("error.type", error_label(call.error))
+        span.end(ended_ns)
+
+    def read_cache(
+        self, store: ObjectReader, memory: Memory, *, ttl_s: float, is_shared: bool = True
+    ) -> ReadCache:
+        """Build a cache that makes a span of each described read."""
+        return _TracedReads(self, store, memory, ttl_s=ttl_s, is_shared=is_shared)
+
+    def begin_read(self, kind: str, store: str, result: str) -> Any:
+        """Begin the span of a described read, with the *result* of asking the cache."""
+        attributes = {"shardgate.kind": kind, "shardgate.store": store, "shardgate.cache": result}
+        return self._tracer.start_span(f"read {kind}", attributes=attributes)
+
+    def current(self, span: Any) -> Any:
+        """Return a context manager that makes *span* the parent, and ends it."""
+        return self._api.use_span(span, end_on_exit=True, record_exception=False)
+
+    async def aclose(self) -> None:
+        """Send the last spans."""
+        await asyncio.to_thread(self._provider.shutdown)
+
+
+class _TracedReads(ReadCache):
+    def __init__(self, tracing: Tracing, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tracing = tracing
+
+    def _note_hit(self, key: Hashable) -> None:
+        super()._note_hit(key)
+        self._begin(key, "hit").end()
+
+    async def _share(
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
+    ) -> Remembered:
+        is_joined = (key, self._forgotten_at(ref)) in self._flights
+        with self._tracing.current(self._begin(key, "joined" if is_joined else "miss")):
+            return await super()._share(key, ref, call)
+
+    def _begin(self, key: Hashable, result: str) -> Any:
+        kind, ref = (key.kind, key.ref) if isinstance(key, Read) else ("stat", key)
+        store = store_of(ref) if isinstance(ref, ObjectRef) else ""
+        return self._tracing.begin_read(kind, store, result)
+
+
+def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
+    """Return the tracing that OpenTelemetry's own variables ask for.
+
+    Raises: `ConfigurationError` if the extra is not installed, or another exporter is asked for.
+    """
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    is_wanted = bool(exporter) or any(environ.get(name) for name in _ENDPOINTS)
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"
+    if is_off or not is_wanted:
+        return None
+    if exporter not in ("", "otlp"):
+        raise ConfigurationError(f"OTEL_TRACES_EXPORTER: {exporter} is not served, only otlp")
+    try:
+        return Tracing()
+    except ModuleNotFoundError as error:
+        need = "pip install 'shardgate[otel]'"
+        raise ConfigurationError(f"OTEL_EXPORTER_OTLP_ENDPOINT: needs {need}") from error

@@ -1,1 +1,0 @@
-"""What is counted of Icechunk repositories."""

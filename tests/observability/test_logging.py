@@ -1,0 +1,412 @@
+"""`app.observability.logging`: contents of log lines, and what they withhold."""
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from app.errors import StorageUnavailableError, UnknownRefError, UnsupportedError
+from app.model import ObjectRef
+from app.observability.logging import (
+    AccessLog,
+    AccessRecord,
+    JsonFormatter,
+    RepetitionFilter,
+    TextFormatter,
+    log_failure,
+    log_loop_exception,
+    open_access_log,
+    timestamp,
+)
+from app.observability.requests import RequestContext, note_request_id, set_current_request
+from app.settings import ServerSettings
+
+KEY = "c/7/secret"
+ERROR = StorageUnavailableError(ObjectRef("s3://bucket", KEY), "unplugged")
+RECORD = AccessRecord(0.25, b"id", "GET", "em", 200, "hit", 65536, b"::1", "lab")
+TRACED = RECORD._replace(seconds=0.0000314, trace_id="ab" * 16, key="c/0")
+
+
+class Pipe:
+    """A pipe, of which nothing is read until it is asked for."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        os.set_blocking(self._read, False)
+
+    def text(self) -> str:
+        """Return what was written since the last call."""
+        with suppress(BlockingIOError):
+            return os.read(self._read, 2**20).decode()
+        return ""
+
+    def close_reader(self) -> None:
+        """Break the pipe."""
+        os.close(self._read)
+
+    def text_until(self, is_whole: Callable[[str], bool]) -> str:
+        """Return what is written until it *is_whole*."""
+        text, deadline = "", time.monotonic() + 20
+        while not is_whole(text):
+            assert time.monotonic() < deadline
+            text += self.text()
+            time.sleep(0.002)
+        return text
+
+
+@pytest.fixture
+def pipe() -> Generator[Pipe]:
+    """Open a pipe; its descriptors are free for others when no thread writes to it."""
+    pipe = Pipe()
+    yield pipe
+    with suppress(OSError):
+        pipe.close_reader()
+    for thread in threading.enumerate():
+        if thread.name == "access-log":
+            thread.join(10)
+    os.close(pipe.write)
+
+
+def _written(pipe: Pipe, log_format: str, *records: AccessRecord) -> list[str]:
+    log = AccessLog(log_format, has_keys=True, descriptor=pipe.write)
+    log.start()
+    for record in records:
+        log.add(record)
+    log.close()
+    return pipe.text().splitlines()
+
+
+def test_json_has_all_fields(pipe: Pipe) -> None:
+    """Each has its name."""
+    (line,) = _written(pipe, "json", TRACED)
+
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "info",
+        "logger": "app.access",
+        "message": "request",
+        "request_id": "id",
+        "method": "GET",
+        "dataset": "em",
+        "status": 200,
+        "outcome": "hit",
+        "bytes": 65536,
+        "ms": 0.031,
+        "client": "::1",
+        "caller": "lab",
+        "trace_id": "ab" * 16,
+        "key": "c/0",
+    }
+
+
+def test_text_has_all_fields(pipe: Pipe) -> None:
+    """Values are in the same order in every line."""
+    begin = "1970-01-01T00:00:00.250Z INFO app.access request=id GET em 200 hit 65536 bytes"
+    plain, no_dataset, traced = _written(pipe, "text", RECORD, RECORD._replace(dataset=""), TRACED)
+
+    assert plain == f'{begin} 0 ms client=::1 caller="lab"'
+    assert "GET - 200" in no_dataset
+    assert traced == f'{begin} 0.031 ms client=::1 caller="lab" trace_id={"ab" * 16} key="c/0"'
+
+
+def test_requests_from_memory_take_no_time(pipe: Pipe) -> None:
+    """They wait for nothing."""
+    assert '"ms":0,' in _written(pipe, "json", RECORD)[0]
+
+
+@pytest.mark.parametrize("text", ['"', "\\", '\\"},{', "a" * 128, "%2F/%d%b", "c/\x1b[31m\n"])
+def test_texts_of_clients_stay_texts(pipe: Pipe, text: str) -> None:
+    """They end no line, and send nothing to a terminal."""
+    record = RECORD._replace(request_id=text.encode(), caller=text, key=text)
+    as_json, as_text = (
+        *_written(pipe, "json", record),
+        *_written(pipe, "text", record._replace(request_id=b"id")),
+    )
+    line = json.loads(as_json)
+
+    assert [line[name] for name in ("request_id", "caller", "key")] == [text] * 3
+    assert f"key={json.dumps(text)}" in as_text
+    assert "\x1b" not in as_json + as_text
+
+
+def test_a_lone_surrogate_is_logged(pipe: Pipe) -> None:
+    """The claims of a token may hold one, though UTF-8 has none."""
+    odd = RECORD._replace(caller="\ud800")
+
+    assert '"\\ud800"' in _written(pipe, "text", odd)[0]
+    assert json.loads(_written(pipe, "json", odd)[0])["caller"] == "\ud800"
+
+
+def test_lines_are_in_the_order_of_requests_and_soon_written(pipe: Pipe) -> None:
+    """A process that is killed loses a fraction of a second."""
+    log = AccessLog("text", has_keys=False, descriptor=pipe.write)
+    log.start()
+    began_at = time.monotonic()
+    for number in range(500):
+        log.add(RECORD._replace(nbytes=number))
+    lines = pipe.text_until(lambda text: text.count("\n") == 500).splitlines()
+    waited_s = time.monotonic() - began_at
+    log.close()
+
+    assert [int(line.split()[8]) for line in lines] == list(range(500))
+    assert waited_s < 2
+
+
+def test_lines_of_several_processes_are_not_torn(pipe: Pipe) -> None:
+    """They write to one pipe, which is full most of the time."""
+    logs = [AccessLog("text", has_keys=True, descriptor=pipe.write) for _ in range(2)]
+    for log in logs:
+        log.start()
+        for number in range(4096):
+            log.add(TRACED._replace(key="k" * (number % 40 + 1)))
+    text = pipe.text_until(lambda text: text.count("\n") == 2 * 4096)
+    for log in logs:
+        log.close()
+
+    assert all(line.count("INFO") == line.count(" key=") == 1 for line in text.splitlines())
+
+
+def test_a_broken_pipe_stops_nothing(pipe: Pipe) -> None:
+    """Its lines are lost."""
+    pipe.close_reader()
+
+    assert _fill(AccessLog("text", has_keys=False, descriptor=pipe.write)) < 5
+
+
+def test_a_full_disk_stops_nothing() -> None:
+    """Lines wait until there is room, but do not keep a process from its end."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    try:
+        assert _fill(AccessLog("text", has_keys=False, descriptor=descriptor)) < 5
+    finally:
+        os.close(descriptor)
+
+
+def _fill(log: AccessLog) -> float:
+    """Log more than is kept, and return the seconds that the end takes."""
+    log.start()
+    for _ in range(40_000):
+        log.add(RECORD)
+    assert log._queue.qsize() <= 32 * 1024
+    began_at = time.monotonic()
+    log.close()
+    return time.monotonic() - began_at
+
+
+def test_the_end_waits_a_second_for_a_reader_that_is_gone(pipe: Pipe) -> None:
+    """The lines that a pipe has room for are whole."""
+    took_s = _fill(AccessLog("text", has_keys=False, descriptor=pipe.write))
+
+    assert 0.9 < took_s < 5
+    assert all(line.endswith('caller="lab"') for line in pipe.text().splitlines())
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_the_end_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: bool) -> None:
+    """A pipe has room for a part of them, and may have been made non-blocking by its opener."""
+    os.set_blocking(pipe.write, is_blocking)
+    log = AccessLog("text", has_keys=False, descriptor=pipe.write)
+    log.start()
+    for _ in range(2000):
+        log.add(RECORD)
+    texts: list[str] = []
+    reader = threading.Thread(
+        target=lambda: texts.append(pipe.text_until(lambda text: text.count("\n") == 2000))
+    )
+    reader.start()
+    log.close()
+    reader.join()
+
+    assert texts[0].count("\n") == 2000
+
+
+@pytest.mark.parametrize(
+    ("level", "is_open", "has_keys"),
+    [("DEBUG", True, True), ("INFO", True, False), ("WARNING", False, None)],
+)
+def test_lines_are_of_level_info_and_keys_of_debug(
+    level: str,
+    is_open: bool,  # noqa: FBT001
+    has_keys: bool | None,  # noqa: FBT001
+) -> None:
+    """A log of warnings has no line about each request."""
+    logging.getLogger("app").setLevel(level)
+    log = open_access_log(ServerSettings(access_log=True))
+
+    assert (log is not None) is is_open
+    assert log is None or log.has_keys is has_keys
+    assert open_access_log(ServerSettings()) is None
+
+
+def test_timestamps_are_rfc_3339_in_utc() -> None:
+    """They sort as text."""
+    now = datetime.fromisoformat(timestamp(int(time.time() * 1000)))
+
+    assert timestamp(1_700_000_000_250) == "2023-11-14T22:13:20.250Z"
+    assert timedelta(0) <= datetime.now(UTC) - now < timedelta(seconds=60)
+
+
+class _Lines(logging.Handler):
+    """Keeps lines."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.lines.append(self.format(record))
+
+
+def _begin_request(*, is_private: bool) -> None:
+    set_current_request(RequestContext("GET", "em", KEY, b"::1", is_private=is_private))
+
+
+def _log_error(formatter: logging.Formatter, *, is_private: bool | None = None) -> str:
+    """Log an error with a cause, of a request if it is said whether that *is_private*."""
+    log = logging.getLogger("app.test_logging")
+    log.propagate = False
+    handler = _Lines(formatter)
+    log.handlers[:] = [handler]
+
+    def run() -> None:
+        if is_private is not None:
+            _begin_request(is_private=is_private)
+            note_request_id(b'id"1')
+        error = StorageUnavailableError(ObjectRef("s3://bucket", KEY), "unplugged")
+        error.__cause__ = KeyError(KEY)
+        try:
+            raise error
+        except StorageUnavailableError:
+            log.exception("an answer broke off\r\nforged")
+
+    copy_context().run(run)
+    log.handlers.clear()
+    return handler.lines[0]
+
+
+@pytest.mark.parametrize("kind", [TextFormatter, JsonFormatter])
+@pytest.mark.parametrize(
+    ("level", "is_private", "of_request", "names_key"),
+    [
+        ("info", False, True, False),
+        ("info", True, None, False),
+        ("info", True, False, True),
+        ("debug", True, True, True),
+        ("info", False, None, True),
+    ],
+)
+def test_errors_name_keys_of_public_data_only(
+    kind: type[TextFormatter | JsonFormatter],
+    level: str,
+    is_private: bool,  # noqa: FBT001
+    of_request: bool | None,  # noqa: FBT001
+    names_key: bool,  # noqa: FBT001
+) -> None:
+    """The request decides, or without one the datasets; of others class and place are logged."""
+    line = _log_error(kind(is_private=is_private, level=level), is_private=of_request)
+
+    assert (KEY in line) is names_key
+    assert "StorageUnavailableError" in line
+    assert "KeyError" in line
+    assert "in run" in line
+
+
+def test_a_json_record_is_one_line() -> None:
+    """The traceback is a member of it, and nothing in a message ends the line."""
+    line = _log_error(JsonFormatter(is_private=False, level="info"), is_private=False)
+    record: dict[str, Any] = json.loads(line)
+
+    assert "\n" not in line
+    assert record.pop("exception").startswith("KeyError")
+    assert record.pop("time").endswith("Z")
+    assert record == {
+        "level": "error",
+        "logger": "app.test_logging",
+        "message": "an answer broke off\r\nforged",
+        "request_id": 'id"1',
+    }
+
+
+def test_a_message_forges_no_line_of_text() -> None:
+    """Control characters are blanks."""
+    line = _log_error(TextFormatter(is_private=False, level="info"), is_private=False)
+
+    assert "an answer broke off  forged request=id" in line.splitlines()[0]
+
+
+async def test_exceptions_in_the_event_loop_name_no_arguments(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Asyncio would log the arguments of the callback."""
+
+    def fail(_: str) -> None:
+        raise RuntimeError
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_exception)
+    loop.call_soon(fail, KEY)
+    await asyncio.sleep(0)
+
+    assert "a callback failed" in caplog.text
+    assert "RuntimeError" in caplog.text
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("is_private", "level", "reason"),
+    [
+        (False, logging.WARNING, f"s3://bucket/{KEY}: unplugged"),
+        (True, logging.WARNING, "StorageUnavailableError"),
+        (True, logging.DEBUG, f"s3://bucket/{KEY}: unplugged"),
+    ],
+)
+async def test_failures_are_logged_with_their_reason(
+    caplog: pytest.LogCaptureFixture,
+    is_private: bool,  # noqa: FBT001
+    level: int,
+    reason: str,
+) -> None:
+    """Of private data only the class of the error is logged."""
+    _begin_request(is_private=is_private)
+    with caplog.at_level(level, logger="app"):
+        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, ERROR)
+
+    assert caplog.messages == [f"503, em: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (HTTPStatus.NOT_IMPLEMENTED, UnsupportedError("GetObjectAcl is not served")),
+        (HTTPStatus.NOT_FOUND, UnknownRefError("none")),
+    ],
+)
+async def test_faults_of_clients_are_not_logged(
+    caplog: pytest.LogCaptureFixture, status: HTTPStatus, error: UnsupportedError | UnknownRefError
+) -> None:
+    """Otherwise strangers could fill the log, and wake an operator."""
+    with caplog.at_level(logging.DEBUG, logger="app"):
+        log_failure(status, error)
+
+    assert not caplog.text
+
+
+def test_a_message_is_repeated_once_a_minute() -> None:
+    """While a store is down, all requests fail alike."""
+    repeated = RepetitionFilter()
+    record = logging.makeLogRecord({"msg": "a"})
+    records = (record, record, logging.makeLogRecord({"msg": "b"}))
+
+    assert [repeated.filter(each) for each in records] == [True, False, True]

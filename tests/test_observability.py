@@ -1,4 +1,4 @@
-"""What an operator sees of a running service: metrics, lines of the log, and traces."""
+"""Metrics, logs and traces of a running service."""
 
 import hashlib
 import http.server
@@ -42,18 +42,18 @@ class Span(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What was shown of some requests."""
+    """Metrics, log lines and spans of some requests."""
 
     lines: list[dict[str, Any]]
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float]
     spans: list[Span]
 
     def sample(self, name: str, **labels: str) -> float:
-        """Give the value of a sample."""
+        """Return the value of a sample."""
         return self.samples[name, tuple(sorted(labels.items()))]
 
     def accessed(self, request_id: str) -> dict[str, Any]:
-        """Give the line of a request."""
+        """Return the line of a request."""
         (line,) = (
             line
             for line in self.lines
@@ -62,25 +62,25 @@ class Shown(NamedTuple):
         return line
 
     def request(self, request_id: str) -> Span:
-        """Give the span of a request."""
+        """Return the span of a request."""
         (span,) = (
             span for span in self.spans if span.attributes.get("shardgate.request_id") == request_id
         )
         return span
 
     def within(self, span: Span) -> list[Span]:
-        """Give the spans in *span*, and those in them."""
+        """Return all spans below *span*."""
         inner = [each for each in self.spans if each.parent_id == span.span_id]
         return inner + [each for one in inner for each in self.within(one)]
 
 
 class _Collector(http.server.BaseHTTPRequestHandler):
-    """Takes spans, and decodes them by what OpenTelemetry made of its own protocol."""
+    """Receives spans, and decodes them with OpenTelemetry's own protocol buffers."""
 
     spans: list[Span]
 
     def do_POST(self) -> None:
-        """Keep what is sent."""
+        """Keep the spans."""
         body = self.rfile.read(int(self.headers["content-length"]))
         sent = ExportTraceServiceRequest.FromString(body)
         for resource in sent.resource_spans:
@@ -92,7 +92,7 @@ class _Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _span(sent: Any) -> Span:
@@ -117,7 +117,7 @@ def _collecting() -> Generator[tuple[str, list[Span]]]:
 
 @contextmanager
 def _running(log: Path, **more: str) -> Generator[str]:
-    """Run the command, whose standard error is *log*, and let it end by itself."""
+    """Run the command with standard error in *log*, and stop it with SIGTERM."""
     command = [sys.executable, "-m", "app", "serve"]
     with (
         log.open("wb") as stderr,
@@ -155,7 +155,7 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def _ask(client: httpx.Client) -> str:
-    """Send requests, each with an id of its own, and give what /metrics tells of them."""
+    """Send requests, each with an id of its own, and return the metrics."""
 
     def get(path: str, request_id: str, **headers: str) -> httpx.Response:
         return client.get(path, headers={"x-request-id": request_id, **headers})
@@ -176,8 +176,8 @@ def _ask(client: httpx.Client) -> str:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """Run the service, ask it for something, and gather all that it tells."""
-    folder = tmp_path_factory.mktemp("seeing")
+    """Run the service, send it requests, and gather its metrics, lines and spans."""
+    folder = tmp_path_factory.mktemp("observability")
     log = folder / "log"
     with _collecting() as (endpoint, spans):
         settings = _settings(folder) | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
@@ -192,8 +192,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return Shown(lines, samples, spans)
 
 
-def test_requests_are_counted_by_what_became_of_them(shown: Shown) -> None:
-    """What was at hand is told from what was read, and from what is not there."""
+def test_requests_are_counted_by_outcome(shown: Shown) -> None:
+    """Responses from memory, from the store, and of absent keys differ."""
     name, of = "shardgate_requests_total", {"dataset": "open", "method": "GET"}
 
     assert shown.sample(name, outcome="hit", **of) == 1
@@ -216,7 +216,7 @@ def test_reads_of_the_store_are_counted_by_kind(shown: Shown) -> None:
 
 
 def test_caches_are_counted(shown: Shown) -> None:
-    """Each body was read once, and two were at hand later."""
+    """Each body was read once, and two were in the cache later."""
     name = "shardgate_cache_lookups_total"
 
     assert shown.sample(name, cache="chunk", result="hit") == 2
@@ -243,7 +243,7 @@ def test_caches_are_counted(shown: Shown) -> None:
 def test_each_request_has_a_line(  # noqa: PLR0917
     shown: Shown, request_id: str, dataset: str, status: int, outcome: str, caller: str
 ) -> None:
-    """Who asked, of which dataset, and what became of it."""
+    """It names dataset, status, outcome, caller and client."""
     line = shown.accessed(request_id)
 
     assert (line["dataset"], line["status"], line["outcome"]) == (dataset, status, outcome)
@@ -254,13 +254,13 @@ def test_each_request_has_a_line(  # noqa: PLR0917
 
 
 def test_no_line_has_a_key_or_a_secret(shown: Shown) -> None:
-    """Neither tokens in paths and headers, nor queries, nor what was asked for."""
+    """Tokens in paths and headers, queries and keys are left out."""
     text = json.dumps(shown.lines)
 
     assert not [secret for secret in (*SECRETS, *CHUNKS, "c/7/7") if secret in text]
 
 
-def test_a_trace_goes_on_from_the_client(shown: Shown) -> None:
+def test_a_trace_continues_that_of_the_client(shown: Shown) -> None:
     """The span of a request is in the client's, and lines of the log name the trace."""
     for request_id in "read", "hit":
         span = shown.request(request_id)
@@ -272,7 +272,7 @@ def test_a_trace_goes_on_from_the_client(shown: Shown) -> None:
 
 
 def test_described_reads_are_spans_in_that_of_their_request(shown: Shown) -> None:
-    """With what they are for, where that is, and what came of asking the cache."""
+    """They name kind, store and the result of the cache look-up."""
     first = shown.within(shown.request("read"))
     index = next(span for span in first if span.name == "read shard-index")
     (call,) = shown.within(index)
@@ -293,7 +293,7 @@ def test_described_reads_are_spans_in_that_of_their_request(shown: Shown) -> Non
 
 
 def test_spans_name_keys_of_public_data_only(shown: Shown) -> None:
-    """And no secret at all."""
+    """No span has a secret."""
     private = [span for span in shown.spans if span.attributes.get("shardgate.dataset") != "open"]
 
     assert shown.request("read").attributes["shardgate.key"] == "c/0/0"
@@ -328,7 +328,7 @@ _BAD_REQUESTS: Final = [
 def test_no_token_is_logged_wherever_it_is_sent(
     tmp_path: Path, level: str, log_format: str
 ) -> None:
-    """In each part of paths, encoded or not, in queries, headers, and what is no request."""
+    """It may be anywhere in a path, encoded or not, in a query, a header or a malformed request."""
     settings = _settings(tmp_path) | {
         "SHARDGATE_SERVER__LOG_FORMAT": log_format,
         "SHARDGATE_SERVER__LOG_LEVEL": level,
@@ -355,7 +355,7 @@ def test_no_token_is_logged_wherever_it_is_sent(
 
 
 def test_the_extra_is_not_imported_unless_asked_for() -> None:
-    """Neither OpenTelemetry's SDK nor what sends spans; FastAPI looks for the API by itself."""
+    """FastAPI imports the API of OpenTelemetry by itself, but neither SDK nor exporter."""
     code = (
         "import sys; from app.server import make_app; from app.settings import Settings; "
         "make_app(Settings()); "

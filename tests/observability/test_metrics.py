@@ -20,7 +20,7 @@ REF = ObjectRef("s3+lab://bucket", "key")
 
 
 def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
-    """Find a sample as Prometheus does."""
+    """Return a sample as Prometheus parses it."""
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:
@@ -88,8 +88,8 @@ def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> N
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
 
 
-def test_caches_tell_what_they_hold_and_how_often_they_help() -> None:
-    """Two that share their entries are one, asked by two."""
+def test_caches_are_exposed() -> None:
+    """Readers that share entries add up their look-ups only."""
     metrics = Metrics([])
     entries = WeighedCache[str, bytes](100, lambda _, value: len(value))
     for each in (Tally(hits=3, joins=2, misses=1, merged=5), Tally(hits=1)):
@@ -107,7 +107,7 @@ def test_caches_tell_what_they_hold_and_how_often_they_help() -> None:
     assert _read(metrics, "shardgate_coalesced_chunks_total") == 5
 
 
-async def test_bytes_in_flight_are_told_beside_their_bound() -> None:
+async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
     """An alert compares them."""
     metrics, budget = Metrics([]), ByteBudget(100, wait_s=1)
     metrics.caches.watch_budget("bodies", budget)
@@ -118,7 +118,7 @@ async def test_bytes_in_flight_are_told_beside_their_bound() -> None:
 
 
 def test_writes_add_up() -> None:
-    """Rewrites of shards, and what S3 was sent for them."""
+    """Rewrites of shards, and bytes sent to S3, read from it and copied by it."""
     metrics = Metrics([])
     metrics.stores.on_rewrite(3, 1)
     metrics.stores.on_rewrite(5, 0)
@@ -134,8 +134,8 @@ def test_writes_add_up() -> None:
     assert _read(metrics, "shardgate_copied_bytes_total") == 33
 
 
-def test_of_several_processes_each_names_itself() -> None:
-    """A scrape reaches one of them, and adds nothing up that belongs to others."""
+def test_each_of_several_processes_names_itself() -> None:
+    """A scrape reaches one of them, and has no samples of others."""
     metrics = Metrics(["em"], worker="17")
 
     families = list(text_string_to_metric_families(metrics.exposition().decode()))
@@ -145,8 +145,8 @@ def test_of_several_processes_each_names_itself() -> None:
     assert all(sample.labels["worker"] == "17" for sample in samples)
 
 
-def test_the_process_tells_of_itself() -> None:
-    """Memory, descriptors and collections of garbage are what libraries tell."""
+def test_the_process_is_exposed() -> None:
+    """Memory, open files and garbage collections come from prometheus-client."""
     metrics = Metrics([])
 
     assert (_read(metrics, "process_resident_memory_bytes") or 0) > 2**20
@@ -155,7 +155,7 @@ def test_the_process_tells_of_itself() -> None:
 
 
 def test_a_scrape_is_quick() -> None:
-    """The event loop stands still for a few milliseconds, of many datasets and kinds too."""
+    """It stops the event loop for a few milliseconds, even with many datasets and kinds."""
     metrics = Metrics([f"dataset-{number}" for number in range(50)])
     for number in range(50):
         for outcome in OUTCOMES[:4]:

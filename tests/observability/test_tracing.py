@@ -19,7 +19,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     ],
 )
 def test_it_is_off_unless_they_say_so(environ: dict[str, str]) -> None:
-    """A variable that means something else, or nothing, begins no traces."""
+    """Other variables, or empty ones, start no traces."""
     assert open_tracing(environ) is None
 
 
@@ -32,7 +32,7 @@ def test_it_is_off_unless_they_say_so(environ: dict[str, str]) -> None:
     ],
 )
 async def test_an_endpoint_or_an_exporter_is_enough(environ: dict[str, str]) -> None:
-    """Either says that somebody listens."""
+    """Either is enough."""
     tracing = open_tracing(environ)
 
     assert tracing is not None
@@ -40,6 +40,6 @@ async def test_an_endpoint_or_an_exporter_is_enough(environ: dict[str, str]) -> 
 
 
 def test_another_exporter_is_refused() -> None:
-    """The start says so, instead of sending nothing."""
+    """The start fails, instead of sending nothing."""
     with pytest.raises(ConfigurationError, match="OTEL_TRACES_EXPORTER: zipkin"):
         open_tracing({"OTEL_TRACES_EXPORTER": "zipkin"})

@@ -146,12 +146,9 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._is_short:
             url = self.url
             super().on_message_begin()
-            self.url, self.headers, self.expect_100_continue = (
-                url,
-                head.headers,
-                head.expects_continue,
-            )
-            self.scope["headers"] = head.headers
+            self.url = url
+            self.headers = self.scope["headers"] = head.headers
+            self.expect_100_continue = head.expects_continue
             super().on_headers_complete()
 
     def _is_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""`app.http.disconnect`: no work for clients that have gone."""
+"""`app.http.disconnect`: cancellation of the work for clients that have gone."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ async def _never() -> dict[str, Any]:
 
 
 async def test_work_is_cancelled() -> None:
-    """When the client goes, what was done for it is cancelled."""
+    """The work ends with the connection of its client."""
     messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
     ended = []
 
@@ -34,7 +34,7 @@ async def test_work_is_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-async def test_the_task_goes_on_after_the_block() -> None:
+async def test_the_task_continues_after_the_block() -> None:
     """The cancellation ends at the block's edge."""
 
     async def receive() -> dict[str, Any]:
@@ -67,7 +67,7 @@ async def test_other_errors_come_through() -> None:
 
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
-    """Who cancels the task itself gets a cancelled task."""
+    """A task that is cancelled by others is cancelled."""
 
     async def work() -> None:
         async with UntilDisconnect(_never):

@@ -132,7 +132,7 @@ def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
 
 
 def test_a_query_changes_nothing_but_the_way(port: int) -> None:
-    """What means nothing here is ignored; what S3 clients mean by it is not."""
+    """Unknown parameters are ignored, except those that S3 clients send."""
     plain = _ask(port, _get("c/0/0"))
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
 
@@ -141,7 +141,7 @@ def test_a_query_changes_nothing_but_the_way(port: int) -> None:
     assert _ask(port, _get("c/0/0?acl", signed))[0].split()[1] == b"501"
 
 
-def test_who_signs_gets_errors_of_s3(port: int) -> None:
+def test_signed_requests_get_errors_of_s3(port: int) -> None:
     """On the short way too."""
     _, headers, body = _ask(port, _get("nothing", b"Authorization: AWS4-HMAC-SHA256 x\r\n"))
 
@@ -245,7 +245,7 @@ def test_request_ids_of_clients_are_echoed(port: int, sent: bytes, *, is_echoed:
 
 
 def test_garbage_is_refused(port: int) -> None:
-    """What is not HTTP gets 400."""
+    """Bytes that are no HTTP get 400."""
     assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
 
 
@@ -315,8 +315,8 @@ def _serving(store: _Gated) -> Generator[int]:
         yield _port(url)
 
 
-def test_who_goes_away_ends_the_reading() -> None:
-    """Nothing is read any more for a closed connection."""
+def test_a_client_that_leaves_cancels_its_read() -> None:
+    """Nothing is read for a closed connection."""
     store = _Gated()
     with _serving(store) as port:
         with _connected(port) as connection:
@@ -351,7 +351,7 @@ def test_etag_keeps_its_bytes() -> None:
     assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
-def test_who_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing for long loses its connection, and holds nothing."""
     monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
     store = _Gated()
@@ -363,7 +363,7 @@ def test_who_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert store.ended.wait(10)
 
 
-def test_who_reads_slowly_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a client takes something it gets everything."""
     monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
     store = _Gated()
@@ -380,7 +380,7 @@ def test_who_reads_slowly_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_answer_longer_than_announced_is_cut() -> None:
-    """What a store sends too much is not taken for another answer."""
+    """Surplus bytes of a store are not taken for another response."""
     store = _Gated()
     store.is_open = store.streams_on = True
     store.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -394,7 +394,7 @@ def test_answer_longer_than_announced_is_cut() -> None:
 
 
 def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
-    """What is at hand does not overtake what must be read first."""
+    """A response from memory does not overtake one that must be read."""
     store = _Gated()
     with _serving(store) as port, _connected(port) as connection:
         _ask(port, _get("zarr.json"))

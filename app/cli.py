@@ -224,7 +224,7 @@ async def _reach(settings: Settings) -> None:
     async with Stores(settings.limits) as stores:
         for name in settings.datasets:
             try:
-                await stores.reach(open_root(stores, settings, name))
+                await stores.check_reachable(open_root(stores, settings, name))
             except StorageError as error:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
 

@@ -23,7 +23,7 @@ async def with_root[T](
     settings = load(None, os.environ, {"datasets": {_ROOT: told}})
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, _ROOT)
-        await stores.reach(ref)
+        await stores.check_reachable(ref)
         memory = Memory(settings.cache.index_bytes)
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         dataset = settings.datasets[_ROOT]

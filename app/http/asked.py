@@ -19,7 +19,7 @@ from app.resolve.entity import Demand
 from app.resolve.opening import Held
 from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders
-from app.storage.ranges import METADATA, object_headers
+from app.storage.http_headers import METADATA, object_headers
 
 _MAX_METADATA_NBYTES: Final = 1800
 """S3 takes 2,048, of which the service needs some for ids of writes."""

@@ -181,7 +181,7 @@ def _summary(dataset: Dataset, request: Request) -> DatasetSummary:
 
 async def _reach(resolver: Resolver, dataset: Dataset) -> str:
     try:
-        await resolver.reach(dataset)
+        await resolver.check_reachable(dataset)
     except StorageError as error:
         log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
         return str(error)

@@ -15,7 +15,7 @@ from app.resolve.entity import Coding, Entity, Opened
 from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders
-from app.storage.ranges import METADATA
+from app.storage.http_headers import METADATA
 
 _GZIP: Final = (b"content-encoding", b"gzip")
 _LASTING: Final = b"public, max-age=31536000, immutable"

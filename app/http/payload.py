@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from app.concurrency import run_in_thread
 from app.errors import BadBodyError, LengthRequiredError, TooLargeError, UnknownCodingError
 from app.formats.compression import inflated_nbytes
 from app.http import aws_chunked
@@ -10,7 +11,6 @@ from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check
 from app.http.credentials.seals import Seal
 from app.resolve.opening import Held
-from app.storage.abreast import aside
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 """Checksums of more are computed off the event loop."""
@@ -61,13 +61,13 @@ async def read_payload(
     coding = Coding.parse(given)
     if not coding.is_framed:
         body = await incoming.read(incoming.length(most_nbytes), held)
-        await aside(check, body, body, given, is_long=len(body) > _IN_THREAD_NBYTES)
+        await run_in_thread(check, body, body, given, is_long=len(body) > _IN_THREAD_NBYTES)
         return await _counted(Payload(body, coding.is_gzip), held, most_nbytes)
     length = _decoded_length(given, most_nbytes)
     received = await incoming.read_framed(_framed_nbytes(length), held)
     await held.reserve(len(received) + length)
     is_long = len(received) > _IN_THREAD_NBYTES
-    body = await aside(_unframe, received, length, given, incoming.seal, is_long=is_long)
+    body = await run_in_thread(_unframe, received, length, given, incoming.seal, is_long=is_long)
     del received
     return await _counted(Payload(body, coding.is_gzip), held, most_nbytes)
 

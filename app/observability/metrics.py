@@ -32,7 +32,7 @@ from app.observability.requests import NO_DATASET, Outcome
 from app.resolve.budget import ByteBudget
 from app.resolve.tally import Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
-from app.storage.moved import Moved, Way
+from app.storage.contract import WriteNotice, WriteWay
 from app.storage.traced import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -218,7 +218,7 @@ class StoreMetrics:
         if call.error is not None and not isinstance(call.error, _NO_ERRORS):
             self._errors.labels(store, error_label(call.error)).inc()
 
-    def on_write(self, way: Way, _: ObjectRef, moved: Moved) -> None:
+    def on_write(self, way: WriteWay, _: ObjectRef, moved: WriteNotice) -> None:
         """Count an object that was written to S3."""
         self._writes.labels(way).inc()
         for counter, nbytes in zip(self._moved, moved, strict=True):

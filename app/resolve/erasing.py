@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Final
 
+from app.concurrency import bounded_gather, take
 from app.errors import BadKeyError, ShardgateError
 from app.formats.listing import Window
 from app.model import VirtualKey
@@ -10,7 +11,6 @@ from app.resolve.containers import PassThrough
 from app.resolve.objects import ObjectWriter
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.writing import Given, Writer
-from app.storage.abreast import abreast, take
 from app.storage.contract import Listed
 
 _AT_ONCE: Final = 16
@@ -65,7 +65,7 @@ class Eraser:
         listed = self._resolver.root(dataset).store.list(dataset.root.join(prefix).prefix)
         count = 0
         while batch := await take(listed, _PAGE):
-            await abreast(self._remove, batch, at_a_time=_AT_ONCE)
+            await bounded_gather(self._remove, batch, limit=_AT_ONCE)
             count += len(batch)
         return count
 

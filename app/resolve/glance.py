@@ -106,7 +106,7 @@ class _Look:
     async def around(self) -> bool:
         """Look until there is enough; tell whether that was all."""
         if not self._dataset.containers.formats:
-            await self._resolver.reach(self._dataset)
+            await self._resolver.check_reachable(self._dataset)
             return True
         async with aclosing(find_containers(self._root)) as containers:
             async for opened in containers:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
+from app.concurrency import bounded_gather, take
 from app.formats.listing import LAST, Candidate, Cursor, Window
 from app.formats.reading import Fetch
 from app.model import (
@@ -24,7 +25,6 @@ from app.model import (
 from app.resolve.entity import Entity
 from app.resolve.tree import Seen, Tree
 from app.resolve.walk import Root
-from app.storage.abreast import abreast, take
 from app.storage.contract import Listed
 
 _LOOKED_FOR: Final = 10_000
@@ -165,7 +165,9 @@ class _Gathering:
             elif leading.setdefault((id(seen.layout), seen.found.where), at) != at:
                 following.append(at)
         for wave in (list(leading.values()), following):
-            places = await abreast(lambda at: _locate(batch[at], self._tree.root.fetch), wave)
+            places = await bounded_gather(
+                lambda at: _locate(batch[at], self._tree.root.fetch), wave
+            )
             found.update(zip(wave, places, strict=True))
         return [found[at] for at in range(len(batch))]
 

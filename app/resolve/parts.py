@@ -10,9 +10,9 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from app.concurrency import bounded_gather
 from app.errors import BadPartError, DamagedError, UnknownUploadError
 from app.model import ObjectRef
-from app.storage.abreast import abreast
 from app.storage.contract import UPLOADS, Found, ObjectStore
 
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
@@ -112,7 +112,7 @@ class Parts:
                 raise missing(part)
             return found.data
 
-        return b"".join(await abreast(read, parts))
+        return b"".join(await bounded_gather(read, parts))
 
     async def clear(self, place: Place) -> None:
         """Remove the upload, and its parts after it."""
@@ -121,7 +121,7 @@ class Parts:
 
     async def remove(self, refs: Sequence[ObjectRef]) -> None:
         """Remove objects."""
-        await abreast(lambda ref: self._store.delete(ref, expected=None), refs)
+        await bounded_gather(lambda ref: self._store.delete(ref, expected=None), refs)
 
     async def old(
         self, root: ObjectRef, before_s: float

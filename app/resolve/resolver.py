@@ -38,7 +38,7 @@ from app.resolve.settling import settled
 from app.resolve.walk import Root
 from app.setting_fields import PUBLIC
 from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
-from app.storage.ranges import object_headers
+from app.storage.http_headers import object_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +270,9 @@ class Resolver:
         """Give what is needed to look around in *dataset*."""
         return Root(dataset.root, self._store, dataset.containers, self._fetch)
 
-    async def reach(self, dataset: Dataset) -> None:
+    async def check_reachable(self, dataset: Dataset) -> None:
         """Return if the root of *dataset* answers, else raise."""
-        await self._store.reach(dataset.root)
+        await self._store.check_reachable(dataset.root)
 
     async def _whole(
         self, ref: ObjectRef, reading: ByteRequest | None, noting: Noting, held: Held

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol
 
+from app.concurrency import is_many, run_in_thread, yield_to_loop
 from app.errors import (
     BusyError,
     ConflictError,
@@ -21,7 +22,6 @@ from app.resolve.changes import Change, Request, cancel, fail, sort_out, tell
 from app.resolve.fetch import ReadCache
 from app.resolve.sealing import Sealing, length_of
 from app.resolve.waiting import Waiting
-from app.storage.abreast import aside, breathe, is_many
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 20
@@ -133,7 +133,9 @@ class Rewrites:
         what it finds damaged or in the way is looked at again.
         """
         old = await shard.open({change.entry for change in changes}, self._fetch)
-        sorted_out = await aside(sort_out, shard, old, changes, is_long=is_many(len(changes)))
+        sorted_out = await run_in_thread(
+            sort_out, shard, old, changes, is_long=is_many(len(changes))
+        )
         if is_first and sorted_out.relies_on_old:
             return False
         places: Mapping[Entry, Stored] = {}
@@ -145,7 +147,7 @@ class Rewrites:
             places = swapped
         for number, change in enumerate(changes):
             tell(change, shard.ref, sorted_out, places)
-            await breathe(number)
+            await yield_to_loop(number)
         return True
 
     async def _swap(

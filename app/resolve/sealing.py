@@ -7,14 +7,13 @@ from typing import Final, Self
 
 import crc32c
 
+from app.concurrency import bounded_gather
 from app.errors import DamagedError, VersionChangedError
 from app.formats.contract import Sealed
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.resolve.steps import Begin, End, Old, Outside, Step, places_in, steps_of, windows_of
-from app.storage.abreast import abreast
 from app.storage.contract import Found, ObjectReader
-from app.storage.parts import nbytes_of
-from app.storage.spans import Spans, plan_spans
+from app.storage.spans import Spans, nbytes_of, plan_spans
 
 _CHECKSUM_NBYTES: Final = 4
 _OF_SEALED: Final = crc32c.crc32c(bytes(_CHECKSUM_NBYTES))
@@ -65,8 +64,8 @@ class Sealing:
         """
         checksums = _Checksums(ref, keeps_ranges=len(self.windows) > 1)
         for steps, spans in self.windows:
-            read = await abreast(
-                lambda span: _read(store, ref, span, etag), spans, at_a_time=_READS_AT_ONCE
+            read = await bounded_gather(
+                lambda span: _read(store, ref, span, etag), spans, limit=_READS_AT_ONCE
             )
             await asyncio.to_thread(checksums.take, steps, Spans(spans, read))
         return checksums.pieces

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from app.concurrency import bounded_gather, run_in_thread
 from app.formats.contract import Layout
 from app.formats.listing import (
     LAST,
@@ -20,7 +21,6 @@ from app.formats.listing import (
 from app.model import MISSING, Location, ObjectRef, VirtualKey
 from app.resolve.containers import MAX_DEPTH
 from app.resolve.walk import Root
-from app.storage.abreast import abreast, aside
 from app.storage.contract import Listed, ObjectReader
 
 _MAX_KEY_NBYTES: Final = 1024
@@ -102,7 +102,7 @@ class Tree:
         look = partial(look_into, self.root.store, self.root.ref.join(lead.rstrip("/")))
         is_inside = self.cursor.prefix.startswith(lead)
         wanted = KeySelection(self.cursor, lead, self.delimiter if is_inside else "")
-        async for found in walk(wanted, ListingIO(look, aside, abreast)):
+        async for found in walk(wanted, ListingIO(look, run_in_thread, bounded_gather)):
             if isinstance(found, Item):
                 yield Seen(lead + found.key, found.location)
             else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from app.concurrency import run_in_thread
 from app.errors import (
     BadPartError,
     PreconditionFailedError,
@@ -20,7 +21,6 @@ from app.resolve.opening import Held
 from app.resolve.parts import PartName, Parts, Place, Told, missing
 from app.resolve.resolver import Dataset
 from app.resolve.writing import Given, Writer
-from app.storage.abreast import aside
 from app.storage.contract import ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
@@ -87,7 +87,7 @@ class Uploads:
         await self._demand_open(place, upload.key)
         if number * len(body) > self._max_nbytes:  # or the parts before it are smaller: look
             await self._demand_room(place, number, len(body))
-        md5 = await aside(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
+        md5 = await run_in_thread(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
         await self._parts.put(place, PartName(number, md5), body)
         return ETag(f'"{md5}"')
 
@@ -102,7 +102,7 @@ class Uploads:
         try:
             told = await self._demand_open(place, upload.key)
             body = await self._join(place, completion.parts, held)
-            await aside(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
+            await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
             metadata = tuple((name, value) for name, value in told.get("metadata", ()))
             headers = ObjectHeaders(told["is_gzip"], told.get("content_type", ""), metadata)
             given = Given(upload.key, body, headers, completion.demand)
@@ -129,7 +129,7 @@ class Uploads:
 
     async def _place(self, upload: Upload) -> Place:
         root = upload.dataset.root
-        await self._store.demand_safety(root)
+        await self._store.verify_conditional_writes(root)
         return Place.parse(root, upload.upload_id)
 
     async def _demand_open(self, place: Place, key: VirtualKey) -> Told:

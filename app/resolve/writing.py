@@ -6,6 +6,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from app.concurrency import bounded_gather, run_in_thread, yield_to_loop
 from app.errors import BadKeyError, ShardgateError, UnsupportedError
 from app.formats.contract import Document, ShardRewriter, Slot, Stray
 from app.model import ETag, VirtualKey, Whole
@@ -17,7 +18,6 @@ from app.resolve.noting import Noting
 from app.resolve.objects import ObjectWriter
 from app.resolve.resolver import Dataset
 from app.resolve.rewriting import Rewrites
-from app.storage.abreast import abreast, aside, breathe
 from app.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
 
 _AT_ONCE: Final = 16
@@ -76,7 +76,7 @@ class Writer:
         `ConflictError`, `ReadOnlyError`, `UnwritableError`, `DamagedError`, `StorageError`,
         `BusyError`.
         """
-        await self._store.demand_safety(dataset.root)
+        await self._store.verify_conditional_writes(dataset.root)
         target = await self._target(dataset, given, self._fetch.clock())
         if not isinstance(target, Slot):
             return await self._write(target, given)
@@ -86,7 +86,7 @@ class Writer:
 
     async def put_whole(self, dataset: Dataset, given: Given) -> ETag | None:
         """Do what `put` does with a key that is known to be the name of an object."""
-        await self._store.demand_safety(dataset.root)
+        await self._store.verify_conditional_writes(dataset.root)
         target = Whole(dataset.root.join(given.key))
         self._demand_kept(target, given)
         return await self._write(target, given)
@@ -95,7 +95,7 @@ class Writer:
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:
         """Raise what `put` would of *key*, whatever the body."""
-        await self._store.demand_safety(dataset.root)
+        await self._store.verify_conditional_writes(dataset.root)
         await self._target(dataset, Given(key, b"", headers), self._fetch.clock())
 
     async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
@@ -103,10 +103,10 @@ class Writer:
 
         Of a key that is given twice the last one counts.
         """
-        await self._store.demand_safety(dataset.root)
+        await self._store.verify_conditional_writes(dataset.root)
         bulk, began_at = _Bulk(), self._fetch.clock()
         for number, each in enumerate({each.key: each for each in given}.values()):
-            await breathe(number)
+            await yield_to_loop(number)
             try:
                 target = await self._target(dataset, each, began_at)
                 await bulk.add(target, each)
@@ -117,14 +117,14 @@ class Writer:
             await self._rewrites.make(shard, tuple(changes.values()))
             for number, (key, change) in enumerate(changes.items()):
                 bulk.outcomes[key] = await _outcome(change.done)
-                await breathe(number)
+                await yield_to_loop(number)
 
         async def write(target: Document | Whole, each: Given) -> None:
             bulk.outcomes[each.key] = await _outcome(self._write(target, each))
 
         jobs = [partial(rewrite, *each) for each in bulk.shards.items()]
         jobs += [partial(write, *each) for each in bulk.objects]
-        await abreast(lambda job: job(), jobs, at_a_time=_AT_ONCE)
+        await bounded_gather(lambda job: job(), jobs, limit=_AT_ONCE)
         return [bulk.outcomes[each.key] for each in given]
 
     async def _target(
@@ -143,7 +143,7 @@ class Writer:
             is_doubtful = noting.ends_in_absence and LIKE_A_CHUNK.search(key)
             absent_s = 0 if is_doubtful else _ABSENT_S
         old = noting.known_before(began_at, _PRESENT_S, absent_s)
-        if any(await abreast(self._fetch.has_changed, old)):
+        if any(await bounded_gather(self._fetch.has_changed, old)):
             target = await dataset.containers.target(dataset.root, key, self._fetch)
         if not isinstance(target, Stray):
             self._demand_kept(target, given)
@@ -196,7 +196,7 @@ async def _change(slot: Slot, given: Given) -> Change:
     body = given.body
     if body is not None:
         encode = partial(shard.encode, entry, body, is_gzip=given.headers.is_gzip)
-        body = await aside(encode, is_long=len(body) > _IN_THREAD_NBYTES)
+        body = await run_in_thread(encode, is_long=len(body) > _IN_THREAD_NBYTES)
     return Change(given.key, entry, body, given.demand)
 
 

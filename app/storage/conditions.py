@@ -1,18 +1,27 @@
-"""What must hold of an object whose bytes are read (RFC 9110 §13.1); nothing here waits."""
+"""Checks of reads and writes that all stores share."""
 
-from calendar import timegm
-from collections.abc import Mapping
-from email.utils import formatdate, parsedate_to_datetime
-from functools import lru_cache
+from collections.abc import Sequence
 
-from app.errors import VersionChangedError
-from app.model import Condition, ETag, ObjectRef, UnmodifiedSince
+from app.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    Piece,
+    SuffixRange,
+    UnmodifiedSince,
+)
+from app.storage.contract import ABSENT, TEMPORARY, UPLOADS, Expected
 
 
-def demand(ref: ObjectRef, condition: Condition | None, etag: ETag, modified_s: int | None) -> None:
-    """Raise `VersionChangedError` unless *condition* holds of the version that was found.
+def check_condition(
+    ref: ObjectRef, condition: Condition | None, etag: ETag, modified_s: int | None
+) -> None:
+    """Raise `VersionChangedError` unless *condition* holds for the version that was read.
 
-    *modified_s* are the whole seconds of its time; of an object without one nothing is known.
+    *modified_s* is its modification time in whole seconds, `None` if unknown (RFC 9110 §13.1).
     """
     if condition is None or condition == etag:
         return
@@ -22,24 +31,48 @@ def demand(ref: ObjectRef, condition: Condition | None, etag: ETag, modified_s: 
         raise VersionChangedError(ref)
 
 
-def http_date(epoch_s: int) -> str:
-    """Write a time as HTTP does (§5.6.7)."""
-    return formatdate(epoch_s, usegmt=True)
+def clamp(
+    ref: ObjectRef, request: ByteRequest | None, size: int, if_match: Condition | None
+) -> ByteRange:
+    """Return the range of an object of *size* bytes that satisfies *request* (RFC 9110 §14).
+
+    Only an empty range may begin at the end. With a condition, a range outside the object means
+    that the object has changed, since the caller knew the size.
+
+    Raises: `RangeNotSatisfiedError`, `VersionChangedError`.
+    """
+    if isinstance(request, SuffixRange):
+        start, stop = max(0, size - request.length), size
+    elif request is None:
+        return ByteRange(0, size)
+    else:
+        start, stop = request.start, min(request.stop, size)
+        if request.start == request.stop <= size:
+            return request
+    if start >= stop:
+        raise RangeNotSatisfiedError(ref, size) if if_match is None else VersionChangedError(ref)
+    return ByteRange(start, stop)
 
 
-def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
-    """Take the time from ``Last-Modified``, if it is one."""
-    text = headers.get(b"last-modified")
-    return None if text is None else parse_date(text.decode("latin-1"))
+def check_write(ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> None:
+    """Raise unless *ref* can name an object, and ranges among *pieces* have a version.
+
+    Raises: `BadKeyError`, `ValueError`.
+    """
+    name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)
+    if name.endswith("/") or TEMPORARY in name:
+        raise BadKeyError(f"{ref.key!r} cannot be the key of an object")
+    if not isinstance(expected, str) and any(isinstance(piece, ByteRange) for piece in pieces):
+        raise ValueError(f"{ref}: byte ranges need the version that they are taken from")
 
 
-@lru_cache(maxsize=1024)
-def parse_date(text: str) -> int | None:
-    """Return the time of an HTTP date in seconds since 1970; `None` for no date, or several."""
-    try:
-        parsed = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return None
-    if text.count(",") > 1:
-        return None
-    return timegm(parsed.utctimetuple())
+def is_as_expected(etag: ETag | None, expected: Expected) -> bool:
+    """Return whether an object in the version *etag*, `None` if absent, may be replaced."""
+    if expected is None:
+        return True
+    return etag == (None if expected == ABSENT else expected)
+
+
+def is_unfinished(prefix: ObjectRef, ref: ObjectRef) -> bool:
+    """Return whether *ref*, listed below *prefix*, is an unfinished object of a writer."""
+    return TEMPORARY in ref.key[prefix.key.rfind("/") + 1 :]

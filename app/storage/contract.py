@@ -1,9 +1,9 @@
-"""What every store owes its callers."""
+"""Interface of object stores, and the values that pass through it."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 
@@ -12,14 +12,14 @@ class ObjectHeaders(NamedTuple):
     """Headers that an object is stored with."""
 
     is_gzip: bool = False
-    """Whether its ``Content-Encoding`` is gzip."""
+    """True if ``Content-Encoding`` is gzip."""
     content_type: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
-    """User metadata of S3: names without ``x-amz-meta-``, and values."""
+    """User metadata of S3: pairs of a name without ``x-amz-meta-`` and a value."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of text in it."""
+        """Length of the content type and the user metadata."""
         return len(self.content_type) + sum(len(name) + len(value) for name, value in self.metadata)
 
 
@@ -28,36 +28,36 @@ NO_HEADERS: Final = ObjectHeaders()
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The size in bytes and the version of an object."""
+    """Size in bytes and version of an object."""
 
     size: int
     etag: ETag
     is_gzip: bool = False
-    """Whether it was stored with ``Content-Encoding: gzip``."""
+    """True if the object is stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
-    """When it was last modified, where the store tells: whole seconds since 1970 began in UTC."""
+    """Time of the last modification in whole seconds since the Unix epoch, if known."""
     headers: ObjectHeaders = field(default=NO_HEADERS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Bytes of an object: *byte_range* of *size* bytes, all from the version *etag*."""
+    """The bytes *byte_range* of an object of *size* bytes in the version *etag*."""
 
     data: bytes
     byte_range: ByteRange
     size: int
     etag: ETag
     is_gzip: bool = False
-    """Whether the object was stored with ``Content-Encoding: gzip``."""
+    """True if the object is stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
-    """When it was last modified; see `Stat`."""
+    """Time of the last modification, as in `Stat`."""
     headers: ObjectHeaders | Mapping[bytes, bytes] = field(default=NO_HEADERS, compare=False)
-    """Of the object, or of the answer, which `object_headers` reads."""
+    """Headers of the object, or raw response headers for `object_headers` to parse."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotModified:
-    """The object still is the version the caller knows."""
+    """The object is still in the version that the caller knows."""
 
 
 NOT_MODIFIED: Final = NotModified()
@@ -71,54 +71,68 @@ class Listed:
     size: int | None
     """Bytes of the object; `None` for a prefix."""
     etag: ETag | None = None
-    """The version, where the listing tells the one that a read tells."""
+    """The ETag that a read returns too, if the listing has it."""
     modified_s: float | None = None
-    """When it was last modified, in seconds since 1970 began in UTC."""
+    """Time of the last modification in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Stands for the version of an object that does not exist."""
+    """Version of an object that does not exist."""
 
 
 ABSENT: Final = Absent()
 
 type Expected = ETag | Absent | None
-"""The only version that may be replaced; `None` is whatever is there."""
+"""The version that a write may replace; `None` is any, also none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The object is in another version than was expected, and has not been touched."""
+    """The object was not written: it is not in the expected version."""
 
 
 CONFLICT: Final = Conflict()
 
 TEMPORARY: Final = ".shardgate-"
-"""Stands in the names of our own unfinished objects; nothing lists them."""
+"""Marks the names of unfinished objects of the service, which are never listed."""
 UPLOADS: Final = f"{TEMPORARY}uploads/"
-"""The folder of what comes in parts: the only names with that mark which callers may write.
+"""Folder of multipart uploads: the only names with that mark that callers may write and list."""
 
-It is listed by who names it.
-"""
+type WriteWay = Literal["put", "copy"]
+"""``put``: all bytes were sent; ``copy``: the server copied some of them itself."""
+
+
+class WriteNotice(NamedTuple):
+    """Bytes that one write of an object moved."""
+
+    sent: int = 0
+    fetched: int = 0
+    """Bytes of the old object that were read to be sent again."""
+    copied: int = 0
+    """Bytes that the server copied."""
+
+
+type OnWrite = Callable[[WriteWay, ObjectRef, WriteNotice], None]
+"""Called on the event loop after each write to S3, also a failed one."""
 
 
 class ObjectWriter(Protocol):
-    """Replaces objects by compare-and-swap. Losing is a value; every failure a `StorageError`.
+    """Replaces objects by compare-and-swap. A lost race is a return value, a failure an exception.
 
-    What is answered is durable. Of a write that fails nobody knows whether it was done; one whose
-    answer was lost is looked for before it is called lost or a conflict.
+    A write that returns is durable. A write that raises may or may not have been done; one whose
+    response was lost is looked for before it is reported as failed or as a conflict.
     """
 
-    async def demand_safety(self, root: ObjectRef) -> None:
-        """Return if this store was seen to refuse a wrong precondition below *root*.
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
+        """Return if this store refuses writes below *root* whose precondition does not hold.
 
         Raises: `UnwritableError`, `StorageError`.
         """
         ...
 
     def keeps_headers(self, ref: ObjectRef) -> bool:
-        """Return whether an object can be stored with other headers than none."""
+        """Return whether *ref* can be stored with headers."""
         ...
 
     async def put(
@@ -129,22 +143,20 @@ class ObjectWriter(Protocol):
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Make *pieces*, one behind the other, the object; give its version.
+        """Write the concatenated *pieces* as the object and return its version.
 
-        Ranges are of the version *expected*, which then is an ETag. Others may have written on top
-        by the time that the answer is here: then nothing is in the version that is given, which
-        can be used as any other that was replaced.
+        Ranges among *pieces* refer to the version *expected*, which then is an ETag. If the object
+        is replaced by another writer before this returns, no object has the returned ETag.
 
-        Raises: `BadKeyError` for what can be the name of no object, `ConflictError` where a
-        file stands in the way of a folder or a folder in that of a file, `UnwritableError`,
-        `StorageError`.
+        Raises: `BadKeyError` if the key cannot name an object, `ConflictError` if a file is in the
+        place of a folder or a folder in the place of a file, `UnwritableError`, `StorageError`.
         """
         ...
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove *ref*; tell whether it is gone, or the store cannot remove just that version.
+        """Remove *ref*; return `False` if the store cannot remove one version only.
 
-        What was gone before is either gone, or in another version than was expected.
+        Removing an absent object returns `True` or `CONFLICT`.
         """
         ...
 
@@ -152,9 +164,9 @@ class ObjectWriter(Protocol):
 class ObjectReader(Protocol):
     """Reads objects. Absence is `None`; every failure is a `StorageError`.
 
-    The version of an answer is the one of all its bytes. A read with a condition gets what that
-    holds of or `VersionChangedError`, even from a server that ignores ``If-Match`` and
-    ``If-Unmodified-Since``, and the same if the object is gone or does not tell its time.
+    All bytes of a result are of the version that it names. A read with a condition raises
+    `VersionChangedError` unless the condition holds, also if the server ignores ``If-Match`` and
+    ``If-Unmodified-Since``, if the object is gone, or if its modification time is unknown.
     """
 
     async def get(
@@ -165,44 +177,47 @@ class ObjectReader(Protocol):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read *request* of *ref*, or all of it, into memory.
+        """Read the range *request* of *ref*, or the whole object, into memory.
 
-        A range that ends past the object is clamped; one that begins there, or any suffix of an
-        empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` where there is a
-        condition *if_match*. `NotModified` answers *if_none_match* only.
+        A range that ends past the object is clamped. A range that begins past the object, or a
+        suffix of an empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` with a
+        condition *if_match*. `NotModified` is returned only if *if_none_match* is the version.
         """
         ...
 
     def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Read exactly *byte_range* of one version piece by piece.
+        """Stream exactly *byte_range* of one version.
 
-        Entering raises what `get` raises, and `VersionChangedError` where the object is absent or
-        too short, also without a condition; a fault in the middle raises from the iterator.
+        Entering raises what `get` raises, and `VersionChangedError` if the object is absent or too
+        short, also without a condition. Later failures are raised by the iterator.
         """
         ...
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask for size and version without reading."""
+        """Return size and version without reading the object."""
         ...
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List what has a key that begins like *prefix*, and comes behind the key *after*, by key.
+        """List the objects whose keys start with *prefix* and are greater than *after*, by key.
 
-        With the *delimiter* ``/`` keys that have it behind the prefix are rolled up into common
-        prefixes, which come behind *after* by their own text.
+        With the *delimiter* ``/``, keys that contain it after the prefix are rolled up into common
+        prefixes, which are compared with *after* as they are.
         """
         ...
 
-    async def reach(self, root: ObjectRef) -> None:
-        """Return if the bucket or folder of *root* can be reached, else raise."""
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Return if the bucket or folder of *root* can be reached.
+
+        Raises: `StorageError`.
+        """
         ...
 
     async def aclose(self) -> None:
-        """Give connections and descriptors back."""
+        """Close connections and files."""
         ...
 
 

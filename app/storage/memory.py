@@ -2,12 +2,19 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
-from app.errors import VersionChangedError
+from app.errors import RangeNotSatisfiedError, VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.conditions import demand
+from app.storage.conditions import (
+    check_condition,
+    check_write,
+    clamp,
+    is_as_expected,
+    is_unfinished,
+)
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -20,18 +27,22 @@ from app.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from app.storage.ranges import clamp
-from app.storage.writes import demand_inside, demand_writable, is_as_expected, is_ours
+from app.storage.spans import assemble
+
+
+class _Object(NamedTuple):
+    data: bytes
+    etag: ETag
+    modified_s: int
+    headers: ObjectHeaders
 
 
 class MemoryStore:
-    """Keeps objects in a dictionary, with the times of *clock*; every bucket exists."""
+    """Keeps objects in a dictionary, dated by *clock*; every bucket exists."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._objects: dict[ObjectRef, bytes] = {}
-        self._modified_s: dict[ObjectRef, int] = {}
-        self._headers: dict[ObjectRef, ObjectHeaders] = {}
+        self._objects: dict[ObjectRef, _Object] = {}
 
     def place(
         self,
@@ -41,21 +52,22 @@ class MemoryStore:
         modified_s: int | None = None,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag:
-        """Store *data* in place of what *ref* held, as if at *modified_s* instead of now."""
-        self._objects[ref] = data
-        self._modified_s[ref] = int(self._clock()) if modified_s is None else modified_s
-        self._headers[ref] = headers
-        return _etag(data)
+        """Store *data* as *ref*, modified at *modified_s* (default: now), whatever it held."""
+        # The ETag is that of S3: clients compare it with the MD5 of the body.
+        etag = ETag(f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')
+        time_s = int(self._clock()) if modified_s is None else modified_s
+        self._objects[ref] = _Object(data, etag, time_s, headers)
+        return etag
 
     def remove(self, ref: ObjectRef) -> None:
         """Remove *ref*; it need not exist."""
         self._objects.pop(ref, None)
 
-    async def demand_safety(self, root: ObjectRef) -> None:
-        """Return: nothing comes between a look and a change here."""
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
+        """Return: nothing runs between a comparison and a change."""
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
-        """Say yes."""
+        """Return `True`."""
         return True
 
     async def put(
@@ -66,18 +78,23 @@ class MemoryStore:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Look at the version, and replace the object."""
-        demand_writable(ref, pieces, expected)
+        """Compare the version and replace the object."""
+        check_write(ref, pieces, expected)
         old = self._objects.get(ref)
-        if not is_as_expected(None if old is None else _etag(old), expected):
+        if not is_as_expected(old and old.etag, expected):
             return CONFLICT
-        return self.place(ref, b"".join(_given(ref, pieces, old or b"")), headers=headers)
+        source = b"" if old is None else old.data
+        for piece in pieces:
+            if isinstance(piece, ByteRange) and piece.stop > len(source):
+                raise RangeNotSatisfiedError(ref, len(source))
+        data = assemble(pieces, [ByteRange(0, len(source))], [source])
+        return self.place(ref, data, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Look at the version, and remove the object."""
-        demand_writable(ref, (), expected)
+        """Compare the version and remove the object."""
+        check_write(ref, (), expected)
         old = self._objects.get(ref)
-        if not is_as_expected(None if old is None else _etag(old), expected):
+        if not is_as_expected(old and old.etag, expected):
             return CONFLICT
         self.remove(ref)
         return True
@@ -91,44 +108,35 @@ class MemoryStore:
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
         """Slice the object."""
-        whole = self._objects.get(ref)
-        if whole is None:
+        if (found := self._objects.get(ref)) is None:
             if if_match is not None:
                 raise VersionChangedError(ref)
             return None
-        etag = _etag(whole)
-        demand(ref, if_match, etag, self._modified_s[ref])
+        data, etag, modified_s, headers = found
+        check_condition(ref, if_match, etag, modified_s)
         if etag == if_none_match:
             return NOT_MODIFIED
-        found = clamp(ref, request, len(whole), if_match)
-        headers = self._headers[ref]
+        start, stop = within = clamp(ref, request, len(data), if_match)
         return Found(
-            whole[found.start : found.stop],
-            found,
-            len(whole),
-            etag,
-            headers.is_gzip,
-            self._modified_s[ref],
-            headers,
+            data[start:stop], within, len(data), etag, headers.is_gzip, modified_s, headers
         )
 
     @asynccontextmanager
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Give the range in one piece."""
+        """Yield the range in one piece."""
         found = await self.get(ref, byte_range, if_match=if_match)
         if not isinstance(found, Found) or found.byte_range != byte_range:
             raise VersionChangedError(ref)
         yield _pieces(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Measure the object."""
-        whole = self._objects.get(ref)
-        if whole is None:
+        """Return size and version."""
+        if (found := self._objects.get(ref)) is None:
             return None
-        headers = self._headers[ref]
-        return Stat(len(whole), _etag(whole), headers.is_gzip, self._modified_s[ref], headers)
+        data, etag, modified_s, headers = found
+        return Stat(len(data), etag, headers.is_gzip, modified_s, headers)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -138,38 +146,26 @@ class MemoryStore:
         for ref in sorted(self._objects, key=lambda ref: ref.key.encode()):
             if ref.bucket != prefix.bucket or not ref.key.startswith(prefix.key):
                 continue
-            if is_ours(prefix, ref):
+            if is_unfinished(prefix, ref):
                 continue
-            name, found, _ = ref.key[len(prefix.key) :].partition(delimiter or "\0")
-            key = f"{prefix.key}{name}{delimiter}" if found else ref.key
+            name, is_below, _ = ref.key[len(prefix.key) :].partition(delimiter or "\0")
+            key = f"{prefix.key}{name}{delimiter}" if is_below else ref.key
             if key <= after or key == last:
                 continue
             last = key
-            yield Listed(ObjectRef(ref.bucket, key), None) if found else self._listed(ref)
+            if is_below:
+                yield Listed(ObjectRef(ref.bucket, key), None)
+            else:
+                data, etag, modified_s, _ = self._objects[ref]
+                yield Listed(ref, len(data), etag, modified_s)
 
-    def _listed(self, ref: ObjectRef) -> Listed:
-        whole = self._objects[ref]
-        return Listed(ref, len(whole), _etag(whole), self._modified_s[ref])
-
-    async def reach(self, root: ObjectRef) -> None:
-        """Return: memory is always there."""
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Return: memory is always reachable."""
 
     async def aclose(self) -> None:
-        """Forget nothing: a closed store can be asked again."""
-
-
-def _given(ref: ObjectRef, pieces: Sequence[Piece], old: bytes) -> Iterator[bytes]:
-    for piece in pieces:
-        if isinstance(piece, ByteRange):
-            demand_inside(ref, piece, len(old))
-        yield old[piece.start : piece.stop] if isinstance(piece, ByteRange) else piece
+        """Keep the objects: a closed store can be used again."""
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
     if data:
         yield data
-
-
-def _etag(data: bytes) -> ETag:
-    """Make the ETag that S3 would: clients compare it with the MD5 of the body."""
-    return ETag(f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')

@@ -1,4 +1,4 @@
-"""Covers ranges of an object with few reads; nothing here waits."""
+"""Coalesced reads of byte ranges, and assembly of objects from them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ _COPIED_NBYTES: Final = 1024**2
 
 
 def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
-    """Join ranges across gaps that cost less than a request, as long as the reads stay short."""
+    """Coalesce *ranges* across gaps of up to 1 MiB into reads of up to 16 MiB."""
     spans: list[ByteRange] = []
     for each in sorted(ranges):
         if spans and each.start - spans[-1].stop <= GAP_NBYTES:
@@ -25,16 +25,16 @@ def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
 
 
 class Spans:
-    """What was *read* of *spans*, which do not overlap and lie in order."""
+    """The bytes *read* of sorted *spans* that do not overlap."""
 
     def __init__(self, spans: Sequence[ByteRange], read: Sequence[bytes]) -> None:
         self._starts = [span.start for span in spans]
         self._read = read
 
     def take(self, piece: Piece) -> Iterator[bytes]:
-        """Give the bytes of *piece*, whose range lies in a span.
+        """Yield the bytes of *piece*, whose range lies in one span.
 
-        They come bit by bit: who copies in a thread holds all others up meanwhile.
+        Copies are made 1 MiB at a time: a longer one in a thread would hold the interpreter lock.
         """
         if isinstance(piece, bytes):
             yield piece
@@ -49,6 +49,16 @@ class Spans:
 
 
 def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence[bytes]) -> bytes:
-    """Join *pieces*, whose ranges lie in *spans*, which hold what was *read*."""
+    """Concatenate *pieces*, whose ranges lie in *spans*, of which *read* holds the bytes."""
     known = Spans(spans, read)
     return b"".join(bit for piece in pieces for bit in known.take(piece))
+
+
+def nbytes_of(piece: Piece) -> int:
+    """Return the length of *piece*."""
+    return piece.length if isinstance(piece, ByteRange) else len(piece)
+
+
+def new_nbytes(pieces: Sequence[Piece]) -> int:
+    """Return the total length of those *pieces* that are not ranges of the old object."""
+    return sum(len(piece) for piece in pieces if isinstance(piece, bytes))

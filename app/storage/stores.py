@@ -1,4 +1,4 @@
-"""All stores behind one: each object lies in the store of its bucket."""
+"""Stores of all roots, which are found by bucket."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,31 +12,27 @@ from app.errors import ConfigurationError, StorageUnavailableError
 from app.model import GUARDED, ObjectRef
 from app.setting_fields import SCHEMES
 from app.settings import LimitSettings, StoreSettings
-from app.storage.beneath import open_beneath
-from app.storage.by_bucket import ByBucket
-from app.storage.contract import ObjectStore
-from app.storage.guarded import GuardedStore, is_plain
-from app.storage.http import HttpStore
-from app.storage.http1.errors import BadUrlError
-from app.storage.http1.target import Target
+from app.storage.contract import ObjectStore, OnWrite
+from app.storage.http1_client import Target
+from app.storage.http1_connection import BadUrlError
+from app.storage.http_store import HttpStore, WebGuard
 from app.storage.local import LocalStore
+from app.storage.local_files import open_beneath
 from app.storage.memory import MemoryStore
-from app.storage.moved import OnWrite, unheard
-from app.storage.retrying import RetryingStore
-from app.storage.s3.store import S3Store
-from app.storage.s3.writing import Writing
-from app.storage.web_guard import WebGuard
+from app.storage.s3 import S3Store
+from app.storage.s3_write import S3WriteOptions
+from app.storage.wrappers import GuardedStore, RetryingStore, RetryPolicy, StoreWrapper, is_plain
 
 _WEB: Final = ("http", "https")
 
 type Wrap = Callable[[ObjectStore], ObjectStore]
 
 
-class Stores(ByBucket):
-    """Opens a store for each kind of root, and finds it by the bucket.
+class Stores(StoreWrapper):
+    """Opens a store for each kind of root, and routes calls by bucket.
 
-    *wrap* comes between a store and its retries, so that faults can be injected and every
-    upstream call be counted. *on_write* hears how objects of S3 were written.
+    *wrap* is applied to each store below its retries, to inject faults and to count upstream calls.
+    *on_write* is called after each write to S3.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class Stores(ByBucket):
         limits: LimitSettings,
         *,
         wrap: Wrap = lambda store: store,
-        on_write: OnWrite = unheard,
+        on_write: OnWrite = lambda _way, _ref, _notice: None,
     ) -> None:
         self._limits = limits
         self._wrap = wrap
@@ -52,9 +48,9 @@ class Stores(ByBucket):
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
         self._redirects = defaultdict[str, list[Target]](list)
-        """Where redirects may lead besides the root of a web server, by its bucket."""
+        """URLs below which the root of a web server may redirect, by bucket."""
         self.memory = MemoryStore()
-        """What ``memory://`` roots read; tests put objects here."""
+        """Store of ``memory://`` roots; tests put objects here."""
 
     def open_root(
         self,
@@ -63,11 +59,11 @@ class Stores(ByBucket):
         name: str | None = None,
         redirects: Sequence[str] = (),
     ) -> ObjectRef:
-        """Register the bucket of *url* and name the root in it.
+        """Register the bucket of *url* and return the root in it.
 
-        Through the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, for
-        two stores may have buckets of one name; those of ``gs://`` and ``az://`` likewise. Of a
-        web server the bucket is the whole root, which may redirect below the URLs *redirects* too.
+        With the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, since
+        two stores may have buckets of one name; likewise for ``gs://`` and ``az://``. The bucket of
+        a web server is the whole root, which may redirect below the URLs *redirects* too.
 
         Raises: `ConfigurationError`.
         """
@@ -75,37 +71,39 @@ class Stores(ByBucket):
         if kind in _WEB:
             root = _web_prefix(root)
             self._redirects[root.bucket] += map(_web_target, redirects)
-        self._by_bucket[root.bucket] = self._kept(kind, lambda: self._opened(kind, settings))
+        self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
         return root
 
     def open_prefix(
         self, url: str, settings: StoreSettings | None = None, name: str | None = None
     ) -> ObjectRef:
-        """Register a bucket through which others than the operator may read what is below *url*.
+        """Register a bucket for virtual references to objects below *url*.
 
         Its name, such as ``guarded+file:///folder``, is its own, so that a dataset at the same
-        place is read without a guard. Of a folder or a web server the bucket is the whole prefix.
+        place is read without a guard. The bucket of a folder or a web server is the whole prefix.
 
         Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
         if not all(map(is_plain, root.key.split("/"))):
-            raise ConfigurationError(f"{url}: climbs")
+            raise ConfigurationError(f"{url}: contains '.' or '..' segments")
         if kind == "memory":
-            raise ConfigurationError(f"{url}: no reference can lead into memory")
+            raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
         if kind in _WEB:
             root = _web_prefix(root)
             inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
         elif kind == "file":
-            inner = self._kept(GUARDED + kind, self._guarded_files)
+            inner = self._kept(
+                GUARDED + kind, lambda: self._wrap(LocalStore(open_file=open_beneath))
+            )
         else:
-            inner = self._kept(kind, lambda: self._opened(kind, settings))
+            inner = self._kept(kind, lambda: self._open(kind, settings))
         root = ObjectRef(GUARDED + root.bucket, root.key)
         self._by_bucket[root.bucket] = GuardedStore(inner)
         return root
 
     async def aclose(self) -> None:
-        """Close every store, whatever the others say."""
+        """Close every store, also if closing another one fails."""
         async with AsyncExitStack() as stack:
             for store in self._by_kind.values():
                 stack.push_async_callback(store.aclose)
@@ -124,7 +122,7 @@ class Stores(ByBucket):
         await self.aclose()
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
-        """Find the store that was opened for the bucket of *ref*.
+        """Return the store that was opened for the bucket of *ref*.
 
         Raises: `StorageUnavailableError`.
         """
@@ -134,48 +132,50 @@ class Stores(ByBucket):
             raise StorageUnavailableError(ref, "no store was opened", lasting=True) from None
 
     def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:
-        """Take the store of *kind*, which is opened once."""
         if kind not in self._by_kind:
             self._by_kind[kind] = open_store()
         return self._by_kind[kind]
 
-    def _guarded_files(self) -> ObjectStore:
-        return self._wrap(LocalStore(open_file=open_beneath))
-
     def _guarded_web(self, url: str) -> ObjectStore:
         limits = self._limits
         guard = WebGuard(_web_target(url))
-        store = HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
-        return RetryingStore(self._wrap(store), limits.deadline_s)
+        return self._retrying(
+            HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
+        )
 
-    def _opened(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
+    def _open(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         limits = self._limits
         if scheme == "file":
             return self._wrap(LocalStore())
         if scheme == "memory":
             return self._wrap(self.memory)
-        store: ObjectStore
         if scheme in _WEB:
-            store = HttpStore(
-                connections=limits.connections,
-                timeout_s=limits.timeout_s,
-                redirects=self._redirects,
+            return self._retrying(
+                HttpStore(
+                    connections=limits.connections,
+                    timeout_s=limits.timeout_s,
+                    redirects=self._redirects,
+                )
             )
-        elif scheme.startswith(("gs", "az")):
-            store = _cloud(scheme.partition("+")[0], settings or StoreSettings(), limits.timeout_s)
-        else:
-            store = S3Store(
+        if scheme.startswith(("gs", "az")):
+            settings = settings or StoreSettings()
+            return self._retrying(_cloud(scheme.partition("+")[0], settings, limits.timeout_s))
+        return self._retrying(
+            S3Store(
                 settings,
                 connections=limits.connections,
                 timeout_s=limits.timeout_s,
-                writing=Writing(limits.deadline_s, on_write=self._on_write),
+                options=S3WriteOptions(limits.deadline_s, on_write=self._on_write),
             )
-        return RetryingStore(self._wrap(store), limits.deadline_s)
+        )
+
+    def _retrying(self, store: ObjectStore) -> ObjectStore:
+        return RetryingStore(self._wrap(store), RetryPolicy(self._limits.deadline_s))
 
 
 def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStore:
     try:
-        from app.storage.objects import CloudStore  # noqa: PLC0415 - an extra
+        from app.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         extra = {"gs": "gcs", "az": "azure"}[scheme]
         raise ConfigurationError(f"{scheme}://: needs pip install 'shardgate[{extra}]'") from error
@@ -183,7 +183,7 @@ def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStor
 
 
 def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
-    """Put the name of the store into that of the bucket, and tell the kind of store."""
+    """Put the name of the store into that of the bucket; return the kind of store too."""
     scheme, _, place = root.bucket.partition("://")
     if scheme in ("s3", "gs", "az") and name is not None:
         scheme = f"{scheme}+{name}"
@@ -191,7 +191,7 @@ def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
 
 
 def _web_prefix(root: ObjectRef) -> ObjectRef:
-    """Take a whole prefix for a bucket."""
+    """Make the whole prefix the bucket."""
     return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
 
 
@@ -203,12 +203,15 @@ def _web_target(url: str) -> Target:
 
 
 def parse_root(url: str) -> ObjectRef:
-    """Parse the URL of a dataset, which may hold no secret: it appears in messages."""
+    """Parse the URL of a dataset, which may hold no secret since messages show it.
+
+    Raises: `ConfigurationError`.
+    """
     scheme, separator, rest = url.partition("://")
     if scheme == "file" and separator:
         path = Path(unquote(rest))
         if not path.is_absolute():
-            raise ConfigurationError(f"{url}: names no absolute path")
+            raise ConfigurationError(f"{url}: is not an absolute path")
         return ObjectRef(path.as_uri(), "")
     bucket, _, key = rest.partition("/")
     key = key.strip("/")
@@ -216,11 +219,11 @@ def parse_root(url: str) -> ObjectRef:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise ConfigurationError(
-                f"{scheme}://{parts.hostname}: only host and path may be given"
+                f"{scheme}://{parts.hostname}: the URL of a root has a host and a path only"
             )
         key = unquote(key)
     elif scheme not in SCHEMES:
-        raise ConfigurationError(f"{scheme}: is no scheme of a store")
+        raise ConfigurationError(f"{scheme}: unknown scheme")
     if not bucket:
-        raise ConfigurationError(f"{url}: names no bucket or host")
+        raise ConfigurationError(f"{url}: has no bucket or host")
     return ObjectRef(f"{scheme}://{bucket}", key)

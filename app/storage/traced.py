@@ -1,4 +1,4 @@
-"""A store that tells of what it is asked: for metrics and traces, and for counting in tests."""
+"""Notices of store calls, for metrics, traces and tests."""
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -18,7 +18,8 @@ from app.storage.contract import (
     ObjectStore,
     Stat,
 )
-from app.storage.writes import given_nbytes
+from app.storage.spans import new_nbytes
+from app.storage.wrappers import StoreWrapper
 
 type Method = Literal["get", "stream", "stat", "list", "reach", "safety", "put", "delete"]
 
@@ -26,23 +27,23 @@ METHODS: Final[tuple[str, ...]] = get_args(Method.__value__)
 
 
 class Call(NamedTuple):
-    """A finished call, also one that failed."""
+    """A finished call of a store, also one that failed."""
 
     method: Method
     ref: ObjectRef
     request: ByteRequest | None
     seconds: float
     nbytes: int
-    """What arrived, and of a put the new bytes that were to go up."""
+    """Bytes that were read, or new bytes that were to be written."""
     error: BaseException | None
 
 
 type OnCall = Callable[[Call], None]
-"""Hears of each call, on the event loop, where the caller's context variables are."""
+"""Called after each call, on the event loop and in the context of the caller."""
 
 
-class _Calling:
-    """A call under way."""
+class _Timer:
+    """Context of one call, which reports it at the end."""
 
     __slots__ = ("_began", "_method", "_on_call", "_ref", "_request", "nbytes")
 
@@ -66,15 +67,14 @@ class _Calling:
         _traceback: TracebackType | None,
     ) -> None:
         seconds = time.perf_counter() - self._began
-        call = Call(self._method, self._ref, self._request, seconds, self.nbytes, error)
-        self._on_call(call)
+        self._on_call(Call(self._method, self._ref, self._request, seconds, self.nbytes, error))
 
 
-class TracedStore:
-    """Calls *on_call* at the end of each call of *inner*."""
+class TracedStore(StoreWrapper):
+    """Calls *on_call* after each call of *inner*."""
 
     def __init__(self, inner: ObjectStore, on_call: OnCall) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._on_call = on_call
 
     async def get(
@@ -85,55 +85,51 @@ class TracedStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read, and tell."""
-        with _Calling(self._on_call, "get", ref, request) as calling:
+        """Read, and report the bytes."""
+        with _Timer(self._on_call, "get", ref, request) as timer:
             found = await self._inner.get(
                 ref, request, if_match=if_match, if_none_match=if_none_match
             )
-            calling.nbytes = len(found.data) if isinstance(found, Found) else 0
+            timer.nbytes = len(found.data) if isinstance(found, Found) else 0
             return found
 
     @asynccontextmanager
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream, and tell when the context ends."""
+        """Stream, and report the bytes when the context ends."""
 
         async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in pieces:
-                calling.nbytes += len(piece)
+                timer.nbytes += len(piece)
                 yield piece
 
-        with _Calling(self._on_call, "stream", ref, byte_range) as calling:
+        with _Timer(self._on_call, "stream", ref, byte_range) as timer:
             async with self._inner.stream(ref, byte_range, if_match=if_match) as pieces:
                 yield counted(pieces)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask, and tell."""
-        with _Calling(self._on_call, "stat", ref):
+        """Report the call."""
+        with _Timer(self._on_call, "stat", ref):
             return await self._inner.stat(ref)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List, and tell at the end."""
-        with _Calling(self._on_call, "list", prefix):
+        """Report the call at the end of the listing."""
+        with _Timer(self._on_call, "list", prefix):
             async for each in self._inner.list(prefix, delimiter=delimiter, after=after):
                 yield each
 
-    async def reach(self, root: ObjectRef) -> None:
-        """Ask, and tell."""
-        with _Calling(self._on_call, "reach", root):
-            await self._inner.reach(root)
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Report the call."""
+        with _Timer(self._on_call, "reach", root):
+            await self._inner.check_reachable(root)
 
-    async def demand_safety(self, root: ObjectRef) -> None:
-        """Ask, and tell."""
-        with _Calling(self._on_call, "safety", root):
-            await self._inner.demand_safety(root)
-
-    def keeps_headers(self, ref: ObjectRef) -> bool:
-        """Ask."""
-        return self._inner.keeps_headers(ref)
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
+        """Report the call."""
+        with _Timer(self._on_call, "safety", root):
+            await self._inner.verify_conditional_writes(root)
 
     async def put(
         self,
@@ -143,16 +139,12 @@ class TracedStore:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write, and tell."""
-        with _Calling(self._on_call, "put", ref) as calling:
-            calling.nbytes = given_nbytes(pieces)
+        """Write, and report the new bytes."""
+        with _Timer(self._on_call, "put", ref) as timer:
+            timer.nbytes = new_nbytes(pieces)
             return await self._inner.put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove, and tell."""
-        with _Calling(self._on_call, "delete", ref):
+        """Report the call."""
+        with _Timer(self._on_call, "delete", ref):
             return await self._inner.delete(ref, expected=expected)
-
-    async def aclose(self) -> None:
-        """Close the inner store."""
-        await self._inner.aclose()

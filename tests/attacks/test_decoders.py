@@ -46,7 +46,7 @@ from app.http.commit_bodies import parse_commit
 from app.http.credentials.verification_keys import decode_jwks
 from app.http.s3_delete import parse_deletion
 from app.http.s3_parts import parse_parts
-from app.storage.ranges import parse_content_range, parse_unsatisfied
+from app.storage.http_headers import parse_content_range, parse_unsatisfied
 from tests import repositories
 from tests.attacks.mutating import Change, changes
 from tests.formats.zarr.building import array_metadata, sharding

@@ -82,7 +82,7 @@ async def in_session() -> Container:
             assert (await client.put(f"/any/{prefix}/{key}", content=body)).is_success
             chunks[f"{prefix}/{key}"] = body
         await client.delete(f"/any/{prefix}/a/c/0")
-    objects = {ref.key: data for ref, data in store._objects.items()}
+    objects = {ref.key: found.data for ref, found in store._objects.items()}
     return Container("icechunk session", objects, chunks)
 
 

@@ -8,7 +8,7 @@ import httpx
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.storage.contract import Found, Listed, NotModified, ObjectStore, Stat
-from app.storage.passing import WritesPass
+from app.storage.wrappers import StoreWrapper
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
 HOLES: Final = "/bucket/fill/zero_zarr"
@@ -24,7 +24,7 @@ KINDS: Final = {
 }
 
 
-class Watched(WritesPass):
+class Watched(StoreWrapper):
     """A store that tells of each read first; *on_read* may raise or wait."""
 
     def __init__(self, inner: ObjectStore, on_read: Callable[[ObjectRef], Any]) -> None:
@@ -63,9 +63,9 @@ class Watched(WritesPass):
         self._on_read(prefix)
         return self._inner.list(prefix, delimiter=delimiter, after=after)
 
-    async def reach(self, root: ObjectRef) -> None:
+    async def check_reachable(self, root: ObjectRef) -> None:
         """Reach the root."""
-        await self._inner.reach(root)
+        await self._inner.check_reachable(root)
 
     async def aclose(self) -> None:
         """Close."""

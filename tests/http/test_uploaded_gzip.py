@@ -10,7 +10,7 @@ import pytest
 from app.settings import DatasetSettings, Settings
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
-from tests.storage.conftest import s3_settings
+from tests.storage.s3_objects import s3_settings
 from tests.zipped import zipped
 
 CHUNK = b"chunk of a volume " * 500

@@ -13,7 +13,7 @@ from app.observability.requests import OUTCOMES
 from app.resolve.budget import ByteBudget
 from app.resolve.tally import Tally, kind_of_read
 from app.resolve.weighed import WeighedCache
-from app.storage.moved import Moved
+from app.storage.contract import WriteNotice
 from app.storage.traced import Call
 
 REF = ObjectRef("s3+lab://bucket", "key")
@@ -122,8 +122,8 @@ def test_writes_add_up() -> None:
     metrics = Metrics([])
     metrics.stores.on_rewrite(3, 1)
     metrics.stores.on_rewrite(5, 0)
-    metrics.stores.on_write("copy", REF, Moved(10, 20, 30))
-    metrics.stores.on_write("put", REF, Moved(1, 2, 3))
+    metrics.stores.on_write("copy", REF, WriteNotice(10, 20, 30))
+    metrics.stores.on_write("put", REF, WriteNotice(1, 2, 3))
 
     assert _read(metrics, "shardgate_rewrite_changes_count") == 2
     assert _read(metrics, "shardgate_rewrite_changes_sum") == 8

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.concurrency import yield_to_loop
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.refs import RepoRefs
 from app.formats.icechunk.repository import Repository
@@ -16,7 +17,6 @@ from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.walk import list_names
-from app.storage.abreast import breathe
 from app.storage.contract import Listed
 from app.storage.local import LocalStore
 from tests.writable_repositories import new_place
@@ -40,7 +40,7 @@ class CrowdedStore(LocalStore):
             others += 1
             name = prefix.key + encode_id(secrets.token_bytes(12))[1:]
             yield Listed(ObjectRef(prefix.bucket, name), 1)
-            await breathe(others)
+            await yield_to_loop(others)
         async for each in super().list(prefix, delimiter=delimiter, after=after):
             yield each
 

@@ -326,7 +326,7 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
     """What the store was not seen to refuse, it could lose."""
 
     class Unsafe(Between):
-        async def demand_safety(self, root: object) -> None:
+        async def verify_conditional_writes(self, root: object) -> None:
             raise UnwritableError(f"{root}: ignores conditions")
 
     one = replica(Unsafe(memory))

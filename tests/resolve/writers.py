@@ -174,18 +174,18 @@ class Between:
         """List."""
         return self.inner.list(prefix, delimiter=delimiter, after=after)
 
-    async def reach(self, root: ObjectRef) -> None:
+    async def check_reachable(self, root: ObjectRef) -> None:
         """Reach."""
-        await self.inner.reach(root)
+        await self.inner.check_reachable(root)
 
     async def aclose(self) -> None:
         """Close."""
         await self.inner.aclose()
 
-    async def demand_safety(self, root: ObjectRef) -> None:
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
         """Ask."""
         await self._tell("safety", root)
-        await self.inner.demand_safety(root)
+        await self.inner.verify_conditional_writes(root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:
         """Ask."""

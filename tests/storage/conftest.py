@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -9,18 +10,20 @@ from uuid import uuid4
 import pytest
 
 from app.model import ObjectRef
-from app.settings import StoreSettings
+from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore
-from app.storage.http import HttpStore
+from app.storage.http_store import HttpStore
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
-from app.storage.objects import CloudStore
-from app.storage.retrying import RetryingStore
-from app.storage.s3.store import S3Store
+from app.storage.obstore import CloudStore
+from app.storage.s3 import S3Store
+from app.storage.stores import Stores
+from app.storage.wrappers import RetryingStore, RetryPolicy
 from tests.clouds import Azurite, FakeGcs
 from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
+from tests.storage.s3_objects import s3_settings
 
 
 @dataclass
@@ -87,9 +90,9 @@ def http(request: pytest.FixtureRequest) -> Backend:
     )
 
 
-def s3(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of the bucket of SeaweedFS."""
-    server: SeaweedFS = request.getfixturevalue("seaweedfs")
+def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backend:
+    """Make a store of the bucket of SeaweedFS, or of another server of S3."""
+    server: SeaweedFS = request.getfixturevalue(server_name)
     return Backend(
         S3Store(s3_settings(server), timeout_s=10),
         ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
@@ -101,14 +104,7 @@ def s3(request: pytest.FixtureRequest) -> Backend:
 
 def mini(request: pytest.FixtureRequest) -> Backend:
     """Make a store of the bucket of MiniStack."""
-    server: MiniStack = request.getfixturevalue("ministack")
-    return Backend(
-        S3Store(s3_settings(server), timeout_s=10),
-        ObjectRef(f"s3+mini://{server.bucket}", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        None,
-    )
+    return s3(request, "ministack")
 
 
 def gs(request: pytest.FixtureRequest) -> Backend:
@@ -120,7 +116,7 @@ def gs(request: pytest.FixtureRequest) -> Backend:
     server: FakeGcs = request.getfixturevalue("fake_gcs")
     settings = StoreSettings(endpoint_url=server.url, anonymous=True)
     return Backend(
-        RetryingStore(CloudStore("gs", settings, timeout_s=10), 10),
+        RetryingStore(CloudStore("gs", settings, timeout_s=10), RetryPolicy(10)),
         ObjectRef("gs+lab://bucket", f"conformance/{uuid4().hex}"),
         server.put,
         server.delete,
@@ -151,18 +147,6 @@ def az_settings(server: Azurite) -> StoreSettings:
     )
 
 
-def s3_settings(server: SeaweedFS) -> StoreSettings:
-    """Say all that a store needs to know of *server*."""
-    return StoreSettings.model_validate(
-        {
-            "endpoint_url": server.endpoint_url,
-            "region": server.region,
-            "access_key_id": server.access_key_id,
-            "secret_access_key": server.secret_access_key,
-        }
-    )
-
-
 @pytest.fixture(params=[memory, local, http, s3, gs, az], ids=lambda make: make.__name__)
 async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     """Open each store in turn."""
@@ -177,6 +161,28 @@ async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
+
+
+@pytest.fixture
+async def store() -> AsyncGenerator[LocalStore]:
+    """Open a store of files."""
+    async with aclosing(LocalStore()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder with a secret beside it."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def stores() -> AsyncGenerator[Stores]:
+    """Open the stores of all kinds."""
+    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

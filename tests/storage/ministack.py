@@ -56,25 +56,14 @@ def running(python: Path, folder: Path) -> Generator[MiniStack]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = MiniStack(port, "test")
-    command = [
-        str(python),
-        "-m",
-        "hypercorn",
-        "-b",
-        f"127.0.0.1:{port}",
-        "--keep-alive",
-        "75",
-        "-w",
-        "0",
-    ]
+    address = ["-b", f"127.0.0.1:{port}", "--keep-alive", "75", "-w", "0"]
+    command = [str(python), "-m", "hypercorn", *address, "ministack.app:app"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environ |= {"SERVICES": "s3", "GATEWAY_PORT": str(port)}
     with (
         (folder / "output.txt").open("wb") as output,
         closing(server),
-        subprocess.Popen(
-            [*command, "ministack.app:app"], stdout=output, stderr=output, env=environ, cwd=folder
-        ) as process,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environ, cwd=folder) as process,
     ):
         try:
             _wait_until_it_answers(server, process, folder / "output.txt")

@@ -2,19 +2,12 @@
 
 import os
 import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from app.errors import (
-    StorageDeniedError,
-    StorageError,
-    StorageUnavailableError,
-    VersionChangedError,
-)
+from app.errors import StorageDeniedError, StorageError, StorageUnavailableError
 from app.model import ByteRange, ObjectRef
-from app.settings import LimitSettings
 from app.storage.contract import Found
 from app.storage.stores import Stores
 
@@ -28,13 +21,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "data" / "a" / "b").mkdir(parents=True)
     (tmp_path / "data" / "a" / "b" / "file").write_bytes(b"plain")
     return tmp_path / "data"
-
-
-@pytest.fixture
-async def stores() -> AsyncGenerator[Stores]:
-    """Open the stores."""
-    async with Stores(LimitSettings()) as opened:
-        yield opened
 
 
 async def read(stores: Stores, root: ObjectRef, key: str) -> bytes | None:
@@ -56,7 +42,7 @@ async def test_a_file_below_is_read(stores: Stores, folder: Path) -> None:
     """Files, and their absence, are what they are without a guard."""
     root = stores.open_prefix(folder.as_uri())
 
-    await stores.reach(root)
+    await stores.check_reachable(root)
     assert await read(stores, root, "a/b/file") == b"plain"
     assert await read(stores, root, "a/b/absent") is None
     assert await read(stores, root, "a/b/file/below") is None
@@ -64,30 +50,9 @@ async def test_a_file_below_is_read(stores: Stores, folder: Path) -> None:
     assert await stores.get(root) is None
 
 
-async def test_a_dataset_at_the_same_place_is_another_bucket(stores: Stores, folder: Path) -> None:
-    """What the operator serves follows links; what references name does not."""
-    (folder / "link").symlink_to(folder.parent / "secret")
-    served, prefix = stores.open_root(folder.as_uri()), stores.open_prefix(folder.as_uri())
-
-    assert served.bucket != prefix.bucket
-    assert await read(stores, served, "link") == b"secret"
-    with pytest.raises(StorageDeniedError):
-        await read(stores, prefix, "link")
-
-
 @pytest.mark.parametrize(
     "key",
-    [
-        "..",
-        ".",
-        "../secret",
-        "a/../../secret",
-        "a/../a/b/file",
-        "./a/b/file",
-        "a/./b/file",
-        "..\\secret",
-        "a/b/..",
-    ],
+    ["..", ".", "../secret", "a/../../secret", "./a/b/file", "a/./b/file", "..\\secret", "a/b/.."],
 )
 async def test_a_key_that_climbs_is_denied(stores: Stores, folder: Path, key: str) -> None:
     """Dots are refused wherever they would lead, and before any file is looked at."""
@@ -100,14 +65,6 @@ async def test_a_key_that_climbs_is_denied(stores: Stores, folder: Path, key: st
     with pytest.raises(StorageDeniedError):
         async with stores.stream(ref, ByteRange(0, 1), if_match=None):
             pytest.fail("entered")
-
-
-@pytest.mark.parametrize("key", ["/etc/passwd", "//etc/passwd", "a//b/file", "a\0", "a/b/"])
-async def test_a_crooked_key_is_absent(stores: Stores, folder: Path, key: str) -> None:
-    """No key is an absolute path."""
-    root = stores.open_prefix(folder.as_uri())
-
-    assert await stores.get(ObjectRef(root.bucket, key)) is None
 
 
 @pytest.mark.parametrize(
@@ -156,22 +113,18 @@ async def test_a_link_that_stays_inside_is_followed(
     assert await read(stores, stores.open_prefix(folder.as_uri()), key) == b"plain"
 
 
-async def test_the_prefix_may_be_a_link(stores: Stores, folder: Path) -> None:
-    """The operator named it, so that it is what it leads to that is read."""
+async def test_the_operator_may_name_any_folder(stores: Stores, folder: Path) -> None:
+    """A prefix may be a link or the root; a dataset at the same place is read without a guard."""
     (folder.parent / "link").symlink_to("data")
-    (folder.parent / "data" / "out").symlink_to("../secret")
+    (folder / "out").symlink_to("../secret")
     root = stores.open_prefix((folder.parent / "link").as_uri())
+    everything, served = stores.open_prefix("file:///"), stores.open_root(folder.as_uri())
 
     assert await read(stores, root, "a/b/file") == b"plain"
     with pytest.raises(StorageDeniedError):
         await read(stores, root, "out")
-
-
-async def test_everything_can_be_allowed(stores: Stores, folder: Path) -> None:
-    """The root of all folders is a prefix as others are."""
-    root = stores.open_prefix("file:///")
-
-    assert await read(stores, root, f"{folder}/a/b/file".removeprefix("/")) == b"plain"
+    assert await read(stores, everything, f"{folder}/a/b/file".removeprefix("/")) == b"plain"
+    assert await read(stores, served, "out") == b"secret"
 
 
 async def test_a_circle_of_links_is_denied(stores: Stores, folder: Path) -> None:
@@ -196,33 +149,14 @@ async def test_what_is_no_file_is_absent(stores: Stores, folder: Path) -> None:
 
 
 async def test_an_unmounted_folder_is_no_absence(stores: Stores, folder: Path) -> None:
-    """When the prefix itself is gone nothing is proved absent."""
+    """When the prefix itself is gone nothing is proved absent; nothing is listed anyway."""
     root = stores.open_prefix((folder / "gone").as_uri())
 
-    for ask in (stores.get, stores.stat, stores.reach):
+    for ask in (stores.get, stores.stat, stores.check_reachable):
         with pytest.raises(StorageUnavailableError):
             await ask(root.join("key"))
-
-
-async def test_nothing_is_listed(stores: Stores, folder: Path) -> None:
-    """References name objects."""
     with pytest.raises(StorageDeniedError):
         await anext(aiter(stores.list(stores.open_prefix(folder.as_uri()))))
-
-
-async def test_a_pinned_file_is_read_again_and_again(stores: Stores, folder: Path) -> None:
-    """Kept files are read too, until they are replaced."""
-    ref = stores.open_prefix(folder.as_uri()).join("a/b/file")
-    stat = await stores.stat(ref)
-    assert stat is not None
-
-    for _ in range(3):
-        found = await stores.get(ref, ByteRange(1, 3), if_match=stat.etag)
-        assert isinstance(found, Found)
-        assert found.data == b"la"
-    (folder / "a" / "b" / "file").unlink()
-    with pytest.raises(VersionChangedError):
-        await stores.get(ref, ByteRange(1, 3), if_match=stat.etag)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

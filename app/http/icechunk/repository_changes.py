@@ -95,7 +95,7 @@ def build_repository_changes(
     type Opened = Annotated[OpenedRepository, Depends(opens_writable(datasets, resolver))]
 
     async def change(opened: Opened) -> RefChanges:
-        await swaps.store.demand_safety(opened.directory)
+        await swaps.store.verify_conditional_writes(opened.directory)
         return RefChanges(swaps, opened)
 
     type Changes = Annotated[RefChanges, Depends(change)]

@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 import cachetools
 
+from app.concurrency import bounded_gather, take
 from app.errors import BadBodyError, BusyError
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.repo_info import RepoInfo
 from app.model import ObjectRef
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.storage.abreast import abreast, take
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 3
@@ -79,12 +79,12 @@ class ChunkFiles:
         by_letter: dict[str, list[bytes]] = {}
         for chunk_id in missing:
             by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
-        parts = await abreast(partial(self._list, opened), list(by_letter.values()))
+        parts = await bounded_gather(partial(self._list, opened), list(by_letter.values()))
         return {**found, **{chunk_id: size for part in parts for chunk_id, size in part.items()}}
 
     async def _ask(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> Mapping[bytes, int]:
         names = [opened.repository.file("chunks", chunk_id) for chunk_id in wanted]
-        stats = zip(wanted, await abreast(self._store.stat, names), strict=True)
+        stats = zip(wanted, await bounded_gather(self._store.stat, names), strict=True)
         return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
 
     async def _list(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> Mapping[bytes, int]:

@@ -60,7 +60,7 @@ class Committer:
         done, and the same request finds out.
         """
         check_metadata(request.metadata)
-        await self._swaps.store.demand_safety(opened.directory)
+        await self._swaps.store.verify_conditional_writes(opened.directory)
         staging = Staging(opened, self._swaps.store, self._budget)
         making = Making(opened, request, staging, self._swaps.now_us)
         found = await self._attempt(making, changes, seen or await self.look(opened, request))

@@ -37,7 +37,7 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
     if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
         raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
     root, store = dataset.root, swaps.store
-    await store.demand_safety(root)
+    await store.verify_conditional_writes(root)
     await _check_empty(swaps, root)
     now_us = swaps.now_us()
     log = write_transaction_log(ROOT_ID, _NO_CHANGES)

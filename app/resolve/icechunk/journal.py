@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from app.concurrency import bounded_gather
 from app.errors import DamagedError
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.journal_entry import (
@@ -23,7 +24,6 @@ from app.formats.icechunk.journal_entry import (
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.weighed import WeighedCache
-from app.storage.abreast import abreast
 from app.storage.contract import Conflict, Expected, NotModified, ObjectStore
 
 _SHELVES: Final = 4
@@ -153,7 +153,7 @@ class Journal:
 
         listed = self._store.list(place.entries())
         refs = [each.ref async for each in listed if not each.ref.key.endswith("/")]
-        await abreast(remove, refs, at_a_time=_REMOVED_AT_ONCE)
+        await bounded_gather(remove, refs, limit=_REMOVED_AT_ONCE)
 
 
 async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterator[str]:

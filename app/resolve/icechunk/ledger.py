@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from app.concurrency import run_in_thread, yield_to_loop
 from app.errors import BusyError, DamagedError
 from app.formats.compression import zstd_capacity
 from app.formats.icechunk.session_document import SessionDocument, decode_session, encode_session
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight
-from app.storage.abreast import aside, breathe
 from app.storage.contract import Conflict, Found, NotModified, ObjectStore
 
 _ATTEMPTS: Final = 50
@@ -134,7 +134,7 @@ class Ledger:
         document = before = known and known.document
         made = []
         for number, each in enumerate(taken):
-            await breathe(number)
+            await yield_to_loop(number)
             if each.done.done():
                 continue
             try:
@@ -144,7 +144,7 @@ class Ledger:
                 _fail(each, error)
         if document is not None and document is not before:
             is_long = document.nbytes > _IN_THREAD_NBYTES
-            data = await aside(encode_session, document, is_long=is_long)
+            data = await run_in_thread(encode_session, document, is_long=is_long)
             if known is None:
                 return False
             etag = await self._store.put(self._ref, [data], expected=known.etag)

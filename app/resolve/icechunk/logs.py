@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from app.concurrency import bounded_gather
 from app.errors import DamagedError
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.repo_info import SnapshotInfo
 from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.storage.abreast import abreast
 
 
 class Log(NamedTuple):
@@ -33,7 +33,7 @@ async def read_logs(opened: OpenedRepository, wanted: Sequence[Log]) -> list[Tra
 
     Raises: `DamagedError` if another one does not exist.
     """
-    return await abreast(partial(_read_log, opened), wanted, at_a_time=len(wanted) or 1)
+    return await bounded_gather(partial(_read_log, opened), wanted, limit=len(wanted) or 1)
 
 
 async def _read_log(opened: OpenedRepository, wanted: Log) -> TransactionLog | None:

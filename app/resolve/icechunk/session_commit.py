@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from app.concurrency import bounded_gather
 from app.errors import (
     BusyError,
     ClockSkewError,
@@ -44,7 +45,6 @@ from app.formats.icechunk.session_edits import make_changes
 from app.formats.icechunk.session_view import ChunkAddress, SessionView, ViewedNode
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_chunks import has_parent_chunk
-from app.storage.abreast import abreast
 
 LEASE_S: Final = 20.0
 _FIRST_POLL_S: Final = 0.05
@@ -256,7 +256,7 @@ async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
 
     listed = journal.listed(place, node.node_id)
     etags = {each.coords: each.etag async for each in listed if _has(node, each.coords)}
-    await abreast(read, list(etags), at_a_time=_READS_AT_ONCE)
+    await bounded_gather(read, list(etags), limit=_READS_AT_ONCE)
     ndim = len(node.grid.shape) if node.grid is not None else 0
     return await asyncio.to_thread(_in_order, payloads, ndim)
 

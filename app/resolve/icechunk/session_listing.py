@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from app.concurrency import bounded_gather
 from app.formats.icechunk.listing import DOCUMENT, Grid
 from app.formats.icechunk.references import Inlined, Native, Virtual
 from app.formats.icechunk.session_view import SessionView, ViewedNode, version_of
@@ -18,7 +19,6 @@ from app.model import ETag
 from app.resolve.icechunk.journal import ListedEntry
 from app.resolve.icechunk.session import Session, is_journaled
 from app.resolve.icechunk.session_chunks import entity_of
-from app.storage.abreast import abreast
 
 _BATCH: Final = 256
 _MOST_INDEX: Final = 2**62
@@ -119,7 +119,7 @@ async def _list_block(
         return await _look(session, node, coords, key, chunks) if window.admits(key) else None
 
     while batch := await asyncio.to_thread(_take, walk):
-        for listed in await abreast(look, batch):
+        for listed in await bounded_gather(look, batch):
             if listed is not None:
                 yield listed
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
+from app.concurrency import bounded_gather
 from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.session_document import SessionDocument
@@ -26,8 +27,7 @@ from app.resolve.entity import Entity
 from app.resolve.icechunk.session import Change, Session, demand_open
 from app.resolve.icechunk.session_chunks import delete_chunk, find_chunk, write_chunk
 from app.resolve.icechunk.session_listing import list_keys
-from app.storage.abreast import abreast
-from app.storage.conditions import demand
+from app.storage.conditions import check_condition, check_write, clamp, is_as_expected
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -40,9 +40,7 @@ from app.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from app.storage.ranges import clamp
 from app.storage.spans import assemble, plan_spans
-from app.storage.writes import demand_writable, is_as_expected
 
 _READS_AT_ONCE: Final = 4
 
@@ -57,9 +55,9 @@ class SessionStore:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    async def demand_safety(self, _: ObjectRef) -> None:
+    async def verify_conditional_writes(self, _: ObjectRef) -> None:
         """Ask the store that the session is kept in."""
-        await self.session.store.demand_safety(self.session.place.directory)
+        await self.session.store.verify_conditional_writes(self.session.place.directory)
 
     def keeps_headers(self, _: ObjectRef) -> bool:
         """Say no: references have no headers."""
@@ -79,7 +77,7 @@ class SessionStore:
             if if_match is not None:
                 raise VersionChangedError(ref)
             return None
-        demand(ref, if_match, entity.etag, None)
+        check_condition(ref, if_match, entity.etag, None)
         if entity.etag == if_none_match:
             return NOT_MODIFIED
         wanted = clamp(ref, request, entity.length, if_match)
@@ -94,7 +92,7 @@ class SessionStore:
         entity = await self._find(ref.key, if_match)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
-        demand(ref, if_match, entity.etag, None)
+        check_condition(ref, if_match, entity.etag, None)
         if isinstance(place := entity.source, Inline):
             yield _piece(place.data[byte_range.start : byte_range.stop])
             return
@@ -116,7 +114,7 @@ class SessionStore:
         async for key, nbytes, etag in list_keys(self.session, view, window):
             yield Listed(ObjectRef(prefix.bucket, key), nbytes, etag)
 
-    async def reach(self, _: ObjectRef) -> None:
+    async def check_reachable(self, _: ObjectRef) -> None:
         """Ask for the session."""
         await self.session.refresh()
 
@@ -224,11 +222,11 @@ class SessionStore:
         spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
         if not spans:
             return b"".join(piece for piece in pieces if isinstance(piece, bytes))
-        demand_writable(ref, pieces, expected)
+        check_write(ref, pieces, expected)
         entity = await self._find(ref.key, expected if isinstance(expected, str) else None)
         if entity is None or entity.etag != expected:
             raise VersionChangedError(ref)
-        read = await abreast(partial(self._read, entity), spans, at_a_time=_READS_AT_ONCE)
+        read = await bounded_gather(partial(self._read, entity), spans, limit=_READS_AT_ONCE)
         return assemble(pieces, spans, read)
 
 

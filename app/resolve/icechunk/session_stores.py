@@ -7,13 +7,13 @@ from weakref import WeakValueDictionary
 from app.errors import StorageUnavailableError
 from app.model import ObjectRef
 from app.resolve.icechunk.session_store import SessionStore
-from app.storage.by_bucket import ByBucket
+from app.storage.wrappers import StoreWrapper
 
 _MOST_KNOWN: Final = 1024
 _MOST_NBYTES: Final = 64 * 1024**2
 
 
-class SessionStores(ByBucket):
+class SessionStores(StoreWrapper):
     """The sessions that somebody has asked for of late."""
 
     def __init__(self) -> None:

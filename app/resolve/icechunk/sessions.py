@@ -10,6 +10,7 @@ from typing import Final
 
 import cachetools
 
+from app.concurrency import bounded_gather
 from app.errors import (
     BusyError,
     ClockSkewError,
@@ -40,7 +41,6 @@ from app.resolve.icechunk.session import Entities, Session, weigh_entity
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.session_stores import SessionStores
 from app.resolve.weighed import WeighedCache
-from app.storage.abreast import abreast
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 LIFETIME_S: Final = 24 * 3600.0
@@ -112,7 +112,7 @@ class Sessions:
         Raises: `UnknownRefError`, `ReadOnlyError`, `LockedError`, `ClockSkewError`,
         `UnwritableError`, `StorageError`.
         """
-        await self._store.demand_safety(opened.directory)
+        await self._store.verify_conditional_writes(opened.directory)
         self._fetch.forget(opened.repo)
         info = await opened.writable_info()
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
@@ -155,7 +155,7 @@ class Sessions:
             return report(session_id, document) if document.expires_at_s > self._clock() else None
 
         ids = [each async for each in list_sessions(self._store, opened.directory)]
-        asked = await abreast(ask, ids, at_a_time=_ASKED_AT_ONCE)
+        asked = await bounded_gather(ask, ids, limit=_ASKED_AT_ONCE)
         return [each for each in asked if each is not None]
 
     async def discard(self, session: Session) -> None:

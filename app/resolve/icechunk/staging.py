@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from app.concurrency import bounded_gather
 from app.errors import BusyError
 from app.formats.icechunk.applying import Applied, Rewritten
 from app.formats.icechunk.config import Config
@@ -26,7 +27,6 @@ from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.repo_swap import demand_readable
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.storage.abreast import abreast
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 _MEMORY_PER_BYTE: Final = 16
@@ -92,7 +92,7 @@ class Staging:
                 self._staged[rewrite.node_id] = before
             return before
 
-        return await abreast(stage, applied.rewrites)
+        return await bounded_gather(stage, applied.rewrites)
 
     async def _rewrite(self, rewriting: _Rewriting, known: Mapping[bytes, ManifestFile]) -> Staged:
         """Read what has to be read of the manifests of an array, and write the new ones."""
@@ -101,7 +101,7 @@ class Staging:
         nbytes = _MEMORY_PER_CHANGE * len(rewrite.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         async with self._budget.room(nbytes):
-            read = await abreast(
+            read = await bounded_gather(
                 lambda each: opened.repository.manifest(each, opened.fetch), needed
             )
             manifests = dict(zip(needed, read, strict=True))
@@ -111,7 +111,7 @@ class Staging:
                 (opened.repository.file("manifests", each.file.object_id), each.data)
                 for each in made.new
             ]
-            await abreast(self.put, new)
+            await bounded_gather(self.put, new)
         return Staged(rewrite, rewritten, tuple(each.file for each in made.new))
 
     async def write_snapshot(self, snapshot: StoredSnapshot, log: TransactionLog) -> None:
@@ -125,7 +125,7 @@ class Staging:
         )
         kinds = ("snapshots", "transactions")
         names = [opened.repository.file(kind, object_id) for kind in kinds]
-        await abreast(self.put, list(zip(names, files, strict=True)))
+        await bounded_gather(self.put, list(zip(names, files, strict=True)))
 
     async def put(self, new: tuple[ObjectRef, bytes]) -> None:
         """Write a file under a name that no other has.

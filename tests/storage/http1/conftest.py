@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 import uvloop
 
-from app.storage.http1.client import Client
+from app.storage.http1_client import HttpClient
 from tests.storage.http1.scripted import ScriptedServer, Step
 
 _LONGEST_S = 20.0
@@ -45,16 +45,16 @@ async def serve() -> AsyncGenerator[Serve]:
 
 
 @pytest.fixture
-async def client() -> AsyncGenerator[Client]:
+async def client() -> AsyncGenerator[HttpClient]:
     """Open a patient client of two connections."""
-    async with aclosing(Client(connections=2, silence_s=60)) as opened:
+    async with aclosing(HttpClient(connections=2, silence_s=60)) as opened:
         yield opened
 
 
 @pytest.fixture
-async def hasty() -> AsyncGenerator[Client]:
+async def hasty() -> AsyncGenerator[HttpClient]:
     """Open a client of one connection with little patience."""
-    async with aclosing(Client(connections=1, silence_s=0.3)) as opened:
+    async with aclosing(HttpClient(connections=1, silence_s=0.3)) as opened:
         yield opened
 
 

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import Final
 
-from app.storage.http1.client import Client
-from app.storage.http1.target import Target
+from app.storage.http1_client import HttpClient, Target
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """To linger for no time makes closing a reset."""
@@ -131,7 +130,7 @@ def answer(body: bytes = b"hello", headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body)
 
 
-async def fetch(client: Client, target: Target, *, is_eager: bool = False) -> bytes:
+async def fetch(client: HttpClient, target: Target, *, is_eager: bool = False) -> bytes:
     """Read a whole answer, or leave it."""
     response = await client.send("GET", target, is_eager=is_eager)
     try:

@@ -1,0 +1,152 @@
+"""Bounded fan-out, worker threads, and cooperation with the event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final, NamedTuple
+
+_LIMIT: Final = 8
+_YIELD_EVERY: Final = 64
+"""Items between two yields; processing so many takes a few milliseconds at most."""
+_LARGE_NBYTES: Final = 1024**2
+"""Hashing or copying fewer bytes takes about a millisecond."""
+
+
+async def bounded_gather[A, T](
+    call: Callable[[A], Awaitable[T]], items: Sequence[A], /, *, limit: int = _LIMIT
+) -> list[T]:
+    """Return the results of *call* for all *items*, in their order, running *limit* at a time.
+
+    Raises: the first exception of a call; the other calls are cancelled.
+    """
+    results: dict[int, T] = {}
+    waiting = iter(enumerate(items))
+
+    async def work() -> None:
+        for at, item in waiting:
+            results[at] = await call(item)
+            await yield_to_loop(at)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(limit, len(items))):
+                group.create_task(work())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [results[at] for at in range(len(items))]
+
+
+async def run_in_thread[*Ts, T](call: Callable[[*Ts], T], /, *args: *Ts, is_long: bool = True) -> T:
+    """Return the result of *call*, run in a thread if *is_long*, else at once."""
+    return await asyncio.to_thread(call, *args) if is_long else call(*args)
+
+
+async def yield_to_loop(number: int) -> None:
+    """Yield to the event loop once every 64 items; *number* is the index of the item."""
+    if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+        await asyncio.sleep(0)
+
+
+async def take[T](stream: AsyncIterator[T], count: int) -> list[T]:
+    """Return the next *count* items of *stream*, fewer at its end."""
+    taken: list[T] = []
+    while len(taken) < count:
+        try:
+            taken.append(await anext(stream))
+        except StopAsyncIteration:
+            break
+        await yield_to_loop(len(taken))
+    return taken
+
+
+def is_many(count: int) -> bool:
+    """Return whether processing *count* items may hold up the event loop."""
+    return count > _YIELD_EVERY
+
+
+def is_large(nbytes: int) -> bool:
+    """Return whether processing *nbytes* bytes may hold up the event loop."""
+    return nbytes >= _LARGE_NBYTES
+
+
+class _QueuedItem[A, T](NamedTuple):
+    item: A
+    done: "asyncio.Future[T]"
+
+
+class BatchExecutor[A, T]:
+    """Runs *call* in threads on single items, or on batches of those that queued up before.
+
+    At most *concurrency* calls run at once, each on up to *batch_size* items. *call* returns one
+    result per item; an exception among them is raised to the caller of that item.
+    """
+
+    def __init__(
+        self,
+        threads: Executor,
+        call: Callable[[Sequence[A]], Sequence[T | Exception]],
+        *,
+        concurrency: int,
+        batch_size: int,
+    ) -> None:
+        self._threads = threads
+        self._call = call
+        self._concurrency = concurrency
+        self._batch_size = batch_size
+        self._running = 0
+        self._queue: deque[_QueuedItem[A, T]] = deque()
+
+    async def run(self, item: A) -> T:
+        """Return the result for *item*; cancelling removes an item that has not started."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.append(_QueuedItem(item, done))
+        if self._running < self._concurrency:
+            self._start()
+        return await done
+
+    def close(self) -> None:
+        """Cancel all items that have not started."""
+        while self._queue:
+            self._queue.popleft().done.cancel()
+
+    def _start(self) -> None:
+        batch = list[_QueuedItem[A, T]]()
+        while self._queue and len(batch) < self._batch_size:
+            if not (queued := self._queue.popleft()).done.done():
+                batch.append(queued)
+        if not batch:
+            return
+        items = [queued.item for queued in batch]
+        try:
+            called = asyncio.get_running_loop().run_in_executor(self._threads, self._call, items)
+        except RuntimeError as error:  # the executor has been shut down
+            for queued in batch:
+                _resolve(queued.done, error)
+            return
+        self._running += 1
+        called.add_done_callback(lambda _: self._finish(batch, called))
+
+    def _finish(
+        self, batch: Sequence[_QueuedItem[A, T]], called: "asyncio.Future[Sequence[T | Exception]]"
+    ) -> None:
+        self._running -= 1
+        if called.cancelled():
+            for queued in batch:
+                queued.done.cancel()
+        else:
+            failed = called.exception()
+            results = called.result() if failed is None else [failed] * len(batch)
+            for queued, result in zip(batch, results, strict=True):
+                _resolve(queued.done, result)
+        if self._queue:
+            self._start()
+
+
+def _resolve[T](done: "asyncio.Future[T]", result: T | BaseException) -> None:
+    if done.done():
+        return
+    if isinstance(result, BaseException):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

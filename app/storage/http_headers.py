@@ -1,0 +1,126 @@
+"""Ranges, versions, dates and object headers as HTTP writes them (RFC 9110 §5.6.7, §8.8, §14)."""
+
+import hashlib
+import re
+from calendar import timegm
+from collections.abc import Mapping
+from email.utils import formatdate, parsedate_to_datetime
+from functools import lru_cache
+from typing import Final
+
+from app.model import ByteRange, ByteRequest, Condition, ETag, SuffixRange, UnmodifiedSince
+from app.storage.contract import ObjectHeaders
+
+METADATA: Final = b"x-amz-meta-"
+_CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
+_STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
+_DERIVED: Final = '"~'
+_USER_METADATA: Final = re.compile(METADATA + rb"(?!shardgate-)[a-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e]*")
+_DEFAULT_TYPES: Final = frozenset(
+    {b"binary/octet-stream", b"application/octet-stream", b"application/x-www-form-urlencoded"}
+)
+_MAX_NBYTES: Final = 8192
+
+
+def read_headers(
+    request: ByteRequest | None, if_match: Condition | None, if_none_match: ETag | None
+) -> bytes:
+    """Return the header lines of a conditional range request; *request* is not empty."""
+    lines = ""
+    if isinstance(request, SuffixRange):
+        lines = f"Range: bytes=-{request.length}\r\n"
+    elif request is not None:
+        lines = f"Range: bytes={request.start}-{request.stop - 1}\r\n"
+    if isinstance(if_match, UnmodifiedSince):
+        lines += f"If-Unmodified-Since: {formatdate(if_match.epoch_s, usegmt=True)}\r\n"
+    elif if_match is not None and not if_match.startswith(_DERIVED):
+        lines += f"If-Match: {if_match}\r\n"
+    if if_none_match is not None and not if_none_match.startswith(_DERIVED):
+        lines += f"If-None-Match: {if_none_match}\r\n"
+    return lines.encode("latin-1")
+
+
+def parse_content_range(text: bytes) -> tuple[ByteRange, int] | None:
+    """Parse a ``Content-Range`` into the range and the size of the whole object."""
+    if (match := _CONTENT_RANGE.fullmatch(text)) is None:
+        return None
+    first, last, size = map(int, match.groups())
+    return (ByteRange(first, last + 1), size) if first <= last < size else None
+
+
+def parse_unsatisfied(text: bytes) -> int | None:
+    """Parse the size of the whole object from the ``Content-Range`` of a 416."""
+    match = _UNSATISFIED.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+def version_of(headers: Mapping[bytes, bytes], size: int) -> ETag:
+    """Return the strong ETag, or one derived from weak ETag, ``Last-Modified`` and size."""
+    etag = headers.get(b"etag", b"")
+    if _STRONG.fullmatch(etag):
+        return ETag(etag.decode("latin-1"))
+    return derive_etag(b"%b\n%b\n%d" % (etag, headers.get(b"last-modified", b""), size))
+
+
+def derive_etag(facts: bytes) -> ETag:
+    """Return an ETag that no server sends, made of *facts*."""
+    return ETag(f'{_DERIVED}{hashlib.sha256(facts).hexdigest()[:32]}"')
+
+
+def is_derived(etag: ETag) -> bool:
+    """Return whether *etag* was made by `derive_etag`, and means nothing to the server."""
+    return etag.startswith(_DERIVED)
+
+
+def is_strong(etag: str) -> bool:
+    """Return whether *etag* is a strong one that `version_of` returns unchanged."""
+    return _STRONG.fullmatch(etag.encode()) is not None
+
+
+def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the only content coding of the stored object is gzip.
+
+    ``aws-chunked`` is the framing of an upload, which some servers keep.
+    """
+    if (coding := headers.get(b"content-encoding")) is None:
+        return False
+    return [c for c in coding.lower().replace(b" ", b"").split(b",") if c != b"aws-chunked"] in (
+        [b"gzip"],
+        [b"x-gzip"],
+    )
+
+
+def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return ``Last-Modified`` in seconds since the Unix epoch, `None` if it is no date."""
+    text = headers.get(b"last-modified")
+    return None if text is None else parse_date(text.decode("latin-1"))
+
+
+@lru_cache(maxsize=1024)
+def parse_date(text: str) -> int | None:
+    """Parse an HTTP date into seconds since the Unix epoch; `None` for no date, or several."""
+    try:
+        parsed = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    return None if text.count(",") > 1 else timegm(parsed.utctimetuple())
+
+
+def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:
+    """Return the headers of a request or response that belong to the stored object.
+
+    Content types that clients and servers fill in by default are dropped, and so is user metadata
+    that is the service's own, is not ASCII, or is more than any S3 server keeps.
+    """
+    content_type = headers.get(b"content-type", b"")
+    if content_type in _DEFAULT_TYPES or not _VALUE.fullmatch(content_type):
+        content_type = b""
+    metadata = tuple(
+        (name.removeprefix(METADATA).decode(), value.decode())
+        for name, value in headers.items()
+        if _USER_METADATA.fullmatch(name) and _VALUE.fullmatch(value)
+    )
+    kept = ObjectHeaders(is_gzip(headers), content_type.decode(), metadata)
+    return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.is_gzip)

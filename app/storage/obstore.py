@@ -1,0 +1,432 @@
+"""Objects of Google Cloud Storage and Azure, read through obstore.
+
+obstore finds credentials in its own environment variables and on the machine. Its results are
+checked against the request, for servers ignore conditions. Its exceptions are text only, and repeat
+URLs that may hold signatures: they are classified by their text, and never shown.
+"""
+
+import re
+from calendar import timegm
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    BaseError,
+    NotModifiedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import AzureStore, GCSStore
+
+from app.errors import (
+    ConfigurationError,
+    StorageDeniedError,
+    StorageError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    TruncatedReadError,
+    VersionChangedError,
+)
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    SuffixRange,
+    UnmodifiedSince,
+)
+from app.settings import StoreSettings
+from app.storage.conditions import check_condition, clamp, is_unfinished
+from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.http_headers import is_derived, is_gzip, version_of
+from app.storage.http_reader import Refusal
+from app.storage.wrappers import ReadOnlyStore
+
+if TYPE_CHECKING:  # obstore defines these names for type checkers only
+    from obstore import GetOptions, GetResult, ObjectMeta
+
+_ABSENT_CODES: Final = frozenset({"BlobNotFound", "NoSuchKey"})
+_NO_BUCKET_CODES: Final = frozenset({"ContainerNotFound", "NoSuchBucket"})
+_NO_PREFIX: Final = "shardgate-looks-for-the-bucket"
+_PIECE_NBYTES: Final = 1024**2
+_PAGE: Final = 1000
+_TRIES: Final = 3
+_NO_TIMEOUT: Final = timedelta(days=365)
+_NOT_FOUND: Final = 404
+_UNSATISFIED: Final = 416
+_STATUS: Final = re.compile(r"status code: ([0-9]{3})")
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
+_KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
+    (("token request", "redential"), StorageDeniedError, "no credentials to send"),
+    (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
+    (("body error",), TruncatedReadError, "the connection closed within the body"),
+    (
+        ("Received non-partial response", "Requested "),
+        StorageUnavailableError,
+        "the server sent another range than was requested",
+    ),
+    (("HTTP error",), StorageUnavailableError, "the server did not respond"),
+)
+"""Phrases of a text without a status, the most specific first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenObject:
+    """The version that was found, and an open body of *byte_range*, `None` if that is empty."""
+
+    result: "GetResult | None"
+    byte_range: ByteRange
+    size: int
+    etag: ETag
+    is_gzip: bool
+    modified_s: int
+
+
+class CloudStore(ReadOnlyStore):
+    """Reads objects of ``gs://bucket`` or ``az://container``.
+
+    Azure has no suffix ranges: a suffix costs two requests there.
+    """
+
+    def __init__(self, scheme: str, settings: StoreSettings, *, timeout_s: float = 10.0) -> None:
+        """Raise `ConfigurationError` for settings that *scheme* does not have."""
+        _check_settings(scheme, settings)
+        self._settings = settings
+        self._timeout = timedelta(seconds=timeout_s)
+        self._stores: dict[str, AzureStore | GCSStore] = {}
+        self._alive: set[str] = set()
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read with one GET."""
+        with _translated(ref):
+            opened = await self._open(ref, request, if_match, if_none_match)
+            if not isinstance(opened, _OpenObject):
+                return opened
+            body = opened.result
+            data = b"" if body is None else bytes(await body.bytes_async())
+        if len(data) != opened.byte_range.length:
+            raise TruncatedReadError(ref, f"{len(data)} of {opened.byte_range.length} bytes came")
+        return Found(
+            data, opened.byte_range, opened.size, opened.etag, opened.is_gzip, opened.modified_s
+        )
+
+    @asynccontextmanager
+    async def stream(
+        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Stream the body of one GET."""
+        with _translated(ref):
+            opened = await self._open(ref, byte_range, if_match, None)
+        if not isinstance(opened, _OpenObject) or opened.byte_range != byte_range:
+            raise VersionChangedError(ref)
+        yield _pieces(ref, opened)
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Return size and version from one HEAD."""
+        with _translated(ref):
+            found = await self._ask(ref, None, None, None, is_head=True)
+        if not isinstance(found, _OpenObject):
+            return None
+        return Stat(found.size, found.etag, found.is_gzip, found.modified_s)
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Page through the listing, and merge keys and prefixes of a page.
+
+        obstore lists whole folders: all at once with a delimiter, and always from the start.
+        """
+        folder = prefix.key[: prefix.key.rfind("/") + 1]
+        if folder and not _is_name(folder.removesuffix("/")):
+            return
+        with _translated(prefix):
+            async for each in self._list(ObjectRef(prefix.bucket, folder), delimiter, after):
+                if each.ref.key > after and each.ref.key.startswith(prefix.key):
+                    yield each
+
+    async def _list(self, folder: ObjectRef, delimiter: str, after: str) -> AsyncIterator[Listed]:
+        store = self._store(folder)
+        if delimiter:
+            found = await obstore.list_with_delimiter_async(store, folder.key)
+            for each in _listed(folder, found["objects"], found["common_prefixes"]):
+                yield each
+            return
+        begin = after if after.startswith(folder.key) else None
+        async for page in obstore.list(store, folder.key, offset=begin, chunk_size=_PAGE):
+            for each in _listed(folder, page, ()):
+                yield each
+
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """List a prefix that no object has."""
+        with _translated(root):
+            async for _ in obstore.list(self._store(root), _NO_PREFIX):
+                pass
+
+    async def aclose(self) -> None:
+        """Drop the clients, which close their connections."""
+        self._stores.clear()
+
+    async def _open(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None,
+        if_match: Condition | None,
+        if_none_match: ETag | None,
+    ) -> _OpenObject | NotModified | None:
+        """Send *request* in a form that the server supports."""
+        is_empty = isinstance(request, ByteRange) and not request.length
+        is_unknown = isinstance(request, SuffixRange) and isinstance(self._store(ref), AzureStore)
+        if request is None or not (is_empty or is_unknown):
+            return await self._ask(ref, request, if_match, if_none_match)
+        for _ in range(_TRIES):
+            whole = await self._ask(ref, None, if_match, if_none_match, is_head=True)
+            if not isinstance(whole, _OpenObject):
+                return whole
+            wanted = clamp(ref, request, whole.size, if_match)
+            if is_empty:
+                return _OpenObject(
+                    None, wanted, whole.size, whole.etag, whole.is_gzip, whole.modified_s
+                )
+            with suppress(VersionChangedError):
+                return await self._ask(ref, wanted, whole.etag, None)
+        raise VersionChangedError(ref)
+
+    async def _ask(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None,
+        if_match: Condition | None,
+        if_none_match: ETag | None,
+        *,
+        is_head: bool = False,
+    ) -> _OpenObject | NotModified | None:
+        """Send one request, and check the response against it."""
+        if not _is_name(ref.key):
+            raise StorageUnavailableError(
+                ref, "obstore cannot name keys with empty or dot segments", lasting=True
+            )
+        options = _options(request, if_match, if_none_match) | {"head": is_head}
+        try:
+            result: Any = await obstore.get_async(self._store(ref), ref.key, options=options)
+        except NotModifiedError:
+            return NOT_MODIFIED
+        except PreconditionError:
+            raise VersionChangedError(ref) from None
+        except FileNotFoundError as error:
+            await self._check_bucket(ref, error)
+            if if_match is not None:
+                raise VersionChangedError(ref) from None
+            return None
+        except BaseError as error:
+            if request is None or not _is_about_range(error):
+                raise
+            await self._check_range(ref, request, if_match)
+            raise
+        opened = _checked(ref, result, request, if_match)
+        return NOT_MODIFIED if opened.etag == if_none_match else opened
+
+    async def _check_bucket(self, ref: ObjectRef, error: FileNotFoundError) -> None:
+        """Raise if a 404 means the bucket; look for it unless it is known to exist."""
+        refusal = _refusal_of(error)
+        code = "" if refusal is None else refusal.code
+        if code in _NO_BUCKET_CODES:
+            self._alive.discard(ref.bucket)
+            raise _no_bucket(ref)
+        if code not in _ABSENT_CODES and ref.bucket not in self._alive:
+            with suppress(StorageDeniedError):  # refused, so it exists
+                await self.check_reachable(ref)
+            self._alive.add(ref.bucket)
+
+    async def _check_range(
+        self, ref: ObjectRef, request: ByteRequest, if_match: Condition | None
+    ) -> None:
+        """Raise unless the object has the range."""
+        if (found := await self.stat(ref)) is None:
+            raise VersionChangedError(ref)
+        clamp(ref, request, found.size, if_match)
+
+    def _store(self, ref: ObjectRef) -> AzureStore | GCSStore:
+        if (store := self._stores.get(ref.bucket)) is None:
+            store = _open_client(ref.bucket, self._settings, self._timeout)
+            self._stores[ref.bucket] = store
+        return store
+
+
+def _options(
+    request: ByteRequest | None, if_match: Condition | None, if_none_match: ETag | None
+) -> "GetOptions":
+    options: GetOptions = {}
+    if isinstance(request, SuffixRange):
+        options["range"] = {"suffix": request.length}
+    elif request is not None:
+        options["range"] = (request.start, request.stop)
+    if isinstance(if_match, UnmodifiedSince):
+        options["if_unmodified_since"] = datetime.fromtimestamp(if_match.epoch_s, UTC)
+    elif if_match is not None and not is_derived(if_match):
+        options["if_match"] = if_match
+    if if_none_match is not None and not is_derived(if_none_match):
+        options["if_none_match"] = if_none_match
+    return options
+
+
+def _checked(
+    ref: ObjectRef, result: "GetResult", request: ByteRequest | None, if_match: Condition | None
+) -> _OpenObject:
+    """Check version and range of the response, whatever the server did with the conditions."""
+    meta = result.meta
+    modified = meta["last_modified"]
+    headers = {
+        b"etag": (meta["e_tag"] or "").encode("latin-1"),
+        b"last-modified": str(modified).encode(),
+    }
+    etag = version_of(headers, meta["size"])
+    modified_s = timegm(modified.utctimetuple())
+    check_condition(ref, if_match, etag, modified_s)
+    sent, wanted = ByteRange(*result.range), clamp(ref, request, meta["size"], if_match)
+    if sent != wanted:
+        raise StorageUnavailableError(ref, f"the server sent {sent} instead of {wanted}")
+    coding = str(result.attributes.get("Content-Encoding", ""))
+    gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
+    return _OpenObject(result, sent, meta["size"], etag, gzipped, modified_s)
+
+
+async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:
+    if opened.result is None:
+        return
+    left = opened.byte_range.length
+    with _translated(ref):
+        async for piece in opened.result.stream(min_chunk_size=_PIECE_NBYTES):
+            left -= len(piece)
+            yield bytes(piece)
+    if left:
+        raise TruncatedReadError(ref, f"{left} bytes are missing")
+
+
+def _listed(
+    prefix: ObjectRef, objects: Sequence["ObjectMeta"], prefixes: Sequence[str]
+) -> list[Listed]:
+    listed = [
+        Listed(
+            ObjectRef(prefix.bucket, each["path"]),
+            each["size"],
+            modified_s=each["last_modified"].timestamp(),
+        )
+        for each in objects
+    ]
+    listed += [Listed(ObjectRef(prefix.bucket, f"{each}/"), None) for each in prefixes]
+    found = (each for each in listed if not is_unfinished(prefix, each.ref))
+    return sorted(found, key=lambda each: each.ref.key.encode())
+
+
+def _is_name(key: str) -> bool:
+    """Return whether obstore sends *key* unchanged: from others it strips slashes."""
+    return all(segment not in ("", ".", "..") for segment in key.split("/"))
+
+
+def _check_settings(scheme: str, settings: StoreSettings) -> None:
+    if scheme == "gs" and settings.access_key_id is not None:
+        raise ConfigurationError("gs:// takes no access_key_id; see GOOGLE_APPLICATION_CREDENTIALS")
+    for name in ("session_token", "region"):
+        if getattr(settings, name) is not None:
+            raise ConfigurationError(f"{scheme}:// takes no {name}")
+
+
+def _open_client(bucket: str, settings: StoreSettings, silence: timedelta) -> AzureStore | GCSStore:
+    """Open a client of *bucket* without retries, which `RetryingStore` does.
+
+    Plain HTTP is allowed only to the endpoint in *settings*.
+    """
+    kind, _, name = bucket.partition("://")
+    url = settings.endpoint_url
+    options: dict[str, Any] = {
+        "client_options": {
+            "connect_timeout": silence,
+            "read_timeout": silence,
+            "timeout": _NO_TIMEOUT,  # a body may be streamed slowly
+        },
+        "retry_config": {"max_retries": 0},
+    }
+    if url is not None and url.startswith("http://"):
+        options["client_options"]["allow_http"] = True
+    if settings.anonymous:
+        options["skip_signature"] = True
+    if "gs" in kind.split("+"):
+        # Otherwise gzip is inflated on the way, and the lengths are wrong.
+        options["client_options"]["default_headers"] = {"Accept-Encoding": "gzip"}
+        return GCSStore(name, **options | ({} if url is None else {"base_url": url}))
+    if url is not None:
+        options |= {"endpoint": url, "account_name": _account(url)}
+    if settings.access_key_id is not None and settings.secret_access_key is not None:
+        options["account_name"] = settings.access_key_id
+        options["account_key"] = settings.secret_access_key.get_secret_value()
+    return AzureStore(name, **options)
+
+
+def _account(url: str) -> str:
+    """Return the account in the URL of a server; emulators have it in the path."""
+    parts = urlsplit(url)
+    return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+
+
+@contextmanager
+def _translated(ref: ObjectRef) -> Iterator[None]:
+    """Raise `StorageError` in place of obstore's exceptions."""
+    try:
+        yield
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        raise _failure(ref, error) from error
+
+
+def _refusal_of(error: Exception) -> Refusal | None:
+    """Parse status and error code from the text of *error*."""
+    text = str(error)
+    if (status := _STATUS.search(text)) is None:
+        return None
+    code = _CODE.search(text)
+    return Refusal("GET", int(status[1]), code[1] if code else "")
+
+
+def _is_about_range(error: Exception) -> bool:
+    """Return whether the object may be too short for the requested range."""
+    refusal = _refusal_of(error)
+    if refusal is not None:
+        return refusal.status == _UNSATISFIED
+    return _says(error, _ABOUT_RANGE)
+
+
+def _no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
+
+
+def _failure(ref: ObjectRef, error: Exception) -> StorageError:
+    refusal = _refusal_of(error)
+    if refusal is not None:
+        return _no_bucket(ref) if refusal.status == _NOT_FOUND else refusal.failure(ref)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return StorageDeniedError(ref, "the server refuses")
+    for phrases, kind, reason in _KINDS:
+        if _says(error, phrases):
+            return kind(ref, reason)
+    first = str(error).partition("\n")[0]
+    reason = type(error).__name__ if "://" in first else first
+    return StorageUnavailableError(ref, reason, lasting=True)
+
+
+def _says(error: Exception, phrases: tuple[str, ...]) -> bool:
+    text = str(error)
+    return any(phrase in text for phrase in phrases)

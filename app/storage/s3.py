@@ -1,0 +1,269 @@
+"""Objects of S3 and of servers that speak its protocol.
+
+aiobotocore finds credentials, signs, lists and writes; only the modules ``s3*`` import it. Reads go
+to presigned URLs, which do not name the range, so that one signature serves many reads.
+"""
+
+import heapq
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from urllib.parse import parse_qs, quote
+
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+
+from app.errors import StorageUnavailableError
+from app.model import ETag, ObjectRef
+from app.settings import StoreSettings
+from app.storage.conditions import is_unfinished
+from app.storage.contract import Listed
+from app.storage.http1_client import HttpClient, Target
+from app.storage.http_headers import is_strong
+from app.storage.http_reader import HttpMethod, HttpReader, Refusal
+from app.storage.s3_client import S3Client, bucket_of, translated
+from app.storage.s3_write import S3WriteOptions, S3Writer
+
+_EXPIRES_S: Final = 900
+_REUSED_S: Final = 300
+_CACHED_URLS: Final = 8192
+_OPERATIONS: Final[dict[HttpMethod, str]] = {"GET": "get_object", "HEAD": "head_object"}
+_SAMPLE_KEY: Final = "key"
+_QUERY_OF_SIGV4: Final = frozenset(
+    {
+        "X-Amz-Algorithm",
+        "X-Amz-Credential",
+        "X-Amz-Date",
+        "X-Amz-Expires",
+        "X-Amz-Security-Token",
+        "X-Amz-Signature",
+        "X-Amz-SignedHeaders",
+    }
+)
+_EXPIRED_STATUS: Final = frozenset({400, 403})
+_EXPIRED_CODES: Final = frozenset({"InvalidToken", "TokenRefreshRequired"})
+_IN_KEY_ORDER: Final = ("AmazonS3", "MinIO", "Ceph")
+"""``Server`` headers of servers that list keys in the order of their bytes."""
+_LAST: Final = "\U0010ffff"
+
+
+class S3Store(S3Writer, HttpReader):
+    """Reads and writes objects of ``s3://bucket``, all buckets with the same credentials."""
+
+    requires_etags = True
+
+    def __init__(
+        self,
+        settings: StoreSettings | None,
+        *,
+        connections: int = 64,
+        timeout_s: float = 10.0,
+        options: S3WriteOptions = S3WriteOptions(),  # noqa: B008  immutable
+    ) -> None:
+        client = S3Client(
+            settings or StoreSettings(),
+            connections=connections,
+            timeout_s=timeout_s,
+            write_timeout_s=max(timeout_s, options.deadline_s),
+        )
+        http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
+        HttpReader.__init__(self, http)
+        S3Writer.__init__(self, client, self, options)
+        self._in_order: dict[str, bool] = {}
+        self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[Target, float]] = {}
+        self._presigners: dict[tuple[HttpMethod, str], Presigner | None] = {}
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Page through ListObjectsV2."""
+        with translated(prefix):
+            client = await self._client.reader()
+            listing = _S3Listing(client, bucket_of(prefix), self._in_order)
+            found = listing.folder(prefix, after) if delimiter else listing.walk(prefix, after)
+            async for each in found:
+                if each.ref.key > after and not is_unfinished(prefix, each.ref):
+                    yield each
+
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Send a HEAD of the bucket."""
+        await self._client.check_reachable(root)
+
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+        """Return `True`."""
+        return True
+
+    async def aclose(self) -> None:
+        """Close the connections of reads and of botocore."""
+        await HttpReader.aclose(self)
+        await self._client.aclose()
+
+    async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
+        """Return a presigned URL, which is reused for five minutes."""
+        target, until = self._urls.get((method, ref), (None, 0.0))
+        if target is None or until < time.monotonic():
+            target = await self._presign(method, ref)
+            if len(self._urls) >= _CACHED_URLS:
+                del self._urls[next(iter(self._urls))]
+            self._urls[method, ref] = target, time.monotonic() + _REUSED_S
+        return target
+
+    async def _presign(self, method: HttpMethod, ref: ObjectRef) -> Target:
+        with translated(ref):
+            client, bucket = await self._client.reader(), bucket_of(ref)
+            if (method, bucket) not in self._presigners:
+                self._presigners[method, bucket] = await Presigner.of(client, method, bucket)
+            presigner = self._presigners[method, bucket]
+            if presigner is None:
+                return Target(await presign(client, method, bucket, ref.key))
+            return Target(presigner.sign(ref.key, await self._client.credentials()))
+
+    def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
+        """Drop a URL that has expired; the response to a HEAD does not give the reason."""
+        if refusal.status not in _EXPIRED_STATUS or self._client.is_anonymous:
+            return False
+        reason = f"{refusal.code} {refusal.message}".lower()
+        if not (method == "HEAD" or "expired" in reason or refusal.code in _EXPIRED_CODES):
+            return False
+        self._urls.pop((method, ref), None)  # unless another reader has dropped it
+        return True
+
+    def _proves_absence(self, refusal: Refusal) -> bool:
+        return refusal.is_no_such_key
+
+
+async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:
+    """Return botocore's presigned URL; without credentials it is not signed."""
+    url: str = await client.generate_presigned_url(
+        _OPERATIONS[method],
+        Params={"Bucket": bucket, "Key": key},
+        ExpiresIn=_EXPIRES_S,
+        HttpMethod=method,
+    )
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class Presigner:
+    """Presigns one method for objects of one bucket, three times as fast as botocore.
+
+    botocore looks up the endpoint for each URL; here that is done once, with a sample key.
+    """
+
+    method: HttpMethod
+    base: str
+    region: str
+    """Region to sign for; empty if nothing is signed."""
+
+    @classmethod
+    async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:
+        """Derive from a URL of botocore; `None` if that has more than SigV4's parameters."""
+        url, _, query = (await presign(client, method, bucket, _SAMPLE_KEY)).partition("?")
+        base = url.removesuffix(_SAMPLE_KEY)
+        if not query:
+            return cls(method, base, "")
+        params = parse_qs(query)
+        match params.get("X-Amz-Credential", [""])[0].split("/"):
+            case [_, _, region, "s3", _] if params.keys() <= _QUERY_OF_SIGV4:
+                return cls(method, base, region)
+        return None
+
+    def sign(self, key: str, credentials: Any) -> str:
+        """Return the URL of the object *key*, signed with frozen *credentials*."""
+        url = self.base + quote(key, safe="/~")
+        if not self.region:
+            return url
+        request = AWSRequest(self.method, url)
+        S3SigV4QueryAuth(credentials, "s3", self.region, expires=_EXPIRES_S).add_auth(request)
+        return str(request.url)
+
+
+@dataclass(frozen=True, slots=True)
+class _S3Listing:
+    """Listings of one bucket in the order of whole keys, also from servers with another order.
+
+    Amazon lists in the order of the bytes of keys. Servers on top of folders (SeaweedFS) order the
+    names in a folder, so that the contents of ``a/`` come before ``a-b``.
+    """
+
+    client: Any
+    bucket: str
+    in_order: dict[str, bool]
+    """True if a bucket is listed in the order of keys, once that is known."""
+
+    async def walk(self, prefix: ObjectRef, after: str) -> AsyncGenerator[Listed]:
+        """Yield the objects behind *after*, folder by folder if the server has another order."""
+        if self.in_order.get(self.bucket, True):
+            async for page in self._pages(prefix, "", after):
+                if not self.in_order[self.bucket]:
+                    break
+                for each in page:
+                    yield each
+            else:
+                return
+        async for each in self.folder(prefix, after):
+            if each.size is not None:
+                yield each
+            elif each.ref.key > after or after.startswith(each.ref.key):
+                async for below in self.walk(each.ref, after):
+                    yield below
+
+    async def folder(self, prefix: ObjectRef, after: str) -> AsyncIterator[Listed]:
+        """Yield the objects and common prefixes below *prefix*, also the prefix of *after*."""
+        waiting: list[tuple[str, Listed]] = []
+        start = after if self.in_order.get(self.bucket, False) else _begin(prefix.key, after)
+        async for page in self._pages(prefix, "/", start):
+            for each in page:
+                if each.ref.key > after or (each.size is None and after.startswith(each.ref.key)):
+                    heapq.heappush(waiting, (each.ref.key, each))
+            reached = max((each.ref.key.removesuffix("/") for each in page), default="")
+            while waiting and waiting[0][0] <= reached:
+                yield heapq.heappop(waiting)[1]
+        while waiting:
+            yield heapq.heappop(waiting)[1]
+
+    async def _pages(
+        self, prefix: ObjectRef, delimiter: str, after: str
+    ) -> AsyncGenerator[list[Listed]]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=prefix.key, Delimiter=delimiter, StartAfter=after
+        )
+        async for page in pages:
+            if "IsTruncated" not in page:  # botocore takes any XML for a listing, and no body too
+                raise StorageUnavailableError(prefix, "the response is not a listing of S3")
+            server = page["ResponseMetadata"].get("HTTPHeaders", {}).get("server", "")
+            self.in_order[self.bucket] = server.startswith(_IN_KEY_ORDER)
+            listed = [_object(prefix, each) for each in page.get("Contents", ())] + [
+                Listed(ObjectRef(prefix.bucket, each["Prefix"]), None)
+                for each in page.get("CommonPrefixes", ())
+            ]
+            yield listed
+
+
+def _begin(prefix: str, after: str) -> str:
+    """Return a key before all that follow *after*, in either of the two orders.
+
+    Folders whose names start like that of *after* may come before it, and follow it in key order.
+    """
+    if not after.startswith(prefix):
+        return "" if after < prefix else f"{prefix}{_LAST}"
+    folder = prefix[: prefix.rfind("/") + 1]
+    name = after[len(folder) :].partition("/")[0]
+    low = next((at for at, letter in enumerate(name) if letter < "/"), len(name))
+    start = name[:low]
+    if not start or not start.isascii():
+        return folder
+    before = "." if start[-1] == "0" else chr(ord(start[-1]) - 1)  # a slash lies between them
+    return f"{folder}{start[:-1]}{before}{_LAST}"
+
+
+def _object(prefix: ObjectRef, entry: Mapping[str, Any]) -> Listed:
+    """Convert an entry of a listing; an ETag that a HEAD would not return is dropped."""
+    etag = str(entry.get("ETag", ""))
+    return Listed(
+        ObjectRef(prefix.bucket, entry["Key"]),
+        entry["Size"],
+        ETag(etag) if is_strong(etag) else None,
+        entry["LastModified"].timestamp() if "LastModified" in entry else None,
+    )

@@ -1,0 +1,364 @@
+"""Clients of botocore, their errors as ours, and the parts of S3's responses that writes need."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from functools import cache
+from hashlib import sha256
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+from botocore import UNSIGNED
+from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+from botocore.credentials import Credentials
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004  botocore's own
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+)
+from botocore.loaders import create_loader
+from botocore.parsers import ResponseParserError
+
+from app.concurrency import is_large
+from app.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+)
+from app.model import ETag, ObjectRef
+from app.settings import StoreSettings
+from app.storage.http_headers import version_of
+from app.storage.http_reader import NO_SUCH_KEY, Refusal
+
+_NOT_FOUND: Final = 404
+_PRECONDITION_FAILED: Final = 412
+_NO_BUCKET: Final = "NoSuchBucket"
+_GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
+"""An upload that is gone lost a race, or was swept: the write starts again."""
+_TRANSIENT_CODES: Final = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+)
+_BARE_ETAG: Final = re.compile('[^"]+')
+_WRITE_IDS: Final = "shardgate-writes"
+_WRITE_ID: Final = re.compile("[0-9a-f]{16}")
+_PIECE_NBYTES: Final = 256 * 1024
+_SIGNATURE: Final = "s3v4-hashed-before"
+_REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
+_DIGEST: Final = "shardgate_sha256"
+_BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
+
+type S3Answer = dict[str, Any]
+type WriteIds = tuple[str, ...]
+"""Ids of the writes that made an object, the newest first; objects carry them as metadata."""
+
+
+class S3Client:
+    """A session of botocore, and its clients, which are created when they are first needed.
+
+    Writes have a client of their own, since a server may be silent for long while it copies.
+    """
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        *,
+        connections: int = 64,
+        timeout_s: float = 10.0,
+        write_timeout_s: float = 30.0,
+    ) -> None:
+        self._settings = settings
+        self._connections = connections
+        self._timeouts = {"read": timeout_s, "write": write_timeout_s}
+        self._session = get_session()
+        self._session.register_component("data_loader", _loader())
+        self._clients: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+        self._lock = asyncio.Lock()
+
+    @property
+    def ca_file(self) -> str | None:
+        """File of trusted certificates, from ``AWS_CA_BUNDLE`` or the profile."""
+        found: str | None = self._session.get_config_variable("ca_bundle")
+        return found
+
+    @property
+    def is_anonymous(self) -> bool:
+        """True if requests are not signed."""
+        return self._settings.anonymous
+
+    async def credentials(self) -> Any:
+        """Return frozen credentials from the settings or botocore's chain, `None` without any."""
+        key_id, secret = self._settings.access_key_id, self._settings.secret_access_key
+        if key_id is not None and secret is not None:
+            token = self._settings.session_token
+            shown = None if token is None else token.get_secret_value()
+            return Credentials(key_id, secret.get_secret_value(), shown)
+        found = None if self._settings.anonymous else await self._session.get_credentials()
+        return None if found is None else await found.get_frozen_credentials()
+
+    async def reader(self) -> Any:
+        """Return botocore's client for reads; creating it may fetch credentials."""
+        return await self._created("read")
+
+    async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer | Refusal:
+        """Send one request about *ref*, which may take long.
+
+        Raises: `StorageError` if there is no response, or no such bucket.
+        """
+        with translated(ref):
+            client = await self._created("write")
+            try:
+                answer: S3Answer = await getattr(client, operation)(
+                    Bucket=bucket_of(ref), Key=ref.key, **params
+                )
+            except ClientError as error:
+                if (refusal := _refusal(error)).code == _NO_BUCKET:
+                    raise
+                return refusal
+            return answer
+
+    async def send_to_bucket(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
+        """Send one request about the bucket of *ref*."""
+        with translated(ref):
+            client = await self._created("write")
+            answer: S3Answer = await getattr(client, operation)(Bucket=bucket_of(ref), **params)
+            return answer
+
+    async def check_reachable(self, ref: ObjectRef) -> None:
+        """Return if the bucket of *ref* exists and may be read."""
+        with translated(ref):
+            client = await self.reader()
+            try:
+                await client.head_bucket(Bucket=bucket_of(ref))
+            except ClientError as error:
+                if _refusal(error).status == _NOT_FOUND:
+                    raise _no_bucket(ref) from error
+                raise
+
+    async def aclose(self) -> None:
+        """Close the clients."""
+        await self._stack.aclose()
+
+    async def _created(self, purpose: str) -> Any:
+        if purpose not in self._clients:
+            async with self._lock:
+                if purpose not in self._clients:
+                    created = self._session.create_client("s3", **self._options(purpose))
+                    client = await self._stack.enter_async_context(created)
+                    _hash_in_thread(client)
+                    self._clients[purpose] = client
+        return self._clients[purpose]
+
+    def _options(self, purpose: str) -> dict[str, Any]:
+        settings = self._settings
+        secret, token = settings.secret_access_key, settings.session_token
+        endpoint = settings.endpoint_url or self._session.get_config_variable("endpoint_url")
+        region = settings.region or self._session.get_config_variable("region")
+        config = AioConfig(
+            signature_version=UNSIGNED if settings.anonymous else "s3v4",
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            connect_timeout=self._timeouts["read"],
+            read_timeout=self._timeouts[purpose],
+            max_pool_connections=self._connections,
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": "path"} if endpoint else {},
+        )
+        return {
+            "region_name": region or "us-east-1",
+            "endpoint_url": settings.endpoint_url,
+            "aws_access_key_id": settings.access_key_id,
+            "aws_secret_access_key": secret and secret.get_secret_value(),
+            "aws_session_token": token and token.get_secret_value(),
+            "config": config,
+        }
+
+
+@cache
+def _loader() -> Any:
+    """Share botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
+    return create_loader()
+
+
+def bucket_of(ref: ObjectRef) -> str:
+    """Return the name of the bucket in S3."""
+    return ref.bucket.partition("://")[2]
+
+
+def _no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
+
+
+@contextmanager
+def translated(ref: ObjectRef) -> Iterator[None]:
+    """Raise `StorageError` in place of botocore's exceptions."""
+    try:
+        yield
+    except ClientError as error:
+        refusal = _refusal(error)
+        if refusal.code == _NO_BUCKET:
+            raise _no_bucket(ref) from error
+        raise refusal.failure(ref) from error
+    except (ConnectTimeoutError, ReadTimeoutError) as error:
+        raise StorageTimeoutError(ref, "the server is silent") from error
+    except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
+        raise StorageDeniedError(ref, f"no credentials to send: {type(error).__name__}") from error
+    except (BotoCoreError, ResponseParserError, ValueError) as error:
+        lasting = not isinstance(error, HTTPClientError | ConnectionError | ResponseParserError)
+        raise StorageUnavailableError(ref, type(error).__name__, lasting=lasting) from error
+
+
+def _refusal(error: ClientError) -> Refusal:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    if code.isdecimal():  # botocore repeats the status if there is no error document
+        code = ""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return Refusal("GET", status, code)
+
+
+class ObjectState(NamedTuple):
+    """Current state of an object."""
+
+    etag: ETag
+    size: int
+    ids: WriteIds
+
+
+async def head(client: S3Client, ref: ObjectRef) -> ObjectState | None:
+    """Return version, size and write ids of *ref*, `None` if absent."""
+    answer = await client.send(ref, "head_object")
+    if isinstance(answer, Refusal):
+        if answer.status == _NOT_FOUND and await _is_absent(client, ref):
+            return None
+        raise failure(ref, answer)
+    headers, size = _headers(answer), int(answer.get("ContentLength", 0))
+    if b"etag" not in headers:
+        raise StorageUnavailableError(ref, "the response has no ETag, which S3 always sends")
+    listed = str(answer.get("Metadata", {}).get(_WRITE_IDS, "")).split()
+    ids = tuple(each for each in listed if _WRITE_ID.fullmatch(each))
+    return ObjectState(version_of(headers, size), size, ids)
+
+
+async def _is_absent(client: S3Client, ref: ObjectRef) -> bool:
+    """Request the error document that proves absence by GET: a HEAD has none."""
+    answer = await client.send(ref, "get_object", Range="bytes=0-0")
+    if isinstance(answer, Refusal):
+        return answer.is_no_such_key
+    answer["Body"].close()
+    return False
+
+
+def ids_metadata(ids: WriteIds) -> dict[str, str]:
+    """Return the user metadata that carries *ids*."""
+    return {_WRITE_IDS: " ".join(ids)}
+
+
+def etag_of(answer: Mapping[str, Any]) -> ETag | None:
+    """Return the version in the response to a write, if it has one."""
+    etag = str(answer.get("CopyObjectResult", answer).get("ETag") or "")
+    if not etag or etag.startswith("W/"):
+        return None
+    return ETag(f'"{etag}"' if _BARE_ETAG.fullmatch(etag) else etag)
+
+
+def server_of(answer: S3Answer) -> str:
+    """Return the ``Server`` header."""
+    return _headers(answer).get(b"server", b"").decode("latin-1")
+
+
+def is_refused(answer: S3Answer | Refusal) -> bool:
+    """Return whether a precondition failed, or its object or upload is gone."""
+    if not isinstance(answer, Refusal):
+        return False
+    return answer.status == _PRECONDITION_FAILED or answer.code in _GONE_CODES
+
+
+def failure(ref: ObjectRef, refusal: Refusal) -> StorageError:
+    """Return the error for a refusal that is not about a precondition."""
+    if refusal.code in _TRANSIENT_CODES:
+        return StorageUnavailableError(ref, f"the server answered {refusal.status} {refusal.code}")
+    return refusal.failure(ref)
+
+
+def is_transient_write(error: StorageError) -> bool:
+    """Return whether a write can be sent again after it was looked for."""
+    if isinstance(error, StorageUnavailableError):
+        return not error.lasting
+    return isinstance(error, StorageThrottledError | StorageTimeoutError)
+
+
+def _headers(answer: S3Answer) -> dict[bytes, bytes]:
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return {k.lower().encode("latin-1"): str(v).encode("latin-1") for k, v in headers.items()}
+
+
+def _hash_in_thread(client: Any) -> None:
+    """Keep *client* from holding up the event loop when it sends large bodies.
+
+    botocore hashes a body while it signs; here a thread does in the event before. botocore makes
+    each body a file in memory, which aiohttp would copy.
+    """
+    AUTH_TYPE_MAPS.setdefault(_SIGNATURE, _HashedBefore)
+    for operation in _BODY_OPERATIONS:
+        client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
+        client.meta.events.register(f"before-sign.s3.{operation}", _hash)
+        client.meta.events.register(f"before-send.s3.{operation}", _divide)
+
+
+class _HashedBefore(S3SigV4Auth):
+    """Signs the digest that is known already, if one is."""
+
+    def payload(self, request: Any) -> Any:
+        return request.context.get(_DIGEST) or super().payload(request)
+
+
+class _DividedPayload(Payload):
+    """Body that is written piece by piece."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        view = memoryview(self._value)
+        for at in range(0, len(view), _PIECE_NBYTES):
+            await writer.write(view[at : at + _PIECE_NBYTES])
+            await asyncio.sleep(0)
+
+
+def _choose_signer(signature_version: Any, **_: Any) -> str | None:
+    return _SIGNATURE if signature_version in _REPLACED_SIGNATURES else None
+
+
+async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
+    body = _large(request.data)
+    if signature_version == _SIGNATURE and body is not None:
+        request.context[_DIGEST] = (await asyncio.to_thread(sha256, body)).hexdigest()
+
+
+def _divide(request: Any, **_: Any) -> None:
+    body = _large(request.body)
+    if body is not None:
+        request.body = _DividedPayload(body)
+
+
+def _large(body: Any) -> bytes | None:
+    """Return the bytes of a file in memory, without a copy, if they are many."""
+    data = body.getvalue() if isinstance(body, BytesIO) else b""
+    return data if is_large(len(data)) else None

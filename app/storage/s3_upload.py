@@ -1,0 +1,413 @@
+"""Multipart uploads to S3: some parts are sent, others are copied by the server.
+
+All parts but the last have a least length (5 MiB in S3), so that some old bytes next to new ones
+are fetched and sent again.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple
+
+from cachetools import LRUCache, TTLCache
+
+from app.concurrency import bounded_gather, is_large, run_in_thread
+from app.errors import (
+    RangeNotSatisfiedError,
+    StorageError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
+from app.storage.contract import CONFLICT, TEMPORARY, Conflict, Found, ObjectReader, WriteNotice
+from app.storage.http_reader import Refusal
+from app.storage.s3_client import (
+    S3Answer,
+    S3Client,
+    bucket_of,
+    failure,
+    is_refused,
+    is_transient_write,
+)
+from app.storage.s3_swap import ObjectWrite, Send, Swap
+from app.storage.spans import assemble, nbytes_of, plan_spans
+from app.storage.wrappers import RetryPolicy
+
+MIN_NBYTES: Final = 5 * 1024**2
+_COPIED_NBYTES: Final = 256 * 1024**2
+_SENT_NBYTES: Final = 16 * 1024**2
+_MAX_PARTS: Final = 10_000
+_READ_CONCURRENCY: Final = 8
+_PART_CONCURRENCY: Final = 4
+_KEPT_NBYTES: Final = 64 * 1024**2
+"""Writers of a shard mostly write it again: the body that was sent last need not be fetched."""
+_SWEPT: Final = 4096
+_SWEEP_S: Final = 600
+_UNKNOWN_STATUS: Final = frozenset({405, 501})
+_UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
+_REQUIRED: Final = {
+    "create_multipart_upload": "UploadId",
+    "upload_part": "ETag",
+    "upload_part_copy": "CopyPartResult",
+}
+"""Members of responses that S3 always sends."""
+
+type Part = ByteRange | list[Piece]
+"""A range that the server copies, or pieces that are sent together."""
+type SwapRequest = Literal["complete", "copy"]
+"""The request whose preconditions the server honours after an upload: the one that completes it, or
+the one that copies the completed object."""
+
+
+class CannotCopyError(Exception):
+    """The server has no UploadPartCopy."""
+
+
+def plan_parts(
+    pieces: Sequence[Piece], *, copies: bool = True, min_nbytes: int = MIN_NBYTES
+) -> list[Part]:
+    """Divide *pieces* into at most 10,000 parts; the server copies none unless *copies*."""
+    joined = list(_joined(pieces))
+    while True:
+        plan = _PartPlan(min_nbytes, copies=copies)
+        for nth, piece in enumerate(joined, 1):
+            plan.take(piece, is_last=nth == len(joined))
+        plan.send()
+        if len(plan.parts) <= _MAX_PARTS:
+            return plan.parts
+        min_nbytes *= 2
+
+
+class _PartPlan:
+    """The parts so far, and pieces that wait to be sent after them."""
+
+    def __init__(self, min_nbytes: int, *, copies: bool) -> None:
+        self.parts: list[Part] = []
+        self._min = min_nbytes
+        self._copied = max(_COPIED_NBYTES, 2 * min_nbytes)
+        self._sent = max(_SENT_NBYTES, min_nbytes)
+        self._copies = copies
+        self._waiting: list[Piece] = []
+        self._nbytes = 0
+
+    def take(self, piece: Piece, *, is_last: bool) -> None:
+        if isinstance(piece, bytes) or not self._copies:
+            for at in range(0, nbytes_of(piece), self._sent):
+                if isinstance(piece, bytes):
+                    self._wait(piece[at : at + self._sent])
+                else:
+                    start = piece.start + at
+                    self._wait(ByteRange(start, min(start + self._sent, piece.stop)))
+            return
+        missing = max(0, self._min - self._nbytes) if self._waiting else 0
+        least = 1 if is_last else self._min
+        if piece.length - missing < least:
+            self._wait(piece)
+            return
+        middle = piece.start + missing
+        self._wait(ByteRange(piece.start, middle))
+        self.send()
+        self.parts += _split(ByteRange(middle, piece.stop), self._copied)
+
+    def send(self) -> None:
+        """Make a part of the pieces that wait."""
+        if self._waiting:
+            self.parts.append(self._waiting)
+            self._waiting, self._nbytes = [], 0
+
+    def _wait(self, piece: Piece) -> None:
+        if nbytes := nbytes_of(piece):
+            self._waiting.append(piece)
+            self._nbytes += nbytes
+        if self._nbytes >= self._sent:
+            self.send()
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Join adjacent ranges, and drop empty pieces."""
+    last: ByteRange | None = None
+    for piece in pieces:
+        if not nbytes_of(piece):
+            continue
+        if isinstance(piece, ByteRange) and last is not None and last.stop == piece.start:
+            last = ByteRange(last.start, piece.stop)
+            continue
+        if last is not None:
+            yield last
+        last = piece if isinstance(piece, ByteRange) else None
+        if isinstance(piece, bytes):
+            yield piece
+    if last is not None:
+        yield last
+
+
+def _split(whole: ByteRange, most: int) -> list[ByteRange]:
+    """Divide *whole* evenly into ranges of at most *most* bytes."""
+    count = -(-whole.length // most)
+    edges = [whole.start + whole.length * nth // count for nth in range(count + 1)]
+    return [ByteRange(start, stop) for start, stop in pairwise(edges)]
+
+
+class _SentBody(NamedTuple):
+    etag: ETag
+    body: bytes
+
+
+class BodyFetcher:
+    """Reads ranges of objects that are rewritten, and keeps the bodies that were sent last."""
+
+    def __init__(self, reader: ObjectReader, policy: RetryPolicy) -> None:
+        self._reader = reader
+        self._policy = policy
+        self._sent: LRUCache[ObjectRef, _SentBody] = LRUCache(
+            _KEPT_NBYTES, lambda sent: len(sent.body)
+        )
+
+    def keep(self, ref: ObjectRef, etag: ETag, body: bytes) -> None:
+        """Remember that *body* is the version *etag* of *ref*."""
+        self._sent.pop(ref, None)
+        if len(body) <= _KEPT_NBYTES:
+            self._sent[ref] = _SentBody(etag, body)
+
+    async def join(
+        self, ref: ObjectRef, pieces: Sequence[Piece], version: Condition | None
+    ) -> tuple[bytes, int]:
+        """Concatenate *pieces*, whose ranges are of *version*; return the bytes fetched too.
+
+        Raises: `VersionChangedError`, `RangeNotSatisfiedError`, `StorageError`.
+        """
+        is_long = is_large(sum(map(nbytes_of, pieces)))
+        sent = self._sent.get(ref)
+        if sent is not None and sent.etag == version:
+            size = len(sent.body)
+            if any(isinstance(piece, ByteRange) and piece.stop > size for piece in pieces):
+                raise RangeNotSatisfiedError(ref, size)
+            spans, read, fetched = [ByteRange(0, size)], [sent.body], 0
+        else:
+            spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
+            read = await bounded_gather(
+                lambda span: self._read(ref, span, version), spans, limit=_READ_CONCURRENCY
+            )
+            fetched = sum(map(len, read))
+        return await run_in_thread(assemble, pieces, spans, read, is_long=is_long), fetched
+
+    async def _read(self, ref: ObjectRef, span: ByteRange, version: Condition | None) -> bytes:
+        found = await self._policy.run(ref, lambda: self._reader.get(ref, span, if_match=version))
+        if not isinstance(found, Found):
+            raise VersionChangedError(ref)
+        if found.byte_range != span:
+            raise RangeNotSatisfiedError(ref, found.size)
+        return found.data
+
+
+class MultipartWriter:
+    """Uploads objects in parts, and removes old uploads that were never finished."""
+
+    def __init__(
+        self, client: S3Client, policy: RetryPolicy, fetcher: BodyFetcher, stale_s: float
+    ) -> None:
+        self.client = client
+        self.fetcher = fetcher
+        self._policy = policy
+        self._stale = timedelta(seconds=stale_s)
+        self._swept: TTLCache[ObjectRef, bool] = TTLCache(_SWEPT, _SWEEP_S)
+
+    async def put(
+        self, write: ObjectWrite, parts: Sequence[Part], swap_request: SwapRequest
+    ) -> tuple[ETag | Conflict, WriteNotice]:
+        """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too.
+
+        Raises: `CannotCopyError`, `StorageError`.
+        """
+        await self.sweep(write.ref)
+        upload = self._complete if swap_request == "complete" else self._copy
+        return await upload(write, parts)
+
+    async def _complete(
+        self, write: ObjectWrite, parts: Sequence[Part]
+    ) -> tuple[ETag | Conflict, WriteNotice]:
+        upload, outcome = _MultipartUpload(self, write.ref, write), None
+        try:
+            await upload.fill(parts)
+            outcome = await self._swap(write, upload.complete)
+        except VersionChangedError:
+            return CONFLICT, upload.moved
+        else:
+            return outcome, upload.moved
+        finally:
+            if not isinstance(outcome, str):
+                await upload.abort()
+
+    async def _copy(
+        self, write: ObjectWrite, parts: Sequence[Part]
+    ) -> tuple[ETag | Conflict, WriteNotice]:
+        """Complete the upload under a temporary name, and copy the object from there."""
+        temporary = ObjectRef(write.ref.bucket, f"{write.ref.key}{TEMPORARY}{write.ids[0]}")
+        upload = _MultipartUpload(self, temporary, write)
+        try:
+            await upload.fill(parts)
+            await self._swap(ObjectWrite(temporary, None, write.ids, write.kept), upload.complete)
+            send = partial(
+                self.client.send,
+                write.ref,
+                "copy_object",
+                CopySource={"Bucket": bucket_of(temporary), "Key": temporary.key},
+                MetadataDirective="REPLACE",
+                **write.headers,
+            )
+            return await self._swap(write, send), upload.moved
+        except VersionChangedError:
+            return CONFLICT, upload.moved
+        finally:
+            await asyncio.shield(self._remove(temporary))
+
+    async def _swap(self, write: ObjectWrite, send: Send) -> ETag | Conflict:
+        return await Swap(self.client, self._policy, write, send).run()
+
+    async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
+        """Send an idempotent request until it is done.
+
+        Raises: `VersionChangedError`, `CannotCopyError`, `StorageError`.
+        """
+
+        async def attempt() -> S3Answer:
+            answer = await self.client.send(ref, operation, **params)
+            if isinstance(answer, Refusal):
+                raise _error(ref, operation, answer)
+            if (member := _REQUIRED.get(operation)) and not answer.get(member):
+                raise StorageUnavailableError(ref, f"the response to {operation} has no {member}")
+            return answer
+
+        return await self._policy.run(ref, attempt, is_transient=is_transient_write)
+
+    async def try_to_send(self, ref: ObjectRef, operation: str, **params: Any) -> None:
+        """Send a request that may fail."""
+        with suppress(StorageError):
+            await self.send(ref, operation, **params)
+
+    async def sweep(self, ref: ObjectRef) -> None:
+        """Remove old temporary objects and uploads next to *ref*, every 10 minutes at most."""
+        if ref in self._swept:
+            return
+        self._swept[ref] = True
+        with suppress(StorageError):
+            await self._abort_uploads(ref, self._stale)
+            prefix = ObjectRef(ref.bucket, f"{ref.key}{TEMPORARY}")
+            answer = await self._list(prefix, "list_objects_v2")
+            for each in _older(answer, answer.get("Contents", ()), "LastModified", self._stale):
+                await self.try_to_send(ObjectRef(ref.bucket, str(each["Key"])), "delete_object")
+
+    async def _remove(self, temporary: ObjectRef) -> None:
+        """Remove a temporary object and uploads to it, also one whose start was not confirmed."""
+        with suppress(StorageError):
+            await self._abort_uploads(temporary, timedelta(0))
+        await self.try_to_send(temporary, "delete_object")
+
+    async def _abort_uploads(self, ref: ObjectRef, age: timedelta) -> None:
+        answer = await self._list(ref, "list_multipart_uploads")
+        for each in _older(answer, answer.get("Uploads", ()), "Initiated", age):
+            key = str(each["Key"])
+            if key == ref.key or key.startswith(f"{ref.key}{TEMPORARY}"):
+                await self.try_to_send(
+                    ObjectRef(ref.bucket, key),
+                    "abort_multipart_upload",
+                    UploadId=str(each["UploadId"]),
+                )
+
+    async def _list(self, ref: ObjectRef, operation: str) -> S3Answer:
+        """Request the first page; later sweeps find the rest."""
+        return await self._policy.run(
+            ref, lambda: self.client.send_to_bucket(ref, operation, Prefix=ref.key)
+        )
+
+
+class _MultipartUpload:
+    """One multipart upload to *ref*, which may be a temporary name."""
+
+    def __init__(self, writer: MultipartWriter, ref: ObjectRef, write: ObjectWrite) -> None:
+        self._writer = writer
+        self._ref = ref
+        self._write = write
+        self._id = ""
+        self._parts: list[dict[str, Any]] = []
+        self.moved = WriteNotice()
+
+    async def fill(self, parts: Sequence[Part]) -> None:
+        """Create the upload and all *parts*."""
+        begun = await self._writer.send(self._ref, "create_multipart_upload", **self._write.headers)
+        self._id = str(begun["UploadId"])
+        numbered = list(enumerate(parts, 1))
+        self._parts = await bounded_gather(self._fill, numbered, limit=_PART_CONCURRENCY)
+
+    async def complete(self, **conditions: str) -> S3Answer | Refusal:
+        """Make the parts an object."""
+        return await self._writer.client.send(
+            self._ref,
+            "complete_multipart_upload",
+            UploadId=self._id,
+            MultipartUpload={"Parts": self._parts},
+            **conditions,
+        )
+
+    async def abort(self) -> None:
+        """Remove the parts; if that fails, a sweep does it later."""
+        if self._id:
+            await asyncio.shield(
+                self._writer.try_to_send(self._ref, "abort_multipart_upload", UploadId=self._id)
+            )
+
+    async def _fill(self, numbered: tuple[int, Part]) -> dict[str, Any]:
+        number, part = numbered
+        if isinstance(part, ByteRange):
+            etag = await self._copy(number, part)
+        else:
+            etag = await self._send(number, part)
+        return {"PartNumber": number, "ETag": etag}
+
+    async def _copy(self, number: int, part: ByteRange) -> str:
+        source = self._write.ref
+        answer = await self._writer.send(
+            self._ref,
+            "upload_part_copy",
+            UploadId=self._id,
+            PartNumber=number,
+            CopySource={"Bucket": bucket_of(source), "Key": source.key},
+            CopySourceRange=f"bytes={part.start}-{part.stop - 1}",
+            CopySourceIfMatch=str(self._write.expected),
+        )
+        self.moved = self.moved._replace(copied=self.moved.copied + part.length)
+        return str(answer["CopyPartResult"]["ETag"])
+
+    async def _send(self, number: int, part: Sequence[Piece]) -> str:
+        body, fetched = await self._writer.fetcher.join(self._write.ref, part, self._write.version)
+        answer = await self._writer.send(
+            self._ref, "upload_part", UploadId=self._id, PartNumber=number, Body=body
+        )
+        sent, already_fetched, copied = self.moved
+        self.moved = WriteNotice(sent + len(body), already_fetched + fetched, copied)
+        return str(answer["ETag"])
+
+
+def _error(ref: ObjectRef, operation: str, refusal: Refusal) -> Exception:
+    if operation == "upload_part_copy":
+        if is_refused(refusal):
+            return VersionChangedError(ref)
+        if refusal.status in _UNKNOWN_STATUS or refusal.code in _UNKNOWN_CODES:
+            return CannotCopyError()
+    return failure(ref, refusal)
+
+
+def _older(answer: S3Answer, listed: Any, member: str, age: timedelta) -> Iterator[dict[str, Any]]:
+    """Yield the members of a listing that are older than *age* by the clock of the server."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        now = parsedate_to_datetime(date).astimezone(UTC)
+    except ValueError:
+        now = datetime.now(UTC)
+    for each in listed:
+        if not age or each[member] < now - age:
+            yield each

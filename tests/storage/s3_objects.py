@@ -1,0 +1,50 @@
+"""Objects of S3 that tests write, and a look at them past the store."""
+
+from typing import Any
+from uuid import uuid4
+
+from app.model import ETag, ObjectRef
+from app.settings import StoreSettings
+from app.storage.contract import WriteNotice, WriteWay
+from app.storage.s3 import S3Store
+from app.storage.s3_write import S3WriteOptions
+from tests.seaweedfs import SeaweedFS
+
+
+def s3_settings(server: SeaweedFS, **changes: Any) -> StoreSettings:
+    """Say all that a store needs to know of *server*."""
+    names = ("endpoint_url", "region", "access_key_id", "secret_access_key")
+    return StoreSettings.model_validate({name: getattr(server, name) for name in names} | changes)
+
+
+class Written:
+    """A store, a prefix of its own, an object there, and what the store tells of its writes."""
+
+    def __init__(self, server: SeaweedFS, url: str | None = None, **options: Any) -> None:
+        self.server = server
+        self.notices: list[tuple[WriteWay, WriteNotice]] = []
+        self.store = S3Store(
+            s3_settings(server, endpoint_url=url or server.endpoint_url),
+            timeout_s=5,
+            options=S3WriteOptions(
+                on_write=lambda way, _, notice: self.notices.append((way, notice)), **options
+            ),
+        )
+        self.root = ObjectRef(f"s3://{server.bucket}", f"written/{uuid4().hex}")
+        self.ref = self.root.join("key")
+
+    def put(self, data: bytes) -> ETag:
+        """Replace the object."""
+        return ETag(self.server.put(self.ref.key, data))
+
+    def seen(self) -> tuple[bytes, str]:
+        """Return bytes and version of the object."""
+        answer = self.server.client.get_object(Bucket=self.server.bucket, Key=self.ref.key)
+        return answer["Body"].read(), answer["ETag"]
+
+    def left(self) -> list[Any]:
+        """List uploads and objects beside the object."""
+        where = {"Bucket": self.server.bucket, "Prefix": self.root.key}
+        objects = self.server.client.list_objects_v2(**where).get("Contents", [])
+        uploads = self.server.client.list_multipart_uploads(**where).get("Uploads", [])
+        return [*uploads, *(each["Key"] for each in objects if each["Key"] != self.ref.key)]

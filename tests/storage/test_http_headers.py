@@ -1,0 +1,127 @@
+"""Ranges and versions as HTTP writes them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import RangeNotSatisfiedError
+from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
+from app.storage.conditions import clamp
+from app.storage.http_headers import (
+    is_derived,
+    is_gzip,
+    parse_content_range,
+    parse_unsatisfied,
+    read_headers,
+    version_of,
+)
+
+REF = ObjectRef("memory://bucket", "key")
+
+
+@pytest.mark.parametrize(
+    ("request_", "header"),
+    [(ByteRange(0, 1), "bytes=0-0"), (ByteRange(5, 9), "bytes=5-8"), (SuffixRange(3), "bytes=-3")],
+)
+def test_http_ranges_include_their_end(request_: ByteRequest, header: str) -> None:
+    """HTTP names the last byte, we the one after it."""
+    assert read_headers(request_, None, None) == f"Range: {header}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("bytes 0-0/1", (ByteRange(0, 1), 1)),
+        ("bytes 5-8/10", (ByteRange(5, 9), 10)),
+        ("bytes 5-8/9", (ByteRange(5, 9), 9)),
+        ("bytes 5-8/8", None),
+        ("bytes 5-4/8", None),
+        ("bytes 5-8/*", None),
+        ("bytes */8", None),
+        ("bytes=5-8/9", None),
+        (" bytes 5-8/9", None),
+        ("bytes 5-8/9\n", None),
+        ("bytes +5-8/9", None),
+        ("bytes ٣-8/9", None),
+        ("bytes 0-0/99999999999999999999", None),
+        ("", None),
+    ],
+)
+def test_content_range_is_parsed_strictly(text: str, parsed: tuple[ByteRange, int] | None) -> None:
+    """Only a range that lies in its whole is one; a 416 has the size alone."""
+    assert parse_content_range(text.encode()) == parsed
+    assert parse_unsatisfied(text.encode()) == (8 if text == "bytes */8" else None)
+
+
+@given(st.integers(0, 50), st.integers(0, 60), st.integers(0, 60))
+def test_a_clamped_range_is_what_slicing_gives(size: int, start: int, length: int) -> None:
+    """Clamping agrees with Python's slices, or raises where a slice would be empty."""
+    data = bytes(range(size))
+    try:
+        found = clamp(REF, ByteRange(start, start + length), size, None)
+    except RangeNotSatisfiedError:
+        assert start > size or (length and start == size)
+    else:
+        assert data[found.start : found.stop] == data[start : start + length]
+        assert found.stop <= size
+
+
+@given(st.integers(1, 50), st.integers(1, 60))
+def test_a_clamped_suffix_is_what_slicing_gives(size: int, length: int) -> None:
+    """A suffix agrees with Python's slices."""
+    data = bytes(range(size))
+
+    found = clamp(REF, SuffixRange(length), size, None)
+
+    assert data[found.start : found.stop] == data[-length:]
+
+
+@pytest.mark.parametrize(
+    ("etag", "is_strong"),
+    [
+        ('"abc"', True),
+        ('"a-1!"', True),
+        *((each, False) for each in ('""', 'W/"abc"', "abc", '"a"b"', '"a', '"a b"', "")),
+    ],
+)
+def test_only_a_strong_etag_is_a_version(etag: str, *, is_strong: bool) -> None:
+    """Any other becomes one of ours, which is known as such."""
+    found = version_of({b"etag": etag.encode(), b"last-modified": b"now"}, 5)
+
+    assert (found == etag) is is_strong
+    assert is_derived(found) is not is_strong
+    assert version_of({b"etag": found.encode()}, 5) == found
+
+
+def test_a_derived_version_changes_with_each_fact() -> None:
+    """Weak ETag, date and size all tell versions apart."""
+    facts = [
+        ({}, 1),
+        ({}, 2),
+        ({b"etag": b'W/"a"'}, 1),
+        ({b"etag": b'W/"b"'}, 1),
+        ({b"last-modified": b"Mon"}, 1),
+    ]
+
+    assert len({version_of(headers, size) for headers, size in facts}) == len(facts)
+
+
+@pytest.mark.parametrize(
+    ("coding", "expected"),
+    [
+        (b"gzip", True),
+        (b"x-gzip", True),
+        (b"GZIP", True),
+        (b"aws-chunked, gzip", True),
+        (b"gzip,aws-chunked", True),
+        (b"gzip, gzip", False),
+        (b"br", False),
+        (b"aws-chunked", False),
+        (b"identity", False),
+        (b"", False),
+    ],
+)
+def test_gzip_alone_is_a_coding_that_is_known(coding: bytes, *, expected: bool) -> None:
+    """How an upload was framed does not count."""
+    assert is_gzip({b"content-encoding": coding}) is expected
+    assert not is_gzip({})

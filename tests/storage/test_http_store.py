@@ -1,0 +1,310 @@
+"""Plain HTTP servers: redirects, and what virtual references may read there."""
+
+import socket
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, nullcontext
+
+import httpx
+import pytest
+
+from app.errors import (
+    ConfigurationError,
+    StorageDeniedError,
+    StorageRedirectError,
+    StorageUnavailableError,
+)
+from app.model import GUARDED, ByteRange, ObjectRef
+from app.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
+from app.storage.contract import Found
+from app.storage.http1_client import HttpClient, Origin, Target
+from app.storage.http_store import HttpStore, WebGuard, is_public
+from app.storage.stores import Stores
+from tests.serving import serving
+from tests.storage.faulty import Fault, FaultyServer
+
+
+@pytest.fixture
+async def store() -> AsyncGenerator[HttpStore]:
+    """Open a store with little patience."""
+    opened = HttpStore(timeout_s=1)
+    yield opened
+    await opened.aclose()
+
+
+async def test_a_server_cannot_be_listed(store: HttpStore) -> None:
+    """Listing fails with words, not with an empty answer."""
+    with pytest.raises(StorageUnavailableError, match="cannot be listed"):
+        await anext(store.list(ObjectRef("http://127.0.0.1:1", "")))
+
+
+@pytest.mark.parametrize("fault", [Fault.DENY, Fault.TEAPOT, Fault.NO_BUCKET, Fault.ERROR])
+async def test_any_answer_below_500_is_of_a_server_that_works(
+    faulty: FaultyServer, store: HttpStore, fault: Fault
+) -> None:
+    """A server that refuses its root works, one that fails does not."""
+    faulty.fail(fault)
+
+    with pytest.raises(StorageUnavailableError) if fault is Fault.ERROR else nullcontext():
+        await store.check_reachable(ObjectRef(faulty.url, ""))
+
+
+@pytest.fixture
+def other() -> Generator[FaultyServer]:
+    """Run a second server, with the object."""
+    with FaultyServer().running() as server:
+        server.put("cdn", "moved", b"data")
+        yield server
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "OTHER/cdn/moved",
+        "//127.0.0.1:PORT/cdn/moved",
+        "//localhost:HEREPORT/data/moved",
+        "https://127.0.0.1:HEREPORT/data/moved",
+        "http://2130706433/data/moved",
+        "http://[::1]/data/moved",
+        "HERE/data-evil/moved",
+        "HERE/data/../cdn/moved",
+        "/cdn/moved",
+        "/moved",
+        "../cdn/moved",
+        "/data/../cdn/moved",
+        "/data/%2e%2e/cdn/moved",
+        "/data/%2E./cdn/moved",
+        "/data%2fmoved",
+        "/data/..%2fmoved",
+        "/data/..%5Ccdn/moved",
+        "HERE/data/x/..;/../moved",
+        "//data/moved",
+        "/DATA/moved",
+        "/\\cdn/moved",
+        "//169.254.169.254/moved",
+        "http://me:hunter2@127.0.0.1:HEREPORT/data/moved",
+    ],
+)
+async def test_a_redirect_out_of_the_root_is_refused(
+    faulty: FaultyServer, other: FaultyServer, stores: Stores, location: str, *, is_guarded: bool
+) -> None:
+    """Neither a dataset nor a reference is led elsewhere, also not behind an allowed redirect."""
+    for name, server in (("HERE", faulty), ("", other)):
+        location = location.replace(f"{name}PORT", server.url.rpartition(":")[2])
+        location = location.replace(name or "OTHER", server.url)
+    faulty.redirects["/data/key"] = "/data/near"
+    faulty.redirects["/data/near"] = f"{location}?signature=hunter2"
+    faulty.put("cdn", "moved", b"data")
+    opening = stores.open_prefix if is_guarded else stores.open_root
+
+    is_denied = is_guarded and "@" not in location
+    with pytest.raises(StorageDeniedError if is_denied else StorageRedirectError) as raised:
+        await stores.get(opening(f"{faulty.url}/data").join("key"))
+
+    said = str(raised.value)
+    assert ": redirected " in said
+    assert is_guarded or "moved" in said
+    assert "hunter2" not in said
+    assert {seen.path for seen in faulty.seen} == {"/data/key", "/data/near"}
+    assert not other.seen
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("location", ["/data/moved", "moved", "./moved", "x/../moved"])
+async def test_a_redirect_below_the_root_is_followed(
+    faulty: FaultyServer, stores: Stores, location: str, *, is_guarded: bool
+) -> None:
+    """An object may have moved within the root; the range is asked for there."""
+    faulty.put("data", "moved", b"0123")
+    faulty.redirects["/data/key"] = location
+    opening = stores.open_prefix if is_guarded else stores.open_root
+
+    found = await stores.get(opening(f"{faulty.url}/data").join("key"), ByteRange(1, 3))
+
+    assert isinstance(found, Found)
+    assert found.data == b"12"
+
+
+@pytest.mark.parametrize("allowed", ["", "/cdn", "/cdn/"])
+async def test_a_root_may_allow_redirects(
+    faulty: FaultyServer, other: FaultyServer, stores: Stores, allowed: str
+) -> None:
+    """Below the URLs that it names, which another root on that server does not name."""
+    faulty.redirects["/data/key"] = f"{other.url}/cdn/moved?signature=x"
+    faulty.redirects["/data/away"] = f"{faulty.url}/cdn/moved"
+    root = stores.open_root(f"{faulty.url}/data", redirects=[f"{other.url}{allowed}"])
+    above = stores.open_root(faulty.url)
+
+    assert isinstance(await stores.get(root.join("key")), Found)
+    assert other.seen[0].query == "signature=x"
+    for ref in root.join("away"), above.join("data/key"):
+        with pytest.raises(StorageRedirectError):
+            await stores.get(ref)
+
+
+def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
+    """With 502, which is no absence."""
+    faulty.redirects["/data/key"] = "https://cdn.example/key"
+    datasets = {
+        "closed": DatasetSettings(url=f"{faulty.url}/data"),
+        "opened": DatasetSettings(url=f"{faulty.url}/data/", redirects=("https://a.example",)),
+    }
+    with serving(Settings(datasets=datasets)) as url:
+        for name in datasets:
+            answer = httpx.get(f"{url}/{name}/key")
+
+            assert answer.status_code == 502
+            assert f"{faulty.url}/data/key" in answer.json()["detail"]
+            assert "https://cdn.example/key" in answer.json()["detail"]
+
+
+PUBLIC = "8.8.8.8 172.32.0.1 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::8.8.8.8"
+NOT_PUBLIC = """
+127.0.0.1 127.255.255.254 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 0.1.2.3
+192.0.0.8 192.0.2.1 192.88.99.1 198.18.0.1 224.0.0.1 239.1.2.3 240.0.0.1 255.255.255.255
+:: ::1 fe80::1 fe80::1%eth0 fec0::1 fc00::1 fd12::1 ff02::1 2001:db8::1 100::1
+::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 ::127.0.0.1 ::8.8.8.8
+2002:7f00:1:: 2002:a9fe:a9fe::1 2001:0:0:0::1 64:ff9b::127.0.0.1 64:ff9b::169.254.169.254
+64:ff9b:1::8.8.8.8 localhost 2130706433 0177.0.0.1 127.1
+"""
+"""Private, loopback, link-local, unspecified, multicast, reserved, such within IPv6, no address."""
+
+
+def test_only_addresses_of_the_internet_are_public() -> None:
+    """Also IPv4 addresses within IPv6; only one spelling is an address."""
+    assert [each for each in PUBLIC.split() if not is_public(each)] == []
+    assert [each for each in [*NOT_PUBLIC.split(), "", "1.2.3.4 "] if is_public(each)] == []
+
+
+async def denied(stores: Stores, ref: ObjectRef) -> str:
+    """Tell why no read of *ref* is allowed."""
+    with pytest.raises(StorageDeniedError):
+        await stores.stat(ref)
+    with pytest.raises(StorageDeniedError):
+        async with stores.stream(ref, ByteRange(0, 1), if_match=None):
+            pytest.fail("entered")
+    with pytest.raises(StorageDeniedError) as raised:
+        await stores.get(ref)
+    return raised.value.reason
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
+async def test_an_object_below_is_read(faulty: FaultyServer, stores: Stores, host: str) -> None:
+    """A server that the operator names by its address or as localhost may be on this machine."""
+    faulty.put("a b", "c/key", b"data")
+    faulty.fail(Fault.SLOW_DOWN, nth=[0])
+    url = faulty.url.replace("127.0.0.1", host)
+    root = stores.open_prefix(f"{url}/a%20b/")
+
+    found = await stores.get(root.join("c/key"), ByteRange(1, 3))
+
+    assert root.bucket.startswith(GUARDED)
+    assert isinstance(found, Found)
+    assert found.data == b"at"
+    assert await stores.get(root.join("absent")) is None
+    await stores.check_reachable(root)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [socket.gethostname(), "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost.", "0"],
+)
+async def test_a_name_that_leads_here_is_denied(
+    faulty: FaultyServer, stores: Stores, name: str
+) -> None:
+    """Only an address in its usual form names this machine: names may mean it by accident."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        pytest.skip(f"{name} means nothing here")
+    faulty.put("data", "key", b"data")
+    root = stores.open_prefix(faulty.url.replace("127.0.0.1", name) + "/data")
+
+    reason = await denied(stores, root.join("key"))
+
+    assert reason == f"{name.lower()} has no public address"
+    assert not faulty.seen
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["10.0.0.1", "::1"],
+        ["169.254.169.254"],
+        ["::ffff:127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["fe80::1%eth0"],
+        [],
+    ],
+)
+async def test_what_a_name_means_is_not_told(addresses: list[str]) -> None:
+    """It is looked up for each connection; the message repeats the name, and no address."""
+    answers = iter([["8.8.8.8", *addresses], addresses])
+
+    async def look_up(_: str, __: int) -> Sequence[str]:
+        return next(answers)
+
+    guard = WebGuard(Target("http://rebound.example/data"), look_up=look_up)
+    assert await guard.resolve(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
+    async with aclosing(HttpStore(timeout_s=2, guard=guard)) as store:
+        with pytest.raises(StorageDeniedError) as raised:
+            await store.get(ObjectRef("guarded+http://rebound.example/data", "key"))
+
+    assert raised.value.reason == "rebound.example has no public address"
+
+
+async def test_only_what_was_looked_at_is_connected_to(faulty: FaultyServer) -> None:
+    """The client connects to the addresses it is given, and asks no name service itself."""
+    faulty.put("data", "key", b"data")
+
+    async def resolve(origin: Origin) -> Sequence[str]:
+        assert origin.host == "no-such-host.invalid"
+        return ["127.0.0.2", "127.0.0.1"]
+
+    port = faulty.url.rpartition(":")[2]
+    async with aclosing(HttpClient(connections=1, silence_s=2, resolve=resolve)) as client:
+        target = Target(f"http://no-such-host.invalid:{port}/data/key")
+        response = await client.send("GET", target)
+
+        assert await response.read() == b"data"
+    assert faulty.seen[0].headers["Host"] == f"no-such-host.invalid:{port}"
+
+
+@pytest.mark.parametrize("key", ["../secret", "a/../../secret", ".", "a/./b", "..\\secret"])
+async def test_a_key_that_climbs_is_never_sent(
+    faulty: FaultyServer, stores: Stores, key: str
+) -> None:
+    """Servers resolve dots."""
+    await denied(stores, stores.open_prefix(f"{faulty.url}/data").join(key))
+
+    assert not faulty.seen
+
+
+async def test_a_bucket_is_guarded_by_its_keys(faulty: FaultyServer, stores: Stores) -> None:
+    """S3 takes keys as they are; those that climb are refused all the same."""
+    faulty.put("bucket", "data/key", b"data")
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+    root = stores.open_prefix("s3://bucket/data/", settings, "lab")
+
+    assert root == ObjectRef("guarded+s3+lab://bucket", "data")
+    assert isinstance(await stores.get(root.join("key")), Found)
+    await denied(stores, root.join("../secret"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/a/../b",
+        "s3://bucket/../b",
+        "memory://bucket/a",
+        "https://a..b/c",
+        "https://me@host/a",
+        "ftp://host/a",
+        "file://relative/a",
+    ],
+)
+def test_a_prefix_is_a_plain_url(url: str) -> None:
+    """What could mean more than it seems to is no prefix."""
+    with pytest.raises(ConfigurationError):
+        Stores(LimitSettings()).open_prefix(url)

@@ -1,0 +1,429 @@
+"""Files that are written: crashes, races, batches, and names that mean something to a disk."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from app.errors import (
+    BadKeyError,
+    ConflictError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ETag, ObjectRef
+from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
+from app.storage.local import LocalStore
+from app.storage.local_folders import Folder
+from app.storage.local_write import Created, LocalWriter, NewObject
+
+SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
+HERE = Path(__file__).parents[2]
+
+
+def ref_of(folder: Path, key: str = "key") -> ObjectRef:
+    """Name an object of *folder*."""
+    return ObjectRef(folder.as_uri(), key)
+
+
+def new(folder: Path, key: str, data: bytes = b"new") -> NewObject:
+    """Want a file in *folder*, whatever was there."""
+    return NewObject(ref_of(folder, key), [data], None)
+
+
+def create_each(wanted: list[NewObject]) -> list[Created]:
+    """Create *wanted* with a writer of its own."""
+    return LocalWriter().create(wanted)
+
+
+async def put(store: LocalStore, ref: ObjectRef, data: bytes) -> ETag:
+    """Write whatever was there."""
+    etag = await store.put(ref, [data], expected=None)
+    assert not isinstance(etag, Conflict)
+    return etag
+
+
+def test_whoever_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """A writer that dies at any step tears nothing; the next one cleans up after it."""
+    done = subprocess.run(
+        [*SCRIPT, "crash", str(tmp_path)], cwd=HERE, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert min(map(int, done.stdout.split())) > 6
+
+
+def test_processes_lose_nothing(folder: Path) -> None:
+    """Two processes that count an object up count to the sum."""
+    (folder / "key").write_bytes(b"0")
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([*SCRIPT, "count", str(folder), "200"], cwd=HERE))
+            for _ in range(2)
+        ]
+
+    assert [each.returncode for each in both] == [0, 0]
+    assert (folder / "key").read_bytes() == b"400"
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208  the names are meant
+
+
+async def test_whoever_lives_keeps_its_file(store: LocalStore, folder: Path) -> None:
+    """Unfinished files are removed when nobody has them locked."""
+    names = [f"{TEMPORARY}{n}" for n in ("dead", "alive")]
+    for name in names:
+        (folder / name).write_bytes(b"half")
+    with (folder / names[1]).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        await put(store, ref_of(folder), b"1")
+
+        assert sorted(os.listdir(folder)) == [names[1], "key"]  # noqa: PTH208
+
+
+async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) -> None:
+    """Who has the lock is let finish; meanwhile everything is read."""
+    await put(store, ref_of(folder), b"old")
+    with Folder.opened(os.fsencode(folder)) as directory:
+        with directory.locked():
+            waiting = asyncio.create_task(put(store, ref_of(folder), b"new"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            found = await store.get(ref_of(folder))
+            assert isinstance(found, Found)
+            assert found.data == b"old"
+        await waiting
+
+
+@pytest.mark.parametrize("expected", [ABSENT, None])
+def test_who_made_a_file_meanwhile_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, expected: Absent | None
+) -> None:
+    """A file that was made without a lock since the last look is lost to none who wants a new one.
+
+    Who wants it whatever was there comes after it.
+    """
+    look, looks = Folder.status, list[os.stat_result | None]()
+
+    def look_and_wait(directory: Folder, name: bytes) -> os.stat_result | None:
+        looks.append(look(directory, name))
+        if len(looks) == 2:
+            (folder / "key").write_bytes(b"theirs")
+        return looks[-1]
+
+    monkeypatch.setattr(Folder, "status", look_and_wait)
+    written = LocalWriter().replace(ref_of(folder), [b"ours"], expected)
+
+    assert looks == [None, None]
+    assert (written is CONFLICT) == (expected is ABSENT)
+    assert (folder / "key").read_bytes() == (b"theirs" if expected is ABSENT else b"ours")
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208
+
+
+async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
+    """Whatever number a file gets, and whatever the clock says, each version has its own name."""
+    seen = {await put(store, ref_of(folder), b"x") for _ in range(50)}
+    future_ns = 2**62
+    os.utime(folder / "key", ns=(future_ns, future_ns))
+    seen |= {await put(store, ref_of(folder), b"x") for _ in range(3)}
+
+    assert len(seen) == 53
+    assert (folder / "key").stat().st_mtime_ns == future_ns + 3
+
+
+async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
+    """What a link leads to is replaced, and removed; the link stays."""
+    (folder / "far").mkdir()
+    (folder / "far" / "target").write_bytes(b"old")
+    (folder / "link").symlink_to("far/target")
+    (folder / "folder").symlink_to("far")
+    stat = await store.stat(ref_of(folder, "link"))
+    assert stat is not None
+
+    etag = await store.put(ref_of(folder, "link"), [b"new"], expected=stat.etag)
+    assert (folder / "far" / "target").read_bytes() == b"new"
+    assert await store.put(ref_of(folder, "folder/target"), [b"2"], expected=stat.etag) is CONFLICT
+    assert not isinstance(etag, Conflict)
+    assert await store.delete(ref_of(folder, "link"), expected=etag) is True
+
+    assert (folder / "link").is_symlink()
+    assert await store.get(ref_of(folder, "link")) is None
+    assert isinstance(await store.put(ref_of(folder, "link"), [b"3"], expected=ABSENT), str)
+    assert (folder / "far" / "target").read_bytes() == b"3"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "a/", "../a", "a//b", "/a", ".", "a/..", "a\0", "\udc80", "n" * 256, "n" * 256 + "/a"],
+)
+async def test_a_key_that_names_no_file_is_refused(
+    store: LocalStore, folder: Path, key: str
+) -> None:
+    """The client hears that its key is none."""
+    with pytest.raises(BadKeyError):
+        await store.put(ref_of(folder, key), [b"1"], expected=None)
+    assert os.listdir(folder) == []  # noqa: PTH208
+
+
+async def test_what_is_in_the_way_is_told(store: LocalStore, folder: Path) -> None:
+    """A file is no folder, and neither is replaced by the other."""
+    await put(store, ref_of(folder, "a/b"), b"1")
+
+    for key in ("a", "a/b/c", "a/b/c/d"):
+        with pytest.raises(ConflictError):
+            await store.put(ref_of(folder, key), [b"1"], expected=None)
+    for key in ("a/b/c", "a"):
+        assert await store.delete(ref_of(folder, key), expected=None) is True
+    assert [os.listdir(folder), os.listdir(folder / "a")] == [["a"], ["b"]]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("expected", [ABSENT, None])
+async def test_an_empty_folder_is_not_in_the_way(
+    store: LocalStore, folder: Path, expected: Absent | None
+) -> None:
+    """Nor is one that holds only others, and what a dead writer has left."""
+    (folder / "a/b/c").mkdir(parents=True)
+    (folder / f"a/b/{TEMPORARY}dead").write_bytes(b"half")
+
+    assert await store.delete(ref_of(folder, "a"), expected=None) is True
+    assert isinstance(await store.put(ref_of(folder, "a"), [b"1"], expected=expected), str)
+
+    assert (folder / "a").read_bytes() == b"1"
+
+
+async def test_folders_end_with_their_last_file(store: LocalStore, folder: Path) -> None:
+    """Except the root, links, and folders in which no file was."""
+    (folder / "far").mkdir()
+    (folder / "link").symlink_to("far")
+    (folder / "made/by/others").mkdir(parents=True)
+    keys = ["a/b/c", "link/d/e", "f"]
+    for key in keys:
+        await put(store, ref_of(folder, key), b"1")
+
+    for key in [*keys, "made/by/nobody", "made/by/others/0", "made/by/others/0/1"]:
+        assert await store.delete(ref_of(folder, key), expected=None) is True
+
+    assert sorted(os.listdir(folder)) == ["far", "link", "made"]  # noqa: PTH208
+    assert os.listdir(folder / "far") == []  # noqa: PTH208
+    assert (folder / "made/by/others").is_dir()
+
+
+def test_a_folder_removed_under_a_writer_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often others remove it before there is a file in it."""
+    removed: list[bytes] = []
+
+    def remove(_: LocalWriter, directory: Folder) -> None:
+        if len(removed) < 9:
+            os.rmdir(directory.path)  # noqa: PTH106  paths are bytes
+            removed.append(directory.path)
+
+    monkeypatch.setattr(LocalWriter, "_sweep", remove)
+    writer = LocalWriter()
+
+    assert writer.create([NewObject(ref_of(folder, "a/b"), [b"1"], ABSENT)]) == [None]
+    assert isinstance(writer.replace(ref_of(folder, "a/b"), [b"1"], ABSENT), str)
+    assert len(removed) == 9
+    assert (folder / "a/b").read_bytes() == b"1"
+
+
+def test_folders_come_and_go_under_writers(folder: Path) -> None:
+    """Of two processes each writes and removes keys in the same folders; neither notices."""
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                subprocess.Popen([*SCRIPT, "come-and-go", str(folder), str(seed)], cwd=HERE)
+            )
+            for seed in range(2)
+        ]
+
+    assert [each.returncode for each in both] == [0, 0]
+    assert os.listdir(folder) == []  # noqa: PTH208
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> None:
+    """Who may not write is told before the first write."""
+    os.chmod(folder, 0o500)  # noqa: PTH101  of an async function
+
+    with pytest.raises(StorageDeniedError):
+        await store.verify_conditional_writes(ref_of(folder))
+    with pytest.raises(StorageDeniedError):
+        await store.put(ref_of(folder), [b"1"], expected=None)
+
+
+async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> None:
+    """Where a disk is not mounted nothing is read or written, and trying again does not help."""
+    ref = ref_of(folder / "missing", "a/b")
+
+    for call in (
+        store.verify_conditional_writes(ref),
+        store.put(ref, [b"1"], expected=None),
+        store.delete(ref, expected=None),
+        store.get(ref),
+    ):
+        with pytest.raises(StorageUnavailableError) as raised:
+            await call
+        assert raised.value.lasting
+    assert not (folder / "missing").exists()
+
+
+async def test_a_warm_file_sees_the_replacement(store: LocalStore, folder: Path) -> None:
+    """Also where the old file lives on under another name."""
+    first = await put(store, ref_of(folder), b"0123456789")
+    for _ in range(2):
+        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
+    (folder / "backup").hardlink_to(folder / "key")
+    await store.put(ref_of(folder), [b"9876543210"], expected=first)
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
+    assert (folder / "backup").read_bytes() == b"0123456789"
+
+
+async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
+    """More than any buffer holds is copied, in whatever order; the mode of the file stays."""
+    old = os.urandom(5_000_000)
+    etag = await put(store, ref_of(folder), old)
+    (folder / "key").chmod(0o640)
+
+    written = await store.put(
+        ref_of(folder), [ByteRange(1, 4_999_999), b"new", ByteRange(0, 3_000_000)], expected=etag
+    )
+
+    assert not isinstance(written, Conflict)
+    assert (folder / "key").read_bytes() == old[1:-1] + b"new" + old[:3_000_000]
+    assert (folder / "key").stat().st_mode & 0o777 == 0o640
+
+
+async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) -> None:
+    """Others who write without any lock, before the rename, win."""
+    etag = await put(store, ref_of(folder), b"old")
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.001):
+            os.utime(folder / "key")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        await asyncio.sleep(0.05)
+        assert await store.put(ref_of(folder), [ByteRange(0, 3)], expected=etag) is CONFLICT
+    finally:
+        stop.set()
+        thread.join()
+    assert (folder / "key").read_bytes() == b"old"
+
+
+def test_nothing_has_a_name_before_it_is_durable(tmp_path: Path) -> None:
+    """The bytes of all are made durable before the first has its name, and then each folder."""
+    keys = ("a/0", "b/0", "a/1")
+    for key in ("a", "b"):
+        (tmp_path / key).mkdir()
+    calls: list[str] = []
+
+    def note(_: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and function in (os.writev, os.fsync, os.link):
+            calls.append(function.__name__)
+
+    sys.setprofile(note)
+    try:
+        create_each([new(tmp_path, key) for key in keys])
+    finally:
+        sys.setprofile(None)
+
+    assert calls == ["writev"] * 3 + ["fsync"] * 3 + ["link"] * 3 + ["fsync"] * 2
+
+
+def test_many_pieces_are_written_at_once(tmp_path: Path) -> None:
+    """Pieces of any number and size are written in order, also in a file of their own."""
+    pieces = [bytes([number % 251]) * (number % 700) for number in range(5000)]
+
+    [made] = create_each([new(tmp_path, "a")._replace(pieces=pieces)])
+
+    assert isinstance(made, str)
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces)
+
+
+def test_what_has_a_name_is_let_be(tmp_path: Path) -> None:
+    """A file, a folder, and a link that leads nowhere are left to another way; others are made."""
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    names = ["file", "folder", "link", "free"]
+
+    for expected in (None, ABSENT):
+        wanted = [new(tmp_path, name)._replace(expected=expected) for name in names]
+        *made, free = create_each(wanted)
+        assert made == [None, None, None]
+        assert isinstance(free, str)
+        (tmp_path / "free").unlink()
+
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]  # noqa: PTH208
+
+
+def test_a_failure_is_that_of_one(tmp_path: Path) -> None:
+    """What was made together with what cannot be made is whole."""
+    (tmp_path / "file").write_bytes(b"old")
+    keys = ["a", "n" * 256, "../b", "file/b", "c"]
+
+    told = create_each([new(tmp_path, key) for key in keys])
+
+    kinds = [type(each) for each in told]
+    assert kinds == [str, BadKeyError, BadKeyError, ConflictError, str]
+    assert [(tmp_path / name).read_bytes() for name in "ac"] == [b"new"] * 2
+    assert sorted(os.listdir(tmp_path)) == ["a", "c", "file"]  # noqa: PTH208
+
+
+def test_names_that_are_not_durable_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that fails, of which the system tells once, all of the folder are told, no others."""
+    sync, failed = Folder.sync, list[bytes]()
+
+    def sync_but_once(directory: Folder) -> None:
+        if directory.path.endswith(b"/a") and not failed:
+            failed.append(directory.path)
+            raise OSError(errno.EIO, "lost")
+        sync(directory)
+
+    monkeypatch.setattr(Folder, "sync", sync_but_once)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+
+    told = create_each([new(tmp_path, key) for key in ("a/0", "b/0", "a/1")])
+
+    kinds = [type(each) for each in told]
+    assert kinds == [StorageUnavailableError, str, StorageUnavailableError]
+
+
+async def test_many_at_once_are_all_made(tmp_path: Path) -> None:
+    """Whatever is made together, each object gets its own bytes, version, and one winner."""
+    store = LocalStore()
+    refs = [ObjectRef(tmp_path.as_uri(), f"{number % 7}/{number}") for number in range(200)]
+
+    async def put(ref: ObjectRef, text: str) -> object:
+        return await store.put(ref, [ref.key.encode(), text.encode()], expected=ABSENT)
+
+    puts = [put(ref, text) for ref in refs for text in ("first", "second")]
+    told = await asyncio.gather(*puts)
+
+    for number, ref in enumerate(refs):
+        both = told[2 * number : 2 * number + 2]
+        assert both.count(CONFLICT) == 1
+        winner = ("first", "second")[both.index(CONFLICT) ^ 1]
+        assert (tmp_path / ref.key).read_text() == ref.key + winner
+        stat = await store.stat(ref)
+        assert stat is not None
+        assert stat.etag in both
+    await store.aclose()

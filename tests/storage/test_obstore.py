@@ -1,0 +1,199 @@
+"""What only the stores have that obstore reads."""
+
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from app.errors import ConfigurationError, StorageDeniedError, StorageError, StorageUnavailableError
+from app.model import ObjectRef
+from app.settings import LimitSettings, StoreSettings
+from app.storage.contract import Found
+from app.storage.obstore import CloudStore
+from app.storage.stores import Stores
+from tests.clouds import Azurite, FakeGcs
+from tests.storage.conftest import az_settings
+from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.test_faults import DATA, FAILURES, MIDDLE
+
+REF = ObjectRef("gs://bucket", "key")
+
+
+@pytest.fixture
+async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
+    """Read the faulty server as if it was Google's."""
+    faulty.put("bucket", "key", DATA)
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+    async with aclosing(CloudStore("gs", settings, timeout_s=0.5)) as opened:
+        yield opened
+
+
+FAULTS = [
+    *((fault, error) for fault, error in FAILURES if fault is not Fault.EXPIRED),
+    (Fault.NO_BUCKET, StorageUnavailableError),
+    (Fault.IGNORE_RANGE, StorageUnavailableError),
+]
+
+
+@pytest.mark.parametrize(("fault", "error"), FAULTS)
+async def test_each_fault_has_its_error(
+    faulty: FaultyServer, store: CloudStore, fault: Fault, error: type[StorageError]
+) -> None:
+    """What obstore only words differently is told apart, and never is absence."""
+    faulty.fail(fault)
+
+    with pytest.raises(StorageError) as raised:
+        await store.get(REF, MIDDLE)
+    with pytest.raises(StorageError) as in_stream:
+        async with store.stream(REF, MIDDLE, if_match=None) as pieces:
+            assert [piece async for piece in pieces]
+
+    assert type(raised.value) is type(in_stream.value) is error
+    if isinstance(raised.value, StorageUnavailableError):
+        is_lasting = fault in (Fault.TEAPOT, Fault.NO_BUCKET, Fault.BAD_RANGE)
+        assert raised.value.lasting is is_lasting
+    assert faulty.url not in str(raised.value)
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    """A refused connection may be accepted later."""
+    settings = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
+    store = CloudStore("gs", settings, timeout_s=1)
+
+    with pytest.raises(StorageUnavailableError) as raised:
+        await store.check_reachable(REF)
+
+    assert not raised.value.lasting
+
+
+@pytest.mark.parametrize("key", ["", "/key", "a//key", "a/", "a/../key", "./key"])
+async def test_a_name_that_would_be_changed_is_not_asked_for(
+    faulty: FaultyServer, store: CloudStore, key: str
+) -> None:
+    """Obstore strips slashes: another object would answer."""
+    with pytest.raises(StorageUnavailableError):
+        await store.get(ObjectRef("gs://bucket", key))
+
+    assert not faulty.seen
+
+
+async def test_gzip_is_given_as_it_is(azurite: Azurite, fake_gcs: FakeGcs) -> None:
+    """What was stored as gzip is not inflated on the way, and says that it is gzip."""
+    azurite.put("gzip", DATA, is_gzip=True)
+    fake_gcs.put("gzip", DATA, is_gzip=True)
+    google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
+    for store, bucket in (
+        (CloudStore("az", az_settings(azurite)), "az://bucket"),
+        (CloudStore("gs", google), "gs://bucket"),
+    ):
+        ref = ObjectRef(bucket, "gzip")
+        found, stat = await store.get(ref, MIDDLE), await store.stat(ref)
+
+        assert isinstance(found, Found)
+        assert stat is not None
+        assert (found.data, found.is_gzip) == (DATA[1000:201_000], True)
+        assert (stat.size, stat.is_gzip) == (len(DATA), True)
+
+
+async def test_credentials_count(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from settings or obstore's variables; wrong ones or none are denied."""
+    azurite.put("present", b"data")
+    wrong = az_settings(azurite).model_dump() | {"secret_access_key": "d3Jvbmc="}
+    for settings in (
+        StoreSettings.model_validate(wrong),
+        StoreSettings(endpoint_url=azurite.url, anonymous=True),
+    ):
+        store = CloudStore("az", settings)
+        for ask in (store.get, store.stat, store.check_reachable):
+            for key in ("present", "absent"):
+                with pytest.raises(StorageDeniedError):
+                    await ask(ObjectRef("az://bucket", key))
+
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
+    store = CloudStore("az", StoreSettings(endpoint_url=azurite.url))
+    assert isinstance(await store.get(ObjectRef("az://bucket", "present")), Found)
+
+
+async def test_missing_credentials_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a machine gives no token, nothing is sent."""
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:1")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    store = CloudStore("gs", StoreSettings(), timeout_s=1)
+
+    with pytest.raises(StorageDeniedError, match="no credentials"):
+        await store.get(REF)
+
+
+async def test_an_account_must_be_known() -> None:
+    """Azure's names are of an account, which the message asks for."""
+    store = CloudStore("az", StoreSettings(), timeout_s=1)
+
+    with pytest.raises(StorageUnavailableError, match="Account must be specified"):
+        await store.get(ObjectRef("az://bucket", "key"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings"),
+    [
+        ("gs", {"access_key_id": "id", "secret_access_key": "secret"}),
+        ("gs", {"session_token": "token"}),
+        ("az", {"region": "here"}),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(scheme: str, settings: dict[str, str]) -> None:
+    """What would be ignored stops the start."""
+    with pytest.raises(ConfigurationError, match=f"{scheme}://"):
+        CloudStore(scheme, StoreSettings.model_validate(settings))
+
+
+async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs) -> None:
+    """Datasets and prefixes, through a named store or without, side by side."""
+    azurite.put("a/key", b"azure")
+    fake_gcs.put("a/key", b"google")
+    google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
+
+    async with Stores(LimitSettings()) as stores:
+        roots = {
+            stores.open_root("az://bucket/a", az_settings(azurite), "blue"): b"azure",
+            stores.open_root("gs://bucket/a/", google): b"google",
+            stores.open_prefix("az://bucket/a/", az_settings(azurite), "blue"): b"azure",
+            stores.open_prefix("gs://bucket/a", google): b"google",
+        }
+        assert [root.bucket for root in roots] == [
+            "az+blue://bucket",
+            "gs://bucket",
+            "guarded+az+blue://bucket",
+            "guarded+gs://bucket",
+        ]
+        for root, data in roots.items():
+            await stores.check_reachable(root)
+            found = await stores.get(root.join("key"))
+            assert isinstance(found, Found)
+            assert found.data == data
+        for guarded in list(roots)[2:]:
+            with pytest.raises(StorageDeniedError):
+                await stores.get(guarded.join("../key"))
+
+
+@pytest.mark.parametrize(("url", "extra"), [("gs://b/c", "gcs"), ("az://b/c", "azure")])
+def test_a_missing_extra_is_named(url: str, extra: str) -> None:
+    """Without obstore the start says what to install, and other schemes work."""
+    program = f"""
+import sys
+sys.modules["obstore"] = None
+from app.errors import ConfigurationError
+from app.settings import LimitSettings
+from app.storage.stores import Stores
+stores = Stores(LimitSettings())
+stores.open_root("s3://bucket/key")
+try:
+    stores.open_root("{url}")
+except ConfigurationError as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    assert f"shardgate[{extra}]" in told.stdout.decode()

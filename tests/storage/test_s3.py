@@ -1,0 +1,249 @@
+"""What only S3 has: presigned URLs, buckets, credentials."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore import UNSIGNED
+from botocore.credentials import Credentials
+
+from app.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+)
+from app.model import ObjectRef
+from app.settings import StoreSettings
+from app.storage.contract import Found
+from app.storage.http1_client import Target
+from app.storage.http_reader import HttpMethod
+from app.storage.s3 import Presigner, S3Store, presign
+from tests.seaweedfs import SeaweedFS
+from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.s3_objects import s3_settings
+
+REF = ObjectRef("s3+lab://bucket", "key")
+KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]
+SESSION: Final = get_session()
+ENDPOINTS: list[dict[str, Any]] = [
+    {"endpoint_url": "http://127.0.0.1:9000", "config": {"s3": {"addressing_style": "path"}}},
+    {"region_name": "eu-central-1"},
+    {"region_name": "us-east-1", "aws_session_token": "a token/with=signs"},
+]
+
+
+def _client(**options: Any) -> Any:
+    config = AioConfig(**{"signature_version": "s3v4", **options.pop("config", {})})
+    secrets = {"aws_access_key_id": "AKID", "aws_secret_access_key": "secret"}
+    options = {"region_name": "us-east-1", **secrets, **options}
+    return SESSION.create_client("s3", config=config, **options)
+
+
+def _credentials(options: dict[str, Any]) -> Credentials:
+    return Credentials("AKID", "secret", options.get("aws_session_token"))
+
+
+def _moment(url: str) -> str:
+    found = re.search(r"X-Amz-Date=(\w+)", url)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+async def store(faulty: FaultyServer) -> AsyncGenerator[S3Store]:
+    """Read the faulty server with some credentials."""
+    faulty.put("bucket", "key", b"data")
+    settings = {
+        "endpoint_url": faulty.url,
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": "secret",
+    }
+    opened = S3Store(StoreSettings.model_validate(settings), timeout_s=1)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.mark.parametrize("fault", [Fault.EXPIRED, Fault.EXPIRED_TOKEN])
+async def test_an_expired_signature_is_renewed_once(
+    faulty: FaultyServer, store: S3Store, fault: Fault
+) -> None:
+    """Temporary credentials may die before the URL does; the second refusal is believed."""
+    faulty.fail(fault, nth=[0, 2, 3])
+
+    assert isinstance(await store.get(REF), Found)
+    with pytest.raises(StorageDeniedError):
+        await store.get(REF)
+    assert len(faulty.seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(Fault.DENY, StorageDeniedError), (Fault.NO_BUCKET, StorageUnavailableError)],
+)
+async def test_other_refusals_are_final(
+    faulty: FaultyServer, store: S3Store, fault: Fault, error: type[StorageError]
+) -> None:
+    """They cost one request; NoSuchBucket is no absence, though its status is 404."""
+    faulty.fail(fault)
+
+    with pytest.raises(error) as raised:
+        await store.get(REF)
+
+    assert len(faulty.seen) == 1
+    if isinstance(raised.value, StorageUnavailableError):
+        assert raised.value.lasting
+
+
+async def test_an_expired_signature_is_renewed_for_all_its_readers(
+    faulty: FaultyServer, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many reads share a URL; who finds it dead while others renew it waits for that."""
+    sign = store._presign
+
+    async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> Target:
+        await asyncio.sleep(0.05)  # as credentials that are refreshed take
+        return await sign(method, ref)
+
+    monkeypatch.setattr(store, "_presign", sign_after_a_while)
+    for _ in range(3):
+        await store.get(REF)
+    assert len({seen.query for seen in faulty.seen}) == 1
+    assert "X-Amz-Signature" in faulty.seen[0].query
+    faulty.fail(Fault.EXPIRED, query=faulty.seen[0].query)
+    await asyncio.sleep(1.1)  # signatures of one second are the same
+
+    found = await asyncio.gather(*(store.get(REF) for _ in range(10)))
+
+    assert all(isinstance(each, Found) for each in found)
+
+
+async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> None:
+    """The error document of a GET proves it; the answer to a HEAD has none, and a GET follows."""
+    absent = ObjectRef(REF.bucket, "absent")
+    assert await store.get(absent) is None
+    assert await store.stat(absent) is None
+
+    assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
+
+
+async def test_an_answer_without_etag_is_not_from_s3(faulty: FaultyServer, store: S3Store) -> None:
+    """S3 always sends one: what has none is somebody else's page, whatever its status."""
+    faulty.fail(Fault.NO_ETAG)
+
+    for read in (store.get, store.stat):
+        with pytest.raises(StorageUnavailableError, match="no ETag"):
+            await read(REF)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault.DENY, StorageDeniedError),
+        (Fault.SLOW_DOWN, StorageThrottledError),
+        (Fault.ERROR, StorageUnavailableError),
+        (Fault.NO_BUCKET, StorageUnavailableError),
+        (Fault.STALL, StorageTimeoutError),
+        (Fault.RESET, StorageUnavailableError),
+        (Fault.CUT, StorageUnavailableError),
+        (Fault.GARBAGE, StorageUnavailableError),
+    ],
+)
+async def test_a_failed_listing_is_no_end(
+    faulty: FaultyServer, store: S3Store, fault: Fault, error: type[Exception]
+) -> None:
+    """The exceptions of botocore are told apart as those of reads are."""
+    faulty.fail(fault)
+
+    with pytest.raises(error):
+        await anext(store.list(ObjectRef(REF.bucket, "")))
+
+
+async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> None:
+    """An anonymous URL has no query; missing credentials are denied before a request."""
+    faulty.put("bucket", "a b+c#d", b"data")
+    anonymous = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=1)
+    async with aclosing(anonymous) as store:
+        assert isinstance(await store.get(ObjectRef(REF.bucket, "a b+c#d")), Found)
+    async with aclosing(S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=1)) as store:
+        with pytest.raises(StorageDeniedError, match="no credentials"):
+            await store.get(REF)
+
+    assert [seen.query for seen in faulty.seen] == [""]
+
+
+async def test_the_environment_is_enough(
+    seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without settings, botocore's chain names endpoint, region and keys."""
+    for name, value in seaweedfs.environ.items():
+        monkeypatch.setenv(name, value)
+    seaweedfs.put("environment", b"data")
+    store = S3Store(None)
+
+    found = await store.get(ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
+    await store.aclose()
+
+    assert isinstance(found, Found)
+
+
+async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
+    """A real server refuses a wrong signature, for objects that exist and for others."""
+    async with aclosing(S3Store(s3_settings(seaweedfs, secret_access_key="wrong"))) as store:
+        for ask in (store.get, store.stat, store.check_reachable, store.verify_conditional_writes):
+            with pytest.raises(StorageDeniedError):
+                await ask(ObjectRef(f"s3://{seaweedfs.bucket}", "key"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("options", ENDPOINTS, ids=["path", "host", "token"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_urls_are_those_of_botocore(
+    method: HttpMethod, options: dict[str, Any], key: str
+) -> None:
+    """To the letter, if they are made in the same second."""
+    async with _client(**options) as client:
+        signer = await Presigner.of(client, method, "my-bucket")
+        assert signer is not None
+        for _ in range(3):
+            theirs = await presign(client, method, "my-bucket", key)
+            ours = signer.sign(key, _credentials(options))
+            if _moment(ours) == _moment(theirs):
+                break
+
+    assert ours == theirs
+
+
+async def test_nothing_is_signed_without_credentials() -> None:
+    """The URL has no query."""
+    async with _client(config={"signature_version": UNSIGNED}) as client:
+        signer = await Presigner.of(client, "GET", "open-data")
+        theirs = await presign(client, "GET", "open-data", "a b")
+
+    assert signer is not None
+    assert signer.sign("a b", None) == theirs == "https://open-data.s3.amazonaws.com/a%20b"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "X-Amz-Credential=AKID/20261121/us-west-2/s3express/aws4_request&X-Amz-Signature=1",
+        "X-Amz-Credential=AKID/20261121/us-west-2/s3/aws4_request&X-Amz-S3session-Token=1",
+        "X-Amz-Credential=AKID/20261121/s3/aws4_request&X-Amz-Region-Set=%2A",
+        "AWSAccessKeyId=AKID&Signature=1&Expires=1",
+    ],
+)
+async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
+    """Those of a bucket with sessions of its own, say."""
+
+    class Client:
+        async def generate_presigned_url(self, *_: object, **__: object) -> str:
+            return f"https://bucket--usw2-az1--x-s3.example/key?{query}"
+
+    assert await Presigner.of(Client(), "GET", "bucket--usw2-az1--x-s3") is None

@@ -1,0 +1,290 @@
+"""Which parts of an object the server copies, and how it is uploaded."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.model import ByteRange, ETag, Piece
+from app.storage.contract import (
+    ABSENT,
+    CONFLICT,
+    Conflict,
+    Expected,
+    Found,
+    ObjectHeaders,
+    WriteNotice,
+)
+from app.storage.s3_upload import MIN_NBYTES, Part, plan_parts
+from app.storage.spans import assemble, nbytes_of, plan_spans
+from tests.seaweedfs import SeaweedFS
+from tests.storage.s3_objects import Written
+
+OLD = bytes(range(256)) * 8
+MIN = 50
+MIB = 1024**2
+LARGE = b"".join(bytes([n]) * MIB for n in range(17))
+CHANGES: list[Piece] = [ByteRange(0, 6 * MIB), b"new", ByteRange(6 * MIB + 9, 17 * MIB), b"index"]
+REWRITTEN = LARGE[: 6 * MIB] + b"new" + LARGE[6 * MIB + 9 :] + b"index"
+STALE_S = 2.0
+
+ranges = st.tuples(st.integers(0, len(OLD)), st.integers(0, len(OLD))).map(
+    lambda ends: ByteRange(min(ends), max(ends))
+)
+pieces = st.lists(st.binary(max_size=2 * MIN) | ranges, max_size=12)
+
+
+def made(parts: Sequence[Part | Piece]) -> bytes:
+    """Make the object of *parts*."""
+    data = b""
+    for part in parts:
+        if isinstance(part, list):
+            data += made(part)
+        else:
+            data += OLD[part.start : part.stop] if isinstance(part, ByteRange) else part
+    return data
+
+
+def nbytes(part: Part) -> int:
+    """Count the bytes of a part."""
+    return part.length if isinstance(part, ByteRange) else sum(map(nbytes_of, part))
+
+
+def sent(parts: Sequence[Part]) -> int:
+    """Count the bytes that pass through us."""
+    return sum(nbytes(part) for part in parts if not isinstance(part, ByteRange))
+
+
+@given(pieces)
+def test_parts_make_the_same_bytes(given: list[Piece]) -> None:
+    """Whatever the pieces are, the parts hold their bytes and no others."""
+    assert made(plan_parts(given, min_nbytes=MIN)) == made([*given])
+    assert made(plan_parts(given, copies=False)) == made([*given])
+
+
+@given(pieces)
+def test_parts_are_legal(given: list[Piece]) -> None:
+    """Every part but the last is long enough, and none is empty."""
+    parts = plan_parts(given, min_nbytes=MIN)
+
+    assert all(nbytes(part) >= MIN for part in parts[:-1])
+    assert all(nbytes(part) > 0 for part in parts)
+
+
+@given(pieces)
+def test_little_is_sent_again(given: list[Piece]) -> None:
+    """No more than a least part is sent for every piece, beside what is new."""
+    parts = plan_parts(given, min_nbytes=MIN)
+    new = sum(len(piece) for piece in given if isinstance(piece, bytes))
+
+    assert sent(parts) <= new + MIN * len(given)
+
+
+def test_a_hole_in_a_large_object_costs_one_least_part() -> None:
+    """A small chunk in the middle and an index at the end move 5 MiB, and the index."""
+    hole, size, index = 300 * MIB, 1024 * MIB, b"i" * 1000
+
+    parts = plan_parts([ByteRange(0, hole), b"new", ByteRange(hole + 3, size), index])
+
+    assert sent(parts) == MIN_NBYTES + len(index)
+
+
+@pytest.mark.parametrize("new", [b"", b"index"])
+def test_an_end_may_be_short(new: bytes) -> None:
+    """The last part has no least length, be it copied or sent."""
+    parts = plan_parts([b"n" * MIN, ByteRange(0, 3 * MIN), ByteRange(9, 10), new], min_nbytes=MIN)
+
+    assert parts[1] == ByteRange(0, 3 * MIN)
+    assert nbytes(parts[-1]) == 1 + len(new)
+
+
+def test_a_range_between_two_holes_is_sent_if_little_would_be_left() -> None:
+    """What would be too short to be copied goes up with both its neighbours."""
+    given: list[Piece] = [ByteRange(0, 1000), b"1", ByteRange(0, 60), b"2", ByteRange(0, 1000)]
+
+    parts = plan_parts(given, min_nbytes=MIN)
+
+    assert parts == [given[0], given[1:4], given[4]]
+
+
+def test_there_are_never_too_many_parts() -> None:
+    """S3 takes 10,000 parts; where there would be more, the least part is longer."""
+    given: list[Piece] = [ByteRange(at, at + 60) for at in range(0, 61 * 25_000, 61)]
+
+    parts = plan_parts([each for kept in given for each in (kept, b"x")], min_nbytes=MIN)
+
+    assert len(parts) <= 10_000
+
+
+@given(pieces)
+def test_spans_hold_all_ranges(given: list[Piece]) -> None:
+    """What was read in few spans makes the same bytes."""
+    spans = plan_spans(piece for piece in given if isinstance(piece, ByteRange))
+    read = [OLD[span.start : span.stop] for span in spans]
+
+    assert assemble(given, spans, read) == made([*given])
+    assert len(spans) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=20))
+def test_spans_are_short(given: list[tuple[int, int]]) -> None:
+    """Spans join what is near, and grow no longer than a request should be."""
+    ranges = [ByteRange(start * MIB, (start + length) * MIB) for start, length in given]
+
+    spans = plan_spans(ranges)
+
+    assert all(any(s.start <= r.start and r.stop <= s.stop for s in spans) for r in ranges)
+    longest = max((each.length for each in ranges), default=0)
+    assert all(span.length <= max(16 * MIB, longest) for span in spans)
+
+
+def test_parts_are_neither_many_nor_long() -> None:
+    """Adjacent ranges are copied together, long ones and new bytes divided evenly."""
+    adjacent: list[Piece] = [ByteRange(n, n + 1) for n in range(500)]
+    new: list[Piece] = [b"x" * (20 * MIB), ByteRange(0, 20 * MIB)]
+
+    assert plan_parts(adjacent, min_nbytes=MIN) == [ByteRange(0, 500)]
+    assert [nbytes(part) for part in plan_parts([ByteRange(0, 1000 * MIB)])] == [250 * MIB] * 4
+    sent_parts = plan_parts(new, copies=False)
+    assert max(map(nbytes, sent_parts)) < 32 * MIB
+    assert not any(isinstance(part, ByteRange) for part in sent_parts)
+
+
+class LargeObject(Written):
+    """A large object, whose version is *etag*."""
+
+    def __init__(self, server: SeaweedFS, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.etag = self.put(LARGE)
+
+    async def rewrite(self, pieces: list[Piece], expected: Expected) -> ETag:
+        """Write *pieces*, which is what is read then, under the version told."""
+        etag = await self.store.put(self.ref, pieces, expected=expected)
+        assert not isinstance(etag, Conflict)
+        found = await self.store.get(self.ref)
+        assert isinstance(found, Found)
+        assert found.etag == etag
+        assert self.left() == []
+        return etag
+
+
+@pytest.fixture(params=["seaweedfs", "ministack"])
+async def large(request: pytest.FixtureRequest) -> AsyncGenerator[LargeObject]:
+    """Make a large object on each server."""
+    made = LargeObject(request.getfixturevalue(request.param))
+    yield made
+    await made.store.aclose()
+
+
+async def test_the_server_copies_what_stays(large: LargeObject) -> None:
+    """Of a large object little is moved, once and again, and it is right."""
+    first = await large.rewrite(CHANGES, large.etag)
+
+    assert large.seen() == (REWRITTEN, first)
+    ((way, moved),) = large.notices
+    assert way == "copy"
+    assert moved.sent <= 5 * MIB + len(b"newindex")
+    assert moved.fetched <= 5 * MIB
+    assert moved.sent + moved.copied == len(REWRITTEN)
+    second = await large.rewrite([ByteRange(0, len(REWRITTEN)), b"2"], first)
+    assert large.seen() == (REWRITTEN + b"2", second)
+    assert [way for way, _ in large.notices] == ["copy", "copy"]
+
+
+async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
+    """Content coding and metadata are sent with each rewrite."""
+    headers = ObjectHeaders(is_gzip=True, metadata=(("a", "b"),))
+    await large.store.put(large.ref, CHANGES, expected=large.etag, headers=headers)
+
+    stat = await large.store.stat(large.ref)
+    assert stat is not None
+    assert stat.headers == headers
+
+
+async def test_a_lost_race_leaves_nothing(large: LargeObject) -> None:
+    """A large object that was replaced is a conflict, whenever that is noticed."""
+    large.put(b"other")
+
+    assert await large.store.put(large.ref, CHANGES, expected=large.etag) is CONFLICT
+    assert large.seen()[0] == b"other"
+    assert large.left() == []
+
+
+async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
+    """Writers that copy the same object at once are told apart."""
+    written = await asyncio.gather(
+        *(
+            large.store.put(large.ref, [*CHANGES, b"%d" % writer], expected=large.etag)
+            for writer in range(4)
+        )
+    )
+
+    ((winner, etag),) = [each for each in enumerate(written) if each[1] is not CONFLICT]
+    assert large.seen() == (REWRITTEN + b"%d" % winner, etag)
+    assert large.left() == []
+
+
+async def test_a_cancelled_rewrite_leaves_nothing(large: LargeObject) -> None:
+    """An upload ends with the request, however far it was."""
+    for pause_s in (0.005, 0.02, 0.05, 0.1, 0.2):
+        task = asyncio.create_task(large.store.put(large.ref, CHANGES, expected=large.etag))
+        await asyncio.sleep(pause_s)
+        if not task.done():
+            task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            break
+
+    if cleaning := asyncio.all_tasks() - {asyncio.current_task()}:  # nobody waits for it
+        await asyncio.wait(cleaning)
+    assert large.seen()[0] in (LARGE, REWRITTEN)
+    assert large.left() == []
+
+
+@pytest.mark.parametrize("server", ["seaweedfs", "ministack"])
+async def test_what_is_long_and_new_is_sent_in_parts(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    """No copying is needed to send an object in parts, for the first time too."""
+    large = LargeObject(request.getfixturevalue(server), copied_nbytes=2**40, whole_nbytes=16 * MIB)
+    await large.rewrite(CHANGES, large.etag)
+    assert large.seen()[0] == REWRITTEN
+
+    assert await large.store.put(large.ref, [LARGE, LARGE], expected=ABSENT) is CONFLICT
+    assert await large.store.delete(large.ref, expected=None)
+    await large.rewrite([LARGE, LARGE], ABSENT)
+
+    assert large.seen()[0] == LARGE + LARGE
+    assert {way for way, _ in large.notices} == {"put"}
+    await large.store.aclose()
+
+
+async def test_short_ranges_are_sent(large: LargeObject) -> None:
+    """A small object is put as a whole, and the notice says so."""
+    await large.rewrite([ByteRange(0, 10), b"new"], large.etag)
+
+    assert large.notices == [("put", WriteNotice(13, 10))]
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("is_probe", [True, False])
+async def test_old_litter_is_removed(seaweedfs: SeaweedFS, *, is_old: bool, is_probe: bool) -> None:
+    """A rewrite and a trial of the server remove what killed ones left once it is old."""
+    large = LargeObject(seaweedfs, stale_s=STALE_S if is_old else 60)
+    beside = large.root.prefix if is_probe else large.ref
+    key = f"{beside.key}.shardgate-{uuid4().hex}"
+    seaweedfs.put(key, b"left")
+    seaweedfs.client.create_multipart_upload(Bucket=seaweedfs.bucket, Key=key)
+    await asyncio.sleep(STALE_S + 1 if is_old else 0)
+
+    if is_probe:
+        await large.store.verify_conditional_writes(large.root)
+    else:
+        await large.store.put(large.ref, CHANGES, expected=large.etag)
+
+    assert len(large.left()) == (0 if is_old else 2)
+    await large.store.aclose()

@@ -1,0 +1,238 @@
+"""Retries of reads, and notices of calls."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from app.errors import (
+    RangeNotSatisfiedError,
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    TruncatedReadError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ETag, ObjectRef
+from app.storage.contract import ABSENT, CONFLICT, Listed
+from app.storage.memory import MemoryStore
+from app.storage.traced import Call as TracedCall
+from app.storage.traced import TracedStore
+from app.storage.wrappers import RetryingStore, RetryPolicy
+
+REF = ObjectRef("memory://bucket", "key")
+PASSING = [
+    StorageThrottledError(REF, "slow down"),
+    StorageUnavailableError(REF, "refused"),
+    TruncatedReadError(REF, "cut"),
+]
+FINAL = [
+    StorageDeniedError(REF, "denied"),
+    StorageUnavailableError(REF, "no bucket", lasting=True),
+    StorageTimeoutError(REF, "silent"),
+    RangeNotSatisfiedError(REF, 5),
+    VersionChangedError(REF),
+]
+
+
+class FailingStore(MemoryStore):
+    """Raises the errors of a list, one a call, before it works; its streams begin with a get."""
+
+    def __init__(self, errors: list[StorageError]) -> None:
+        super().__init__()
+        self.errors = errors
+        self.etag = self.place(REF, b"data")
+        self.calls = 0
+
+    def fail(self) -> None:
+        """Count a call, and raise the next error."""
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        """Fail first."""
+        self.fail()
+        return await super().get(*args, **options)
+
+    async def stat(self, ref: ObjectRef) -> Any:
+        """Fail first."""
+        self.fail()
+        return await super().stat(ref)
+
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Fail first."""
+        self.fail()
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Fail first."""
+        self.fail()
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingStore:
+    """Wrap *inner* so that no test waits; note the pauses, at their longest, in *slept*."""
+
+    async def sleep(seconds: float) -> None:
+        if slept is not None:
+            slept.append(seconds)
+
+    return RetryingStore(inner, RetryPolicy(5, sleep=sleep, uniform=lambda low, high: low + high))
+
+
+async def streamed(store: RetryingStore, etag: ETag) -> object:
+    """Read a stream to its end."""
+    async with store.stream(REF, ByteRange(0, 4), if_match=etag) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def listed(store: RetryingStore, _: ETag) -> object:
+    """List the bucket."""
+    return [each async for each in store.list(ObjectRef(REF.bucket, ""))]
+
+
+type Call = Callable[[RetryingStore, ETag], Awaitable[object]]
+CALLS: list[Call] = [
+    lambda store, etag: store.get(REF, ByteRange(0, 2), if_match=etag),
+    lambda store, _: store.stat(REF),
+    lambda store, _: store.check_reachable(REF),
+    streamed,
+    listed,
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_transient_errors_are_retried(call: Call) -> None:
+    """Three failures and a success are a success; pauses double, and chance takes a part."""
+    inner, slept = FailingStore(list(PASSING)), list[float]()
+
+    found = await call(retrying(inner, slept), inner.etag)
+
+    assert found == await call(retrying(FailingStore([])), inner.etag)
+    assert inner.calls == 4
+    assert slept == [0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_the_fourth_failure_is_raised(call: Call) -> None:
+    """The last error is the one that is raised."""
+    inner = FailingStore([*PASSING, StorageThrottledError(REF, "the last")])
+
+    with pytest.raises(StorageThrottledError, match="the last"):
+        await call(retrying(inner), inner.etag)
+
+
+@pytest.mark.parametrize("error", FINAL, ids=str)
+@pytest.mark.parametrize("call", CALLS)
+async def test_lasting_errors_are_raised_at_once(call: Call, error: StorageError) -> None:
+    """Denied is denied."""
+    inner = FailingStore([error])
+
+    with pytest.raises(type(error)):
+        await call(retrying(inner), inner.etag)
+
+    assert inner.calls == 1
+
+
+async def test_writes_are_not_retried() -> None:
+    """Only the store can find out whether a failed write was done."""
+
+    class Lost(FailingStore):
+        async def put(self, *args: Any, **options: Any) -> Any:
+            self.fail()
+
+    inner = Lost(list(PASSING))
+    with pytest.raises(StorageError):
+        await retrying(inner).put(REF, [b"1"], expected=None)
+    assert inner.calls == 1
+
+
+async def test_the_deadline_bounds_everything() -> None:
+    """Attempts and pauses together end at the deadline."""
+    inner = FailingStore(list(PASSING))
+    store = RetryingStore(inner, RetryPolicy(0.05, sleep=lambda _: asyncio.sleep(60)))
+
+    with pytest.raises(StorageTimeoutError, match=r"0\.05 s"):
+        await store.stat(REF)
+
+
+async def test_a_timeout_of_the_caller_is_not_ours() -> None:
+    """Who waits less than the deadline hears `TimeoutError`."""
+    store = RetryingStore(
+        FailingStore(list(PASSING)), RetryPolicy(5, sleep=lambda _: asyncio.sleep(60))
+    )
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await store.stat(REF)
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
+    """Each name is told once, in order, though the listing breaks off behind every other one."""
+
+    class Breaking(FailingStore):
+        async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:
+            count = 0
+            async for each in super().list(*args, **options):
+                if count == 2:
+                    raise StorageThrottledError(REF, "slow down")
+                count += 1
+                yield each
+
+    inner = Breaking([])
+    for name in ("a", "b/c", "b/d", "b0", "e/f", "g", "h/i"):
+        inner.place(REF._replace(key=name), b"data")
+    bucket = ObjectRef(REF.bucket, "")
+
+    found = [each.ref.key async for each in retrying(inner).list(bucket, delimiter=delimiter)]
+    whole = [each.ref.key async for each in MemoryStore.list(inner, bucket, delimiter=delimiter)]
+    assert found == whole
+    assert len(found) > 5
+
+
+async def test_each_call_is_reported() -> None:
+    """With method, object, request, bytes (of a put the new ones) and error, at its end."""
+    calls: list[TracedCall] = []
+    inner, bucket, before = MemoryStore(), ObjectRef(REF.bucket, ""), time.perf_counter()
+    store = TracedStore(inner, calls.append)
+
+    await store.verify_conditional_writes(REF)
+    etag = await store.put(REF, [b"data", b"more"], expected=ABSENT)
+    assert isinstance(etag, str)
+    assert await store.put(REF, [b"late"], expected=ABSENT) is CONFLICT
+    await store.get(REF, ByteRange(1, 3))
+    await store.stat(REF)
+    await store.check_reachable(REF)
+    async with store.stream(REF, ByteRange(0, 8), if_match=etag) as pieces:
+        assert [piece async for piece in pieces] == [b"datamore"]
+    assert [each async for each in store.list(bucket)]
+    await store.put(REF, [b"new", ByteRange(0, 4)], expected=etag)
+    with pytest.raises(VersionChangedError):
+        await store.get(REF, if_match=etag)
+    await store.delete(REF, expected=None)
+
+    assert store.keeps_headers(REF)
+    assert [(each.method, each.ref, each.request, each.nbytes) for each in calls] == [
+        ("safety", REF, None, 0),
+        ("put", REF, None, 8),
+        ("put", REF, None, 4),
+        ("get", REF, ByteRange(1, 3), 2),
+        ("stat", REF, None, 0),
+        ("reach", REF, None, 0),
+        ("stream", REF, ByteRange(0, 8), 8),
+        ("list", bucket, None, 0),
+        ("put", REF, None, 3),
+        ("get", REF, None, 0),
+        ("delete", REF, None, 0),
+    ]
+    errors = [type(each.error) for each in calls if each.error is not None]
+    assert errors == [VersionChangedError]
+    assert all(0 <= each.seconds < time.perf_counter() - before for each in calls)

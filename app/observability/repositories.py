@@ -3,7 +3,7 @@
 from prometheus_client import Counter
 
 from app.errors import CommitConflictError
-from app.formats.icechunk.change_set import ChangeSet
+from app.formats.icechunk.changes import ChangeSet
 from app.resolve.budget import ByteBudget
 from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.commit_request import CommitRequest, Committed, Tip

@@ -17,12 +17,14 @@ import zstandard
 from pydantic import ByteSize
 
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.index import ManifestDecoder
-from app.formats.icechunk.metadata import SnapshotDecoder
+from app.formats.icechunk.manifest import ManifestDecoder
 from app.formats.icechunk.repo_info import RepoInfoDecoder
-from app.formats.icechunk.session_document import decode_session
-from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
-from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
+from app.formats.icechunk.session import decode_session
+from app.formats.icechunk.snapshot import (
+    SnapshotDecoder,
+    SnapshotHeaderDecoder,
+    StoredSnapshotDecoder,
+)
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.settings import DatasetSettings, LimitSettings, Settings

@@ -22,22 +22,23 @@ from hypothesis import strategies as st
 import app
 from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
-from app.formats.icechunk import array_grids, session_view
+from app.formats.icechunk import grids
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
 from app.formats.icechunk.envelope import HEADER_NBYTES
-from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.index import ManifestDecoder
-from app.formats.icechunk.journal_entry import decode_entry
-from app.formats.icechunk.metadata import SnapshotDecoder
+from app.formats.icechunk.manifest import ManifestDecoder
+from app.formats.icechunk.manifest_writer import batch_references
 from app.formats.icechunk.metadata_items import decode_messagepack
-from app.formats.icechunk.reference_reading import read_references
 from app.formats.icechunk.refs import read_ref_file
 from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder
 from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
-from app.formats.icechunk.session_document import decode_session
-from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
-from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
+from app.formats.icechunk.session import decode_entry, decode_session, read_chunk_grid
+from app.formats.icechunk.snapshot import (
+    SnapshotDecoder,
+    SnapshotHeaderDecoder,
+    StoredSnapshotDecoder,
+)
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.metadata_writing import parse_given
@@ -105,27 +106,28 @@ DECODERS: Final = {
     "compression.inflate_to_array": Decoder(
         lambda data: inflate_to_array(data, MOST), [GZIPPED], (DecodeError,)
     ),
-    "array_grids.read_grid": Decoder(array_grids.read_grid, [ARRAY], (DecodeError,)),
-    "session_view.read_grid": Decoder(session_view.read_grid, [ARRAY], (DecodeError,)),
+    "grids.read_document": Decoder(grids.read_document, [ARRAY], (DecodeError,)),
+    "grids.read_grid": Decoder(grids.read_grid, [ARRAY], (DecodeError,)),
+    "session.read_chunk_grid": Decoder(read_chunk_grid, [ARRAY], (DecodeError,)),
     "config.read_config": Decoder(
         read_config,
         [b"inline_chunk_threshold_bytes: 5\nvirtual_chunk_containers:\n  a:\n    b: c"],
         (DecodeError,),
     ),
-    "flexbuffer.decode_flexbuffer": Decoder(
+    "flexbuffers.decode_flexbuffer": Decoder(
         decode_flexbuffer, [bytes(flexbuffers.Dumps({"a": [1, 2.5, "x", None]}))], (DecodeError,)
     ),
-    "journal_entry.decode_entry": Decoder(decode_entry, [b"{}", b"\0", b"\1abc"], (DecodeError,)),
+    "session.decode_entry": Decoder(decode_entry, [b"{}", b"\0", b"\1abc"], (DecodeError,)),
     "metadata_items.decode_messagepack": Decoder(
         decode_messagepack, [msgpack.packb({"a": [1, None, 2.5, {"b": b"c"}]})], (DecodeError,)
     ),
     "refs.read_ref_file": Decoder(
         read_ref_file, [b'{"snapshot": "VY76P925PRY57WFEK410"}'], (DecodeError,)
     ),
-    "session_document.decode_session": Decoder(
+    "session.decode_session": Decoder(
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
-    "translating.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
+    "metadata_writing.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
     "aws_chunked.decode": Decoder(
         lambda data: aws_chunked.decode(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
@@ -144,7 +146,7 @@ DECODERS: Final = {
     "ranges.parse_content_range": Decoder(parse_content_range, [b"bytes 0-9/10"]),
     "ranges.parse_unsatisfied": Decoder(parse_unsatisfied, [b"bytes */10"]),
 }
-WITHIN: Final = {"s3_xml.read_xml", "reference_reading.read_references"}
+WITHIN: Final = {"s3_xml.read_xml", "chunk_tables.read_columns"}
 """What others of the table, or of the changed objects, call with more than bytes."""
 
 
@@ -202,13 +204,13 @@ def read_snapshot(name: str, data: bytes) -> None:
 def read_manifest(name: str, data: bytes) -> None:
     """Decode a manifest and all its references: one by one, and to be written again."""
     manifest = ManifestDecoder(decode_id(name) or b"", MOST)(data)
-    for node_id, ndim in manifest.columns:
+    for node_id, ndim in manifest.arrays:
         for coords in manifest.coords(node_id, ndim).T.tolist():
             with suppress(DecodeError):
                 manifest.lookup(node_id, tuple(coords))
         positions = manifest.positions(node_id, ndim).astype(np.int64)
-        codec = manifest.references.codec
-        read_references(manifest.references.data, positions, codec.decode)
+        codec = manifest.references.locations
+        batch_references(manifest.references.data, positions, codec.decode)
 
 
 FILES: Final[dict[str, Callable[[str, bytes], object]]] = {

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.index import Manifest, ManifestDecoder
+from app.formats.icechunk.manifest import Manifest, ManifestDecoder
 
 from .blocking import Ask
 from .client import connected

@@ -12,9 +12,9 @@ import icechunk
 import zarr
 
 from app.errors import StorageUnavailableError
-from app.formats.icechunk.conflict_kinds import Policy
+from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.session_document import SessionDocument
+from app.formats.icechunk.session import SessionDocument
 from app.formats.icechunk.write_ids import WriteId
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget

@@ -13,7 +13,7 @@ import icechunk
 import pytest
 
 from app.errors import ClockSkewError, CommitConflictError, StorageTimeoutError
-from app.formats.icechunk.change_set import ChangeSet, NodeDocument
+from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.refs import RepoRefs
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.write_ids import WriteId

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import ConflictError
-from app.formats.icechunk.session_document import (
+from app.formats.icechunk.session import (
     ChangedNode,
     SessionDocument,
     decode_session,

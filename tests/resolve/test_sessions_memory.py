@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.snapshot import StoredSnapshot
 from app.model import ObjectRef
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import root_of

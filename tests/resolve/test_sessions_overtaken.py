@@ -15,7 +15,7 @@ from app.errors import (
     StorageUnavailableError,
     UnknownSessionError,
 )
-from app.formats.icechunk.conflict_kinds import Policy
+from app.formats.icechunk.conflicts import Policy
 from app.model import ObjectRef
 from app.resolve.icechunk.session_commit import SessionCommit
 from app.storage.contract import Found

@@ -1,18 +1,19 @@
-"""The chunks of one array: found by their keys, or listed."""
+"""The chunks of one array: located by key, or listed."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import floordiv, lt
 from typing import Final
 
+import numpy as np
+
 from app.errors import DamagedError, NotAllowedError
-from app.formats.icechunk.index import Manifest
-from app.formats.icechunk.listing import make_grid
-from app.formats.icechunk.metadata import Chunks, Node
-from app.formats.icechunk.references import Reference, Virtual
+from app.formats.icechunk.coords import inside
+from app.formats.icechunk.manifest import Manifest, Reference, Virtual
 from app.formats.icechunk.repository import Repository
-from app.formats.listing import Item, RunInThread, Window
+from app.formats.icechunk.snapshot import Chunks, SnapshotNode
+from app.formats.listing import Item, Rows, RunInThread, Steps, Window
 from app.formats.reading import DecodeError, Fetch
 from app.formats.zarr.layout import Shard, ShardReader
 from app.model import MISSING, Inline, Missing, ObjectRef, Part, Referenced, Stored
@@ -23,17 +24,17 @@ _NOWHERE: Final = ObjectRef("", "")
 
 @dataclass(frozen=True, slots=True)
 class ArrayReader:
-    """Finds chunks; the inner ones, where the array is sharded."""
+    """Locates and lists chunks: inner chunks, where the array is sharded."""
 
     repository: Repository
-    node: Node
+    node: SnapshotNode
     chunks: Chunks
     whole_index_nbytes: int
-    """A larger shard index is read one entry at a time."""
+    """Larger shard indexes are read one entry at a time."""
     fetch: Fetch
 
     async def locate(self, key: str) -> Referenced | Missing:
-        """Find the chunk *key*, which is relative to the array.
+        """Locate the chunk *key*, which is relative to the array.
 
         Raises: `DamagedError`, `NotAllowedError`.
         """
@@ -58,7 +59,7 @@ class ArrayReader:
         return referenced._replace(place=place)
 
     async def refer(self, key: str) -> tuple[tuple[int, ...], Manifest, Reference] | None:
-        """Find what refers to the chunk *key*, or to the shard that it is in, by its coords.
+        """Return the coordinates and the reference of the chunk *key*, or of its shard.
 
         Raises: `DamagedError`.
         """
@@ -70,12 +71,12 @@ class ArrayReader:
         return None if found is None else (coords, *found)
 
     def shard(self, key: str) -> tuple[int, ...] | None:
-        """Give the coords of what is stored for *key*."""
+        """Return the coordinates of the chunk *key*, or of its shard."""
         address = self._parse(key)
         return address and address[0]
 
     def _parse(self, key: str) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
-        """Read the coords of what is stored for *key*, and the origin of an inner chunk."""
+        """Return the coordinates of the stored chunk, and the origin of an inner chunk."""
         coords, array = self.chunks.keys.parse(key), self.node.document.array
         origin = None if array is None or coords is None else array.origin(coords)
         if array is not None:
@@ -85,7 +86,7 @@ class ArrayReader:
         return coords, origin
 
     async def items(self, folder: str, window: Window, aside: RunInThread) -> AsyncGenerator[Item]:
-        """Give the chunks there may be, whose keys begin with *folder*."""
+        """Yield the chunks that references allow for; *folder* is the prefix of their keys."""
         manifests = [
             await self.repository.manifest(object_id, self.fetch)
             for object_id, _ in self.chunks.manifests
@@ -102,7 +103,7 @@ class ArrayReader:
                     yield Item(key, await self._show(key.removeprefix(folder)))
 
     async def _show(self, key: str) -> Referenced | Missing:
-        """Find the chunk *key*; of what may not be followed the length is known all the same."""
+        """Locate the chunk *key*; of a virtual chunk that is not allowed, return the length."""
         try:
             return await self.locate(key)
         except NotAllowedError:
@@ -117,3 +118,51 @@ class ArrayReader:
 
 def _take(walk: Iterator[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return list(islice(walk, _BATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Chunks of an array that may exist: all in stored chunks or shards."""
+
+    stored: Rows
+    """Coordinates of stored chunks or shards, of shape ``(count, ndim)``, in C order."""
+    chunks_per_stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Number of chunks along each dimension."""
+    spell: Callable[[tuple[int, ...]], str]
+    """Returns the prefix of the keys of all chunks with these first coordinates."""
+
+    def walk(self, window: Window) -> Iterator[tuple[int, ...]]:
+        """Iterate in key order over the coordinates in *window*; shorter ones for folded keys."""
+        return self._walk(window, (), self.stored)
+
+    def _walk(
+        self, window: Window, coords: tuple[int, ...], stored: Rows
+    ) -> Iterator[tuple[int, ...]]:
+        start, dim = self.spell(coords), len(coords)
+        if not len(stored) or not window.meets(start):
+            return
+        if dim == len(self.shape) or window.fold(start) is not None:
+            yield coords
+            return
+        column, size = stored[:, dim], self.chunks_per_stored[dim]
+        after = window.after.removeprefix(start) if window.after.startswith(start) else ""
+        for at in Steps(np.unique(column), size, self.shape[dim]).walk(after):
+            place = np.array([at // size, at // size + 1], np.uint64)
+            low, high = np.searchsorted(column, place)
+            yield from self._walk(window, (*coords, at), stored[low:high])
+
+
+def make_grid(
+    node: SnapshotNode, chunks: Chunks, manifests: Sequence[Manifest], folder: str
+) -> Grid:
+    """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
+    stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
+    rows = stored[0] if len(stored) == 1 else np.unique(np.concatenate(stored), axis=0)
+    rows = rows[inside(rows, chunks.grid)]
+    each, shape = (1,) * len(chunks.grid), chunks.grid
+    if (array := node.document.array) is not None:
+        inner = array.inner_chunk_shape
+        each = tuple(map(floordiv, array.shard_shape, inner))
+        shape = tuple(-(-size // chunk) for size, chunk in zip(array.shape, inner, strict=True))
+    return Grid(rows, each, shape, lambda coords: folder + chunks.keys.beginning(coords))

@@ -13,7 +13,7 @@ import yaml
 from yaml import MappingNode, Node, ScalarNode
 
 from app.formats.documents import Json
-from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.reading import DecodeError
 
 _CONTAINERS: Final = "virtual_chunk_containers"

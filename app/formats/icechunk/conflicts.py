@@ -1,19 +1,79 @@
-"""Our changes put on top of theirs, who committed first; or why that cannot be.
+"""Conflicts between two commits on one parent, and the rebase of the later one.
 
-Stricter than the library, whose own rebase can leave nodes in no group, two nodes at one path, or
-chunks that nobody can read.
+Stricter than the library, whose rebase can leave nodes in no group, two nodes at one path, or
+chunks that no reader can decode.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from heapq import merge
+from itertools import islice
+from typing import Final, NamedTuple
 
-from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.chunk_conflicts import find_chunk_conflicts, settle_chunks
-from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind, Policy
-from app.formats.icechunk.node_conflicts import find_node_conflicts
-from app.formats.icechunk.stored_nodes import StoredSnapshot
-from app.formats.icechunk.their_changes import TheirChanges
+import numpy as np
+
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges
+from app.formats.icechunk.commit import by_id, parent_of
+from app.formats.icechunk.coords import Coords, Mask, rows_in, union
+from app.formats.icechunk.grids import read_grid
+from app.formats.icechunk.snapshot import StoredNode, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
+from app.formats.reading import DecodeError
+
+_MAX_LISTED: Final = 100
+
+
+class ConflictKind(StrEnum):
+    """Kinds of conflicts, as the library calls them; *they* committed first."""
+
+    CHUNK_DOUBLE_UPDATE = "chunk_double_update"
+    """Both changed a chunk."""
+    CHUNKS_UPDATED_IN_UPDATED_ARRAY = "chunks_updated_in_updated_array"
+    """One changed chunks, the other the metadata that decide how they are read."""
+    CHUNKS_UPDATED_IN_DELETED_ARRAY = "chunks_updated_in_deleted_array"
+    ZARR_METADATA_DOUBLE_UPDATE = "zarr_metadata_double_update"
+    ZARR_METADATA_UPDATE_OF_DELETED_ARRAY = "zarr_metadata_update_of_deleted_array"
+    ZARR_METADATA_UPDATE_OF_DELETED_GROUP = "zarr_metadata_update_of_deleted_group"
+    DELETE_OF_UPDATED_ARRAY = "delete_of_updated_array"
+    DELETE_OF_UPDATED_GROUP = "delete_of_updated_group"
+    """They changed its metadata, or created nodes in it."""
+    NEW_NODE_CONFLICTS_WITH_EXISTING_NODE = "new_node_conflicts_with_existing_node"
+    NEW_NODE_IN_INVALID_GROUP = "new_node_in_invalid_group"
+    """The group no longer exists, or became an array."""
+    MOVE_OPERATION_CANNOT_BE_REBASED = "move_operation_cannot_be_rebased"
+    """They moved nodes."""
+
+
+_K: Final = ConflictKind
+
+
+class Policy(StrEnum):
+    """Resolution of chunks that both changed; nothing else can be resolved."""
+
+    FAIL = "fail"
+    OURS = "ours"
+    THEIRS = "theirs"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedChunks:
+    """Changed chunks of an array."""
+
+    count: int
+    chunks: list[list[int]]
+    """Coordinates of the first of them: of shards, where the array is sharded."""
+
+
+class Conflict(NamedTuple):
+    """A reason why our changes cannot be rebased on theirs."""
+
+    kind: ConflictKind
+    path: str
+    """Path of the node, or of the node to create."""
+    chunks: UpdatedChunks | None = None
+    """Set for conflicts about chunks."""
 
 
 def rebase(
@@ -23,24 +83,195 @@ def rebase(
     tip: StoredSnapshot,
     policy: Policy = Policy.FAIL,
 ) -> ChangeSet | list[Conflict]:
-    """Make *ours*, which are changes of *parent*, changes of *tip*.
+    """Convert *ours*, changes of *parent*, to changes of *tip*; the result may be empty.
 
-    The *logs* are those of all commits since *parent*, earliest first. Nothing may be left of the
-    changes. Conflicts are ordered by path, one of each kind at each.
+    *logs* are those of all commits since *parent*, oldest first. Conflicts are ordered by path,
+    with one of each kind at each path.
     """
-    theirs = TheirChanges(parent, logs, tip)
+    theirs = _TheirChanges(parent, logs, tip)
     if (source := theirs.moved()) is not None:
-        return [Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
-    found = {(each.path, each.kind): each for each in _find(ours, theirs, policy)}
+        return [Conflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
+    finders = (
+        _find_updates(ours, theirs),
+        _find_deletes(ours, theirs),
+        _find_places(ours, theirs),
+        _find_chunks(ours, theirs, policy),
+    )
+    found = {(each.path, each.kind): each for finder in finders for each in finder}
     if found:
         return [found[at] for at in sorted(found)]
     return replace(
         ours,
         deleted=frozenset(node_id for node_id in ours.deleted if not theirs.is_gone(node_id)),
-        chunks=settle_chunks(ours.chunks, theirs, policy),
+        chunks=_resolve_chunks(ours.chunks, theirs, policy),
     )
 
 
-def _find(ours: ChangeSet, theirs: TheirChanges, policy: Policy) -> Iterator[Conflict]:
-    yield from find_node_conflicts(ours, theirs)
-    yield from find_chunk_conflicts(ours, theirs, policy)
+class _TheirChanges:
+    """Changes between *parent* and *tip*.
+
+    The existence of nodes is taken from the two snapshots, so that nodes created and deleted in
+    between do not conflict; changes of nodes are taken from the logs.
+    """
+
+    def __init__(
+        self, parent: StoredSnapshot, logs: Sequence[TransactionLog], tip: StoredSnapshot
+    ) -> None:
+        self.before = by_id(parent.nodes)
+        self.now = by_id(tip.nodes)
+        self.paths = tip.nodes
+        self._logs = logs
+
+    def is_gone(self, node_id: bytes) -> bool:
+        """Return `True` if they deleted or replaced a node."""
+        return node_id not in self.now
+
+    def is_updated(self, node_id: bytes) -> bool:
+        """Return `True` if they changed the metadata of a node that still exists."""
+        return (
+            node_id in self._updated or self.now[node_id].document != self.before[node_id].document
+        )
+
+    def created(self) -> Iterator[StoredNode]:
+        return (node for node in self.now.values() if node.node_id not in self.before)
+
+    def moved(self) -> str | None:
+        """Return the former path of a node that they moved, if there is one."""
+        for log in self._logs:
+            for path in log.moved_paths:
+                return path
+        moved = (
+            self.before[node_id].path
+            for node_id in self.now.keys() & self.before.keys()
+            if self.before[node_id].path != self.now[node_id].path
+        )
+        return min(moved, default=None)
+
+    def chunks(self, node_id: bytes) -> tuple[Coords, ...]:
+        """Return the chunks that they changed, a batch for each number of dimensions."""
+        return union(
+            *(coords for log in self._logs for coords in log.updated_chunks.get(node_id, ()))
+        )
+
+    @cached_property
+    def _updated(self) -> frozenset[bytes]:
+        return frozenset().union(*(log.updated_arrays | log.updated_groups for log in self._logs))
+
+
+def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+    """Find nodes whose metadata we changed, and that they changed or deleted."""
+    for node_id in ours.updated:
+        node = theirs.before[node_id]
+        if theirs.is_gone(node_id):
+            kind = _K.ZARR_METADATA_UPDATE_OF_DELETED_ARRAY
+            if node.array is None:
+                kind = _K.ZARR_METADATA_UPDATE_OF_DELETED_GROUP
+            yield Conflict(kind, node.path)
+        elif theirs.is_updated(node_id):
+            yield Conflict(_K.ZARR_METADATA_DOUBLE_UPDATE, node.path)
+
+
+def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+    """Find nodes that we deleted, and that they changed or created nodes in."""
+    for node_id in ours.deleted:
+        if theirs.is_gone(node_id):
+            continue
+        node, is_updated = theirs.before[node_id], theirs.is_updated(node_id)
+        if node.array is None and is_updated:
+            yield Conflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
+        elif node.array is not None and (is_updated or theirs.chunks(node_id)):
+            yield Conflict(_K.DELETE_OF_UPDATED_ARRAY, node.path)
+    for node in theirs.created():
+        group = theirs.paths.get(parent_of(node.path))
+        if group is not None and group.node_id in ours.deleted:
+            yield Conflict(_K.DELETE_OF_UPDATED_GROUP, group.path)
+
+
+def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+    """Find paths of new nodes that are taken, or whose group is missing."""
+    own = {node.path for node in ours.new.values()}
+    for path in sorted(own):
+        if _staying(path, ours, theirs) is not None:
+            yield Conflict(_K.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
+        if path != "/" and parent_of(path) not in own:
+            group = _staying(parent_of(path), ours, theirs)
+            if group is None or group.array is not None:
+                yield Conflict(_K.NEW_NODE_IN_INVALID_GROUP, path)
+
+
+def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | None:
+    """Return their node at *path*, unless we delete it."""
+    node = theirs.paths.get(path)
+    return None if node is None or node.node_id in ours.deleted else node
+
+
+def _find_chunks(ours: ChangeSet, theirs: _TheirChanges, policy: Policy) -> Iterator[Conflict]:
+    """Find chunks that both changed, or that one changed and the other made unreadable."""
+    for node_id, changes in ours.chunks.items():
+        node = theirs.before.get(node_id)
+        if node is not None and len(changes.coords):
+            yield from _find_in_array(node, changes.coords, theirs, policy)
+    for node_id, document in ours.updated.items():
+        if not theirs.is_gone(node_id):
+            node = theirs.before[node_id]
+            if lost := tuple(_lost(node, document, theirs.chunks(node_id))):
+                yield Conflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(*lost))
+
+
+def _find_in_array(
+    node: StoredNode, coords: Coords, theirs: _TheirChanges, policy: Policy
+) -> Iterator[Conflict]:
+    if theirs.is_gone(node.node_id):
+        yield Conflict(_K.CHUNKS_UPDATED_IN_DELETED_ARRAY, node.path, _list_chunks(coords))
+        return
+    if theirs.is_updated(node.node_id):
+        yield Conflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(coords))
+    double = coords[_changed_by_both(coords, theirs, node.node_id)]
+    if policy is Policy.FAIL and len(double):
+        yield Conflict(_K.CHUNK_DOUBLE_UPDATE, node.path, _list_chunks(double))
+
+
+def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iterator[Coords]:
+    """Yield those of their *chunks* that our *document* drops or gives another meaning.
+
+    An invalid *document* is refused later, where it is applied to the snapshot.
+    """
+    if not chunks:
+        return
+    try:
+        after, before = read_grid(document), read_grid(node.document)
+    except DecodeError:
+        yield from chunks
+        return
+    for coords in chunks:
+        if after is not None and before is not None:
+            lost = coords[~after.keeps(coords, before)]
+            if len(lost):
+                yield lost
+
+
+def _list_chunks(*batches: Coords) -> UpdatedChunks:
+    every = union(*batches)
+    first = merge(*(coords[:_MAX_LISTED].tolist() for coords in every))
+    return UpdatedChunks(sum(map(len, every)), list(islice(first, _MAX_LISTED)))
+
+
+def _resolve_chunks(
+    ours: Mapping[bytes, ChunkChanges], theirs: _TheirChanges, policy: Policy
+) -> dict[bytes, ChunkChanges]:
+    """Drop our changes of chunks that they changed too, if that is the *policy*."""
+    if policy is not Policy.THEIRS:
+        return dict(ours)
+    resolved: dict[bytes, ChunkChanges] = {}
+    for node_id, changes in ours.items():
+        rows = np.flatnonzero(~_changed_by_both(changes.coords, theirs, node_id))
+        if len(rows):
+            resolved[node_id] = ChunkChanges(changes.coords[rows], changes.payloads.take(rows))
+    return resolved
+
+
+def _changed_by_both(coords: Coords, theirs: _TheirChanges, node_id: bytes) -> Mask:
+    found = np.zeros(len(coords), np.bool_)
+    for others in theirs.chunks(node_id):
+        found |= rows_in(coords, others)
+    return found

@@ -1,4 +1,4 @@
-"""The frame of every metadata file: a header, then zstd ("Binary File Format")."""
+"""Envelope of metadata files: a header, then a zstd frame ("Binary File Format")."""
 
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ _LEVEL: Final = 3
 
 
 class FileType(IntEnum):
-    """What a file says that it is."""
+    """Type of a metadata file."""
 
     SNAPSHOT = 1
     MANIFEST = 2
@@ -30,29 +30,29 @@ class FileType(IntEnum):
 
 
 class Envelope(NamedTuple):
-    """What was in a file."""
+    """Content of a file."""
 
     version: int
-    """Of the specification that the file follows: 1, or 2 (also for 2.1)."""
+    """Version of the specification: 1, or 2 (also for 2.1)."""
     payload: bytes
     """A FlatBuffer."""
 
 
 def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelope:
-    """Take a file of *file_type* apart, whose payload may have *limit_nbytes*.
+    """Open a file of *file_type* whose payload has at most *limit_nbytes*.
 
-    The library refuses uncompressed payloads though the specification has them: they are read.
+    Accepts uncompressed payloads, as the specification does and the library does not.
 
     Raises: `DecodeError`.
     """
     if len(data) < HEADER_NBYTES or not data.startswith(MAGIC):
-        raise DecodeError("no file of Icechunk: it does not begin like one")
+        raise DecodeError("not a file of Icechunk: the first bytes are not its magic number")
     version, found, compression = data[_VERSION_AT:HEADER_NBYTES]
     if version not in _VERSIONS:
         raise DecodeError(f"the file follows version {version} of the specification, not 1 or 2")
     if found != file_type:
         name = file_type.name.lower().replace("_", " ")
-        raise DecodeError(f"the file is of type {found}, which is no {name}")
+        raise DecodeError(f"the file is of type {found}, not a {name}")
     if compression > 1:
         raise DecodeError(f"the file is compressed by unknown algorithm {compression}")
     body = memoryview(data)[HEADER_NBYTES:]
@@ -64,15 +64,15 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
 
 
 def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = _LEVEL) -> bytes:
-    """Make a file of *payload*, a FlatBuffer: always compressed, for the library reads no other."""
+    """Return a file of *payload*, a FlatBuffer, compressed as the library requires."""
     head = MAGIC + _WRITER.ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
     return head + zstandard.ZstdCompressor(level).compress(payload)
 
 
 def memory_nbytes(data: bytes | None, limit_nbytes: int) -> int:
-    """Return how much memory decoding a file may take: for its payload and what is made of that.
+    """Return the limit of the memory to decode a file, in bytes: for its payload and the result.
 
-    *data* is the whole file; `None` stands for any whose payload may have *limit_nbytes*.
+    *data* is the whole file; `None` stands for any file whose payload has *limit_nbytes*.
 
     Raises: `DecodeError`.
     """
@@ -83,6 +83,6 @@ def memory_nbytes(data: bytes | None, limit_nbytes: int) -> int:
 
 
 def fits(data: bytes, limit_nbytes: int) -> bool:
-    """Tell whether a file that was just sealed can be opened by who reads *limit_nbytes*."""
+    """Return `True` if a file that was just sealed can be opened with *limit_nbytes*."""
     held = zstandard.frame_content_size(memoryview(data)[HEADER_NBYTES:])
     return max(len(data), held) <= limit_nbytes

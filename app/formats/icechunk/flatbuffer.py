@@ -1,7 +1,7 @@
 """FlatBuffers read in place, every offset checked before it is followed.
 
-A table is a position; its vtable tells where each field, by its *slot*, lies in it. All numbers
-are little endian.
+A table is a position; its vtable has the offset of each field, by *slot*. All numbers are little
+endian.
 """
 
 from collections.abc import Iterator
@@ -17,23 +17,23 @@ I32: Final = Struct("<i")
 U64: Final = Struct("<Q")
 
 _MEMORY_PER_BYTE: Final = 32
-"""Of a payload; dense JSON takes 27 times its length, and small tables less."""
+"""Memory per byte of payload; dense JSON takes 27 times its length, and small tables less."""
 _MEMORY_PER_LIMIT: Final = 4
 _LEAST_MEMORY_NBYTES: Final = 256 * 1024
 _LEAST_LIMIT_NBYTES: Final = 1024**2
-"""Limits below bound the size of files only."""
+"""Smaller limits bound the size of files, but not the memory to decode them."""
 _DEFAULT_LIMIT_NBYTES: Final = 2**29
 _TABLE_NBYTES: Final = 256
-"""Memory of the Python objects that are made of a table, its vectors apart."""
+"""Memory of the Python objects for a table, without its vectors."""
 _ITEM_NBYTES: Final = 128
-"""The same of a string, and of a struct in a vector."""
+"""Memory of the Python object for a string, or for a struct in a vector."""
 _STRING_PER_BYTE: Final = 4
 
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
-    """Return how much memory may be taken by what is decoded from a payload of a file.
+    """Return the limit of the memory of objects decoded from a payload, in bytes.
 
-    That bounds the tables and vectors of hostile files: they can be tiny, and shared.
+    It bounds the tables and vectors of hostile files, which can be tiny and shared.
     """
     return min(
         payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
@@ -42,22 +42,22 @@ def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
 
 
 class Buffer:
-    """The bytes of a FlatBuffer, and how much memory the rest of this walk may take.
+    """The bytes of a FlatBuffer, with a memory limit for the objects decoded from it.
 
-    Tables and strings may be shared, so that a small buffer can spell an endless walk. Every
+    Tables and strings may be shared, so that a small buffer can describe endlessly many. Each
     table, string and vector is counted before objects are made of it.
     """
 
     __slots__ = ("_left_nbytes", "data")
 
     def __init__(self, data: bytes, limit_nbytes: int = _DEFAULT_LIMIT_NBYTES) -> None:
-        """Begin a walk over the payload *data* of a file that may have *limit_nbytes*."""
+        """Prepare to read the payload *data* of a file of at most *limit_nbytes*."""
         self.data = data
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
 
     @property
     def root(self) -> "Table":
-        """The table that everything hangs on."""
+        """The root table."""
         return Table(self, self.number(U32, 0))
 
     def spend(self, nbytes: int) -> None:
@@ -69,7 +69,7 @@ class Buffer:
         self._left_nbytes -= nbytes
 
     def check(self, nbytes: int) -> None:
-        """Return if *nbytes* of memory can be taken for a moment.
+        """Check that *nbytes* of memory are left, for temporary use.
 
         Raises: `DecodeError`.
         """
@@ -84,11 +84,11 @@ class Buffer:
         return value
 
     def follow(self, at: int) -> int:
-        """Find what the offset at *at* leads to."""
+        """Return the target of the offset at *at*."""
         return at + self.number(U32, at)
 
     def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
-        """Find where the items of the vector at *at* begin, and their count."""
+        """Return the position of the first item of the vector at *at*, and the number of items."""
         count, start = self.number(U32, at), at + 4
         if start + count * item_nbytes > len(self.data):
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
@@ -102,11 +102,11 @@ class Buffer:
         try:
             return self.data[start : start + count].decode()
         except UnicodeDecodeError:
-            raise DecodeError("damaged FlatBuffer: a string is no UTF-8") from None
+            raise DecodeError("damaged FlatBuffer: a string is not UTF-8") from None
 
 
 class Table:
-    """The fields of the table at *position*; absent ones are `None` or their default."""
+    """The table at *position*; absent fields are `None` or their default."""
 
     __slots__ = ("_vtable", "_vtable_nbytes", "buffer", "position")
 
@@ -118,16 +118,16 @@ class Table:
         buffer.spend(_TABLE_NBYTES)
 
     def at(self, slot: int) -> int | None:
-        """Find where the field *slot* lies; `None` if it is absent."""
+        """Return the position of the field *slot*; `None` if it is absent."""
         offset = 4 + 2 * slot
         if offset + 2 > self._vtable_nbytes:
             return None
         return self.position + field if (field := self._offset(offset)) else None
 
     def demand_known(self, slots: int) -> None:
-        """Return if there are no fields behind the first *slots*.
+        """Check that there are no fields after the first *slots*, which could not be copied.
 
-        Raises: `DecodeError`: what is not known of cannot be copied.
+        Raises: `DecodeError`.
         """
         if any(self.at(slot) for slot in range(slots, (self._vtable_nbytes - 4) // 2)):
             raise DecodeError("it has fields that only a newer specification knows")
@@ -146,7 +146,7 @@ class Table:
         return self.buffer.data[at : at + nbytes]
 
     def vector(self, slot: int, item_nbytes: int) -> tuple[int, int] | None:
-        """Find where the items of a vector begin, and their count."""
+        """Return the position of the first item of a vector, and the number of items."""
         at = self.at(slot)
         return None if at is None else self.buffer.vector(self.buffer.follow(at), item_nbytes)
 
@@ -184,12 +184,12 @@ class Table:
             yield self.buffer.text(self.buffer.follow(at))
 
     def table(self, slot: int) -> Self | None:
-        """Find a table."""
+        """Read a table."""
         at = self.at(slot)
         return None if at is None else type(self)(self.buffer, self.buffer.follow(at))
 
     def tables(self, slot: int) -> Iterator[Self]:
-        """Find the tables of a vector; an absent one is empty."""
+        """Read a vector of tables; an absent one is empty."""
         start, count = self.vector(slot, 4) or (0, 0)
         for at in range(start, start + 4 * count, 4):
             yield type(self)(self.buffer, self.buffer.follow(at))
@@ -199,7 +199,7 @@ class Table:
 
 
 def required[T](value: T | None, name: str) -> T:
-    """Give *value*, the field *name*.
+    """Return *value*, the field *name*.
 
     Raises: `DecodeError` where it is absent.
     """

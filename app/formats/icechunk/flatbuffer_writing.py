@@ -1,6 +1,6 @@
-"""FlatBuffers written front to back: a table, then what its fields lead to.
+"""FlatBuffers written front to back: a table, then the objects to which its fields refer.
 
-All offsets are relative, so that a `Block` made elsewhere, by numpy say, can be put anywhere.
+All offsets are relative, so that a `Block` made elsewhere, by numpy, can be placed anywhere.
 """
 
 from collections.abc import Buffer, Sequence
@@ -14,14 +14,14 @@ _WIDEST: Final = 8
 
 
 class Number(NamedTuple):
-    """A number that lies in its table."""
+    """A number, stored in its table."""
 
     kind: Struct
     value: int
 
 
 class Inlay(NamedTuple):
-    """A struct that lies in its table, such as an id."""
+    """A struct, stored in its table, such as an id."""
 
     data: bytes
     align: int = 1
@@ -48,9 +48,9 @@ class Items(NamedTuple):
 
 
 class Block(NamedTuple):
-    """An object whose bytes, and those of all that it leads to, are made already.
+    """An encoded object, with all objects to which it refers.
 
-    It begins *at* in the *pieces*, of which the first lies at a multiple of *align*, at most 8.
+    It begins *at* in the *pieces*, of which the first is placed at a multiple of *align* (max. 8).
     """
 
     pieces: Sequence[Buffer]
@@ -59,17 +59,17 @@ class Block(NamedTuple):
 
 
 class NewTable(NamedTuple):
-    """The fields of a table by their slots; `None` is absent."""
+    """The fields of a table by slot; `None` for absent ones."""
 
     fields: "Sequence[Number | Inlay | Linked | None]"
 
 
 type Linked = Text | Vector | Items | Block | NewTable
-"""What a field or an item leads to by an offset."""
+"""An object to which a field or an item refers by an offset."""
 
 
 class _Shape(NamedTuple):
-    """Where the fields of tables of one kind lie."""
+    """Layout of tables whose fields have the same sizes."""
 
     vtable: bytes
     places: tuple[int, ...]
@@ -77,21 +77,21 @@ class _Shape(NamedTuple):
 
 
 def data_vector(data: bytes | None) -> Vector | None:
-    """Make a vector of bytes; `None` stays absent."""
+    """Return a vector of bytes; `None` stays absent."""
     return None if data is None else Vector(data, len(data))
 
 
 def write_flatbuffer(root: NewTable) -> bytes:
-    """Write *root* and all that it leads to, with the identifier of Icechunk's files."""
+    """Write *root* and all objects it refers to, with the identifier of Icechunk's files."""
     return bytes(assemble_flatbuffer(root))
 
 
 def assemble_flatbuffer(root: NewTable) -> bytearray:
-    """Write what `write_flatbuffer` does without copying it, for large ones."""
-    return _Writing(root).data
+    """Write as `write_flatbuffer` does, without a copy."""
+    return _FlatBufferWriter(root).data
 
 
-class _Writing:
+class _FlatBufferWriter:
     def __init__(self, root: NewTable) -> None:
         self.data = bytearray(4) + _IDENTIFIER
         self._vtables: dict[bytes, int] = {}
@@ -124,7 +124,7 @@ class _Writing:
                 return place
 
     def _place_vector(self, data: bytes, count: int, align: int) -> int:
-        """Write the count so that the items behind it are aligned."""
+        """Write *count* so that the items after it are aligned."""
         self._pad(max(4, align), 4)
         place = len(self.data)
         self.data += U32.pack(count)
@@ -160,12 +160,12 @@ class _Writing:
         return place
 
     def _pad(self, align: int, before: int) -> None:
-        """Go on where, *before* bytes later, there is a multiple of *align*."""
+        """Add zeros until the position *before* bytes later is a multiple of *align*."""
         self.data += bytes(-(len(self.data) + before) % align)
 
 
 def _size(field: "Number | Inlay | Linked | None") -> tuple[int, int]:
-    """Tell how many bytes *field* takes in its table, and their alignment."""
+    """Return the size of *field* in its table, in bytes, and its alignment."""
     match field:
         case None:
             return 0, 1

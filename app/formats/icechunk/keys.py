@@ -8,23 +8,24 @@ from app.formats.icechunk.ids import decode_id
 from app.model import NAMED_REFS, VirtualKey, escape_ref
 
 SESSION: Final = "@session."
+DOCUMENT: Final = "zarr.json"
 _REF: Final = re.compile(r"(?:^|/)(?=@branch\.|@tag\.|@session\.|@[0-9A-HJKMNP-TV-Z]{20}(?:/|$))")
 
 
 class Branch(NamedTuple):
-    """A branch: the snapshot it is at can be another one every time."""
+    """A branch: commits move it to other snapshots."""
 
     name: str
 
 
 class Tag(NamedTuple):
-    """A tag: it may be deleted, but never is at another snapshot."""
+    """A tag: it may be deleted, but never moves to another snapshot."""
 
     name: str
 
 
 class SnapshotId(NamedTuple):
-    """A snapshot, as its file is called."""
+    """The id of a snapshot, as its file is named."""
 
     text: str
 
@@ -35,18 +36,18 @@ MAIN: Final = Branch("main")
 
 
 def find_ref(key: VirtualKey) -> int | None:
-    """Find where the first segment begins that names a ref; `None` if none does."""
+    """Return the position of the first segment that names a ref; `None` if none does."""
     found = _REF.search(key)
     return None if found is None else found.end()
 
 
 def names_session(key: str) -> bool:
-    """Tell whether the first ref that *key* names is a session."""
+    """Return `True` if the first ref that *key* names is a session."""
     return session_prefix(key) is not None
 
 
 def session_prefix(key: str) -> str | None:
-    """Give *key* up to the session, and with it, if that is the first ref that it names."""
+    """Return *key* up to and with the session, if that is the first ref that it names."""
     start = find_ref(VirtualKey(key)) if SESSION in key else None
     if start is None or not key.startswith(SESSION, start):
         return None
@@ -54,9 +55,9 @@ def session_prefix(key: str) -> str | None:
 
 
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
-    """Split ``@ref/path``; without a ref it is `MAIN`, and `None` for one that cannot be.
+    """Split ``@ref/path``; the ref is `MAIN` where *key* has none, and `None` for a session.
 
-    In the segment of a branch or tag the name is escaped, see `escape_ref`.
+    The name of a branch or tag is escaped, see `escape_ref`.
     """
     head, _, path = key.partition("/")
     branch, tag = NAMED_REFS
@@ -72,9 +73,9 @@ def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
 
 
 def decoded_twice(ref: Ref) -> Ref | None:
-    """Decode a name once more, for who percent-encodes keys that are spelled for URLs already.
+    """Decode a name once more; `None` if that changes nothing.
 
-    S3 clients do so, and TensorStore where it is told the path by itself.
+    S3 clients percent-encode keys that are escaped already, and so does TensorStore.
     """
     if isinstance(ref, SnapshotId) or (name := unquote(ref.name)) == ref.name:
         return None
@@ -82,7 +83,7 @@ def decoded_twice(ref: Ref) -> Ref | None:
 
 
 def spell_ref(ref: Ref) -> str:
-    """Write *ref* as the first segment of keys."""
+    """Return *ref* as the first segment of keys."""
     match ref:
         case Branch(name):
             return f"@branch.{escape_ref(name)}"
@@ -93,7 +94,7 @@ def spell_ref(ref: Ref) -> str:
 
 
 def parse_ref(spelled: str) -> list[tuple[Ref, str]]:
-    """Return the refs that *spelled* may mean, in the order to try them, each as keys spell it.
+    """Return the refs that *spelled* may mean, in the order to try them, with their key segments.
 
     Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. Without ``@`` it
     is the name of a branch or, if there is no such branch, the id of a snapshot.

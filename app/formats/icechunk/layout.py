@@ -1,20 +1,28 @@
-"""From a key in a ref of a repository to the place of its bytes."""
+"""Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from operator import attrgetter
+from typing import Final, NamedTuple, NoReturn
 
 from app.errors import DamagedError, ReadOnlyError, StorageUnavailableError
 from app.formats.contract import Layout
 from app.formats.icechunk.array import ArrayReader
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.index import Manifest
-from app.formats.icechunk.keys import MAIN, Branch, Ref, Tag, find_ref, spell_ref, split_ref
-from app.formats.icechunk.listing import DOCUMENT, Block, blocks
-from app.formats.icechunk.metadata import Chunks, Node, Snapshot
-from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
+from app.formats.icechunk.keys import (
+    DOCUMENT,
+    MAIN,
+    Branch,
+    Ref,
+    Tag,
+    find_ref,
+    spell_ref,
+    split_ref,
+)
+from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
 from app.formats.icechunk.refs import FileRefs, RepoRefs
 from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
 from app.formats.icechunk.virtual import Allowed
 from app.formats.listing import (
@@ -41,30 +49,42 @@ from app.model import (
 )
 
 _VIEW_REVISION: Final = "u1"
-"""Changes when the same snapshot begins to be served in another form."""
+"""Part of ETags; to be changed when the same snapshot is served in another form."""
+
+
+class KeyBlock(NamedTuple):
+    """Keys of a node that follow one another: its document, or all its chunks."""
+
+    start: str
+    """Prefix of all the keys."""
+    folder: str
+    """Path of the node with a trailing slash; empty for the root."""
+    node: SnapshotNode
+    chunks: Chunks | None
+    """`None` for the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Icechunk:
-    """Every directory with ``repo``, or with the branch ``main`` below ``refs``, is a container."""
+    """Format of directories with ``repo``, or with the branch ``main`` below ``refs``."""
 
     limit_nbytes: int
-    """A larger file of metadata is refused, before and after it is inflated."""
+    """Limit of metadata files, compressed and decompressed."""
     whole_index_nbytes: int
-    """A larger shard index is read one entry at a time."""
+    """Larger shard indexes are read one entry at a time."""
     allowed: tuple[Allowed, ...] = ()
-    """Below which virtual references may be followed."""
+    """Prefixes below which virtual references are followed."""
     name: str = "icechunk"
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Find the segment that names a ref."""
+        """Return the position of the segment that names a ref."""
         return find_ref(key)
 
     def translator(self, _: ObjectRef, __: str) -> None:
-        """Know of no such documents."""
+        """Return `None`: no documents are translated."""
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open the repository at *directory*; one that was there once is taken to be there."""
+        """Open the repository at *directory*; its existence is cached without expiry."""
         refs = RepoRefs(directory, self.limit_nbytes)
         found = await fetch(refs.read, ever=True)
         if found is not None and found.value.info is None:  # by now it may be one
@@ -83,17 +103,17 @@ class Icechunk:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryLayout:
-    """A repository, as the Zarr hierarchies of its snapshots."""
+    """A repository, served as the Zarr hierarchies of its snapshots."""
 
     repository: Repository
     whole_index_nbytes: int
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Know that nothing in a repository is another container."""
+        """Return `True`: no container is nested in a repository."""
         return True
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Name the place of the shard in its array, which is the same in all refs."""
+        """Return the path and coordinates of the shard, which are the same in all refs."""
         if (found := await self._find(key, fetch)) is None:
             return None
         _, _, path, node, rest = found
@@ -103,14 +123,14 @@ class RepositoryLayout:
         return None if coords is None else f"{self.repository.directory}/{path}/{coords}"
 
     async def target(self, _: VirtualKey, __: Fetch) -> NoReturn:
-        """Refuse: refs change by commits only."""
+        """Refuse writes: refs change by commits only."""
         raise ReadOnlyError(
-            "a repository changes by commits only: write below @session.ID, where ID is what "
-            "POST /api/datasets/{dataset}/sessions answers; its files, where the view is raw"
+            "a repository changes by commits only: write below @session.ID, with an ID from "
+            "POST /api/datasets/{dataset}/sessions, or write its files in a raw view"
         )
 
     async def listing_rules(self, _: VirtualKey, fetch: Fetch) -> ListingRules:
-        """Hide the files that a repository consists of; what it holds is in the refs."""
+        """List keys of refs instead of the files of the repository."""
 
         async def walk(wanted: KeySelection, means: ListingIO) -> AsyncGenerator[Item]:
             if (window := wanted.window) is not None:
@@ -120,7 +140,7 @@ class RepositoryLayout:
         return ListingRules(None, (walk,))
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
-        """Name the nodes right below a group, beside those of ``main`` also the refs."""
+        """Return the names right below a group; at the root those of ``main`` and the refs."""
         ref, path = split_ref(prefix)
         if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
             return ()
@@ -133,12 +153,12 @@ class RepositoryLayout:
         return names if prefix else [*await self._spelled_refs(fetch), *names]
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Find *key*: a ref, by default ``main``, then a path in its Zarr hierarchy.
+        """Locate *key*: a ref, by default ``main``, then a path in its Zarr hierarchy.
 
-        1. The snapshot that the ref is at: told by ``repo``, or by the file of the ref.
-        2. The node and, where it is sharded, the shard: told by the snapshot.
-        3. The reference to the chunk or shard, in a manifest that covers it.
-        4. The inner chunk within the shard, wherever that is.
+        1. ``repo``, or the file of the ref, has the id of the snapshot.
+        2. The snapshot has the node, whose grid gives the coordinates of the chunk or shard.
+        3. A manifest that covers them has the reference.
+        4. The index of the shard has the inner chunk.
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
@@ -155,7 +175,7 @@ class RepositoryLayout:
         return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
 
     async def items(self, window: Window, fetch: Fetch, aside: RunInThread) -> AsyncGenerator[Item]:
-        """Give the keys below a ref, by default ``main``."""
+        """Yield the keys below a ref, by default ``main``."""
         ref, path = split_ref(VirtualKey(window.prefix))
         lead = window.prefix.removesuffix(path)
         if ref is None or (lead and not lead.endswith("/")) or window.after > lead + LAST:
@@ -166,7 +186,7 @@ class RepositoryLayout:
         after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
         within = window._replace(prefix=path, after=after)
         folded = None
-        for block in blocks(snapshot, within):
+        for block in key_blocks(snapshot, within):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, aside):
                     if isinstance(location, Referenced):
@@ -189,7 +209,7 @@ class RepositoryLayout:
         ]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        """Find the shard that holds the chunk *key*, unless a manifest holds all of it."""
+        """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
         if (found := await self._refer(key, fetch)) is None:
             return None
         node, coords, _, reference = found
@@ -201,7 +221,7 @@ class RepositoryLayout:
         return OnlyShard(enclose(node, coords, place))
 
     async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
-        """Name branches and tags; where that takes a listing and there is none, only ``main``."""
+        """Return branches and tags; only ``main`` where the store cannot list files of refs."""
         refs = self.repository.refs
         try:
             branches, tags = await refs.branches(fetch, listing), await refs.tags(fetch, listing)
@@ -215,7 +235,7 @@ class RepositoryLayout:
         ]
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
-        """Find the reference to a chunk, or to the shard it is in."""
+        """Return the reference of a chunk, or of its shard."""
         if (found := await self._refer(key, fetch)) is None:
             return None
         _, _, manifest, reference = found
@@ -233,17 +253,16 @@ class RepositoryLayout:
         return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
 
     def expects(self, _: str) -> bool:
-        """Expect no arrays below."""
+        """Return `False`: there are no arrays below."""
         return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Know that there are no containers below."""
+        """Return no names: there are no containers below."""
         return ()
 
     async def _items(
-        self, snapshot: Snapshot, block: Block, window: Window, fetch: Fetch, aside: RunInThread
+        self, snapshot: Snapshot, block: KeyBlock, window: Window, fetch: Fetch, aside: RunInThread
     ) -> AsyncGenerator[Item]:
-        """Give the wanted keys of *block*."""
         if block.chunks is not None:
             array = self._array(block.node, block.chunks, fetch)
             async for item in array.items(block.folder, window, aside):
@@ -252,7 +271,7 @@ class RepositoryLayout:
             document = _show(snapshot, block.folder.rstrip("/"), block.node)
             yield Item(block.start, Referenced(document, "", is_lasting=False))
 
-    def _array(self, node: Node, chunks: Chunks, fetch: Fetch) -> ArrayReader:
+    def _array(self, node: SnapshotNode, chunks: Chunks, fetch: Fetch) -> ArrayReader:
         return ArrayReader(self.repository, node, chunks, self.whole_index_nbytes, fetch)
 
     async def _spelled_refs(self, fetch: Fetch) -> list[Name]:
@@ -263,8 +282,8 @@ class RepositoryLayout:
 
     async def _find(
         self, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Ref, tuple[Snapshot, int], str, Node, str] | None:
-        """Find the node that *key* leads to or into, its path, and the rest of *key*."""
+    ) -> tuple[Ref, tuple[Snapshot, int], str, SnapshotNode, str] | None:
+        """Return ref, snapshot, path and node at or above *key*, and the rest of *key*."""
         ref, path = split_ref(key)
         if ref is None or (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
             return None
@@ -280,8 +299,8 @@ class RepositoryLayout:
 
     async def _refer(
         self, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Node, tuple[int, ...], Manifest, Reference] | None:
-        """Find what refers to the chunk *key*, or to the shard that it is in, by its coords."""
+    ) -> tuple[SnapshotNode, tuple[int, ...], Manifest, Reference] | None:
+        """Return node, coordinates, manifest and reference of the chunk *key*, or of its shard."""
         found = await self._find(key, fetch)
         if found is None or (chunks := found[3].chunks) is None:
             return None
@@ -289,14 +308,31 @@ class RepositoryLayout:
         return None if referred is None else (found[3], *referred)
 
 
-def _show(snapshot: Snapshot, path: str, node: Node) -> Inline:
-    """Serve the document of a node; that of the root tells of all."""
+def key_blocks(snapshot: Snapshot, window: Window) -> list[KeyBlock]:
+    """Return the blocks of *snapshot* that may have keys in *window*, in key order.
+
+    Leaves out damaged nodes, and nodes in no group.
+    """
+    found = []
+    for path, node in snapshot.nodes.items():
+        if path in snapshot.orphans or isinstance(node, DecodeError):
+            continue
+        folder = f"{path}/" if path else ""
+        found.append(KeyBlock(folder + DOCUMENT, folder, node, None))
+        if (chunks := node.chunks) is not None and chunks.manifests:
+            found.append(KeyBlock(folder + chunks.keys.beginning(), folder, node, chunks))
+    wanted = (block for block in found if window.meets(block.start))
+    return sorted(wanted, key=attrgetter("start"))
+
+
+def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
+    """Return the document of a node; that of the root has consolidated metadata."""
     etag = ETag(f'"{encode_id(snapshot.object_id)}-{_VIEW_REVISION}"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
 
 
 def _describe(
-    snapshot: ObjectRef, path: str, node: Node | DecodeError
+    snapshot: ObjectRef, path: str, node: SnapshotNode | DecodeError
 ) -> Collection | DamagedError:
     if isinstance(node, DecodeError):
         return DamagedError(snapshot, f"/{path}: {node}")

@@ -8,13 +8,13 @@ import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.flatbuffer import Table, required
-from app.formats.icechunk.flexbuffer import (
+from app.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
     MEMORY_PER_BYTE,
     decode_flexbuffer,
+    encode_flexbuffer,
     plain_float,
 )
-from app.formats.icechunk.flexbuffer_writing import encode_flexbuffer
 from app.formats.icechunk.table_rows import DATA, TEXT, Field, RowReader, RowWriter, TableType
 from app.formats.reading import DecodeError
 

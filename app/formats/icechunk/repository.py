@@ -8,11 +8,17 @@ from hashlib import blake2b
 from app.errors import DamagedError, NotAllowedError
 from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.index import Manifest, ManifestDecoder
 from app.formats.icechunk.keys import Ref, SnapshotId, decoded_twice, spell_ref
-from app.formats.icechunk.metadata import Chunks, Snapshot, SnapshotDecoder
-from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
+from app.formats.icechunk.manifest import (
+    Inlined,
+    Manifest,
+    ManifestDecoder,
+    Native,
+    Reference,
+    Virtual,
+)
 from app.formats.icechunk.refs import Refs
+from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
 from app.formats.icechunk.virtual import Allowed, resolve
 from app.formats.reading import DecodeError, Fetch, Read, Weighable
 from app.model import ByteRange, Condition, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored

@@ -4,14 +4,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass
 from operator import mul
 
-import numpy as np
-
 from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
-from app.formats.icechunk.index import Manifest
+from app.formats.icechunk.coords import inside
 from app.formats.icechunk.keys import MAIN, parse_ref
-from app.formats.icechunk.metadata import Chunks, Node, Snapshot
-from app.formats.icechunk.references import Inlined, Native, Reference, Virtual
+from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
 from app.formats.icechunk.repository import Repository, foreign_place, named_by
+from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from app.formats.icechunk.virtual import resolve
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import (
@@ -41,10 +39,10 @@ class _SurveyedArray:
 
     key: str
     """Its virtual key, ref included."""
-    node: Node
+    node: SnapshotNode
     chunks: Chunks
     reads_chunks: bool
-    """Whether chunks, or shards, hold a checksum or an index that can be checked."""
+    """`True` if chunks, or shards, hold a checksum or an index to verify."""
 
     def chunk_key(self, coords: tuple[int, ...]) -> str:
         """Return the virtual key of the chunk *coords*, or of the first inner chunk of a shard."""
@@ -123,7 +121,7 @@ class RefSurvey:
                 return snapshot, spelled
         raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
 
-    def _array(self, key: str, node: Node | DecodeError) -> _SurveyedArray | None:
+    def _array(self, key: str, node: SnapshotNode | DecodeError) -> _SurveyedArray | None:
         """Return the array of *node*; `None` for a group.
 
         Raises: `DecodeError`.
@@ -158,17 +156,17 @@ class _References:
         yield from self._misplaced(node_id, len(grid))
         coords = self._manifest.coords(node_id, len(grid))
         yield Counted("references", len(coords))
-        inside = (coords < np.array(grid, np.uint64)).all(axis=1)
-        for each in coords[~inside].tolist():
+        within = inside(coords, grid)
+        for each in coords[~within].tolist():
             yield Flaw(self._file, self._key(each), f"it is out of the chunk grid {list(grid)}")
-        for each in coords[inside].tolist():
+        for each in coords[within].tolist():
             yield from self._follow_reference(tuple(each))
         yield from self._needed.values()
         for reason, count in self._refused.items():
             yield Unchecked(self._array.key, f"{count} of its chunks: {reason}")
 
     def _misplaced(self, node_id: bytes, ndim: int) -> Iterator[Flaw]:
-        for found, other in self._manifest.columns:
+        for found, other in self._manifest.arrays:
             # Old writers give the chunk of an array without dimensions one coordinate.
             if found == node_id and other not in {ndim, ndim or 1}:
                 reason = f"references with {other} coordinates to an array of {ndim} dimensions"
@@ -214,7 +212,7 @@ class _References:
         return self._array.chunk_key(tuple(coords))
 
 
-def enclose(node: Node, coords: tuple[int, ...], place: Stored | Part) -> Shard:
+def enclose(node: SnapshotNode, coords: tuple[int, ...], place: Stored | Part) -> Shard:
     """Return the shard, or unsharded chunk, at the grid position *coords*, stored at *place*."""
     array = node.document.array
     if array is None:
@@ -224,7 +222,7 @@ def enclose(node: Node, coords: tuple[int, ...], place: Stored | Part) -> Shard:
 
 
 def _ends_in_checksum(document: ZarrNode) -> bool:
-    """Whether the last codec of an inner chunk is a checksum.
+    """Return `True` if the last codec of an inner chunk is a checksum.
 
     Raises: `DecodeError`.
     """

@@ -1,22 +1,56 @@
-"""What a commit changed, to find out whether another is in its way ("Transaction Log Files")."""
+"""Transaction logs: the nodes and chunks that a commit changed ("Transaction Log Files")."""
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.formats.icechunk.envelope import FileType, open_envelope
+import numpy as np
+
+from app.errors import ConflictError
+from app.formats.icechunk.chunk_tables import (
+    TableBatch,
+    locate_chunk_tables,
+    words_of,
+    write_table_vector,
+    write_tables,
+)
+from app.formats.icechunk.coords import Coords, union
+from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
 from app.formats.icechunk.fields import check_object_id
 from app.formats.icechunk.flatbuffer import Buffer, Table, required
+from app.formats.icechunk.flatbuffer_writing import (
+    Block,
+    Inlay,
+    Items,
+    NewTable,
+    Vector,
+    assemble_flatbuffer,
+)
 from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.updated_chunks import Coords, read_updated_chunks
+
+_NODE_FIELDS: Final = {
+    1: "new_groups",
+    2: "new_arrays",
+    3: "deleted_groups",
+    4: "deleted_arrays",
+    5: "updated_arrays",
+    6: "updated_groups",
+}
+"""Fields of sorted node ids."""
+_UPDATED_CHUNKS: Final = 7
+_MOVED_NODES: Final = 8
 
 _NODE_NBYTES: Final = 128
 _PATH_NBYTES: Final = 256
+_MEMORY_PER_COORDINATE: Final = 16
+"""Memory to copy a coordinate, in addition to that of locating it."""
+_NO_VECTORS: Final = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionLog:
-    """What one commit changed, by the ids of nodes."""
+    """The changes of one commit, by node id."""
 
     new_groups: frozenset[bytes]
     new_arrays: frozenset[bytes]
@@ -26,18 +60,17 @@ class TransactionLog:
     """Arrays whose metadata changed."""
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
-    """The coords of the changed chunks of an array: no batch, one, or one after the other."""
+    """Changed chunks of arrays, in batches; the same chunk may come twice."""
     moved_paths: tuple[str, ...]
-    """Paths before the commit of nodes that the library moved; commits made here move none."""
+    """Former paths of nodes that the library moved; commits of this service move none."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
-        nodes = [self.new_groups, self.new_arrays, self.deleted_groups, self.deleted_arrays]
-        nodes += [self.updated_arrays, self.updated_groups]
+        """Memory held, in bytes."""
+        nodes = sum(len(getattr(self, name)) for name in _NODE_FIELDS.values())
         batches = [batch for batches in self.updated_chunks.values() for batch in batches]
         return (
-            _NODE_NBYTES * (sum(map(len, nodes)) + len(self.updated_chunks) + len(batches))
+            _NODE_NBYTES * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
             + _PATH_NBYTES * len(self.moved_paths)
         )
@@ -45,10 +78,9 @@ class TransactionLog:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLogDecoder:
-    """Reads the transaction log of a snapshot, whose payload has at most *limit_nbytes*."""
+    """Decodes the log of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
 
     object_id: str
-    """The id of the snapshot, and the name of the file."""
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> TransactionLog:
@@ -59,20 +91,101 @@ class TransactionLogDecoder:
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
         root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "transaction log", self.object_id)
-        required(root.at(7), "updated_chunks")
+        required(root.at(_UPDATED_CHUNKS), "updated_chunks")
+        nodes = {
+            name: frozenset(required(root.structs(slot, NODE_ID_NBYTES), name))
+            for slot, name in _NODE_FIELDS.items()
+        }
         return TransactionLog(
-            new_groups=_nodes(root, 1, "new_groups"),
-            new_arrays=_nodes(root, 2, "new_arrays"),
-            deleted_groups=_nodes(root, 3, "deleted_groups"),
-            deleted_arrays=_nodes(root, 4, "deleted_arrays"),
-            updated_arrays=_nodes(root, 5, "updated_arrays"),
-            updated_groups=_nodes(root, 6, "updated_groups"),
-            updated_chunks=read_updated_chunks(root.tables(7)),
+            **nodes,
+            updated_chunks=_read_updated_chunks(root),
             moved_paths=tuple(
-                required(each.text(0), "path before a move") for each in root.tables(8)
+                required(each.text(0), "path before a move") for each in root.tables(_MOVED_NODES)
             ),
         )
 
 
-def _nodes(root: Table, slot: int, name: str) -> frozenset[bytes]:
-    return frozenset(required(root.structs(slot, NODE_ID_NBYTES), name))
+def _read_updated_chunks(root: Table) -> dict[bytes, tuple[Coords, ...]]:
+    """Read tables `ArrayUpdatedChunks`.
+
+    An array has a batch of coordinates, or none; it has more only where a writer took keys with
+    the wrong number of dimensions for chunks.
+    """
+    buffer = root.buffer
+    found = locate_chunk_tables(buffer, root.tables(_UPDATED_CHUNKS), "chunks")
+    offsets = np.concatenate(([0], np.cumsum(found.ndims, dtype=np.int64)))
+    buffer.spend(int(offsets[-1]) * _MEMORY_PER_COORDINATE)
+    starts = np.repeat(found.indexes - offsets[:-1], found.ndims)
+    words = words_of(buffer.data).take(starts + np.arange(len(starts)), mode="clip")
+    words.flags.writeable = False
+    turns: list[int] = (np.flatnonzero(np.diff(found.ndims)) + 1).tolist()
+
+    def batches(start: int, stop: int) -> Iterator[Coords]:
+        first = bisect_right(turns, start)
+        between = turns[first : bisect_left(turns, stop, first)]
+        for begin, end in zip([start, *between], [*between, stop], strict=True):
+            if begin < end:
+                coords = words[offsets[begin] : offsets[end]]
+                yield coords.reshape(end - begin, int(found.ndims[begin]))
+
+    return {node_id: tuple(batches(start, stop)) for node_id, start, stop in found.arrays}
+
+
+def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
+    """Write the whole file of the snapshot *snapshot_id*; ids and coordinates are sorted."""
+    root: list[Inlay | Vector | Items] = [Inlay(snapshot_id)]
+    root += [_id_vector(getattr(log, name)) for name in _NODE_FIELDS.values()]
+    chunks = log.updated_chunks
+    root.append(
+        Items(
+            [
+                NewTable([Inlay(node_id), _chunk_vector(chunks[node_id])])
+                for node_id in sorted(chunks)
+            ]
+        )
+    )
+    root.append(Items([]))  # moved_nodes
+    return seal_envelope(FileType.TRANSACTION_LOG, assemble_flatbuffer(NewTable(root)))
+
+
+def _id_vector(node_ids: Iterable[bytes]) -> Vector:
+    found = sorted(node_ids)
+    return Vector(b"".join(found), len(found))
+
+
+def _chunk_vector(batches: Sequence[Coords]) -> Block:
+    """Write a vector of tables `ChunkIndices`; coordinates with fewer dimensions come first."""
+    parts, count = [], 0
+    for coords in union(*batches):
+        rows = np.arange(len(coords))
+        tables = write_tables([TableBatch(rows, {})], _NO_VECTORS, coords)
+        parts.append((count + rows, tables))
+        count += len(coords)
+    return write_table_vector(count, parts)
+
+
+def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
+    """Return the log of a commit that replaces two: nodes both created and deleted are left out.
+
+    Raises: `ConflictError` where the library moved nodes in *first*.
+    """
+    gone = then.deleted_groups | then.deleted_arrays
+    created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
+    excluded = gone | created
+    if first.moved_paths:
+        raise ConflictError("a commit that moved nodes cannot be amended")
+    return TransactionLog(
+        new_groups=(first.new_groups - gone) | then.new_groups,
+        new_arrays=(first.new_arrays - gone) | then.new_arrays,
+        deleted_groups=first.deleted_groups | (then.deleted_groups - created),
+        deleted_arrays=first.deleted_arrays | (then.deleted_arrays - created),
+        updated_arrays=(first.updated_arrays | then.updated_arrays) - excluded,
+        updated_groups=(first.updated_groups | then.updated_groups) - excluded,
+        updated_chunks={
+            node_id: union(
+                *first.updated_chunks.get(node_id, ()), *then.updated_chunks.get(node_id, ())
+            )
+            for node_id in sorted((first.updated_chunks.keys() | then.updated_chunks.keys()) - gone)
+        },
+        moved_paths=(),
+    )

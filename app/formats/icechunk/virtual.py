@@ -1,4 +1,4 @@
-"""Virtual references: which of them may be followed, and where they lead."""
+"""Virtual references resolved to objects, below allowed prefixes only."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,59 +17,61 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SPELLINGS: Final = {"gcs": "gs", "azure": "az"}
 
 
-class Place(NamedTuple):
-    """What a URL names."""
+class VirtualUrl(NamedTuple):
+    """A parsed URL."""
 
     scheme: str
     authority: str
-    """The bucket or host; nothing for files."""
+    """Bucket or host; empty for files."""
     key: str
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}/{self.key}"
 
-    def contains(self, other: "Place") -> bool:
-        """Tell whether *other* lies below this, which is a prefix of whole segments."""
+    def contains(self, other: "VirtualUrl") -> bool:
+        """Return `True` if *other* lies below this, which is a prefix of whole segments."""
         is_beside = self[:2] != other[:2] or not other.key.startswith(self.key)
         return not is_beside and len(other.key) > len(self.key)
 
 
 class Allowed(NamedTuple):
-    """A prefix below which virtual references may be followed."""
+    """A prefix below which virtual references are followed."""
 
-    prefix: Place
+    prefix: VirtualUrl
     root: ObjectRef
-    """Where that is among our stores."""
+    """The place of *prefix* in a store."""
 
 
-def parse_place(url: str) -> Place:
-    """Read an absolute URL; its path is percent-decoded once, and ``?`` and ``#`` end it.
+def parse_place(url: str) -> VirtualUrl:
+    """Parse an absolute URL; its path is percent-decoded once, and ends at ``?`` or ``#``.
 
-    Raises: `DecodeError` for what is none, or holds credentials.
+    Raises: `DecodeError` for anything else, and for URLs with credentials.
     """
     found = _LOCATION.fullmatch(url)
     scheme = found[1].lower() if found else ""
     scheme = _SPELLINGS.get(scheme, scheme)
     if found is None or scheme not in SCHEMES:
-        raise DecodeError(f"a virtual reference to no URL that is known: {_shown(url)}")
+        raise DecodeError(f"a virtual reference is not a URL of a known scheme: {_shown(url)}")
     authority = found[2]
     if "@" in authority:
         raise DecodeError("a virtual reference holds credentials")
     try:
         key = unquote(found[3], errors="strict")
     except UnicodeDecodeError:
-        raise DecodeError(f"a virtual reference is no UTF-8: {_shown(url)}") from None
+        raise DecodeError(f"a virtual reference is not UTF-8: {_shown(url)}") from None
     if scheme in ("http", "https"):
         authority = authority.lower().removesuffix(":80" if scheme == "http" else ":443")
     if scheme == "file" and authority.lower() == "localhost":
         authority = ""
     if bool(authority) == (scheme == "file") or _CONTROL.search(authority + key):
-        raise DecodeError(f"a virtual reference to no place: {_shown(url)}")
-    return Place(scheme, authority, key)
+        raise DecodeError(
+            f"a virtual reference has no bucket or host, or control characters: {_shown(url)}"
+        )
+    return VirtualUrl(scheme, authority, key)
 
 
-def parse_prefix(url: str) -> Place:
-    """Read the URL of a prefix, which means whole segments.
+def parse_prefix(url: str) -> VirtualUrl:
+    """Parse the URL of a prefix of whole segments.
 
     Raises: `DecodeError`.
     """
@@ -78,9 +80,9 @@ def parse_prefix(url: str) -> Place:
 
 
 def allow(url: str, root: ObjectRef) -> Allowed:
-    """Allow all below *url*, a prefix in the settings, which lies at *root*.
+    """Allow references below *url*, a prefix in the settings, stored at *root*.
 
-    Bucket URLs of the settings are not percent-encoded, unlike those in references.
+    Bucket URLs in the settings are not percent-encoded, unlike those in references.
     """
     place = parse_prefix(url)
     if place.scheme in ("s3", "gs", "az"):
@@ -91,16 +93,16 @@ def allow(url: str, root: ObjectRef) -> Allowed:
 def resolve(
     location: str, allowed: Sequence[Allowed], containers: Mapping[str, str] | None = None
 ) -> ObjectRef:
-    """Find the object at *location*.
+    """Return the object at *location*.
 
-    *containers* gives the prefix of each named container, which ``vcc://name/`` stands for.
+    *containers* maps names of virtual chunk containers to their prefixes, for ``vcc://name/``.
 
-    Raises: `NotAllowedError`, which tells the prefix that would have to be allowed, best where
-    the containers are given; `DecodeError` for what is no location.
+    Raises: `NotAllowedError`, which names the prefix that would have to be allowed; `DecodeError`
+    for an invalid location.
     """
     if location.startswith(_CONTAINER):
         if containers is None:
-            raise NotAllowedError("a virtual reference into a container that is not given")
+            raise NotAllowedError("a virtual reference into a named container")
         name, _, rest = location.removeprefix(_CONTAINER).partition("/")
         if name not in containers:
             raise DecodeError(f"a virtual reference to the unknown container {name[:80]!r}")
@@ -109,7 +111,7 @@ def resolve(
     if place.key.endswith("/") or not place.key:
         raise DecodeError(f"a virtual reference to a folder: {_shown(location)}")
     if _climbs(place):
-        raise NotAllowedError(f"a virtual reference climbs: {_shown(location)}")
+        raise NotAllowedError(f"a virtual reference has segments . or ..: {_shown(location)}")
     within = [each for each in allowed if each.prefix.contains(place)]
     if not within:
         prefix = _suggested(place, containers or {})
@@ -121,7 +123,7 @@ def resolve(
 
 
 def is_allowed(url_prefix: str, allowed: Sequence[Allowed]) -> bool:
-    """Tell whether all below *url_prefix* may be followed."""
+    """Return `True` if all references below *url_prefix* are followed."""
     try:
         place = parse_prefix(url_prefix)
     except DecodeError:
@@ -131,14 +133,14 @@ def is_allowed(url_prefix: str, allowed: Sequence[Allowed]) -> bool:
     return any(each.prefix == place or each.prefix.contains(place) for each in allowed)
 
 
-def _climbs(place: Place) -> bool:
-    """Tell whether a store could take the key for another; files have no empty segments."""
+def _climbs(place: VirtualUrl) -> bool:
+    """Return `True` if a store could resolve the key to another; files lack empty segments."""
     parts = place.key.removesuffix("/").split("/")
     return not {".", ".."}.isdisjoint(parts) or (place.scheme == "file" and "" in parts[:-1])
 
 
-def _suggested(place: Place, containers: Mapping[str, str]) -> str:
-    """Name the container that *place* is in, or its bucket, host or folder."""
+def _suggested(place: VirtualUrl, containers: Mapping[str, str]) -> str:
+    """Return the prefix of the container of *place*, or its bucket, host or folder."""
     for prefix in sorted(containers.values(), key=len, reverse=True):
         try:
             if parse_prefix(prefix).contains(place):
@@ -150,10 +152,10 @@ def _suggested(place: Place, containers: Mapping[str, str]) -> str:
 
 
 def _without_query(url: str) -> str:
-    """Leave out what some servers take for a signature."""
+    """Remove the query, which may be a signature."""
     return url.partition("?")[0].partition("#")[0]
 
 
 def _shown(url: str) -> str:
-    """Show what of *url* can be no secret."""
+    """Return *url* without secrets, shortened."""
     return repr(_USER.sub(r"\1", _without_query(url))[:200])

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import Json
-from app.formats.icechunk.flexbuffer import decode_flexbuffer
+from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 
 _OURS: Final = "__shardgate"

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request
 
-from app.formats.icechunk.conflict_kinds import Policy
+from app.formats.icechunk.changes import Edit, read_edits
+from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.requested import Edit, read_edits
 from app.formats.icechunk.write_ids import WriteId
 from app.http.commit_bodies import (
     CommitBody,

@@ -7,9 +7,9 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
-from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.conflict_kinds import Policy
-from app.formats.icechunk.session_document import SessionDocument
+from app.formats.icechunk.changes import ChangeSet
+from app.formats.icechunk.conflicts import Policy
+from app.formats.icechunk.session import SessionDocument
 from app.formats.icechunk.write_ids import WriteId
 from app.http.commit_bodies import CommitOptions, Committed, parse_key
 from app.http.credentials.access import Datasets

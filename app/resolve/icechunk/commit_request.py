@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from app.errors import ConflictError, DamagedError, UnknownRefError
 from app.formats.documents import Json
-from app.formats.icechunk.conflict_kinds import Policy
+from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from app.formats.icechunk.write_ids import WriteId, find_write
 from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked

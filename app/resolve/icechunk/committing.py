@@ -6,7 +6,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from app.errors import BusyError, DamagedError, StorageError
-from app.formats.icechunk.change_set import ChangeSet
+from app.formats.icechunk.changes import ChangeSet
 from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.write_ids import check_metadata
 from app.model import ObjectRef

@@ -8,11 +8,9 @@ from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.refs import REPO
 from app.formats.icechunk.repo_writer import ROOT_ID, ROOT_MESSAGE, ROOT_METADATA, create_repo
-from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
-from app.formats.icechunk.snapshot_writing import write_snapshot
-from app.formats.icechunk.stored_nodes import StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
-from app.formats.icechunk.transaction_log_writing import write_transaction_log
+from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot
+from app.formats.icechunk.snapshot_writer import write_snapshot
+from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
 from app.resolve.icechunk.repo_swap import RepoSwaps

@@ -13,7 +13,7 @@ from zlib import crc32
 from app.concurrency import bounded_gather
 from app.errors import DamagedError
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.journal_entry import (
+from app.formats.icechunk.session import (
     GONE_NBYTES,
     Entry,
     decode_entry,

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from app.concurrency import run_in_thread, yield_to_loop
 from app.errors import BusyError, DamagedError
 from app.formats.compression import zstd_capacity
-from app.formats.icechunk.session_document import SessionDocument, decode_session, encode_session
+from app.formats.icechunk.session import SessionDocument, decode_session, encode_session
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.flight import SingleFlight

@@ -5,15 +5,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from app.errors import BadBodyError, ClockSkewError, DamagedError
-from app.formats.icechunk.applying import Outcome, apply_changes
-from app.formats.icechunk.change_set import ChangeSet
+from app.formats.icechunk.changes import ChangeSet
+from app.formats.icechunk.commit import Outcome, apply_changes
 from app.formats.icechunk.config import Config
-from app.formats.icechunk.merging import merge_logs
 from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from app.formats.icechunk.repo_writer import Amended, FutureError, NewCommit, moment_after
-from app.formats.icechunk.stored_nodes import StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
+from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.transaction_log import TransactionLog, merge_logs
 from app.formats.icechunk.write_ids import marked
 from app.resolve.icechunk.commit_request import CommitRequest, Tip
 from app.resolve.icechunk.logs import Log, decoded, read_logs

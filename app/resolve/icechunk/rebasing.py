@@ -5,13 +5,11 @@ from itertools import batched
 from typing import Final, NoReturn
 
 from app.errors import CommitConflictError, DamagedError
-from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.conflict_kinds import Conflict, Policy
-from app.formats.icechunk.conflicts import rebase
+from app.formats.icechunk.changes import ChangeSet
+from app.formats.icechunk.conflicts import Conflict, Policy, rebase
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
-from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
-from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.resolve.icechunk.logs import logs_of, read_logs
 from app.resolve.icechunk.repositories import OpenedRepository

@@ -22,7 +22,7 @@ from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.refs import REPO, RepoRefs
 from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.snapshot_header import SnapshotHeaderDecoder
+from app.formats.icechunk.snapshot import SnapshotHeaderDecoder
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef, VirtualKey

@@ -8,16 +8,15 @@ from typing import Final
 from app.errors import BusyError, ConflictError, DamagedError, UnknownSessionError
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.session_document import (
+from app.formats.icechunk.session import (
     Committed,
     Discarded,
     Open,
     Sealed,
     SessionDocument,
+    SessionView,
 )
-from app.formats.icechunk.session_view import SessionView
-from app.formats.icechunk.snapshot_reading import StoredSnapshotDecoder
-from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
 from app.formats.reading import Fetch
 from app.model import ETag, Inline
 from app.resolve.entity import Entity

@@ -6,12 +6,10 @@ from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, BusyError, ConflictError, DamagedError
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
-from app.formats.icechunk.journal_entry import Entry
+from app.formats.icechunk.manifest import Inlined, Native
 from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.references import Inlined, Native
 from app.formats.icechunk.repository import named_by
-from app.formats.icechunk.session_document import Open, Sealed
-from app.formats.icechunk.session_view import ChunkAddress, SessionView, version_of
+from app.formats.icechunk.session import ChunkAddress, Entry, Open, Sealed, SessionView, version_of
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.entity import Entity
 from app.resolve.icechunk.session import Session, demand_open, is_journaled

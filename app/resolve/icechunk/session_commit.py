@@ -30,19 +30,21 @@ from app.errors import (
     StorageUnavailableError,
     UnwritableError,
 )
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges
+from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.references import Native
-from app.formats.icechunk.session_document import (
+from app.formats.icechunk.session import (
     OPEN,
+    ChunkAddress,
     Committed,
     Open,
     Sealed,
     SessionDocument,
+    SessionView,
     State,
+    ViewedNode,
+    make_changes,
 )
-from app.formats.icechunk.session_edits import make_changes
-from app.formats.icechunk.session_view import ChunkAddress, SessionView, ViewedNode
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_chunks import has_parent_chunk
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from app.errors import ShardgateError
 from app.formats.icechunk.keys import SESSION, find_ref, names_session, session_prefix
 from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.session_view import node_path
+from app.formats.icechunk.session import node_path
 from app.formats.listing import Name, Window
 from app.model import ByteRequest, ETag, VirtualKey
 from app.resolve.containers import Containers

@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from app.concurrency import bounded_gather
-from app.formats.icechunk.listing import DOCUMENT, Grid
-from app.formats.icechunk.references import Inlined, Native, Virtual
-from app.formats.icechunk.session_view import SessionView, ViewedNode, version_of
-from app.formats.icechunk.updated_chunks import Coords
+from app.formats.icechunk.array import Grid
+from app.formats.icechunk.coords import Coords
+from app.formats.icechunk.keys import DOCUMENT
+from app.formats.icechunk.manifest import Inlined, Native, Virtual
+from app.formats.icechunk.session import SessionView, ViewedNode, version_of
 from app.formats.listing import Window
 from app.model import ETag
 from app.resolve.icechunk.journal import ListedEntry

@@ -9,9 +9,15 @@ from typing import Final
 from app.concurrency import bounded_gather
 from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
 from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.session_document import SessionDocument
-from app.formats.icechunk.session_edits import delete_nodes, put_node
-from app.formats.icechunk.session_view import ChunkAddress, SessionView, node_path, version_of
+from app.formats.icechunk.session import (
+    ChunkAddress,
+    SessionDocument,
+    SessionView,
+    delete_nodes,
+    node_path,
+    put_node,
+    version_of,
+)
 from app.formats.listing import Window
 from app.model import (
     ByteRange,

@@ -23,7 +23,7 @@ from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.keys import Branch
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.session_document import (
+from app.formats.icechunk.session import (
     Committed,
     Discarded,
     Sealed,

@@ -7,22 +7,20 @@ from typing import Final, NamedTuple
 
 from app.concurrency import bounded_gather
 from app.errors import BusyError
-from app.formats.icechunk.applying import Applied, Rewritten
+from app.formats.icechunk.commit import Applied, ArrayRewrite, Rewritten
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
-from app.formats.icechunk.index import Manifest
-from app.formats.icechunk.manifest_merging import ManifestsRewrite
-from app.formats.icechunk.manifest_writing import (
+from app.formats.icechunk.manifest import Manifest
+from app.formats.icechunk.manifest_writer import (
+    ManifestsRewrite,
     RewrittenManifests,
     needed_manifests,
     rewrite_manifests,
 )
-from app.formats.icechunk.rewrites import ArrayRewrite
-from app.formats.icechunk.snapshot_writing import write_snapshot
+from app.formats.icechunk.snapshot import ManifestFile, StoredNode, StoredSnapshot
+from app.formats.icechunk.snapshot_writer import write_snapshot
 from app.formats.icechunk.splitting import Splits, Splitting, parse_splitting
-from app.formats.icechunk.stored_nodes import ManifestFile, StoredNode, StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
-from app.formats.icechunk.transaction_log_writing import write_transaction_log
+from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.repo_swap import demand_readable

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.errors import DamagedError, UnknownRefError
-from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.config import Config
-from app.formats.icechunk.editing import edit
-from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.referring import (
+from app.formats.icechunk.changes import (
+    ChangeSet,
+    Edit,
     check_inlaid,
     check_natives,
     check_virtual,
     demand_of_natives,
+    edit,
 )
+from app.formats.icechunk.config import Config
+from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.repo_info import RepoInfo
-from app.formats.icechunk.requested import Edit
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit_request import CommitRequest, Committed
 from app.resolve.icechunk.committing import Committer

@@ -1,4 +1,4 @@
-"""A repository that the library Icechunk writes, and in which manifests can be put by others."""
+"""Repositories that the library Icechunk writes, read back and changed behind its back."""
 
 import asyncio
 import base64
@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import icechunk
+import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from app.formats.icechunk.coords import inside
+from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
+from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from tests.formats.icechunk.building import SNAPSHOT, Node, envelope, snapshot
 from tests.formats.icechunk.repositories import spell
 
@@ -145,9 +151,60 @@ def delete(session: icechunk.Session, key: str) -> None:
     asyncio.run(session.store.delete(key))
 
 
+def open_root(session: icechunk.Session) -> zarr.Group:
+    """Open the root to be written."""
+    return zarr.open_group(session.store, mode="a")
+
+
+def open_array(session: icechunk.Session, path: str) -> zarr.Array[Any]:
+    """Open an array to be written."""
+    found = open_root(session)[path]
+    assert isinstance(found, zarr.Array)
+    return found
+
+
 def array(session: icechunk.Session, name: str, shape: Sequence[int], **more: Any) -> Any:
     """Make an array with chunks of one element each."""
     fields: dict[str, Any] = {"chunks": (1,) * len(shape), "dtype": "u1", "compressors": None}
     return zarr.create_array(
         session.store, name=name, shape=tuple(shape), filters=None, **fields | more
+    )
+
+
+LIMIT = 2**24
+
+
+def stored(folder: Path, snapshot_id: str) -> StoredSnapshot:
+    """Read a snapshot."""
+    data = (folder / "snapshots" / snapshot_id).read_bytes()
+    return StoredSnapshotDecoder(read_id(snapshot_id), LIMIT)(data)
+
+
+def logged(folder: Path, snapshot_id: str) -> TransactionLog:
+    """Read the transaction log of a snapshot."""
+    data = (folder / "transactions" / snapshot_id).read_bytes()
+    return TransactionLogDecoder(snapshot_id, LIMIT)(data)
+
+
+def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLog) -> ChangeSet:
+    """Make the change set that leads from one snapshot to the other; chunks hold one byte."""
+    nodes = {node.node_id: node for node in after.nodes.values()}
+    chunks: dict[bytes, ChunkChanges] = {}
+    for node_id, batches in log.updated_chunks.items():
+        array = nodes[node_id].array
+        if batches and array is not None:
+            coords = np.concatenate(batches)
+            coords = coords[inside(coords, array.grid)]
+            if len(coords):
+                chunks[node_id] = ChunkChanges(coords, Payloads.of([Inlaid(b"\1")] * len(coords)))
+    return ChangeSet(
+        new={
+            node_id: NodeDocument(nodes[node_id].path, nodes[node_id].document)
+            for node_id in log.new_groups | log.new_arrays
+        },
+        updated={
+            node_id: nodes[node_id].document for node_id in log.updated_groups | log.updated_arrays
+        },
+        deleted=log.deleted_groups | log.deleted_arrays,
+        chunks=chunks,
     )

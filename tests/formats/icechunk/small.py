@@ -1,6 +1,5 @@
 """A small repository, file by file, of which any part can be written otherwise."""
 
-import base64
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from tests.formats.icechunk.building import (
 )
 from tests.formats.icechunk.building_repo import FIRST, Fields, Repo, ref, transaction_log
 from tests.formats.icechunk.building_repo import snapshot as listed
+from tests.formats.icechunk.repositories import spell
 
 SECOND = b"second snaps"
 M, N = b"one manifest", b"two manifest"
@@ -28,16 +28,8 @@ C, D = b"chunk file 1", b"chunk file 2"
 ROOT, A, S = b"rootnode", b"arraynod", b"shardarr"
 ELSEWHERE = "s3://elsewhere/"
 
-_CROCKFORD = bytes.maketrans(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-)
 _BYTES: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 CRC: dict[str, Any] = {"name": "crc32c"}
-
-
-def spell(object_id: bytes) -> str:
-    """Spell an id as file names do."""
-    return base64.b32encode(object_id).translate(_CROCKFORD).decode().rstrip("=")
 
 
 def group() -> bytes:

@@ -17,7 +17,7 @@ from app.formats.icechunk.config import (
     decode_config,
     read_config,
 )
-from app.formats.icechunk.flexbuffer_writing import encode_flexbuffer
+from app.formats.icechunk.flexbuffers import encode_flexbuffer
 from app.formats.icechunk.repo_info import RepoInfoDecoder
 from app.formats.reading import DecodeError
 

@@ -1,6 +1,6 @@
 """Changes put on top of others', and what is told where that cannot be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -9,25 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.applying import apply_changes
-from app.formats.icechunk.change_set import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.conflict_kinds import Conflict, ConflictKind, Policy
-from app.formats.icechunk.conflicts import rebase
-from app.formats.icechunk.coords_set import rows_in
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from app.formats.icechunk.commit import apply_changes
+from app.formats.icechunk.conflicts import Conflict, ConflictKind, Policy, rebase
 from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.stored_nodes import StoredSnapshot
+from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.small import array, group
-from tests.formats.icechunk.tree_model import (
+from tests.formats.icechunk.trees import (
+    EMPTY,
     STEPS,
     Node,
     Step,
     Tree,
+    TreeStore,
     changed,
     difference,
     run,
 )
-from tests.formats.icechunk.tree_store import EMPTY, TreeStore
 
 A, B, C, D, E = (b"%08d" % number for number in range(5))
 NOTHING = apply_changes(ChangeSet(), EMPTY).log
@@ -166,28 +165,6 @@ def test_one_conflict_of_a_kind_is_told_of_a_path() -> None:
         ("delete_of_updated_group", "/g"),
         ("delete_of_updated_array", "/g/a"),
     ]
-
-
-@given(st.data())
-def test_rows_are_found_among_others(data: st.DataObject) -> None:
-    """As in a set of tuples."""
-    ndim = data.draw(st.integers(0, 3))
-    row = st.lists(st.integers(0, 3), min_size=ndim, max_size=ndim).map(tuple)
-    ours, others = data.draw(st.lists(row, unique=True)), data.draw(st.lists(row))
-    found = rows_in(_coords(ours, ndim), _coords(others, ndim))
-
-    assert found.tolist() == [each in set(others) for each in ours]
-
-
-def test_rows_of_another_length_are_never_found() -> None:
-    """Their bytes could be the same."""
-    assert rows_in(_coords([(1,)], 1), _coords([(1, 1)], 2)).tolist() == [False]
-
-
-def _coords(
-    rows: Sequence[tuple[int, ...]], ndim: int
-) -> "np.ndarray[tuple[int, int], np.dtype[np.uint32]]":
-    return np.array(rows, np.uint32).reshape(len(rows), ndim)
 
 
 @given(

@@ -4,42 +4,29 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import icechunk
 import pytest
-import zarr
 
-from app.formats.icechunk.applying import apply_changes
-from app.formats.icechunk.change_set import ChangeSet
-from app.formats.icechunk.conflict_kinds import Conflict, Policy
-from app.formats.icechunk.conflicts import rebase
-from app.formats.icechunk.stored_nodes import StoredSnapshot
-from tests.formats.icechunk.committed import change_set, logged, stored
+from app.formats.icechunk.changes import ChangeSet
+from app.formats.icechunk.commit import apply_changes
+from app.formats.icechunk.conflicts import Conflict, Policy, rebase
+from app.formats.icechunk.snapshot import StoredSnapshot
+from tests.formats.icechunk.peer import change_set, logged, open_array, open_root, stored
 
 type Change = Callable[[icechunk.Session, str], None]
 
 
-def _root(session: icechunk.Session) -> zarr.Group:
-    return zarr.open_group(session.store, mode="a")
-
-
-def _array(session: icechunk.Session, path: str) -> zarr.Array[Any]:
-    array = _root(session)[path]
-    assert isinstance(array, zarr.Array)
-    return array
-
-
 def _create(path: str) -> Change:
     def create(session: icechunk.Session, _: str) -> None:
-        _root(session).create_array(path, shape=(8,), chunks=(2,), dtype="u1")
+        open_root(session).create_array(path, shape=(8,), chunks=(2,), dtype="u1")
 
     return create
 
 
 def _fill(path: str, start: int) -> Change:
     def fill(session: icechunk.Session, _: str) -> None:
-        _array(session, path)[start : start + 2] = 5
+        open_array(session, path)[start : start + 2] = 5
 
     return fill
 
@@ -49,23 +36,23 @@ def _erase(session: icechunk.Session, _: str) -> None:
 
 
 def _resize(length: int) -> Change:
-    return lambda session, _: _array(session, "g/arr").resize((length,))
+    return lambda session, _: open_array(session, "g/arr").resize((length,))
 
 
 def _annotate(path: str) -> Change:
-    return lambda session, who: _root(session)[path].attrs.update({"who": who})
+    return lambda session, who: open_root(session)[path].attrs.update({"who": who})
 
 
 def _delete(path: str) -> Change:
     def delete(session: icechunk.Session, _: str) -> None:
-        del _root(session)[path]
+        del open_root(session)[path]
 
     return delete
 
 
 def _group(path: str) -> Change:
     def create(session: icechunk.Session, _: str) -> None:
-        _root(session).create_group(path)
+        open_root(session).create_group(path)
 
     return create
 
@@ -175,7 +162,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     session = repo.writable_session("main")
     for path in ("g/arr", "a-b"):
         _create(path)(session, "")
-        _array(session, path)[:] = 1
+        open_array(session, path)[:] = 1
     found = Written(folder, repo, session.commit("base"), {})
     for name, changes in CHANGES.items():
         for branch, who in ((name, "theirs"), (f"{name} (ours)", "ours")):

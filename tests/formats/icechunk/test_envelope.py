@@ -82,11 +82,11 @@ def test_a_truncated_file_is_damaged(*, told: bool, checksum: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"", "no file of Icechunk"),
-        (b"\0" + header(SNAPSHOT)[1:], "no file of Icechunk"),
+        (b"", "not a file of Icechunk"),
+        (b"\0" + header(SNAPSHOT)[1:], "not a file of Icechunk"),
         (header(SNAPSHOT, version=0), "version 0"),
         (header(SNAPSHOT, version=3), "version 3"),
-        (header(MANIFEST), "type 2, which is no snapshot"),
+        (header(MANIFEST), "type 2, not a snapshot"),
         (header(REPO_INFO), "type 6"),
         (header(SNAPSHOT, compression=2), "algorithm 2"),
     ],
@@ -175,16 +175,3 @@ def test_a_bomb_does_not_go_off(body: bytes, fault: str) -> None:
         tracemalloc.stop()
 
     assert peak_nbytes < 3 * _LIMIT
-
-
-@given(st.data())
-def test_any_damage_is_an_error_or_no_matter(data: st.DataObject) -> None:
-    """Flipped bits give a payload or a `DecodeError`."""
-    file = bytearray(envelope(_PAYLOAD[:1000], SNAPSHOT))
-    for _ in range(data.draw(st.integers(1, 4))):
-        file[data.draw(st.integers(0, len(file) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    try:
-        payload = open_envelope(bytes(file), FileType.SNAPSHOT, _LIMIT).payload
-    except DecodeError:
-        return
-    assert len(payload) <= _LIMIT

@@ -15,7 +15,6 @@ from app.model import (
     ETag,
     Fixed,
     Inline,
-    ObjectRef,
     Referenced,
     Stored,
     VirtualKey,
@@ -91,12 +90,6 @@ class _Case:
         """Tell which files were read so far, by their folders."""
         keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
         return [key.partition("/")[0] for key in keys]
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_both_layouts_are_opened(version: int) -> None:
-    """That with a file ``repo``, and that with a file for ``main``."""
-    assert await _Case(_builder(version=version)).layout()
 
 
 @pytest.mark.parametrize(
@@ -398,17 +391,6 @@ async def test_the_arrays_of_main_are_described() -> None:
     (damage,) = [each for each in found if isinstance(each, DamagedError)]
     assert damage.ref == ROOT.join(f"snapshots/{case.id}")
     assert damage.reason.startswith("/bad: ")
-
-
-async def test_a_repository_may_lie_anywhere_below_the_root() -> None:
-    """What is beside it passes through."""
-    case = _Case()
-    data = reading(case.store, root=ObjectRef(ROOT.bucket, ""))
-    case.store.place(ObjectRef(ROOT.bucket, "notes.txt"), b"notes")
-
-    assert await data.read("data/@tag.v1/g/a/c/0") == b"native"
-    assert await data.read("data/repo") is None
-    assert await data.read("notes.txt") == b"notes"
 
 
 async def test_a_large_shard_index_is_read_by_entry() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.flatbuffer import Buffer
-from app.formats.icechunk.flexbuffer import MAX_DEPTH
+from app.formats.icechunk.flexbuffers import MAX_DEPTH
 from app.formats.icechunk.metadata_items import Metadata, decode_messagepack, read_metadata
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.building_repo import Fields, flatbuffer, item

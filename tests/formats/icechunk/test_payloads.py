@@ -1,9 +1,9 @@
-"""What chunks refer to, kept in columns."""
+"""Payloads of changed chunks in columns, and their columns in JSON."""
 
 import numpy as np
 
-from app.formats.icechunk.payloads import Distinct, Inlaid, Kind, Payload, Payloads, Ranges
-from app.formats.icechunk.references import Native, Virtual
+from app.formats.icechunk.manifest import Native, Virtual
+from app.formats.icechunk.payloads import Distinct, Inlaid, Payload, PayloadKind, Payloads, Ranges
 from app.model import ByteRange, ETag, UnmodifiedSince
 
 EACH: list[Payload | None] = [
@@ -26,8 +26,8 @@ def test_any_can_be_taken_in_any_order() -> None:
     taken = Payloads.of(EACH).take(np.array([5, 0, 0, 1]))
 
     assert list(taken) == [EACH[5], EACH[0], EACH[0], None]
-    assert list(taken.told_by(Kind.VIRTUAL)) == [b"s3://b/k"]
-    assert taken.of_kind(Kind.NATIVE).tolist() == [1, 2]
+    assert list(taken.values_of(PayloadKind.VIRTUAL)) == [b"s3://b/k"]
+    assert taken.of_kind(PayloadKind.NATIVE).tolist() == [1, 2]
 
 
 def test_parts_are_joined() -> None:

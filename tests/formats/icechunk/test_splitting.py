@@ -15,16 +15,19 @@ from flatbuffers.table import Table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.icechunk.index import ManifestDecoder
-from app.formats.icechunk.manifest_merging import ManifestsRewrite
-from app.formats.icechunk.manifest_writing import needed_manifests, rewrite_manifests
-from app.formats.icechunk.metadata import ManifestRef
+from app.formats.icechunk.manifest import ManifestDecoder
+from app.formats.icechunk.manifest_writer import (
+    ManifestsRewrite,
+    needed_manifests,
+    rewrite_manifests,
+)
 from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.snapshot import ManifestRef
 from app.formats.icechunk.splitting import Splits, parse_splitting
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.peer import Peer, array, delete, read_id, write
 from tests.formats.icechunk.repositories import spell
-from tests.formats.icechunk.test_manifest_writing import LIMIT, Coords, changes
+from tests.formats.icechunk.test_manifest_writer import LIMIT, Coords, changes
 
 C, D = icechunk.ManifestSplitCondition, icechunk.ManifestSplitDimCondition
 WHOLE = 2**32 - 1

@@ -1,16 +1,25 @@
-"""Transaction logs as the specification has them, and as damage leaves them."""
+"""Transaction logs read, written and merged."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import ConflictError
+from app.formats.icechunk.coords import Coords
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
+from app.formats.icechunk.transaction_log import (
+    TransactionLog,
+    TransactionLogDecoder,
+    merge_logs,
+    write_transaction_log,
+)
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.building_repo import (
     FIRST,
@@ -26,6 +35,7 @@ from tests.formats.icechunk.building_repo import (
     in_envelope,
     transaction_log,
 )
+from tests.formats.icechunk.peer import Peer, array, delete, read_id, write
 
 DECODE = TransactionLogDecoder(encode_id(FIRST), 1 << 20)
 A, B, C = b"node   a", b"node   b", b"node   c"
@@ -97,7 +107,7 @@ def test_an_array_told_of_twice_has_the_chunks_of_both() -> None:
     """No change is lost."""
     arrays = [changed_chunks(A, [[1]]), changed_chunks(B, []), changed_chunks(A, [[2], [3]])]
 
-    assert _batches(_decode({7: arrays})) == {A: [[[1]], [[2], [3]]], B: []}
+    assert _batches(_decode({7: arrays})) == {A: [[[1], [2], [3]]], B: []}
 
 
 def _move(source: str | None, target: str | None, node_type: int = 0) -> Fields:
@@ -126,8 +136,8 @@ def test_it_weighs_what_it_holds() -> None:
         ({0: Struct(b"another one!")}, "transaction log C5Q6YX38CNS20VVECMGG, not"),
         ({7: [{1: []}]}, "no node_id"),
         ({7: [{0: Struct(A)}]}, "no chunks"),
-        ({7: [{0: Struct(A), 1: [{}]}]}, "no coords"),
-        ({7: [{0: Struct(A), 1: [{1: U8(1)}]}]}, "no coords"),
+        ({7: [{0: Struct(A), 1: [{}]}]}, "no coordinates"),
+        ({7: [{0: Struct(A), 1: [{1: U8(1)}]}]}, "no coordinates"),
         ({8: [_move(None, "/a")]}, "no path before"),
     ],
 )
@@ -139,7 +149,7 @@ def test_a_log_that_lacks_what_it_must_have_is_damaged(more: Fields, reason: str
 
 def test_another_file_is_no_log() -> None:
     """The header tells."""
-    with pytest.raises(DecodeError, match="no transaction log"):
+    with pytest.raises(DecodeError, match="not a transaction log"):
         DECODE(in_envelope(transaction_log(), REPO))
 
 
@@ -156,28 +166,163 @@ def test_parts_shared_beyond_measure_are_an_error(arrays: list[Any]) -> None:
         _decode({7: arrays})
 
 
-RICH = transaction_log(
-    more={
-        1: Structs([A, B], 8),
-        7: [changed_chunks(A, [[1, 2], [3, 4]]), changed_chunks(B, []), changed_chunks(C, [[1]])],
-        8: [_move("/b", "/a"), _move("/c", "/d", 1)],
-    }
+ID = b"snapshot  id"
+LIMIT = 2**26
+
+NODE_IDS = st.binary(min_size=8, max_size=8)
+SETS = st.frozensets(NODE_IDS, max_size=5)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], ...]:
+    """Coords of several numbers of dimensions, some of them twice and in no order."""
+    ndims = draw(st.lists(st.integers(0, 3), max_size=2))
+    found = []
+    for ndim in ndims:
+        coords = st.tuples(*[st.sampled_from([0, 1, 2, 2**32 - 1])] * ndim)
+        rows = draw(st.lists(coords, max_size=9))
+        found.append(np.array(rows, np.uint32).reshape(len(rows), ndim))
+    return tuple(found)
+
+
+LOGS = st.builds(
+    TransactionLog,
+    *[SETS] * 6,
+    st.dictionaries(NODE_IDS, batches(), max_size=4),
+    st.just(()),
 )
 
 
-@given(st.data())
-def test_changed_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
-    """No damage raises anything else, or takes long."""
-    payload = bytearray(RICH)
-    for _ in range(data.draw(st.integers(1, 4))):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-
-    with suppress(DecodeError):
-        DECODE(in_envelope(bytes(payload), TRANSACTION_LOG))
+def decode(data: bytes) -> TransactionLog:
+    """Read a log."""
+    return TransactionLogDecoder(encode_id(ID), LIMIT)(data)
 
 
-@given(st.integers(0, len(RICH)))
-def test_a_truncated_payload_is_a_value_or_an_error(length: int) -> None:
-    """No length raises anything else."""
-    with suppress(DecodeError):
-        DECODE(in_envelope(RICH[:length], TRANSACTION_LOG))
+def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
+    """Give the changed chunks of a log in their order."""
+    return {
+        node_id: [tuple(row) for batch in found for row in batch.tolist()]
+        for node_id, found in log.updated_chunks.items()
+    }
+
+
+@given(LOGS)
+def test_a_log_is_read_as_it_was_written(log: TransactionLog) -> None:
+    """Each chunk once, in order, of few dimensions first."""
+    found = decode(write_transaction_log(ID, log))
+
+    for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
+        assert getattr(found, name) == getattr(log, name)
+    assert (found.updated_groups, found.updated_arrays) == (log.updated_groups, log.updated_arrays)
+    assert chunks(found) == {
+        node_id: sorted(set(rows), key=lambda row: (len(row), row))
+        for node_id, rows in chunks(log).items()
+    }
+
+
+def _replace(peer: Peer) -> tuple[Any, Any]:
+    """Write the log of the last commit again; give what the library tells before and after."""
+    file = peer.folder / "transactions" / peer.tip()
+    object_id = read_id(peer.tip())
+    before: Any = peer.repository.inspect_transaction_log(peer.tip())
+    log = TransactionLogDecoder(peer.tip(), LIMIT)(file.read_bytes())
+    file.write_bytes(write_transaction_log(object_id, log))
+    peer.reopen()
+    after: Any = peer.repository.inspect_transaction_log(peer.tip())
+    del before["header"], after["header"]
+    return before, after
+
+
+def _diff(peer: Peer) -> Any:
+    parent = list(peer.repository.ancestry(branch="main"))[1]
+    diff = peer.repository.diff(from_snapshot_id=parent.id, to_branch="main")
+    members = {name: getattr(diff, name) for name in dir(diff) if not name.startswith("_")}
+    return {name: value for name, value in members.items() if not callable(value)}
+
+
+def test_the_library_is_told_the_same_as_by_itself(tmp_path: Path) -> None:
+    """Of new, changed and deleted nodes, of chunks set, deleted and cut off."""
+    peer = Peer(tmp_path)
+    session = peer.session()
+    for name in ("g/a", "g/b", "h/c/d", "s"):
+        array(session, name, (12, 12) if name != "s" else ())[...] = 1
+    session.commit("new")
+    before, after = _replace(peer)
+    assert before == after
+    session = peer.session()
+    array(session, "n", (300,))[:] = 1
+    delete(session, "g/a/c/1/1")
+    write(session, "g/a/c/11/2", b"2")
+    write(session, "h/zarr.json", peer.document("/h").replace(b"{}", b'{"x": 1}', 1))
+    zarr.open_array(session.store, path="g/b").resize((3, 3))
+    del zarr.open_group(session.store)["h/c"]
+    session.commit("changed")
+    diff = _diff(peer)
+    before, after = _replace(peer)
+
+    assert before == after
+    assert _diff(peer) == diff
+    assert after["deleted_arrays"]
+    assert after["updated_arrays"]
+
+
+NO: frozenset[bytes] = frozenset()
+NOTHING = TransactionLog(NO, NO, NO, NO, NO, NO, {}, ())
+A, B, C = (bytes([number]) * 8 for number in range(3))
+
+
+def coords(*rows: int) -> tuple[Coords, ...]:
+    """Name chunks of an array of one dimension."""
+    return (np.array(rows, np.uint32).reshape(-1, 1),)
+
+
+def ids(*nodes: bytes) -> frozenset[bytes]:
+    """Name nodes."""
+    return frozenset(nodes)
+
+
+def test_what_came_and_went_did_neither() -> None:
+    """Nor have its chunks changed."""
+    first = replace(NOTHING, new_arrays=ids(A, B), updated_chunks={A: coords(1), B: coords(2)})
+
+    merged = merge_logs(first, replace(NOTHING, deleted_arrays=ids(A)))
+
+    assert merged.new_arrays == ids(B)
+    assert not merged.deleted_arrays
+    assert list(merged.updated_chunks) == [B]
+
+
+def test_what_was_changed_and_then_deleted_is_deleted() -> None:
+    """Nothing else is told of it."""
+    first = replace(
+        NOTHING, updated_arrays=ids(A), updated_groups=ids(B), updated_chunks={A: coords(1)}
+    )
+
+    merged = merge_logs(first, replace(NOTHING, deleted_arrays=ids(A), deleted_groups=ids(B)))
+
+    assert merged == replace(NOTHING, deleted_arrays=ids(A), deleted_groups=ids(B))
+
+
+def test_what_is_new_is_not_updated_as_well() -> None:
+    """Its chunks are told."""
+    then = replace(NOTHING, updated_arrays=ids(A, B), updated_chunks={A: coords(3)})
+
+    merged = merge_logs(replace(NOTHING, new_arrays=ids(A)), then)
+
+    assert merged.updated_arrays == ids(B)
+    assert list(merged.updated_chunks) == [A]
+
+
+def test_chunks_that_both_changed_are_told_once() -> None:
+    """In order."""
+    first = replace(NOTHING, updated_chunks={A: coords(4, 5)})
+
+    merged = merge_logs(first, replace(NOTHING, updated_chunks={A: coords(1, 5)}))
+
+    assert [batch.tolist() for batch in merged.updated_chunks[A]] == [[[1], [4], [5]]]
+
+
+def test_a_commit_that_moved_nodes_is_not_amended() -> None:
+    """Its log would no longer say from where."""
+    with pytest.raises(ConflictError, match="moved nodes cannot be amended"):
+        merge_logs(replace(NOTHING, moved_paths=("/a",)), NOTHING)

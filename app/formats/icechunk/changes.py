@@ -1,0 +1,393 @@
+"""Change sets of commits: read from requests, made against a parent snapshot, and checked.
+
+Chunks are columns, not objects: one request may set a million of them.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from app.errors import BadBodyError, NotAllowedError
+from app.formats.icechunk.config import VirtualContainer
+from app.formats.icechunk.coords import Coords, last_of_each
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.manifest import Native
+from app.formats.icechunk.payloads import PayloadKind, Payloads, read_coords, read_payloads
+from app.formats.icechunk.snapshot import StoredSnapshot, is_node_path
+from app.formats.icechunk.virtual import Allowed, resolve
+from app.formats.reading import DecodeError
+
+_AFTER_SLASH: Final = chr(ord("/") + 1)
+_COLUMNS: Final = {
+    "chunk_id": "chunk_ids",
+    "offset": "offsets",
+    "length": "lengths",
+    "inline": "inlines",
+    "location": "locations",
+    "etag": "etags",
+    "last_modified": "last_modified",
+}
+"""Members of one chunk, and the names of their columns."""
+_KINDS: Final = ("chunk_id", "inline", "location")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkChanges:
+    """Changed chunks of one array."""
+
+    coords: Coords
+    """Of shape ``(count, ndim)``, in C order, each once."""
+    payloads: Payloads
+
+
+class NodeDocument(NamedTuple):
+    """A node that the parent does not have."""
+
+    path: str
+    """Absolute path: ``/a/b``, or ``/``."""
+    document: bytes
+    """Its ``zarr.json``, as the client sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """Changes of a snapshot, the parent, by node id.
+
+    No node is in two of the first three members: a node that is replaced at its path is *deleted*,
+    and another one is *new*. All nodes below a deleted group are *deleted* too.
+    """
+
+    new: Mapping[bytes, NodeDocument] = field(default_factory=dict)
+    updated: Mapping[bytes, bytes] = field(default_factory=dict)
+    """New ``zarr.json`` of nodes of the parent."""
+    deleted: frozenset[bytes] = frozenset()
+    """Nodes of the parent."""
+    chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
+    """Chunks of arrays that are *new* or in the parent, and not *deleted*."""
+
+    @property
+    def is_empty(self) -> bool:
+        """`True` if there is nothing to commit."""
+        return not (self.new or self.updated or self.deleted or self.chunks)
+
+
+class PutNode(NamedTuple):
+    """Edit that creates a node or replaces its metadata."""
+
+    path: str
+    document: bytes
+    """Its ``zarr.json``."""
+    is_array: bool
+
+
+class DeleteNode(NamedTuple):
+    """Edit that deletes a node and all nodes below it."""
+
+    path: str
+
+
+class SetChunks(NamedTuple):
+    """Edit that sets or deletes chunks of an array."""
+
+    path: str
+    coords: Coords
+    payloads: Payloads
+
+
+type Edit = PutNode | DeleteNode | SetChunks
+"""One change; each applies to the result of those before it."""
+type NewId = Callable[[], bytes]
+"""Creates a unique node id."""
+
+
+def read_edits(items: object) -> list[Edit]:
+    """Read the list ``changes`` of a request, decoded from JSON.
+
+    Raises: `BadBodyError`, which names the position of the fault.
+    """
+    edits: list[Edit] = []
+    for number, item in enumerate(_expect(items, list, "changes is a list of objects")):
+        where = f"changes[{number}]"
+        members = dict(_expect(item, dict, f"{where} is an object"))
+        op = members.pop("op", None)
+        if (read := _OPS.get(op) if isinstance(op, str) else None) is None:
+            raise BadBodyError(f"{where}.op is one of {', '.join(_OPS)}")
+        edits.append(read(where, members))
+    return edits
+
+
+def _read_put_node(where: str, members: dict[str, Any]) -> PutNode:
+    path, document = _take(where, members, "path", "metadata")
+    node_type = _expect(document, dict, f"{where}.metadata is an object").get("node_type")
+    if node_type not in ("array", "group"):
+        raise BadBodyError(f"{where}.metadata.node_type is array or group")
+    try:
+        encoded = orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        raise BadBodyError(f"{where}.metadata nests too deep") from None
+    return PutNode(_path(where, path), encoded, node_type == "array")
+
+
+def _read_delete_node(where: str, members: dict[str, Any]) -> DeleteNode:
+    (path,) = _take(where, members, "path")
+    return DeleteNode(_path(where, path))
+
+
+def _read_put_chunks(where: str, members: dict[str, Any]) -> SetChunks:
+    """Read chunks that are listed as objects in ``chunks``, or as columns."""
+    path = _path(where, members.pop("path", None))
+    if "chunks" not in members:
+        coords = read_coords(where, members.pop("coords", None))
+        return SetChunks(path, coords, read_payloads(where, members, len(coords)))
+    (chunks,) = _take(where, members, "chunks")
+    where = f"{where}.chunks"
+    entries = _expect(chunks, list, f"{where} is a list of objects")
+    shapes = _entry_shapes(where, entries)
+    by_kind = {kind: [entry for entry in entries if kind in entry] for kind in _KINDS}
+    coords = read_coords(where, [entry["coords"] for some in by_kind.values() for entry in some])
+    payloads: list[Payloads] = []
+    for kind, some in by_kind.items():
+        names = {name for shape in shapes if kind in shape for name in shape if name in _COLUMNS}
+        columns = {_COLUMNS[name]: [entry.get(name) for entry in some] for name in names}
+        if some:
+            payloads.append(read_payloads(where, columns, len(some)))
+    return SetChunks(path, coords, Payloads.joined(payloads))
+
+
+def _read_delete_chunks(where: str, members: dict[str, Any]) -> SetChunks:
+    path, coords = _take(where, members, "path", "coords")
+    found = read_coords(where, coords)
+    return SetChunks(_path(where, path), found, Payloads.gone(len(found)))
+
+
+def _entry_shapes(where: str, entries: list[Any]) -> set[tuple[str, ...]]:
+    """Return the distinct sets of members of *entries*, each of them checked."""
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise BadBodyError(f"{where}[{number}] is an object")
+    shapes = set(map(tuple, entries))
+    for shape in shapes:
+        what = None
+        if not {"coords"} <= set(shape) <= {"coords", *_COLUMNS}:
+            what = f"is an object of coords, {', '.join(_COLUMNS)}"
+        elif sum(kind in shape for kind in _KINDS) != 1:
+            what = f"has one of {', '.join(_KINDS)}"
+        if what is not None:
+            number = next(i for i, entry in enumerate(entries) if tuple(entry) == shape)
+            raise BadBodyError(f"{where}[{number}] {what}")
+    return shapes
+
+
+_OPS: Final[Mapping[str, Callable[[str, dict[str, Any]], Edit]]] = {
+    "put_node": _read_put_node,
+    "delete_node": _read_delete_node,
+    "put_chunks": _read_put_chunks,
+    "delete_chunks": _read_delete_chunks,
+}
+
+
+def _take(where: str, members: dict[str, Any], *names: str) -> list[Any]:
+    """Return the members *names*; no others are allowed."""
+    if members.keys() != set(names):
+        raise BadBodyError(f"{where} has op, {', '.join(names)}, and nothing else")
+    return [members[name] for name in names]
+
+
+def _expect[T](value: object, kind: type[T], what: str) -> T:
+    if not isinstance(value, kind):
+        raise BadBodyError(what)
+    return value
+
+
+def _path(where: str, path: object) -> str:
+    if isinstance(path, str) and is_node_path(path) and "\0" not in path:
+        return path
+    raise BadBodyError(f"{where}: {str(path)[:80]!r} is no path of a node, such as /a/b")
+
+
+def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> ChangeSet:
+    """Return the change set of *edits*, applied to *parent* in order.
+
+    Raises: `BadBodyError` for an edit of a missing node, or that is impossible.
+    """
+    editing = _Editing(parent, new_id)
+    for each in edits:
+        editing.apply(each)
+    return editing.finish()
+
+
+class _Editing:
+    """Nodes of a snapshot while edits are applied."""
+
+    def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
+        self._new_id = new_id
+        self._ids = {path: node.node_id for path, node in parent.nodes.items()}
+        self._paths = SortedPaths(self._ids)
+        self._arrays = {path for path, node in parent.nodes.items() if node.array is not None}
+        self._documents = {node.node_id: node.document for node in parent.nodes.values()}
+        self._new: dict[bytes, NodeDocument] = {}
+        self._updated: dict[bytes, bytes] = {}
+        self._deleted: set[bytes] = set()
+        self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
+
+    def apply(self, each: Edit) -> None:
+        match each:
+            case PutNode():
+                self._put(each)
+            case DeleteNode(path):
+                self._delete(self._existing(path))
+            case SetChunks(path, coords):
+                if self._existing(path) not in self._arrays:
+                    raise BadBodyError(f"{path} is no array, and has no chunks")
+                if len(coords):
+                    self._chunks[self._ids[path]].append(each)
+
+    def finish(self) -> ChangeSet:
+        chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
+        return ChangeSet(self._new, self._updated, frozenset(self._deleted), chunks=chunks)
+
+    def _put(self, each: PutNode) -> None:
+        """Replace the metadata of a node; a node of the other kind is deleted first."""
+        path, document, is_array = each
+        if path in self._ids and (path in self._arrays) != is_array:
+            self._delete(path)
+        if (node_id := self._ids.get(path)) is None:
+            node_id = self._ids[path] = self._new_id()
+            self._paths.add(path)
+            self._new[node_id] = NodeDocument(path, document)
+        elif node_id in self._new:
+            self._new[node_id] = NodeDocument(path, document)
+        elif document != self._documents[node_id]:
+            self._updated[node_id] = document
+        else:
+            self._updated.pop(node_id, None)
+        if is_array:
+            self._arrays.add(path)
+
+    def _delete(self, path: str) -> None:
+        for each in self._paths.take(path):
+            node_id = self._ids.pop(each)
+            self._arrays.discard(each)
+            self._new.pop(node_id, None)
+            self._updated.pop(node_id, None)
+            self._chunks.pop(node_id, None)
+            if node_id in self._documents:
+                self._deleted.add(node_id)
+
+    def _existing(self, path: str) -> str:
+        if path not in self._ids:
+            raise BadBodyError(f"there is no node {path}: not in the parent, or deleted before")
+        return path
+
+
+def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:
+    """Join edits of one array; of several edits of a chunk the last one counts."""
+    if len({each.coords.shape[1] for each in edits}) > 1:
+        raise BadBodyError(f"{edits[0].path}: coords are of one length, that of its shape")
+    coords = np.concatenate([each.coords for each in edits])
+    payloads = Payloads.joined([each.payloads for each in edits])
+    order = last_of_each(coords)
+    return ChunkChanges(coords[order], payloads.take(order))
+
+
+class SortedPaths:
+    """Sorted set of paths, for requests of a hundred thousand edits."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._sorted = sorted(paths)
+
+    def add(self, path: str) -> None:
+        """Add *path*, which is not in the set."""
+        insort(self._sorted, path)
+
+    def take(self, path: str) -> list[str]:
+        """Remove *path*, which is in the set, and all paths below it; returns them."""
+        prefix = path.rstrip("/")
+        start = bisect_left(self._sorted, prefix + "/")
+        stop = bisect_left(self._sorted, prefix + _AFTER_SLASH)
+        below = [each for each in self._sorted[start:stop] if each != path]
+        del self._sorted[start:stop]
+        if path != "/":
+            del self._sorted[bisect_left(self._sorted, path)]
+        return [path, *below]
+
+
+def demand_of_natives(changes: ChangeSet) -> Mapping[bytes, int]:
+    """Return the least size of each chunk file that *changes* refer to, in bytes."""
+    wanted: dict[bytes, int] = {}
+    for changed in changes.chunks.values():
+        payloads = changed.payloads
+        rows = payloads.rows[payloads.of_kind(PayloadKind.NATIVE)]
+        stops = np.zeros(len(payloads.values), np.int64)
+        np.maximum.at(stops, rows["value"], rows["stop"])
+        for number in np.flatnonzero(stops).tolist():
+            chunk_id = payloads.values[number]
+            wanted[chunk_id] = max(wanted.get(chunk_id, 0), int(stops[number]))
+    return wanted
+
+
+def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
+    """Check all native references against the *lengths* of the chunk files that exist.
+
+    Raises: `BadBodyError`, which names the first reference that reaches further.
+    """
+    for changed in changes.chunks.values():
+        for row, payload in zip(changed.coords, changed.payloads, strict=True):
+            if not isinstance(payload, Native):
+                continue
+            chunk_id, byte_range = payload
+            if (length := lengths.get(chunk_id)) is None:
+                found = "does not exist"
+            elif length < byte_range.stop:
+                found = f"has {length} bytes"
+            else:
+                continue
+            chunk = f"chunk {row.tolist()} refers to {byte_range} of {encode_id(chunk_id)}"
+            raise BadBodyError(f"{chunk}, which {found}")
+
+
+def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
+    """Check that no inline chunk has more than *most_nbytes*.
+
+    Raises: `BadBodyError`.
+    """
+    for data in _values_of(PayloadKind.INLAID, changes):
+        if len(data) > most_nbytes:
+            raise BadBodyError(
+                f"an inline chunk has {len(data)} bytes, and the repository allows "
+                f"{most_nbytes}: POST it to /chunks"
+            )
+
+
+def check_virtual(
+    changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
+) -> None:
+    """Check that this service and the library may follow all virtual references.
+
+    The library follows those below one of the *containers* of the repository.
+
+    Raises: `NotAllowedError`, `BadBodyError`.
+    """
+    named = {each.name: each.url_prefix for each in containers if each.name is not None}
+    prefixes = tuple(each.url_prefix for each in containers)
+    locations = {each.decode() for each in _values_of(PayloadKind.VIRTUAL, changes)}
+    for location in sorted(locations):
+        try:
+            resolve(location, allowed, named)
+        except DecodeError as error:
+            raise BadBodyError(str(error)) from None
+        if not location.startswith(("vcc://", *prefixes)):
+            raise NotAllowedError(
+                f"no virtual chunk container of the repository has {location[:200]!r}: the "
+                "library would not read it"
+            )
+
+
+def _values_of(kind: PayloadKind, changes: ChangeSet) -> Iterator[bytes]:
+    for changed in changes.chunks.values():
+        yield from changed.payloads.values_of(kind)

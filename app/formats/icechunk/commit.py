@@ -1,0 +1,314 @@
+"""Change sets applied to a snapshot: the nodes, the log, and the manifests to rewrite.
+
+The chunks that a smaller grid drops are known only after the manifests are read that have them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from app.errors import BadBodyError, ConflictError
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges
+from app.formats.icechunk.coords import Coords, increases, inside, union
+from app.formats.icechunk.grids import read_grid
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.manifest import Manifest
+from app.formats.icechunk.payloads import Payloads
+from app.formats.icechunk.snapshot import (
+    ManifestFile,
+    ManifestRef,
+    StoredArray,
+    StoredNode,
+    StoredSnapshot,
+    is_node_path,
+)
+from app.formats.icechunk.transaction_log import TransactionLog
+from app.formats.reading import DecodeError
+
+type StoredNodes = Mapping[str, StoredNode]
+"""Nodes by absolute path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRewrite:
+    """An array whose manifests are to be rewritten."""
+
+    node_id: bytes
+    path: str
+    grid: tuple[int, ...]
+    """Chunks along each dimension after the commit."""
+    changes: ChunkChanges
+    """All inside of *grid*."""
+    manifests: tuple[ManifestRef, ...]
+    """Manifests before the commit; none if the number of dimensions was another."""
+    leaving: tuple[ManifestRef, ...] = ()
+    """Manifests that may have chunks outside of *grid*, which belong into the log."""
+
+    def dropped(self, manifests: Iterable[Manifest]) -> tuple[Coords, ...]:
+        """Return the chunks outside of *grid* in *manifests*, which are those *leaving*."""
+        read = {manifest.object_id: manifest for manifest in manifests}
+        found: list[Coords] = []
+        for object_id, extents in self.leaving:
+            coords = read[object_id].coords(self.node_id, len(extents))
+            start, stop = tuple(low for low, _ in extents), tuple(high for _, high in extents)
+            found.append(coords[inside(coords, stop, start) & ~inside(coords, self.grid)])
+        return tuple(coords for coords in found if len(coords))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The manifests of an array after its rewrite."""
+
+    manifests: tuple[ManifestRef, ...]
+    """All manifests of the array, kept and new."""
+    dropped: tuple[Coords, ...] = ()
+    """As returned by `ArrayRewrite.dropped`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The parts of a commit that are stored."""
+
+    nodes: StoredNodes
+    manifest_files: Mapping[bytes, ManifestFile]
+    """Exactly the manifests to which *nodes* refer."""
+    log: TransactionLog
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A change set applied to a snapshot, before manifests are rewritten."""
+
+    nodes: StoredNodes
+    """Arrays to be rewritten have the manifests that they had before."""
+    rewrites: tuple[ArrayRewrite, ...]
+    known: Mapping[bytes, ManifestFile]
+    """Manifests of the snapshot before."""
+    log: TransactionLog
+    """Log without dropped chunks."""
+
+    @property
+    def is_empty(self) -> bool:
+        """`True` if nothing changes; metadata replaced by the same are no change."""
+        log = self.log
+        nodes = (log.new_groups, log.new_arrays, log.deleted_groups, log.deleted_arrays)
+        updates = (log.updated_arrays, log.updated_groups, log.updated_chunks)
+        return not (any(nodes) or any(updates) or self.rewrites)
+
+    def finish(
+        self, rewritten: Mapping[bytes, Rewritten], files: Iterable[ManifestFile]
+    ) -> Outcome:
+        """Insert the results of all *rewrites*, by node id, and the new *files*.
+
+        Raises: `DecodeError` where the snapshot before does not list a manifest.
+        """
+        nodes = dict(self.nodes)
+        chunks = dict(self.log.updated_chunks)
+        for rewrite in self.rewrites:
+            node_id, became = rewrite.node_id, rewritten[rewrite.node_id]
+            node = nodes[rewrite.path]
+            if node.array is not None:
+                array = replace(node.array, manifests=became.manifests)
+                nodes[rewrite.path] = replace(node, array=array)
+            if became.dropped:
+                chunks[node_id] = union(*chunks.get(node_id, ()), *became.dropped)
+        known = {**self.known, **{file.object_id: file for file in files}}
+        log = replace(self.log, updated_chunks=dict(sorted(chunks.items())))
+        return Outcome(nodes, dict(_referred(nodes.values(), known)), log)
+
+
+def apply_changes(changes: ChangeSet, before: StoredSnapshot) -> Applied:
+    """Apply *changes* to the snapshot *before*.
+
+    Raises: `BadBodyError` for an impossible change, `ConflictError` for one that does not fit the
+    snapshot; both name the path.
+    """
+    nodes = _change_nodes(before.nodes, changes)
+    then, now = by_id(before.nodes), by_id(nodes)
+    for node_id in changes.chunks:
+        if node_id not in now:
+            raise ConflictError(f"there is no array {encode_id(node_id)}")
+    touched = sorted({*changes.chunks, *changes.updated} & now.keys())
+    plans = (
+        _plan_rewrite(now[node_id], changes.chunks.get(node_id), then.get(node_id))
+        for node_id in touched
+    )
+    rewrites = tuple(plan for plan in plans if plan is not None)
+    return Applied(nodes, rewrites, before.manifest_files, _make_log(changes, then, now))
+
+
+def parent_of(path: str) -> str:
+    """Return the path of the group of *path*, which is not the root."""
+    return path.rpartition("/")[0] or "/"
+
+
+def by_id(nodes: StoredNodes) -> dict[bytes, StoredNode]:
+    """Index nodes by their ids; of two with one id the first counts."""
+    found: dict[bytes, StoredNode] = {}
+    for node in nodes.values():
+        found.setdefault(node.node_id, node)
+    return found
+
+
+def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNode]:
+    """Return the nodes after the commit; arrays keep the manifests that they have.
+
+    Nodes that were in no group before, as the library can leave them, may stay so.
+    """
+    found = by_id(nodes)
+    for node_id in (*changes.updated, *changes.deleted):
+        if node_id not in found:
+            raise ConflictError(f"there is no node {encode_id(node_id)}")
+    changed = {
+        path: _update(node, changes)
+        for path, node in nodes.items()
+        if node.node_id not in changes.deleted
+    }
+    entering = list(_new_nodes(found, changes))
+    for node in entering:
+        _check_path(node.path)
+        if node.path in changed:
+            raise ConflictError(f"{node.path}: there is a node already")
+        changed[node.path] = node
+    left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
+    _check_groups(changed, {node.path for node in entering}, left)
+    return changed
+
+
+def _new_nodes(found: Mapping[bytes, StoredNode], changes: ChangeSet) -> Iterator[StoredNode]:
+    for node_id, (path, document) in changes.new.items():
+        if node_id in found:
+            raise ConflictError(f"{path}: another node has the id {encode_id(node_id)}")
+        yield StoredNode(node_id, path, document, _read_array(path, document))
+
+
+def _update(node: StoredNode, changes: ChangeSet) -> StoredNode:
+    document = changes.updated.get(node.node_id, node.document)
+    if document == node.document:
+        return node
+    array = _read_array(node.path, document)
+    if (array is None) != (node.array is None):
+        raise BadBodyError(f"{node.path}: an array cannot become a group, nor a group an array")
+    if array is not None and node.array is not None:
+        array = replace(array, manifests=node.array.manifests)
+    return replace(node, document=document, array=array)
+
+
+def _read_array(path: str, document: bytes) -> StoredArray | None:
+    try:
+        grid = read_grid(document)
+    except DecodeError as error:
+        raise BadBodyError(f"{path}: {error}") from error
+    return None if grid is None else grid.array
+
+
+def _check_path(path: str) -> None:
+    if not is_node_path(path):
+        raise BadBodyError(f"{path!r} is no path of a node")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise BadBodyError(f"{path!r} is no path of a node: it is not UTF-8") from None
+
+
+def _check_groups(nodes: StoredNodes, entered: set[str], left: set[str]) -> None:
+    """Check that new nodes, and nodes below new or deleted ones, are in groups."""
+    for path in nodes:
+        above = parent_of(path)
+        if path == "/" or not (path in entered or above in left or above in entered):
+            continue
+        parent = nodes.get(above)
+        if parent is None:
+            raise ConflictError(f"{path}: its group {above} does not exist")
+        if parent.array is not None:
+            raise ConflictError(f"{path}: {above} is an array, not a group")
+
+
+def _make_log(
+    changes: ChangeSet, then: Mapping[bytes, StoredNode], now: Mapping[bytes, StoredNode]
+) -> TransactionLog:
+    """List each node once: a new one is not updated as well."""
+    new_groups, new_arrays = _split_kinds(now[node_id] for node_id in changes.new)
+    deleted_groups, deleted_arrays = _split_kinds(then[node_id] for node_id in changes.deleted)
+    updated_groups, updated_arrays = _split_kinds(
+        now[node_id]
+        for node_id, document in changes.updated.items()
+        if node_id in now and document != then[node_id].document
+    )
+    return TransactionLog(
+        new_groups,
+        new_arrays,
+        deleted_groups,
+        deleted_arrays,
+        updated_arrays,
+        updated_groups,
+        updated_chunks={
+            node_id: (chunks.coords,)
+            for node_id, chunks in sorted(changes.chunks.items())
+            if len(chunks.coords)
+        },
+        moved_paths=(),
+    )
+
+
+def _split_kinds(nodes: Iterable[StoredNode]) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """Return the ids of groups and those of arrays."""
+    every = list(nodes)
+    groups = frozenset(node.node_id for node in every if node.array is None)
+    return groups, frozenset(node.node_id for node in every) - groups
+
+
+def _referred(
+    nodes: Iterable[StoredNode], known: Mapping[bytes, ManifestFile]
+) -> Iterator[tuple[bytes, ManifestFile]]:
+    for node in nodes:
+        for object_id, _ in () if node.array is None else node.array.manifests:
+            if object_id not in known:
+                name = encode_id(object_id)
+                raise DecodeError(f"it does not list manifest {name}, which {node.path} refers to")
+            yield object_id, known[object_id]
+
+
+def _plan_rewrite(
+    node: StoredNode, chunks: ChunkChanges | None, before: StoredNode | None
+) -> ArrayRewrite | None:
+    """Return the rewrite of the manifests of *node*; `None` if all of them stay."""
+    if node.array is None:
+        if chunks is not None:
+            raise BadBodyError(f"{node.path}: a group has no chunks")
+        return None
+    grid = node.array.grid
+    if chunks is None:
+        chunks = ChunkChanges(np.empty((0, len(grid)), np.uint32), Payloads.gone(0))
+    _check_chunks(node.path, grid, chunks)
+    old = node.array.manifests
+    if before is not None and before.array is not None and len(before.array.grid) != len(grid):
+        leaving, old = old, ()
+    else:
+        leaving = tuple(ref for ref in old if not _fits(ref, grid))
+    if not leaving and not len(chunks.coords):
+        return None
+    return ArrayRewrite(node.node_id, node.path, grid, chunks, old, leaving)
+
+
+def _fits(ref: ManifestRef, grid: tuple[int, ...]) -> bool:
+    """Return `True` if no visible chunk of *ref* can lie outside of *grid*.
+
+    Early writers gave a dimension to arrays that have none.
+    """
+    if len(ref.extents) != len(grid):
+        return True
+    return all(stop <= count for (_, stop), count in zip(ref.extents, grid, strict=True))
+
+
+def _check_chunks(path: str, grid: tuple[int, ...], chunks: ChunkChanges) -> None:
+    coords = chunks.coords
+    if len(coords) != len(chunks.payloads):
+        raise ValueError(f"{path}: {len(coords)} chunks, and {len(chunks.payloads)} payloads")
+    outside = np.flatnonzero(~inside(coords, grid))
+    if len(outside):
+        first = coords[outside[0]].tolist()
+        raise BadBodyError(f"{path}: chunk {first} is outside of the grid of {list(grid)} chunks")
+    if not (increases(coords).all() if grid else len(coords) <= 1):
+        raise BadBodyError(f"{path}: chunks are not in C order, or listed twice")

@@ -1,0 +1,370 @@
+"""FlexBuffers read and written as JSON values; configuration and metadata are stored as such.
+
+A value is a position, the width of the slots there, and a packed type: six bits for the kind, two
+for the width of the slots that an offset leads to. Offsets lead back and may be shared. A vector
+has slots of one width: the least that holds all its numbers and offsets.
+"""
+
+import struct
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from math import isfinite
+from struct import Struct
+from typing import Final, NamedTuple
+
+from app.formats.documents import Json
+from app.formats.reading import DecodeError
+
+MAX_DEPTH: Final = 128
+"""Limit of the nesting of lists and objects."""
+MEMORY_PER_BYTE: Final = 32
+"""Limit of the memory of a decoded value, for each byte of its encoding: parts can be shared."""
+
+_VALUE_NBYTES: Final = 24
+_CONTAINER_NBYTES: Final = 56
+_KEY_NBYTES: Final = 48
+_WIDTHS: Final = (1, 2, 4, 8)
+_FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
+_UINT_STOP: Final = 2**64
+_INT_START: Final = -(2**63)
+
+
+class _FlexKind(IntEnum):
+    NULL = 0
+    INT = 1
+    UINT = 2
+    FLOAT = 3
+    KEY = 4
+    STRING = 5
+    INDIRECT_INT = 6
+    INDIRECT_UINT = 7
+    INDIRECT_FLOAT = 8
+    MAP = 9
+    VECTOR = 10
+    VECTOR_INT = 11
+    VECTOR_UINT = 12
+    VECTOR_FLOAT = 13
+    VECTOR_STRING = 15
+    VECTOR_INT2 = 16
+    VECTOR_UINT2 = 17
+    VECTOR_FLOAT2 = 18
+    VECTOR_FLOAT4 = 24
+    BLOB = 25
+    BOOL = 26
+    VECTOR_BOOL = 36
+
+
+_K: Final = _FlexKind
+_TYPED: Final[Mapping[int, int]] = {
+    _K.INT: _K.VECTOR_INT,
+    _K.UINT: _K.VECTOR_UINT,
+    _K.FLOAT: _K.VECTOR_FLOAT,
+    _K.BOOL: _K.VECTOR_BOOL,
+}
+_FIXED: Final[Mapping[int, int]] = {
+    _K.INT: _K.VECTOR_INT2,
+    _K.UINT: _K.VECTOR_UINT2,
+    _K.FLOAT: _K.VECTOR_FLOAT2,
+}
+"""Vectors of 2 items without a count; those of 3 and 4 items follow in steps of three."""
+_FIXED_COUNTS: Final = range(2, 5)
+
+
+def decode_flexbuffer(data: bytes) -> Json:
+    """Decode *data*; blobs become base64, and numbers that JSON lacks become null.
+
+    Raises: `DecodeError`.
+    """
+    return _FlexReader(data).root()
+
+
+def plain_float(value: float) -> float | None:
+    """Return *value*, or `None` if JSON cannot represent it."""
+    return value if isfinite(value) else None
+
+
+class _FlexReader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
+
+    def root(self) -> Json:
+        """Read the value that the last bytes describe."""
+        width, packed = self._uint(len(self._data) - 1, 1), self._uint(len(self._data) - 2, 1)
+        return self._value(len(self._data) - 2 - _check_width(width), width, packed, 0)
+
+    def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
+        """Read the value whose slot is at *at*."""
+        self._spend(_VALUE_NBYTES)
+        kind, width = packed >> 2, 1 << (packed & 3)
+        match kind:
+            case _K.NULL:
+                return None
+            case _K.INT | _K.UINT | _K.FLOAT:
+                return self._number(kind, at, slot_width)
+            case _K.BOOL:
+                return self._uint(at, slot_width) != 0
+        return self._distant(kind, self._follow(at, slot_width), width, depth)
+
+    def _distant(self, kind: int, at: int, width: int, depth: int) -> Json:
+        """Read the value at *at* to which the offset in a slot leads."""
+        match kind:
+            case _K.KEY:
+                return self._key(at)
+            case _K.STRING:
+                return _decode_text(self._bytes(at, width))
+            case _K.BLOB:
+                return b64encode(self._bytes(at, width)).decode()
+            case _K.INDIRECT_INT | _K.INDIRECT_UINT | _K.INDIRECT_FLOAT:
+                return self._number(kind - _K.INDIRECT_INT + _K.INT, at, width)
+        if depth == MAX_DEPTH:
+            raise DecodeError(f"damaged FlexBuffer: it nests deeper than {MAX_DEPTH}")
+        return self._container(kind, at, width, depth + 1)
+
+    def _container(self, kind: int, at: int, width: int, depth: int) -> Json:
+        self._spend(_CONTAINER_NBYTES)
+        if kind == _K.MAP:
+            keys, values = self._keys(at, width), self._vector(at, width, depth)
+            if len(keys) != len(values):
+                raise DecodeError("damaged FlexBuffer: a map has more keys than values, or fewer")
+            return dict(zip(keys, values, strict=True))
+        if kind == _K.VECTOR:
+            return self._vector(at, width, depth)
+        if _K.VECTOR_INT <= kind <= _K.VECTOR_STRING:
+            item = kind - _K.VECTOR_INT + _K.INT
+            return self._typed(item, at, width, self._count(at, width), depth)
+        if _K.VECTOR_INT2 <= kind <= _K.VECTOR_FLOAT4:
+            more, item = divmod(kind - _K.VECTOR_INT2, 3)
+            return self._typed(item + _K.INT, at, width, more + 2, depth)
+        if kind == _K.VECTOR_BOOL:
+            return self._typed(_K.BOOL, at, width, self._count(at, width), depth)
+        raise DecodeError(f"damaged FlexBuffer: a value of unknown kind {kind}")
+
+    def _vector(self, at: int, width: int, depth: int) -> list[Json]:
+        """Read a vector, whose packed types follow its slots."""
+        count = self._count(at, width)
+        types = self._slice(at + count * width, count)
+        return [self._value(at + i * width, width, types[i], depth) for i in range(count)]
+
+    def _typed(self, kind: int, at: int, width: int, count: int, depth: int) -> list[Json]:
+        """Read *count* values of one *kind*; the length of strings takes one byte."""
+        self._slice(at, count * width)
+        return [self._value(at + i * width, width, kind << 2, depth) for i in range(count)]
+
+    def _keys(self, at: int, width: int) -> list[str]:
+        """Read the keys of the map at *at*; their vector and its width precede its length."""
+        keys = self._follow(at - 3 * width, width)
+        key_width = _check_width(self._uint(at - 2 * width, width))
+        stop = keys + self._count(keys, key_width) * key_width
+        return [self._key(self._follow(key, key_width)) for key in range(keys, stop, key_width)]
+
+    def _key(self, at: int) -> str:
+        stop = self._data.find(0, at) if at >= 0 else -1
+        if stop < 0:
+            raise DecodeError("damaged FlexBuffer: a key does not end")
+        self._spend(_KEY_NBYTES)
+        return _decode_text(self._slice(at, stop - at))
+
+    def _bytes(self, at: int, width: int) -> bytes:
+        return self._slice(at, self._count(at, width))
+
+    def _count(self, at: int, width: int) -> int:
+        """Read the length that precedes the items at *at*."""
+        count = self._uint(at - width, width)
+        if count > len(self._data):
+            raise DecodeError("damaged FlexBuffer: it is shorter than a length in it")
+        return count
+
+    def _number(self, kind: int, at: int, width: int) -> float | None:
+        if kind != _K.FLOAT:
+            return int.from_bytes(self._slice(at, width), "little", signed=kind == _K.INT)
+        if width not in _FLOATS:
+            raise DecodeError("damaged FlexBuffer: a float of one byte")
+        value: float = _FLOATS[width].unpack(self._slice(at, width))[0]
+        return plain_float(value)
+
+    def _follow(self, at: int, width: int) -> int:
+        return at - self._uint(at, width)
+
+    def _uint(self, at: int, width: int) -> int:
+        return int.from_bytes(self._slice(at, width), "little")
+
+    def _slice(self, at: int, nbytes: int) -> bytes:
+        if not 0 <= at <= len(self._data) - nbytes:
+            raise DecodeError("damaged FlexBuffer: an offset leads out of it")
+        self._spend(nbytes)
+        return self._data[at : at + nbytes]
+
+    def _spend(self, nbytes: int) -> None:
+        self._left_nbytes -= nbytes
+        if self._left_nbytes < 0:
+            raise DecodeError("damaged FlexBuffer: too many values for its size")
+
+
+def _check_width(width: int) -> int:
+    if width not in _WIDTHS:
+        raise DecodeError(f"damaged FlexBuffer: slots of {width} bytes")
+    return width
+
+
+def _decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise DecodeError("damaged FlexBuffer: a string is not UTF-8") from None
+
+
+class _FlexSlot(NamedTuple):
+    """Content of the slot of a value: a number, or the position that an offset leads to."""
+
+    kind: int
+    number: float
+    width: int
+    """Least width of the number, or width of the slots of the vector that is led to."""
+    is_offset: bool = False
+
+    def width_at(self, end: int, index: int) -> int:
+        """Return the least slot width of a vector written at *end* with this as item *index*."""
+        if not self.is_offset:
+            return self.width
+        return next(width for width in _WIDTHS if self._step(end, index, width) < 1 << 8 * width)
+
+    def _step(self, end: int, index: int, width: int) -> int:
+        return int(end + -end % width + index * width - self.number)
+
+    def packed(self, width: int) -> int:
+        """Return the packed type, in a vector of slots of *width*."""
+        own = self.width if self.is_offset else max(self.width, width)
+        return self.kind << 2 | _WIDTHS.index(own)
+
+
+def encode_flexbuffer(value: Json) -> bytes:
+    """Encode *value* with the kinds of vectors that the library chooses.
+
+    Raises: `ValueError` for what JSON lacks, integers of more than 64 bits, NUL in a key, and
+    nesting deeper than `MAX_DEPTH`.
+    """
+    writer = _FlexWriter()
+    root = writer.value(value, 0)
+    width = root.width_at(len(writer.data), 0)
+    writer.pad(width)
+    writer.put(root, width)
+    return bytes(writer.data) + bytes((root.packed(width), width))
+
+
+class _FlexWriter:
+    """Writes values of variable size before the slots that lead to them."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._keys: dict[bytes, _FlexSlot] = {}
+
+    def value(self, value: Json, depth: int) -> _FlexSlot:
+        """Write the parts of *value* that do not fit into its slot."""
+        match value:
+            case None | bool() | int() | float():
+                return _number_slot(value)
+            case str():
+                return self._string(value.encode())
+        if depth == MAX_DEPTH:
+            raise ValueError(f"it nests deeper than {MAX_DEPTH}")
+        if isinstance(value, Mapping):
+            return self._map(value, depth + 1)
+        return self._list([self.value(item, depth + 1) for item in value])
+
+    def pad(self, width: int) -> None:
+        """Add zeros up to a multiple of *width*."""
+        self.data += bytes(-len(self.data) % width)
+
+    def put(self, slot: _FlexSlot, width: int) -> None:
+        """Write *slot*."""
+        if slot.is_offset:
+            self.data += (len(self.data) - int(slot.number)).to_bytes(width, "little")
+        elif slot.kind == _K.FLOAT:
+            self.data += struct.pack("<f" if width == _WIDTHS[2] else "<d", slot.number)
+        else:
+            self.data += int(slot.number).to_bytes(width, "little", signed=slot.kind == _K.INT)
+
+    def _string(self, data: bytes) -> _FlexSlot:
+        width = _uint_width(len(data))
+        self.pad(width)
+        self.data += len(data).to_bytes(width, "little")
+        start = len(self.data)
+        self.data += data + b"\0"
+        return _FlexSlot(_K.STRING, start, width, is_offset=True)
+
+    def _key(self, text: str) -> _FlexSlot:
+        data = text.encode()
+        if b"\0" in data:
+            raise ValueError("a key has NUL in it")
+        if data not in self._keys:
+            self._keys[data] = _FlexSlot(_K.KEY, len(self.data), 1, is_offset=True)
+            self.data += data + b"\0"
+        return self._keys[data]
+
+    def _map(self, members: Mapping[str, Json], depth: int) -> _FlexSlot:
+        names = sorted(members, key=str.encode)
+        pairs = [(self._key(name), self.value(members[name], depth)) for name in names]
+        keys = self._vector([key for key, _ in pairs])
+        width = _FlexSlot(_K.UINT, keys.width, 1)
+        return self._vector([item for _, item in pairs], (keys, width))._replace(kind=_K.MAP)
+
+    def _list(self, items: Sequence[_FlexSlot]) -> _FlexSlot:
+        kinds = {item.kind for item in items}
+        kind = kinds.pop() if len(kinds) == 1 else _K.NULL
+        if kind not in _TYPED:
+            return self._vector(items)
+        if kind in _FIXED and len(items) in _FIXED_COUNTS:
+            fixed = _FIXED[kind] + 3 * (len(items) - _FIXED_COUNTS.start)
+            return self._vector(items, has_count=False)._replace(kind=fixed)
+        return self._vector(items)._replace(kind=_TYPED[kind])
+
+    def _vector(
+        self,
+        items: Sequence[_FlexSlot],
+        before: Sequence[_FlexSlot] = (),
+        *,
+        has_count: bool = True,
+    ) -> _FlexSlot:
+        """Write *before*, the count and *items*; packed types only where they may differ."""
+        count = (_FlexSlot(_K.UINT, len(items), _uint_width(len(items))),) if has_count else ()
+        slots = (*before, *count, *items)
+        end = len(self.data)
+        width = max((slot.width_at(end, at) for at, slot in enumerate(slots)), default=1)
+        self.pad(width)
+        start = len(self.data) + width * (len(slots) - len(items))
+        for slot in slots:
+            self.put(slot, width)
+        kinds = {item.kind for item in items}
+        if not (len(kinds) == 1 and kinds <= {*_TYPED, _K.KEY} and not before):
+            self.data += bytes(item.packed(width) for item in items)
+        return _FlexSlot(_K.VECTOR, start, width, is_offset=True)
+
+
+def _number_slot(value: float | None) -> _FlexSlot:
+    match value:
+        case None:
+            return _FlexSlot(_K.NULL, 0, 1)
+        case bool():
+            return _FlexSlot(_K.BOOL, value, 1)
+        case int() if not _INT_START <= value < _UINT_STOP:
+            raise ValueError("an integer has more than 64 bits")
+        case int() if value >= 0:
+            return _FlexSlot(_K.UINT, value, _uint_width(value))
+        case int():
+            return _FlexSlot(_K.INT, value, next(w for w in _WIDTHS if value >= -1 << 8 * w - 1))
+    if not isfinite(value):
+        raise ValueError("a number is not finite, and JSON has none such")
+    return _FlexSlot(_K.FLOAT, value, 4 if _fits_float32(value) else 8)
+
+
+def _uint_width(value: int) -> int:
+    return next(width for width in _WIDTHS if value < 1 << 8 * width)
+
+
+def _fits_float32(value: float) -> bool:
+    try:
+        return bool(struct.unpack("<f", struct.pack("<f", value))[0] == value)
+    except OverflowError:
+        return False

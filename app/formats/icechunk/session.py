@@ -1,0 +1,516 @@
+"""Sessions: their stored document, the nodes that a client sees, edits of nodes, chunk entries.
+
+A session is a document of changed nodes over a parent snapshot, and an entry for each changed
+chunk. All of it is stored by this service only; Icechunk has no such files.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import blake2b
+from operator import lt
+from typing import Any, Final, NamedTuple, TypedDict
+
+import orjson
+import zstandard
+from pydantic import ConfigDict, TypeAdapter
+
+from app.errors import BadBodyError, ConflictError, DamagedError
+from app.formats.compression import decompress_zstd
+from app.formats.documents import json_memory_nbytes
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from app.formats.icechunk.grids import MAX_CHUNKS, read_document
+from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.keys import DOCUMENT
+from app.formats.icechunk.manifest import Native
+from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.snapshot import Chunks, ManifestRef, StoredNode, StoredSnapshot
+from app.formats.reading import DecodeError
+from app.formats.zarr.codecs import (
+    UnshardableError,
+    codec_name,
+    configuration,
+    has_sharding,
+    shape_of,
+)
+from app.formats.zarr.keys import ChunkKeys
+from app.formats.zarr.metadata import chunk_keys
+from app.model import ByteRange, ETag, ObjectRef
+
+_FORMAT: Final = 1
+_MEMORY_PER_BYTE: Final = 4
+"""Limit of the memory of the parsed document, for each byte of the limit of its size."""
+
+
+class Open(NamedTuple):
+    """State of a session whose keys can be written."""
+
+
+class Sealed(NamedTuple):
+    """State of a session during a commit: nothing can be written."""
+
+    until_s: float
+    """Time after which others may take over the commit."""
+    by: str
+    """Identifies the task that commits."""
+
+
+class Committed(NamedTuple):
+    """State of a session that is committed and read-only."""
+
+    snapshot_id: str
+    parent_id: str | None
+    """Parent of the snapshot: not that of the session, if it was rebased."""
+    key: str | None
+    """Idempotency key of the commit request."""
+
+
+class Discarded(NamedTuple):
+    """State of a session that is being removed, and invisible."""
+
+
+type State = Open | Sealed | Committed | Discarded
+
+OPEN: Final = Open()
+
+
+class ChangedNode(NamedTuple):
+    """An array or group that the parent lacks, or has with other metadata."""
+
+    node_id: bytes
+    document: bytes
+    """Its ``zarr.json``, as it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDocument:
+    """A session without its chunks; times are seconds since 1970, UTC."""
+
+    branch: str
+    parent_id: str
+    """The snapshot on which the session is based."""
+    inline_nbytes: int
+    """Larger chunks have files of their own."""
+    created_at_s: float
+    expires_at_s: float
+    state: State = OPEN
+    attempt: int = 0
+    """Number of failed commits, part of the id of the next one."""
+    nodes: Mapping[str, ChangedNode | None] = field(default_factory=dict)
+    """By path without a leading slash; `None` for nodes of the parent that are deleted.
+
+    Nodes below a deleted or replaced node are listed too.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, estimated."""
+        return 1024 + sum(512 + len(node.document) for node in self.nodes.values() if node)
+
+
+class _NodeJson(TypedDict):
+    node_id: str
+    document: str
+
+
+class _SessionJson(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
+    format: int
+    branch: str
+    parent_id: str
+    inline_nbytes: int
+    created_at_s: float
+    expires_at_s: float
+    state: dict[str, str | float | None]
+    attempt: int
+    nodes: dict[str, _NodeJson | None]
+
+
+_SESSION_JSON: Final = TypeAdapter(_SessionJson)
+_STATES: Final[Mapping[object, TypeAdapter[Any]]] = {
+    each.__name__.lower(): TypeAdapter(each) for each in (Open, Sealed, Committed, Discarded)
+}
+
+
+def encode_session(session: SessionDocument) -> bytes:
+    """Encode *session* as compressed JSON."""
+    document = {
+        "format": _FORMAT,
+        "branch": session.branch,
+        "parent_id": session.parent_id,
+        "inline_nbytes": session.inline_nbytes,
+        "created_at_s": session.created_at_s,
+        "expires_at_s": session.expires_at_s,
+        "state": {"is": type(session.state).__name__.lower(), **session.state._asdict()},
+        "attempt": session.attempt,
+        "nodes": {
+            path: node and {"node_id": encode_id(node.node_id), "document": node.document.decode()}
+            for path, node in session.nodes.items()
+        },
+    }
+    return zstandard.compress(orjson.dumps(document))
+
+
+def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
+    """Decode a session of at most *limit_nbytes* decompressed.
+
+    Raises: `DecodeError`.
+    """
+    try:
+        text = decompress_zstd(data, limit_nbytes)
+        if json_memory_nbytes(text) > limit_nbytes * _MEMORY_PER_BYTE:
+            raise DecodeError(f"too many values in {len(text)} bytes")
+        return _read_session(orjson.loads(text))
+    except ValueError as error:
+        raise DecodeError(f"not a session: {error!r:.80}") from None
+
+
+def _read_session(document: Any) -> SessionDocument:
+    if isinstance(document, dict) and document.get("format", _FORMAT) != _FORMAT:
+        raise DecodeError("the session was written by a later release")
+    stored = _SESSION_JSON.validate_python(document)
+    name = stored["state"].pop("is", None)
+    if name not in _STATES:
+        raise DecodeError("the session is in no state")
+    return SessionDocument(
+        stored["branch"],
+        stored["parent_id"],
+        stored["inline_nbytes"],
+        stored["created_at_s"],
+        stored["expires_at_s"],
+        _STATES[name].validate_python(stored["state"]),
+        stored["attempt"],
+        {path: _read_changed_node(node) for path, node in stored["nodes"].items()},
+    )
+
+
+def _read_changed_node(node: _NodeJson | None) -> ChangedNode | None:
+    if node is None:
+        return None
+    if (node_id := decode_id(node["node_id"], NODE_ID_NBYTES)) is None:
+        raise DecodeError("a node of the session has no id")
+    return ChangedNode(node_id, node["document"].encode())
+
+
+class ChunkGrid(NamedTuple):
+    """The keys and the number of chunks, or shards, of an array."""
+
+    keys: ChunkKeys
+    shape: tuple[int, ...]
+
+    def has(self, coords: tuple[int, ...]) -> bool:
+        """Return `True` if *coords* lie in the grid."""
+        return len(coords) == len(self.shape) and all(map(lt, coords, self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedNode:
+    """An array or group of a session."""
+
+    node_id: bytes
+    path: str
+    """Path without a leading slash; empty for the root."""
+    document: bytes
+    """Its ``zarr.json``, as it is stored."""
+    grid: ChunkGrid | None
+    """`None` for a group."""
+    manifests: tuple[ManifestRef, ...] = ()
+    """Manifests of the chunks that the parent has."""
+
+    @property
+    def folder(self) -> str:
+        """Prefix of the keys below the node."""
+        return f"{self.path}/" if self.path else ""
+
+    @property
+    def chunks(self) -> Chunks | None:
+        """Chunks that the parent has, for an array."""
+        return None if self.grid is None else Chunks(*self.grid, self.manifests)
+
+    @property
+    def etag(self) -> ETag:
+        """ETag of the document."""
+        return version_of(self.document)
+
+
+class ChunkAddress(NamedTuple):
+    """A chunk, or shard, of an array."""
+
+    node: ViewedNode
+    coords: tuple[int, ...]
+
+    @property
+    def may_be_shard(self) -> bool:
+        """`True` if the chunk may hold inner chunks."""
+        return _may_have_shards(self.node.document)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """The nodes of a session: those of the parent, replaced by the changed ones."""
+
+    session: SessionDocument
+    parent: StoredSnapshot
+    ref: ObjectRef
+    """The object of the session document, named in errors."""
+    _known: dict[str, ViewedNode] = field(default_factory=dict, repr=False, compare=False)
+
+    def node(self, path: str) -> ViewedNode | None:
+        """Return the node at *path*.
+
+        Raises: `DamagedError`.
+        """
+        if (known := self._known.get(path)) is not None:
+            return known
+        if (found := self._find(path)) is not None:
+            self._known[path] = found
+        return found
+
+    def paths(self) -> Iterator[str]:
+        """Iterate over the paths of all nodes, unordered."""
+        changed = self.session.nodes
+        yield from (path for path, node in changed.items() if node is not None)
+        yield from (path[1:] for path in self.parent.nodes if path[1:] not in changed)
+
+    def among(self, node_ids: Collection[bytes]) -> list[ViewedNode]:
+        """Return the nodes with these ids, ordered by path."""
+        changed, stored = self.session.nodes, self.parent.nodes
+        there = {path: node.node_id for path, node in changed.items() if node is not None}
+        there |= {path[1:]: stored[path].node_id for path in stored if path[1:] not in changed}
+        paths = sorted(path for path, node_id in there.items() if node_id in node_ids)
+        return [node for path in paths if (node := self.node(path)) is not None]
+
+    def below(self, path: str) -> Iterator[str]:
+        """Iterate over the paths of all nodes below *path*, unordered."""
+        start = f"{path}/" if path else ""
+        return (each for each in self.paths() if each.startswith(start) and each != path)
+
+    def address(self, key: str) -> ChunkAddress | None:
+        """Return the chunk that *key* may name; `None` without such an array or outside of it."""
+        node, rest = self.around(key)
+        if node is None or node.grid is None:
+            return None
+        coords = node.grid.keys.parse(rest)
+        return None if coords is None or not node.grid.has(coords) else ChunkAddress(node, coords)
+
+    def around(self, key: str) -> tuple[ViewedNode | None, str]:
+        """Return the nearest node above *key*, and the rest of *key*."""
+        for path in _paths_above(key):
+            if (node := self.node(path)) is not None:
+                return node, key.removeprefix(node.folder)
+        return None, key
+
+    def _find(self, path: str) -> ViewedNode | None:
+        stored = self.parent.nodes.get(f"/{path}")
+        if path not in self.session.nodes:
+            return None if stored is None else _view_stored(path, stored)
+        changed = self.session.nodes[path]
+        if changed is None:
+            return None
+        is_kept = stored is not None and stored.node_id == changed.node_id
+        manifests = stored.array.manifests if is_kept and stored and stored.array else ()
+        try:
+            grid = read_chunk_grid(changed.document)
+        except DecodeError as error:
+            raise DamagedError(self.ref, f"the document of /{path}: {error}") from None
+        return ViewedNode(changed.node_id, path, changed.document, grid, manifests)
+
+
+def node_path(key: str) -> str | None:
+    """Return the path of the node whose document *key* names; `None` for other keys."""
+    path, _, name = key.rpartition("/")
+    return path if name == DOCUMENT else None
+
+
+def version_of(data: bytes) -> ETag:
+    """Return the ETag of *data*."""
+    return ETag(f'"{blake2b(data, digest_size=16).hexdigest()}"')
+
+
+def _paths_above(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
+    if stored.array is None:
+        return ViewedNode(stored.node_id, path, stored.document, None)
+    shape = stored.array.grid
+    try:
+        keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
+    except (UnshardableError, ValueError, AttributeError, RecursionError):
+        keys = ChunkKeys("c", "/", len(shape))  # the library uses one encoding
+    grid = ChunkGrid(keys, shape)
+    return ViewedNode(stored.node_id, path, stored.document, grid, stored.array.manifests)
+
+
+@lru_cache(maxsize=512)
+def _may_have_shards(document: bytes) -> bool:
+    try:
+        return has_sharding(read_document(document).get("codecs"))
+    except DecodeError:
+        return True
+
+
+@lru_cache(maxsize=512)
+def read_chunk_grid(document: bytes) -> ChunkGrid | None:
+    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group.
+
+    Raises: `DecodeError` for a document that no node of a repository can have.
+    """
+    node = read_document(document)
+    if node["node_type"] == "group":
+        return None
+    shape = shape_of(node.get("shape"), "shape", least=0)
+    grid = node.get("chunk_grid")
+    if codec_name(grid) != "regular":
+        raise DecodeError(f"the chunk grid is {codec_name(grid):.80}, and only regular is written")
+    each = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
+    try:
+        keys = chunk_keys(node.get("chunk_key_encoding"), len(shape))
+    except UnshardableError as error:
+        raise DecodeError(str(error)) from None
+    if (keys.prefix, keys.separator) != ("c", "/"):
+        raise DecodeError("the chunk key encoding is not default with the separator /")
+    counts = tuple(-(-length // chunk) for length, chunk in zip(shape, each, strict=True))
+    if any(count > MAX_CHUNKS for count in counts):
+        raise DecodeError(f"more than {MAX_CHUNKS} chunks along one dimension")
+    return ChunkGrid(keys, counts)
+
+
+def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> SessionDocument:
+    """Set the metadata of the node at *path*; a new node gets *new_id*.
+
+    A node that changes its kind or its number of dimensions is replaced by a new one, and the
+    nodes below it are deleted.
+
+    Raises: `BadBodyError`, `ConflictError` where an array is above, or nodes below an array.
+    """
+    try:
+        document.decode()
+        grid = read_chunk_grid(document)
+    except DecodeError as error:
+        raise BadBodyError(f"{path}/zarr.json: {error}") from None
+    except UnicodeDecodeError:
+        raise BadBodyError(f"{path}/zarr.json: not UTF-8") from None
+    for above in _paths_above(path):
+        if (node := view.node(above)) is not None and node.grid is not None:
+            raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
+    old = view.node(path)
+    if old is not None and _can_keep_chunks(old.grid, grid):
+        return _with_nodes(view, {path: ChangedNode(old.node_id, document)})
+    if old is None and grid is not None and any(view.below(path)):
+        raise ConflictError(f"/{path} has nodes below: it cannot be an array")
+    gone: dict[str, ChangedNode | None] = dict.fromkeys([] if old is None else view.below(path))
+    return _with_nodes(view, {**gone, path: ChangedNode(new_id, document)})
+
+
+def delete_nodes(view: SessionView, path: str) -> SessionDocument:
+    """Delete the node at *path* and all nodes below it."""
+    return _with_nodes(view, dict.fromkeys([path, *view.below(path)]))
+
+
+def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> ChangeSet:
+    """Return the change set of the session against its parent; *chunks* are of its arrays.
+
+    Raises: `ConflictError` where a new node is in no group.
+    """
+    new, updated, deleted = {}, {}, set()
+    for path, changed in view.session.nodes.items():
+        stored = view.parent.nodes.get(f"/{path}")
+        if stored is not None and (changed is None or changed.node_id != stored.node_id):
+            deleted.add(stored.node_id)
+        if changed is None:
+            continue
+        if stored is None or changed.node_id != stored.node_id:
+            _check_group(view, path)
+            new[changed.node_id] = NodeDocument(f"/{path}", changed.document)
+        elif changed.document != stored.document:
+            updated[changed.node_id] = changed.document
+    return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
+
+
+def _check_group(view: SessionView, path: str) -> None:
+    """Raise `ConflictError` unless the new node at *path* is in a group."""
+    if not path:
+        return
+    above = path.rpartition("/")[0]
+    parent = view.node(above)
+    if parent is None:
+        raise ConflictError(f"there is no group /{above} for /{path}: its zarr.json is missing")
+    if parent.grid is not None:
+        raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
+
+
+def _can_keep_chunks(old: ChunkGrid | None, new: ChunkGrid | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return len(old.shape) == len(new.shape)
+
+
+def _with_nodes(view: SessionView, changed: Mapping[str, ChangedNode | None]) -> SessionDocument:
+    """Insert *changed*; a deleted node is listed only if the parent has it."""
+    nodes = {**view.session.nodes, **changed}
+    for path, node in changed.items():
+        if node is None and f"/{path}" not in view.parent.nodes:
+            nodes.pop(path)
+    return replace(view.session, nodes=nodes)
+
+
+type Entry = Native | Inlaid | None
+"""Payload of a changed chunk; `None` for a deleted one."""
+
+_GONE: Final = b"-"
+_INLINE: Final = b"i"
+_NATIVE: Final = b"n"
+_REFERENCE: Final = struct.Struct(f"<{OBJECT_ID_NBYTES}sQQ")
+_SCALAR: Final = "scalar"
+"""Name of the only chunk of an array without dimensions."""
+_COORDS: Final = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
+
+GONE_NBYTES: Final = len(_GONE)
+"""Size of an entry of a deleted chunk; all others are longer, since no chunk is empty."""
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Encode the journal entry of a chunk."""
+    match entry:
+        case None:
+            return _GONE
+        case Inlaid(data):
+            return _INLINE + data
+        case Native(chunk_id, (start, stop)):
+            return _NATIVE + _REFERENCE.pack(chunk_id, start, stop)
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Decode the journal entry of a chunk.
+
+    Raises: `DecodeError`.
+    """
+    kind, rest = data[:1], data[1:]
+    if data == _GONE:
+        return None
+    if kind == _INLINE:
+        return Inlaid(rest)
+    if kind == _NATIVE and len(rest) == _REFERENCE.size:
+        chunk_id, start, stop = _REFERENCE.unpack(rest)
+        if start <= stop:
+            return Native(chunk_id, ByteRange(start, stop))
+    raise DecodeError("not an entry of a session's journal")
+
+
+def spell_coords(coords: tuple[int, ...]) -> str:
+    """Return the name of the journal entry of the chunk at *coords*."""
+    return ".".join(map(str, coords)) or _SCALAR
+
+
+def parse_coords(name: str) -> tuple[int, ...] | None:
+    """Parse the name of a journal entry; `None` for any other name."""
+    if name == _SCALAR:
+        return ()
+    return tuple(map(int, name.split("."))) if _COORDS.fullmatch(name) else None

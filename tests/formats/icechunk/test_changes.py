@@ -1,0 +1,323 @@
+"""Change sets read from requests, and made against a parent."""
+
+from base64 import b64encode
+from itertools import count
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadBodyError
+from app.formats.icechunk.changes import (
+    ChangeSet,
+    DeleteNode,
+    NodeDocument,
+    PutNode,
+    SetChunks,
+    edit,
+    read_edits,
+)
+from app.formats.icechunk.ids import decode_id, decode_ids, encode_id
+from app.formats.icechunk.manifest import Native, Virtual
+from app.formats.icechunk.metadata_items import Metadata
+from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
+from app.model import ByteRange, ETag, UnmodifiedSince
+
+ID = bytes(range(12))
+SPELLED = encode_id(ID)
+NATIVE = {"coords": [0, 1], "chunk_id": SPELLED, "length": 9}
+VIRTUAL = {"coords": [0, 1], "location": "s3://b/k", "offset": 1, "length": 9}
+
+
+def chunks(*entries: Any, **more: Any) -> list[Any]:
+    """Ask for chunks, one by one."""
+    return [{"op": "put_chunks", "path": "/a", "chunks": list(entries), **more}]
+
+
+def columns(**told: Any) -> list[Any]:
+    """Ask for chunks in columns."""
+    return [{"op": "put_chunks", "path": "/a", **told}]
+
+
+def only(items: Any) -> SetChunks:
+    """Read the one edit of chunks."""
+    (edit,) = read_edits(items)
+    assert isinstance(edit, SetChunks)
+    return edit
+
+
+def nested(depth: int) -> Any:
+    """Put a list into a list, and so on."""
+    return orjson.loads(b"[" * depth + b"]" * depth)
+
+
+def test_nodes_are_put_and_deleted() -> None:
+    """Each change has its own members; metadata stay as they are told."""
+    metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
+
+    edits = read_edits(
+        [
+            {"op": "put_node", "path": "/", "metadata": metadata},
+            {"op": "delete_node", "path": "/a/b"},
+        ]
+    )
+
+    assert edits == [
+        PutNode("/", orjson.dumps(metadata), is_array=False),
+        DeleteNode("/a/b"),
+    ]
+
+
+def test_chunks_are_told_one_by_one_in_any_way() -> None:
+    """Those of one kind come one behind the other, with their coordinates."""
+    inline = {"coords": [2, 0], "inline": b64encode(b"xy").decode()}
+    etagged = VIRTUAL | {"coords": [1, 1], "etag": "abc"}
+    dated = VIRTUAL | {"coords": [3, 1], "last_modified": "2026-01-31T12:00:00.5+01:00"}
+
+    plain = VIRTUAL | {"coords": [0, 2]}
+
+    edit = only(chunks(plain, NATIVE, inline, etagged, dated))
+
+    told = zip(map(tuple, edit.coords.tolist()), edit.payloads, strict=True)
+    assert dict(told) == {
+        (0, 1): Native(ID, ByteRange(0, 9)),
+        (2, 0): Inlaid(b"xy"),
+        (0, 2): Virtual("s3://b/k", ByteRange(1, 10), None),
+        (1, 1): Virtual("s3://b/k", ByteRange(1, 10), ETag('"abc"')),
+        (3, 1): Virtual("s3://b/k", ByteRange(1, 10), UnmodifiedSince(1769857201)),
+    }
+
+
+def test_columns_are_the_same_as_chunks_one_by_one() -> None:
+    """They are shorter, and quicker to read."""
+    several = [NATIVE | {"coords": [0, i], "offset": i} for i in range(4)]
+    told = {
+        "coords": [each["coords"] for each in several],
+        "chunk_ids": [SPELLED] * 4,
+        "offsets": [0, 1, 2, 3],
+        "lengths": [9] * 4,
+    }
+
+    one_by_one, as_columns = only(chunks(*several)), only(columns(**told))
+
+    assert one_by_one.coords.tolist() == as_columns.coords.tolist()
+    assert list(one_by_one.payloads) == list(as_columns.payloads)
+    assert list(as_columns.payloads)[3] == Native(ID, ByteRange(3, 12))
+
+
+def test_deleted_chunks_refer_to_nothing() -> None:
+    """They are told by their coordinates."""
+    edit = only([{"op": "delete_chunks", "path": "/a", "coords": [[3], [1]]}])
+
+    assert edit.coords.tolist() == [[3], [1]]
+    assert list(edit.payloads) == [None, None]
+
+
+def test_an_array_without_dimensions_has_one_chunk() -> None:
+    """Its coordinates are none."""
+    edit = only(chunks({"coords": [], "chunk_id": SPELLED, "length": 1}))
+
+    assert edit.coords.shape == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {},
+        [1],
+        [{}],
+        [{"op": "drop"}],
+        [{"op": ["put_node"]}],
+        [{"op": "delete_node"}],
+        [{"op": "delete_node", "path": "a"}],
+        [{"op": "delete_node", "path": "/a/"}],
+        [{"op": "delete_node", "path": "/a//b"}],
+        [{"op": "delete_node", "path": "/../b"}],
+        [{"op": "delete_node", "path": 5}],
+        [{"op": "delete_node", "path": "/a", "more": 1}],
+        [{"op": "put_node", "path": "/a", "metadata": "x"}],
+        [{"op": "put_node", "path": "/a", "metadata": {}}],
+        [{"op": "put_node", "path": "/a", "metadata": {"node_type": "tree"}}],
+        [{"op": "put_node", "path": "/a", "metadata": {"node_type": "group", "a": nested(400)}}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[], []]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0, 1]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[-1]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[2**32]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[True]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[1.0]]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": ["0"]}],
+        [{"op": "delete_chunks", "path": "/a", "coords": [[0] * 65]}],
+        chunks(1),
+        chunks({"coords": [0]}),
+        chunks({"chunk_id": SPELLED, "length": 1}),
+        chunks(NATIVE | {"inline": "AAAA"}),
+        chunks(NATIVE | {"etag": "x"}),
+        chunks(NATIVE | {"unknown": 1}),
+        chunks(NATIVE | {"length": 0}),
+        chunks(NATIVE | {"length": True}),
+        chunks(NATIVE | {"length": 2**63}),
+        chunks(NATIVE | {"offset": 2**63 - 1}),
+        chunks(NATIVE | {"offset": -1}),
+        chunks(NATIVE | {"offset": ""}),
+        chunks(NATIVE | {"offset": False}),
+        chunks({"coords": [0], "chunk_id": SPELLED}),
+        chunks(NATIVE | {"chunk_id": SPELLED.lower()}),
+        chunks(NATIVE | {"chunk_id": SPELLED[:-1]}),
+        chunks(NATIVE | {"chunk_id": SPELLED[:-1] + "é"}),
+        chunks(NATIVE | {"chunk_id": 5}),
+        chunks(NATIVE, NATIVE),
+        chunks({"coords": [0], "inline": "AA"}),
+        chunks({"coords": [0], "inline": ""}),
+        chunks({"coords": [0], "inline": 5}),
+        chunks(VIRTUAL | {"location": "s3://" + "x" * 1024}),
+        chunks(VIRTUAL | {"location": None}),
+        chunks(VIRTUAL | {"etag": 'W/"a"'}),
+        chunks(VIRTUAL | {"etag": "\r\n"}),
+        chunks(VIRTUAL | {"etag": 5}),
+        chunks(VIRTUAL | {"last_modified": "2026-01-31T12:00:00"}),
+        chunks(VIRTUAL | {"last_modified": "yesterday"}),
+        chunks(VIRTUAL | {"last_modified": "1969-01-31T12:00:00Z"}),
+        chunks(VIRTUAL | {"etag": "a", "last_modified": "2026-01-31T12:00:00Z"}),
+        chunks(NATIVE, more=1),
+        columns(),
+        columns(coords=[[0]]),
+        columns(coords=[[0]], chunk_ids=[SPELLED], lengths=[]),
+        columns(coords=[[0]], chunk_ids=SPELLED, lengths=[1]),
+        columns(coords=[[0]], chunk_ids=[SPELLED], lengths=[1], inlines=["AAAA"]),
+    ],
+)
+def test_what_cannot_be_is_refused(items: Any) -> None:
+    """The whole request is: nothing of it is done."""
+    with pytest.raises(BadBodyError, match=r"changes|node"):
+        read_edits(items)
+
+
+@given(st.lists(st.binary(min_size=12, max_size=12), max_size=9))
+def test_ids_are_read_together_as_one_by_one(ids: list[bytes]) -> None:
+    """Only the speed differs."""
+    assert decode_ids([encode_id(each) for each in ids]) == ids
+
+
+@given(st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3))
+def test_what_is_no_id_is_none_among_others_either(texts: list[str]) -> None:
+    """Of many ids one that is none spoils all."""
+    singly = [decode_id(each) for each in texts]
+
+    assert decode_ids(texts) == (None if None in singly else singly)
+
+
+GROUP = {"node_type": "group"}
+ARRAY = {"node_type": "array"}
+PATHS = {"/": None, "/g": None, "/g/a": 1, "/g/h": None, "/g/h/b": 1, "/g-": 1}
+
+
+def parent() -> StoredSnapshot:
+    """Make a snapshot whose nodes are called by their paths."""
+    array = StoredArray((Dimension(8, 4),), None)
+    nodes = {
+        path: StoredNode(path.encode(), path, b"{}", array if is_array else None)
+        for path, is_array in PATHS.items()
+    }
+    return StoredSnapshot(bytes(12), nodes, {}, 0, "", Metadata(2, ()))
+
+
+def made(*items: dict[str, Any]) -> ChangeSet:
+    """Edit it; new nodes are called 0, 1 and so on."""
+    numbers = count()
+    return edit(parent(), read_edits(list(items)), lambda: b"%d" % next(numbers))
+
+
+def put(path: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Put a node."""
+    return {"op": "put_node", "path": path, "metadata": metadata}
+
+
+def delete(path: str) -> dict[str, Any]:
+    """Delete a node."""
+    return {"op": "delete_node", "path": path}
+
+
+def drop(path: str, *coords: list[int]) -> dict[str, Any]:
+    """Delete chunks."""
+    return {"op": "delete_chunks", "path": path, "coords": list(coords)}
+
+
+def write(path: str, *coords: list[int]) -> dict[str, Any]:
+    """Write chunks."""
+    told = [{"coords": each, "inline": "AAAA"} for each in coords]
+    return {"op": "put_chunks", "path": path, "chunks": told}
+
+
+def test_a_node_that_is_there_keeps_its_id() -> None:
+    """Only its metadata are others."""
+    assert made(put("/g", GROUP)).updated == {b"/g": b'{"node_type":"group"}'}
+
+
+def test_a_new_node_has_the_last_of_its_metadata() -> None:
+    """It is new once."""
+    changes = made(put("/n", GROUP), put("/n", GROUP | {"zarr_format": 3}))
+
+    assert changes.new == {b"0": NodeDocument("/n", b'{"node_type":"group","zarr_format":3}')}
+    assert not changes.updated
+
+
+def test_a_node_of_the_other_kind_makes_way() -> None:
+    """All that was in it is gone."""
+    changes = made(put("/g", ARRAY))
+
+    assert list(changes.new.values()) == [NodeDocument("/g", b'{"node_type":"array"}')]
+    assert changes.deleted == {b"/g", b"/g/a", b"/g/h", b"/g/h/b"}
+
+
+def test_what_is_deleted_takes_along_what_is_below() -> None:
+    """And all that was changed of it before, but nothing beside it."""
+    changes = made(
+        write("/g/a", [0]), put("/g/n", GROUP), put("/g", GROUP | {"x": 1}), delete("/g")
+    )
+
+    assert changes == ChangeSet(deleted=frozenset({b"/g", b"/g/a", b"/g/h", b"/g/h/b"}))
+
+
+def test_a_node_can_be_replaced_by_another() -> None:
+    """What is put where a node was deleted has an id of its own, and no chunks."""
+    changes = made(delete("/g/a"), put("/g/a", ARRAY), write("/g/a", [1]))
+
+    assert changes.deleted == {b"/g/a"}
+    assert list(changes.new) == list(changes.chunks) == [b"0"]
+
+
+def test_everything_can_be_deleted_and_made_anew() -> None:
+    """The root is a node like others."""
+    changes = made(delete("/"), put("/", GROUP))
+
+    assert changes.deleted == {path.encode() for path in PATHS}
+    assert changes.new[b"0"].path == "/"
+
+
+def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
+    """Edits are made one after the other."""
+    changed = made(write("/g/a", [3], [1]), drop("/g/a", [2], [1]))
+    chunks = changed.chunks[b"/g/a"]
+
+    assert chunks.coords.tolist() == [[1], [2], [3]]
+    assert [each is None for each in chunks.payloads] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [delete("/x")],
+        [delete("/g"), delete("/g/a")],
+        [write("/g", [0])],
+        [write("/x", [0])],
+        [write("/g/a", [0]), drop("/g/a", [0, 0])],
+    ],
+)
+def test_what_cannot_be_done_is_refused(items: list[dict[str, Any]]) -> None:
+    """The request is told, before anything is written."""
+    with pytest.raises(BadBodyError):
+        made(*items)

@@ -1,0 +1,182 @@
+"""Change sets put to snapshots, against a tree in a `dict`."""
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadBodyError, ConflictError
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from app.formats.icechunk.commit import apply_changes
+from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.transaction_log import TransactionLog
+from app.formats.reading import DecodeError
+from tests.formats.icechunk.small import array, group
+from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, difference, run
+
+A, B, C, D = (b"%08d" % number for number in range(4))
+
+
+def _by_id(tree: Tree) -> dict[bytes, tuple[str, Node]]:
+    return {node.node_id: (path, node) for path, node in tree.items()}
+
+
+def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
+    """Compare a log with what it is of, list by list."""
+    old, new = _by_id(before), _by_id(after)
+    both = {node_id: (old[node_id][1], new[node_id][1]) for node_id in old.keys() & new.keys()}
+    updated = {at for at, (was, now) in both.items() if was.document != now.document}
+    groups = {at for at, (_, node) in {**old, **new}.items() if node.length is None}
+    for nodes, found_groups, found_arrays in (
+        (new.keys() - old.keys(), log.new_groups, log.new_arrays),
+        (old.keys() - new.keys(), log.deleted_groups, log.deleted_arrays),
+        (updated, log.updated_groups, log.updated_arrays),
+    ):
+        assert found_groups == nodes & groups
+        assert found_arrays == nodes - groups
+    chunks: dict[bytes, list[list[int]]] = {}
+    for at, (_, node) in new.items():
+        was = old[at][1].chunks if at in old else {}
+        keys = was.keys() | node.chunks.keys()
+        if told := [[key] for key in sorted(keys) if was.get(key) != node.chunks.get(key)]:
+            chunks[at] = told
+    found = {at: [batch.tolist() for batch in each] for at, each in log.updated_chunks.items()}
+    assert found == {at: [each] for at, each in chunks.items()}
+
+
+@given(st.lists(st.lists(STEPS, max_size=12), min_size=1, max_size=6))
+def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) -> None:
+    """Nodes, documents, chunks, the manifests that are listed, and what the logs tell."""
+    store, ids = TreeStore(), count()
+    snapshot, tree = EMPTY, dict[str, Node]()
+    for steps in commits:
+        after = run(tree, steps, ids)
+        changes = difference(tree, after)
+        assert apply_changes(changes, snapshot).is_empty == changes.is_empty
+        snapshot, log = store.commit(changes, snapshot, after)
+        assert store.tree(snapshot) == after
+        _check_log(log, tree, after)
+        referred = {
+            ref.object_id
+            for node in snapshot.nodes.values()
+            for ref in (node.array.manifests if node.array else ())
+        }
+        assert snapshot.manifest_files.keys() == referred
+        tree = after
+
+
+def _start() -> StoredSnapshot:
+    """Give a snapshot with a group that has an array of three chunks in it."""
+    new = {
+        A: NodeDocument("/", group()),
+        B: NodeDocument("/g", group()),
+        C: NodeDocument("/g/a", array([6], [2])),
+    }
+    nodes = apply_changes(ChangeSet(new=new), EMPTY).nodes
+    return StoredSnapshot(b"another   id", nodes, {}, 1, "", EMPTY.metadata)
+
+
+def _chunks(*at: int) -> ChunkChanges:
+    coords = np.array(at, np.uint32).reshape(len(at), 1)
+    return ChunkChanges(coords, Payloads.of([Inlaid(b"x")] * len(at)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (ChangeSet(new={D: NodeDocument("/x/y", group())}), "/x/y: its group /x does not exist"),
+        (ChangeSet(new={D: NodeDocument("/g/a/y", group())}), "/g/a/y: /g/a is an array"),
+        (ChangeSet(new={D: NodeDocument("/g", group())}), "/g: there is a node already"),
+        (ChangeSet(deleted=frozenset([B])), "/g/a: its group /g does not exist"),
+        (ChangeSet(deleted=frozenset([A])), "/g: its group / does not exist"),
+        (
+            ChangeSet(deleted=frozenset([B]), new={D: NodeDocument("/g", array([1], [1]))}),
+            "/g/a: /g is an array",
+        ),
+        (ChangeSet(deleted=frozenset([D])), "no node"),
+        (ChangeSet(updated={D: group()}), "no node"),
+        (ChangeSet(chunks={D: _chunks(0)}), "no array"),
+        (ChangeSet(deleted=frozenset([C]), chunks={C: _chunks(0)}), "no array"),
+        (ChangeSet(new={C: NodeDocument("/b", group())}), "/b: another node has the id"),
+    ],
+)
+def test_what_does_not_go_together_with_the_snapshot_is_a_conflict(
+    changes: ChangeSet, message: str
+) -> None:
+    """The message names the path, and the reason."""
+    with pytest.raises(ConflictError, match=message):
+        apply_changes(changes, _start())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            (ChangeSet(new={D: NodeDocument(path, group())}), "is no path of a node")
+            for path in ("", "x", "//", "/x/", "/g/../y", "/g/.", "/g//x", "/\ud800")
+        ),
+        (ChangeSet(new={D: NodeDocument("/x", b"?")}), "/x: zarr.json is not JSON"),
+        (ChangeSet(updated={C: b"{}"}), "/g/a: zarr.json is not Zarr v3 metadata"),
+        (ChangeSet(updated={C: group()}), "/g/a: an array cannot become a group"),
+        (ChangeSet(updated={B: array([1], [1])}), "/g: an array cannot become a group"),
+        (ChangeSet(chunks={C: _chunks(1, 3)}), r"/g/a: chunk \[3\] is outside of .* \[3\] chunks"),
+        (ChangeSet(updated={C: array([2], [2])}, chunks={C: _chunks(1)}), r"chunk \[1\] is outs"),
+        (ChangeSet(updated={C: array([2, 2], [2, 2])}, chunks={C: _chunks(0)}), "is outside"),
+        (ChangeSet(chunks={C: _chunks(1, 1)}), "/g/a: chunks are not in C order, or listed twice"),
+        (ChangeSet(chunks={C: _chunks(1, 0)}), "not in C order"),
+        (ChangeSet(chunks={B: _chunks(0)}), "/g: a group has no chunks"),
+    ],
+)
+def test_what_can_never_be_is_the_fault_of_the_request(changes: ChangeSet, message: str) -> None:
+    """No other snapshot would help."""
+    with pytest.raises(BadBodyError, match=message):
+        apply_changes(changes, _start())
+
+
+def test_a_document_that_is_the_same_is_no_change() -> None:
+    """It is not told of in the log either."""
+    applied = apply_changes(ChangeSet(updated={C: array([6], [2])}), _start())
+
+    assert applied.is_empty
+    assert applied.nodes == _start().nodes
+
+
+def test_nodes_that_were_in_no_group_may_stay() -> None:
+    """The library leaves such; what is beside them can change, and a group be made for them."""
+    start = _start()
+    nodes = {path: node for path, node in start.nodes.items() if path != "/g"}
+    orphaned = StoredSnapshot(b"another   id", nodes, {}, 1, "", EMPTY.metadata)
+
+    edited = apply_changes(ChangeSet(updated={C: array([4], [2])}), orphaned)
+    assert edited.log.updated_arrays == {C}
+    healed = apply_changes(ChangeSet(new={D: NodeDocument("/g", group())}), orphaned)
+    assert sorted(healed.nodes) == ["/", "/g", "/g/a"]
+    with pytest.raises(ConflictError, match="/g/a: /g is an array"):
+        apply_changes(ChangeSet(new={D: NodeDocument("/g", array([1], [1]))}), orphaned)
+
+
+def test_a_manifest_that_is_not_listed_is_damage() -> None:
+    """The library fails over a snapshot that refers to one; nobody knows its size."""
+    store, tree = TreeStore(), {"/": Node(A, length=4, chunks={0: 1})}
+    snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
+    damaged = StoredSnapshot(b"another   id", snapshot.nodes, {}, 1, "", EMPTY.metadata)
+
+    with pytest.raises(DecodeError, match=r"it does not list manifest .*, which / refers to"):
+        apply_changes(ChangeSet(), damaged).finish({}, [])
+
+
+def test_another_number_of_dimensions_drops_all_chunks() -> None:
+    """The log tells of them as they were."""
+    store, tree = TreeStore(), {"/": Node(A, length=4, chunks={0: 1, 1: 1})}
+    snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
+    for document in (array([4, 4], [2, 2]), array([], [])):
+        applied = apply_changes(ChangeSet(updated={A: document}), snapshot)
+
+        (rewrite,) = applied.rewrites
+        assert rewrite.manifests == ()
+        dropped = rewrite.dropped(store.manifests.values())
+        assert [coords.tolist() for coords in dropped] == [[[0], [1]]]

@@ -1,0 +1,67 @@
+"""Coordinates in arrays, against lists and sets of tuples."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.coords import (
+    Coords,
+    inside,
+    last_of_each,
+    number_rows,
+    rows_in,
+    union,
+)
+
+type Rows = list[tuple[int, ...]]
+
+ROWS = st.integers(0, 3).flatmap(
+    lambda ndim: st.tuples(
+        st.just(ndim),
+        *[st.lists(st.tuples(*[st.sampled_from([0, 1, 2, 2**32 - 1])] * ndim), max_size=9)] * 2,
+    )
+)
+"""A number of dimensions, and two lists of rows."""
+
+
+def _coords(rows: Rows, ndim: int) -> Coords:
+    return np.array(rows, np.uint32).reshape(len(rows), ndim)
+
+
+def _tuples(coords: Coords) -> Rows:
+    return list(map(tuple, coords.tolist()))
+
+
+@given(ROWS)
+def test_rows_are_sorted_numbered_and_found(drawn: tuple[int, Rows, Rows]) -> None:
+    """Also rows of no numbers, and far corners of a box."""
+    ndim, some, others = drawn
+    coords = _coords(some, ndim)
+    distinct = sorted(set(some))
+
+    assert [row for each in union(coords) for row in _tuples(each)] == distinct
+    rows, numbers = number_rows(coords)
+    assert rows == distinct
+    assert [rows[number] for number in numbers] == some
+    last = last_of_each(coords)
+    assert [some[at] for at in last] == distinct
+    assert all(some[at] not in some[at + 1 :] for at in last)
+    found = rows_in(_coords(distinct, ndim), _coords(others, ndim))
+    assert found.tolist() == [each in set(others) for each in distinct]
+
+
+def test_a_union_has_a_batch_for_each_ndim() -> None:
+    """Empty batches are left out."""
+    batches = [_coords([(1, 1)], 2), _coords([(2,), (1,)], 1), _coords([], 3), _coords([(2,)], 1)]
+
+    assert [_tuples(each) for each in union(*batches)] == [[(1,), (2,)], [(1, 1)]]
+
+
+def test_coordinates_of_another_ndim_match_nothing() -> None:
+    """The library takes keys with any number of indexes."""
+    ones = _coords([(0,), (1,)], 1)
+    assert inside(ones, (2,)).tolist() == [True, True]
+    assert inside(ones, (2,), (1,)).tolist() == [False, True]
+    assert inside(ones, (2, 2)).tolist() == [False, False]
+    assert inside(_coords([()], 0), ()).tolist() == [True]
+    assert rows_in(ones, _coords([(1, 1)], 2)).tolist() == [False, False]

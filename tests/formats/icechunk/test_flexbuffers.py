@@ -1,0 +1,200 @@
+"""FlexBuffers against the encoder of the flatbuffers package, and against those of the library."""
+
+import math
+from collections.abc import Callable
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import pytest
+from flatbuffers import flexbuffers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
+from app.formats.icechunk.metadata_items import encode_metadata, read_metadata
+from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.reading import DecodeError
+
+
+def _built(build: Callable[[Any], object]) -> bytes:
+    builder = flexbuffers.Builder()
+    build(builder)
+    return bytes(builder.Finish())
+
+
+@pytest.mark.parametrize(
+    ("build", "value"),
+    [
+        (lambda b: b.Key("a key"), "a key"),
+        (lambda b: b.Blob(b"\x00\xff"), "AP8="),
+        (lambda b: b.IndirectInt(-(2**40)), -(2**40)),
+        (lambda b: b.IndirectUInt(2**40), 2**40),
+        (lambda b: b.IndirectFloat(0.1), 0.1),
+        (lambda b: b.UInt(2**63 - 1), 2**63 - 1),
+        (lambda b: b.Float(math.inf), None),
+        (lambda b: b.Float(math.nan), None),
+        (lambda b: b.TypedVectorFromElements([-1, 300]), [-1, 300]),
+        (lambda b: b.TypedVectorFromElements([1.5]), [1.5]),
+        (lambda b: b.TypedVectorFromElements([True, False]), [True, False]),
+        (lambda b: b.FixedTypedVectorFromElements([1, -2]), [1, -2]),
+        (lambda b: b.FixedTypedVectorFromElements([1, 2, 3]), [1, 2, 3]),
+        (lambda b: b.FixedTypedVectorFromElements([0.5, 0.25, 0.1, 4.0]), [0.5, 0.25, 0.1, 4.0]),
+    ],
+)
+def test_other_kinds_become_json(build: Callable[[Any], object], value: Any) -> None:
+    """Keys are text, blobs base64, numbers beyond JSON null, vectors of all kinds lists."""
+    assert decode_flexbuffer(_built(build)) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"\xff" * 8 + b"\x0b\x08", 2**64 - 1),
+        (b"\x00\x3c\x0d\x02", 1.0),
+        (b"a\0b\0\x02\x05\x04\x02\x38\x01", ["a", "b"]),
+        (b"\x01a\0\x01\x03\x01\x3c\x01", ["a"]),
+        (b"\x03\x01\x02\x03\x03\x30\x01", [1, 2, 3]),
+        (b"\x01\xfe\x02\x40\x01", [1, -2]),
+        (b"\x01\xfe\x02\x44\x01", [1, 254]),
+        (b"\x01\x02\xff\x03\x4c\x01", [1, 2, -1]),
+        (b"\x01\x02\x03\x04\x04\x5c\x01", [1, 2, 3, 4]),
+        (b"\x02\x01\x00\x02\x90\x01", [True, False]),
+    ],
+    ids=[
+        "u64",
+        "half",
+        "keys",
+        "strings",
+        "uints",
+        "two ints",
+        "two uints",
+        "three ints",
+        "four uints",
+        "bools",
+    ],
+)
+def test_kinds_that_few_write_are_known(data: bytes, value: Any) -> None:
+    """Spelled by hand: the encoder has no such integers, floats and vectors."""
+    assert decode_flexbuffer(data) == value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\x04\x01",
+        b"\x00\x04\x03",
+        b"\x00\x04\x00",
+        b"\x05\x14\x01",
+        b"\x00\x0c\x01",
+        b"\x00\x6c\x01",
+        b"\x02\xff\xff\x02\x14\x01",
+        b"\xff\xfe\x01\x10\x01",
+    ],
+)
+def test_damage_is_an_error(data: bytes) -> None:
+    """Nothing outside of the buffer is read, and nothing is guessed."""
+    with pytest.raises(DecodeError):
+        decode_flexbuffer(data)
+
+
+def test_a_vector_in_itself_is_an_error() -> None:
+    """What nests without end is noticed."""
+    with pytest.raises(DecodeError, match="damaged FlexBuffer"):
+        decode_flexbuffer(b"\x01\x00\x28\x02\x28\x01")
+
+
+def test_vectors_shared_beyond_measure_are_an_error() -> None:
+    """Two hundred bytes could spell 2^30 values."""
+    data = bytes([1, 0, 4])
+    at = 1
+    for _ in range(30):
+        start = len(data) + 1
+        data += bytes([2, start - at, start + 1 - at, 0x28, 0x28])
+        at = start
+    data += bytes([len(data) - at, 0x28, 1])
+
+    with pytest.raises(DecodeError, match="for its size"):
+        decode_flexbuffer(data)
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value, "x"]
+    return value
+
+
+def test_what_nests_deep_is_decoded_to_a_limit() -> None:
+    """No depth of nesting is a `RecursionError`."""
+    value = _nested(MAX_DEPTH)
+    assert decode_flexbuffer(bytes(flexbuffers.Dumps(value))) == value
+
+    with pytest.raises(DecodeError, match="nests deeper"):
+        decode_flexbuffer(bytes(flexbuffers.Dumps(_nested(MAX_DEPTH + 1))))
+
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-300, 300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.floats(width=32, allow_nan=False, allow_infinity=False)
+    | TEXT
+)
+VALUES = st.recursive(
+    SCALARS | st.lists(st.integers(-9, 9), max_size=7) | st.lists(st.floats(0, 1), max_size=7),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(KEYS, inner, max_size=7),
+    max_leaves=40,
+)
+
+
+@given(VALUES)
+def test_what_is_written_can_be_read(value: Any) -> None:
+    """Every value of JSON comes back."""
+    assert decode_flexbuffer(encode_flexbuffer(value)) == value
+
+
+def test_the_library_writes_the_same(tmp_path: Path) -> None:
+    """And so it reads it as it was meant."""
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    values: list[Any] = []
+
+    @given(st.lists(VALUES, min_size=5, max_size=5))
+    def collect(some: list[Any]) -> None:
+        values.extend(some)
+
+    collect()
+    metadata = {f"{number:04d}": value for number, value in enumerate(values)}
+    repo.set_metadata(metadata)
+
+    info = RepoInfoDecoder(2**26)((tmp_path / "repo").read_bytes())
+    stored = dict(read_metadata(info.reader().buffer.root, 6, 2).items)
+    ours = dict(encode_metadata(metadata).items)
+    assert ours.keys() == stored.keys()
+    for name, value in metadata.items():
+        assert ours[name] == stored[name], value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]],
+)
+def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
+    """It is a `ValueError`, never something else that is read."""
+    with pytest.raises(ValueError, match=r".+"):
+        encode_flexbuffer(value)
+
+
+def test_what_nests_too_deep_to_be_read_is_not_written() -> None:
+    """A bound is the same on both sides."""
+    value = _nested(MAX_DEPTH)
+    assert decode_flexbuffer(encode_flexbuffer(value)) == value
+    with pytest.raises(ValueError, match="deeper than 128"):
+        encode_flexbuffer([value])

@@ -1,0 +1,460 @@
+"""Manifests: references by their coordinates."""
+
+import gc
+import struct
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.manifest import (
+    Inlined,
+    Manifest,
+    ManifestDecoder,
+    Native,
+    Reference,
+    Virtual,
+)
+from app.formats.reading import DecodeError
+from app.model import ByteRange, ETag, UnmodifiedSince
+from tests.formats.icechunk.building import MANIFEST, Number, Numbers, Ref, envelope, manifest
+
+_ID = b"manifest  id"
+_NODE = b"the node"
+_CHUNK_ID = b"the chunk id"
+_URLS = [f"s3://archive/era5/{n // 7}/file-{n:05d}.nc" for n in range(1000)]
+_DICTIONARY = zstandard.train_dictionary(1024, [url.encode() for url in _URLS]).as_bytes()
+
+
+def _compress(text: bytes, *, told: bool = True) -> bytes:
+    trained = zstandard.ZstdCompressionDict(_DICTIONARY)
+    return zstandard.ZstdCompressor(dict_data=trained, write_content_size=told).compress(text)
+
+
+def _decode_payload(payload: bytes) -> Manifest:
+    return ManifestDecoder(_ID, 2**26)(envelope(payload, MANIFEST))
+
+
+def _decode(*refs: Any, **options: Any) -> Manifest:
+    return _decode_payload(manifest(_ID, [(_NODE, refs)], **options))
+
+
+def _native(index: Sequence[int], offset: int = 0) -> Ref:
+    return Ref(index=index, chunk_id=_CHUNK_ID, offset=offset, length=1)
+
+
+def _lookup(ref: Ref, **options: Any) -> Reference | None:
+    return _decode(ref, **options).lookup(_NODE, tuple(ref.index))  # type: ignore[arg-type]
+
+
+def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
+    """Tell whether *reference* is what *ref* was written as."""
+    start = ref.offset or 0
+    byte_range = ByteRange(start, start + (ref.length or 0))
+    match reference:
+        case Native():
+            return reference == (ref.chunk_id, byte_range)
+        case Virtual():
+            return reference == (ref.location, byte_range, None)
+        case Inlined(place):
+            return decoded.read(place) == ref.inline
+    return False
+
+
+_any_u32 = st.integers(0, 2**32 - 1)
+_far = st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1])
+_indexes = st.one_of(
+    st.lists(st.integers(0, 3), max_size=4),
+    st.lists(_any_u32 | _far, max_size=4),
+    st.tuples(*[_far] * 9),
+)
+
+
+@st.composite
+def _refs(draw: st.DrawFn) -> Ref:
+    index = draw(_indexes)
+    if draw(st.booleans()):
+        return Ref(index=index, inline=draw(st.binary(max_size=9)))
+    offset, length = draw(st.integers(0, 2**62)), draw(st.integers(0, 2**62 - 1))
+    where: Any = {"chunk_id": draw(st.sampled_from([_CHUNK_ID, bytes(12)]))}
+    if draw(st.booleans()):
+        where = {"location": draw(st.text(max_size=5))}
+    return Ref(index=index, offset=offset, length=length, **where)
+
+
+_arrays = st.tuples(st.sampled_from([b"aaaaaaaa", b"bbbbbbbb"]), st.lists(_refs(), max_size=12))
+
+
+@given(st.lists(_arrays, max_size=4), st.lists(_any_u32, max_size=3))
+def test_what_was_written_is_found(arrays: list[tuple[bytes, list[Ref]]], other: list[int]) -> None:
+    """In any order, in many dimensions, twice: the first of an array and of coordinates counts.
+
+    An array may occur many times, and what has other dimensions disturbs nothing.
+    """
+    decoded = _decode_payload(manifest(_ID, arrays))
+    first: dict[tuple[bytes, tuple[int, ...]], Ref] = {}
+    for node_id, refs in arrays:
+        for ref in refs:
+            assert isinstance(ref.index, Sequence)
+            first.setdefault((node_id, tuple(ref.index)), ref)
+
+    for (node_id, coords), ref in first.items():
+        assert _is(decoded.lookup(node_id, coords), ref, decoded)
+    for node_id in (b"aaaaaaaa", b"bbbbbbbb"):
+        if other and (node_id, tuple(other)) not in first:
+            assert decoded.lookup(node_id, tuple(other)) is None
+        for ndim in (1, 2, 3, 4, 9):
+            found = [coords for node, coords in first if (node, len(coords)) == (node_id, ndim)]
+            assert decoded.coords(node_id, ndim).tolist() == sorted(map(list, found))
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 2**24])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_grid_is_found_however_sparse(*, step: int, backwards: bool) -> None:
+    """In order or not; between its chunks and around them there are none."""
+    grid = [(step * i, step * j) for i in range(20) for j in range(30)]
+    written = grid[::-1] if backwards else grid
+    decoded = _decode(*(_native(coords, offset) for offset, coords in enumerate(written)))
+
+    for offset, coords in enumerate(written):
+        assert decoded.lookup(_NODE, coords) == (_CHUNK_ID, (offset, offset + 1))
+    for i, j in grid:
+        for near in ((i + step * 20, j), (i, j + step * 30), (i - step * 20, j), (-1, j), (i, -1)):
+            assert decoded.lookup(_NODE, near) is None
+        assert step == 1 or decoded.lookup(_NODE, (i + 1, j)) is None
+    assert list(map(tuple, decoded.coords(_NODE, 2).tolist())) == grid
+
+
+def test_far_corners_of_64_dimensions_are_told_apart() -> None:
+    """No number of 64 bits counts their cells."""
+    corners = [tuple((2**32 - 1) * (n >> axis & 1) for axis in range(64)) for n in range(50)]
+    decoded = _decode(*(_native(corner, offset) for offset, corner in enumerate(corners)))
+
+    for offset, corner in enumerate(corners):
+        assert decoded.lookup(_NODE, corner) == (_CHUNK_ID, (offset, offset + 1))
+        assert decoded.lookup(_NODE, (1, *corner[1:])) is None
+    assert decoded.coords(_NODE, 64).tolist() == sorted(map(list, corners))
+
+
+@pytest.mark.parametrize("index", [[], [0]])
+def test_a_scalar_has_one_chunk(index: list[int]) -> None:
+    """Old writers gave it a dimension."""
+    decoded = _decode(_native(index))
+
+    assert decoded.lookup(_NODE, ()) == (_CHUNK_ID, (0, 1))
+    assert decoded.coords(_NODE, 0).shape == (1, 0)
+    assert decoded.lookup(b"another.", ()) is None
+    assert _decode(_native([1])).lookup(_NODE, ()) is None
+    assert _decode(_native([0, 0])).coords(_NODE, 0).shape == (0, 0)
+
+
+def test_a_manifest_may_be_empty() -> None:
+    """Of arrays, and an array of references."""
+    for payload in (manifest(_ID, []), manifest(_ID, [(_NODE, [])])):
+        decoded = _decode_payload(payload)
+        assert decoded.lookup(_NODE, (0,)) is None
+        assert decoded.node_ids == []
+        assert decoded.coords(_NODE, 1).shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("payload", "fault"),
+    [
+        (manifest(b"another's id", []), "it is the manifest C5Q6YX38CNS2EWS0D5J0"),
+        (manifest(None, []), "it has no id"),
+        (manifest(_ID, None), "it has no arrays"),
+        (manifest(_ID, [(None, [])]), "it has no node_id"),
+        (manifest(_ID, [(_NODE, None)]), "it has no refs"),
+        (manifest(_ID, [(_NODE, [Ref(index=None, inline=b"")])]), "no coordinates"),
+        (manifest(_ID, [(_NODE, [_native([1]), {}])]), "no coordinates"),
+        (b"", "leads out"),
+        (manifest(_ID, [], dictionary=b"\x37\xa4\x30\xec" + bytes(20)), "dictionary"),
+    ],
+)
+def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
+    """Its own id, which is that of its file, its arrays, their references, their indexes."""
+    with pytest.raises(DecodeError, match=fault):
+        _decode_payload(payload)
+
+
+def test_a_manifest_has_a_limit() -> None:
+    """Of its payload."""
+    file = envelope(manifest(_ID, []), MANIFEST)
+
+    with pytest.raises(DecodeError, match="more than 20"):
+        ManifestDecoder(_ID, 20)(file)
+
+
+@pytest.mark.parametrize(
+    ("ref", "fault"),
+    [
+        (Ref(index=[1]), "neither inline nor chunk_id nor location"),
+        (Ref(index=[1], offset=1, length=5), "neither"),
+        (Ref(index=[1], inline=b"", chunk_id=_CHUNK_ID), "both inline and chunk_id"),
+        (Ref(index=[1], inline=b"", location="s3://a/b"), "both inline and location"),
+        (Ref(index=[1], chunk_id=_CHUNK_ID, location="s3://a/b"), "both chunk_id and location"),
+        (
+            Ref(index=[1], inline=b"", chunk_id=_CHUNK_ID, location="", compressed_location=b""),
+            "both inline and chunk_id and location and compressed_location",
+        ),
+        (Ref(index=[1], chunk_id=_CHUNK_ID, offset=2**64 - 1, length=2), r"past 2\^63"),
+        (Ref(index=[1], location="a:b", offset=2**63, length=2**63 + 1), r"past 2\^63"),
+        (Ref(index=[1], location=b"s3://\xff/a"), "not UTF-8"),
+        (Ref(index=[1], location="x" * 10000), "too long"),
+        (Ref(index=[1], location="a:b", checksum_etag=b"\xff"), "not UTF-8"),
+        (Ref(index=[1], location="a:b", checksum_etag="x" * 10000), "too long"),
+        *(
+            (Ref(index=[1], location="a:b", checksum_etag=etag), "no strong entity tag")
+            for etag in ('W/"abc"', "W/abc", "a b", 'a"b', "a\r\nX: y", "\x7f", "\0", "\u0100")
+        ),
+    ],
+)
+def test_a_reference_that_contradicts_itself_is_named(ref: Ref, fault: str) -> None:
+    """Those beside it are found all the same."""
+    decoded = _decode(_native([0]), ref, _native([2]))
+
+    with pytest.raises(DecodeError, match=rf"chunk \(1,\) is damaged: .*{fault}"):
+        decoded.lookup(_NODE, (1,))
+    assert isinstance(decoded.lookup(_NODE, (0,)), Native)
+    assert isinstance(decoded.lookup(_NODE, (2,)), Native)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 0), (7, 0), (2**63 - 2, 1), (None, None)])
+def test_a_part_may_be_empty_or_end_at_2_to_the_63(offset: int | None, length: int | None) -> None:
+    """Both numbers are 0 where they are absent."""
+    expected = ByteRange(offset or 0, (offset or 0) + (length or 0))
+    native = Ref(index=[0], chunk_id=_CHUNK_ID, offset=offset, length=length)
+    virtual = Ref(index=[0], location="s3://a/b", offset=offset, length=length)
+
+    assert _lookup(native) == Native(_CHUNK_ID, expected)
+    assert _lookup(virtual) == Virtual("s3://a/b", expected, None)
+
+
+@pytest.mark.parametrize(
+    ("etag", "last_modified", "checksum"),
+    [
+        (None, None, None),
+        (None, 0, None),
+        (None, 1, UnmodifiedSince(1)),
+        (None, 2**32 - 1, UnmodifiedSince(2**32 - 1)),
+        ("abc-1", None, ETag('"abc-1"')),
+        ('"abc-1"', None, ETag('"abc-1"')),
+        ("!#~\x80\xff", None, ETag('"!#~\x80\xff"')),
+        ("abc", 7, ETag('"abc"')),
+    ],
+)
+def test_a_checksum_is_a_condition(
+    etag: str | None, last_modified: int | None, checksum: object
+) -> None:
+    """An entity tag with its quotes, or a time; the entity tag has precedence."""
+    found = _lookup(
+        Ref(
+            index=[0],
+            location="s3://a/b",
+            checksum_etag=etag,
+            checksum_last_modified=last_modified,
+        )
+    )
+
+    assert isinstance(found, Virtual)
+    assert found.checksum == checksum
+    assert type(found.checksum) is type(checksum)
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (_compress(_URLS[5].encode()), {"dictionary": _DICTIONARY, "algorithm": 1}),
+        (_compress(_URLS[5].encode()), {"dictionary": _DICTIONARY}),
+        (_compress(_URLS[5].encode(), told=False), {"dictionary": _DICTIONARY}),
+        (zstandard.compress(_URLS[5].encode()), {"dictionary": _DICTIONARY}),
+        (_URLS[5].encode(), {"algorithm": 0}),
+        (_URLS[5].encode(), {"algorithm": 0, "dictionary": _DICTIONARY}),
+    ],
+    ids=["zstd", "default", "unsized", "without dictionary", "raw", "raw with dictionary"],
+)
+def test_a_location_may_be_compressed(data: bytes, options: dict[str, Any]) -> None:
+    """By the algorithm that the manifest names, which is zstd if it names none."""
+    found = _lookup(Ref(index=[0], compressed_location=data, location="other"), **options)
+
+    assert isinstance(found, Virtual)
+    assert found.location == _URLS[5]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "fault"),
+    [
+        (_compress(b"a:b"), {}, "no location_dictionary"),
+        (_compress(b"a:b"), {"dictionary": b""}, "no location_dictionary"),
+        (_compress(b"a:b"), {"algorithm": 2, "dictionary": _DICTIONARY}, "unknown algorithm 2"),
+        (b"", {"dictionary": _DICTIONARY}, "cannot be decompressed"),
+        (b"a:b", {"dictionary": _DICTIONARY}, "cannot be decompressed"),
+        (_compress(b"a:b")[:-1], {"dictionary": _DICTIONARY}, "cannot be decompressed"),
+        (_compress(b"a:b") * 2, {"dictionary": _DICTIONARY}, "cannot be decompressed"),
+        (_compress(b"x" * 1025), {"dictionary": _DICTIONARY}, "more than 1024"),
+        (_compress(bytes(2**24)), {"dictionary": _DICTIONARY}, "more than 1024"),
+        (_compress(bytes(2**24), told=False), {"dictionary": _DICTIONARY}, "decompressed"),
+        (
+            struct.pack("<IBQ", 0xFD2FB528, 0xE0, 2**62) + b"\1\0\0",
+            {"dictionary": _DICTIONARY},
+            "more than 1024",
+        ),
+        (_compress(b"\xff"), {"dictionary": _DICTIONARY}, "not UTF-8"),
+        (b"\xff", {"algorithm": 0}, "not UTF-8"),
+        (b"x" * 10**4, {"algorithm": 0}, "too long"),
+    ],
+)
+def test_a_location_that_cannot_be_inflated_is_damaged(
+    data: bytes, options: dict[str, Any], fault: str
+) -> None:
+    """Nor may it have more than 1024 bytes, as in the library."""
+    with pytest.raises(DecodeError, match=fault):
+        _lookup(Ref(index=[0], compressed_location=data), **options)
+
+
+def test_many_vtables_are_as_good_as_one() -> None:
+    """References of one kind may differ in what they leave out."""
+    refs = [_native([0], 5).table | {9 + n: Number("B", 1)} for n in range(200)]
+    for n, ref in enumerate(refs):
+        ref[0] = Numbers("I", [n])
+    decoded = _decode(*refs)
+
+    for n in range(200):
+        assert decoded.lookup(_NODE, (n,)) == (_CHUNK_ID, (5, 6))
+
+
+def test_a_table_may_be_shared_a_hundred_thousand_times() -> None:
+    """All are one chunk; or it is too much of it."""
+    table = _native([3]).table
+    payload = manifest(_ID, [(_NODE, [table] * 10**5)])
+    try:
+        decoded = _decode_payload(payload)
+    except DecodeError as error:
+        assert "for its size" in str(error)  # noqa: PT017
+    else:
+        assert decoded.coords(_NODE, 1).tolist() == [[3]]
+        assert decoded.nbytes < 4 * len(payload)
+
+
+def test_indexes_shared_beyond_measure_are_refused() -> None:
+    """A small manifest does not spell a vast table of coordinates."""
+    index = Numbers("I", range(50000))
+    refs = [Ref(index=index, inline=b"") for _ in range(2000)]
+
+    with pytest.raises(DecodeError, match="for its size"):
+        _decode(*refs)
+
+
+def test_a_manifest_has_so_many_arrays() -> None:
+    """More are refused: each takes time and memory, however few bytes of file."""
+    refs = [_native([3]).table]
+    arrays = [(n.to_bytes(8), refs) for n in range(2**16 + 1)]
+
+    with pytest.raises(DecodeError, match="more than 65536 arrays"):
+        _decode_payload(manifest(_ID, arrays))
+
+
+@pytest.mark.parametrize("number", [0, 2**32 - 1])
+def test_an_index_may_have_any_number_of_dimensions(number: int) -> None:
+    """It is a chunk of a strange array, and takes no more time than its bytes."""
+    indexes = [[0] * 10**5, [number] * 10**5]
+    decoded = _decode(_native([1]), *(_native(index, 5) for index in indexes))
+
+    assert decoded.lookup(_NODE, (1,)) == (_CHUNK_ID, (0, 1))
+    assert decoded.lookup(_NODE, tuple(indexes[1])) == (_CHUNK_ID, (5, 6))
+    assert decoded.lookup(_NODE, (1, *indexes[1][1:])) is None
+
+
+def _try_all(file: bytes, node_ids: Sequence[bytes], coords: Sequence[tuple[int, ...]]) -> None:
+    """Decode *file* and look everything up; only a `DecodeError` may be in the way."""
+    try:
+        decoded = ManifestDecoder(_ID, 2**20)(file)
+    except DecodeError:
+        return
+    for node_id in {*node_ids, *decoded.node_ids}:
+        for asked in coords:
+            try:
+                found = decoded.lookup(node_id, asked)
+            except DecodeError:
+                continue
+            if isinstance(found, Inlined):
+                decoded.read(found.place)
+        for ndim in range(4):
+            for row in decoded.coords(node_id, ndim)[:20].tolist():
+                try:
+                    assert decoded.lookup(node_id, tuple(row)) is not None
+                except DecodeError:
+                    continue
+
+
+_KINDS = [
+    _native([0, 0], 7),
+    Ref(index=[0, 1], location="s3://a/b", offset=1, length=2, checksum_etag="abc"),
+    Ref(index=[0, 2], inline=b"inline"),
+    Ref(index=[1, 0], compressed_location=_compress(b"s3://c/d"), checksum_last_modified=5),
+    Ref(index=[9, 2**32 - 1], inline=b""),
+    _native([2]),
+]
+_MIXED = manifest(_ID, [(_NODE, _KINDS), (b"node two", _KINDS[:2])], dictionary=_DICTIONARY)
+_ASKED = [(0, 0), (0, 1), (0, 2), (1, 0), (9, 2**32 - 1), (2,), (), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, 2, 4, 2**16, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 4, 2**32 - 1]
+)
+def test_no_number_in_a_manifest_is_trusted(number: int) -> None:
+    """Wherever it stands, and whatever it means there."""
+    for at in range(0, len(_MIXED) - 3, 2):
+        damaged = bytearray(_MIXED)
+        damaged[at : at + 4] = struct.pack("<I", number)
+        _try_all(envelope(bytes(damaged), MANIFEST), [_NODE], _ASKED)
+
+
+def _weigh(payload: bytes) -> tuple[Manifest, int]:
+    """Decode *payload*, and measure what memory that takes for good."""
+    file = envelope(payload, MANIFEST)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        decoded = ManifestDecoder(_ID, 2**24)(file)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return decoded, after - before
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_a_manifest_holds_what_it_says(step: int) -> None:
+    """Its weight in the cache is that in memory; per reference it is little."""
+    refs = [_native([n // 200 * step, n % 200 * step]) for n in range(20000)]
+    decoded, nbytes = _weigh(manifest(_ID, [(_NODE, refs)]))
+
+    assert nbytes == pytest.approx(decoded.nbytes, rel=0.02)
+    assert nbytes < 75 * len(refs)
+
+
+@pytest.mark.parametrize("ndim", [1, 4])
+def test_many_small_arrays_weigh_what_they_say(ndim: int) -> None:
+    """Far more than their bytes."""
+    arrays = [(n.to_bytes(8), [_native([n + 1000] * ndim)]) for n in range(1000)]
+    decoded, nbytes = _weigh(manifest(_ID, arrays))
+
+    assert nbytes == pytest.approx(decoded.nbytes, rel=0.1)
+
+
+def test_a_dropped_manifest_is_freed_at_once() -> None:
+    """It is in no cycle that waits to be collected."""
+    decoded = _decode(*_KINDS, dictionary=_DICTIONARY)
+    for asked in _ASKED:
+        decoded.lookup(_NODE, asked)
+    gc.collect()
+    gc.disable()
+    try:
+        del decoded
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -1,0 +1,402 @@
+"""Manifests that are written are read by the library, and say what they are to say."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import icechunk
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.formats.icechunk.changes import ChunkChanges
+from app.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
+from app.formats.icechunk.manifest_writer import (
+    ManifestsRewrite,
+    RewrittenManifests,
+    needed_manifests,
+    rewrite_manifests,
+)
+from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
+from app.formats.icechunk.snapshot import ManifestRef
+from app.formats.icechunk.splitting import Splits
+from app.formats.reading import DecodeError
+from app.model import ByteRange, ETag, UnmodifiedSince
+from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
+from tests.formats.icechunk.peer import ARCHIVE, Peer, array, delete, read, read_id, write
+
+NODE, OTHER = b"arraynod", b"othernod"
+OLD = b"old manifest"
+LIMIT = 2**26
+
+type Coords = tuple[int, ...]
+
+
+def new_ids() -> Callable[[], bytes]:
+    """Give ids one after the other."""
+    numbers = itertools.count()
+    return lambda: b"new%09d" % next(numbers)
+
+
+def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges:
+    """Put changes in order."""
+    coords = sorted(changed)
+    return ChunkChanges(
+        np.array(coords, np.uint32).reshape(len(coords), ndim),
+        Payloads.of(changed[at] for at in coords),
+    )
+
+
+def contents(
+    refs: Sequence[ManifestRef], manifests: Mapping[bytes, Manifest], ndim: int
+) -> dict[Coords, object]:
+    """Tell all that the manifests of an array say; earlier ones come first."""
+    found: dict[Coords, object] = {}
+    for ref in refs:
+        decoded = manifests[ref.object_id]
+        for row in decoded.coords(NODE, ndim).tolist():
+            if ref.covers(tuple(row)):
+                reference = decoded.lookup(NODE, tuple(row))
+                if isinstance(reference, Inlined):
+                    reference = Inlaid(decoded.read(reference.place))  # type: ignore[assignment]
+                found.setdefault(tuple(row), reference)
+    return found
+
+
+def decoded(new: RewrittenManifests) -> dict[bytes, Manifest]:
+    """Decode the new manifests."""
+    return {
+        each.ref.object_id: ManifestDecoder(each.ref.object_id, LIMIT)(each.data)
+        for each in new.new
+    }
+
+
+def old_manifest(
+    refs: Sequence[Ref | Table], object_id: bytes = OLD, node: bytes = NODE, **more: object
+) -> Manifest:
+    """Write a manifest by other means, and decode it."""
+    payload = manifest(object_id, [(node, refs)], **more)  # type: ignore[arg-type]
+    return ManifestDecoder(object_id, LIMIT)(envelope(payload, MANIFEST))
+
+
+def ref_to(extents: Sequence[tuple[int, int]], object_id: bytes = OLD) -> ManifestRef:
+    """Refer to a manifest."""
+    return ManifestRef(object_id, tuple(extents))
+
+
+RANGES = st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)).map(
+    lambda at: ByteRange(at[0], at[0] + at[1])
+)
+NATIVE = st.builds(Native, st.binary(min_size=12, max_size=12), RANGES)
+LOCATIONS = st.sampled_from(
+    ["s3://a/b", "s3://a/bb", "vcc://x/y", "file:///ä", "s3://c/" + "d" * 90]
+)
+CHECKSUMS = st.sampled_from([None, ETag('"e"'), ETag('"etag"'), UnmodifiedSince(7)])
+VIRTUAL = st.builds(Virtual, LOCATIONS, RANGES, CHECKSUMS)
+INLAID = st.builds(Inlaid, st.binary(max_size=9))
+PAYLOADS = st.one_of(NATIVE, VIRTUAL, INLAID)
+
+DICTIONARIES = [
+    zstandard.train_dictionary(
+        1024, [b"s3://%d/file-%d.nc" % (i, k) for k in range(500)]
+    ).as_bytes()
+    for i in range(2)
+]
+
+
+def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
+    """Make a reference for the old manifest."""
+    match payload:
+        case Native(chunk_id, (start, stop)):
+            return Ref(index=at, chunk_id=chunk_id, offset=start, length=stop - start)
+        case Inlaid(data):
+            return Ref(index=at, inline=data)
+        case Virtual(location, (start, stop), checksum):
+            data = location.encode()
+            if dictionary is not None:
+                trained = zstandard.ZstdCompressionDict(dictionary)
+                data = zstandard.ZstdCompressor(3, trained).compress(data)
+            at_s = checksum.epoch_s if isinstance(checksum, UnmodifiedSince) else None
+            return Ref(
+                index=at,
+                location=None if dictionary is not None else data,
+                compressed_location=None if dictionary is None else data,
+                offset=start,
+                length=stop - start,
+                checksum_etag=None if isinstance(checksum, UnmodifiedSince) else checksum,
+                checksum_last_modified=at_s,
+            )
+    raise TypeError(payload)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[ManifestsRewrite, dict[bytes, Manifest]]:
+    """Old manifests, some with dictionaries, some in no order; changes, a new grid, splits."""
+    ndim = draw(st.integers(0, 3))
+    coords = st.tuples(*[st.integers(0, 4)] * ndim)
+    refs: list[ManifestRef] = []
+    manifests: dict[bytes, Manifest] = {}
+    for number in range(draw(st.integers(0, 3))):
+        object_id = b"old manifest %d" % number
+        object_id = object_id[-12:]
+        dictionary = draw(st.sampled_from([None, *DICTIONARIES]))
+        found = draw(st.lists(st.tuples(coords, PAYLOADS), max_size=12))
+        items = [stored(at, payload, dictionary) for at, payload in found]
+        alien = [Ref(index=(1,) * (ndim + 1), inline=b"alien")] * draw(st.integers(0, 1))
+        manifests[object_id] = old_manifest(
+            [*alien, *items],
+            object_id,
+            dictionary=dictionary,
+            algorithm=0 if dictionary is None else 1,
+        )
+        box = draw(st.tuples(*[st.tuples(st.integers(0, 2), st.integers(3, 5))] * ndim))
+        refs.append(ManifestRef(object_id, box))
+    changed = draw(st.dictionaries(coords, st.none() | PAYLOADS, max_size=8))
+    grid = draw(st.tuples(*[st.integers(0, 6)] * ndim))
+    splits = draw(st.none() | st.builds(Splits, st.tuples(*[st.integers(1, 4)] * ndim)))
+    return ManifestsRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
+
+
+@given(cases())
+def test_changes_and_old_references_are_found_afterwards(
+    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
+) -> None:
+    """All that was found before and lies in the grid, but what changed; from few manifests."""
+    rewrite, manifests = case
+    ndim = len(rewrite.grid)
+    expected = contents(rewrite.refs, manifests, ndim)
+    rows = rewrite.changes.coords.tolist()
+    expected |= dict(zip(map(tuple, rows), rewrite.changes.payloads, strict=True))
+    expected = {
+        at: payload
+        for at, payload in expected.items()
+        if payload is not None and all(i < n for i, n in zip(at, rewrite.grid, strict=True))
+    }
+    needed = {each: manifests[each] for each in needed_manifests(rewrite)}
+    found = rewrite_manifests(rewrite, needed, new_ids())
+
+    assert contents(found.refs, manifests | decoded(found), ndim) == expected
+    assert set(found.refs) == {*found.kept, *(each.ref for each in found.new)}
+
+
+@given(cases())
+def test_manifests_span_what_is_in_them_and_no_two_boxes(
+    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
+) -> None:
+    """Extents are as narrow as can be; references are counted."""
+    rewrite, manifests = case
+    sizes = (rewrite.splits or Splits.whole(len(rewrite.grid))).sizes
+    found = rewrite_manifests(rewrite, manifests, new_ids())
+    for new, manifest_ in zip(found.new, decoded(found).values(), strict=True):
+        rows = manifest_.coords(NODE, len(rewrite.grid))
+        low, high = rows.min(axis=0).tolist(), rows.max(axis=0).tolist()
+        assert new.ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
+        assert all(a // n == b // n for a, b, n in zip(low, high, sizes, strict=True))
+        assert (new.file.size_bytes, new.file.num_chunk_refs) == (len(new.data), len(rows))
+
+
+def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
+    for i in range(count):
+        yield icechunk.VirtualChunkSpec([i], f"{ARCHIVE}year-{i % 99:04d}/file.nc", i, 7)
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Peer:
+    """Let the library write references of all kinds."""
+    made = Peer(tmp_path)
+    session = made.session()
+    array(session, "native", (600, 4), chunks=(300, 2))[:] = 3
+    array(session, "inline", (5, 2))[:] = 4
+    array(session, "scalar", ())[...] = 5
+    array(session, "virtual", (2000,))
+    assert session.store.set_virtual_refs("virtual", list(_specs(2000))) is None
+    session.commit("all kinds")
+    return made
+
+
+def _rewritten(
+    peer: Peer,
+    path: str,
+    changed: Mapping[Coords, Payload | None],
+    splits: Splits | None = None,
+) -> RewrittenManifests:
+    """Put changes into the manifests of an array, and them into the repository."""
+    node = peer.node(path)
+    refs = tuple(
+        ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
+        for each in node["manifest_refs"]
+    )
+    manifests = {
+        read_id(text): ManifestDecoder(read_id(text), LIMIT)(peer.manifest(text))
+        for text in peer.manifest_ids(path)
+    }
+    grid = tuple(d["num_chunks"] for d in node["shape"])
+    node_id = read_id(node["id"])[:8]
+    rewrite = ManifestsRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
+    found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
+    peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
+    return found
+
+
+def test_the_library_reads_native_references(peer: Peer) -> None:
+    """Those that stayed, and one that changed places."""
+    (text,) = peer.manifest_ids("/native")
+    old = ManifestDecoder(read_id(text), LIMIT)(peer.manifest(text))
+    first = old.lookup(read_id(peer.node("/native")["id"])[:8], (0, 0))
+    assert isinstance(first, Native)
+    part = Native(first.chunk_id, ByteRange(7, 17))
+    _rewritten(peer, "/native", {(0, 1): None, (1, 1): part})
+
+    chunks = {at: peer.get(f"native/c/{at[0]}/{at[1]}") for at in np.ndindex(2, 2)}
+    assert chunks == {(0, 0): b"\3" * 600, (0, 1): None, (1, 0): b"\3" * 600, (1, 1): b"\3" * 10}
+
+
+def test_the_library_reads_inline_references(peer: Peer) -> None:
+    """Also that of an array without dimensions, and of lengths that are no multiples of 4."""
+    _rewritten(peer, "/inline", {(at, 0): Inlaid(b"x" * (at + 1)) for at in range(4)})
+    _rewritten(peer, "/scalar", {(): Inlaid(b"y")})
+
+    ones = [peer.get(f"inline/c/{at}/0") for at in range(5)]
+    assert ones == [b"x", b"xx", b"xxx", b"xxxx", b"\4"]
+    assert [peer.get(f"inline/c/{at}/1") for at in range(5)] == [b"\4"] * 5
+    assert peer.get("scalar/c") == b"y"
+    assert peer.boxes("/scalar") == [[]]
+
+
+def test_the_library_reads_virtual_references(peer: Peer) -> None:
+    """Compressed locations stay so; new ones beside them are plain."""
+    new = f"{ARCHIVE}new.nc"
+    changed: dict[Coords, Payload | None] = {
+        (0,): Virtual(new, ByteRange(1, 3), None),
+        (1,): Virtual(new, ByteRange(2, 3), ETag('"e"')),
+        (2,): Virtual(new, ByteRange(3, 3), UnmodifiedSince(7)),
+        (3,): None,
+    }
+    found = _rewritten(peer, "/virtual", changed)
+    (text,) = peer.manifest_ids("/virtual")
+    inspected = peer.repository.inspect_manifest(text)
+
+    assert inspected["compression"] == {
+        **inspected["compression"],
+        "uses_location_compression": True,
+        "num_compressed_refs": 1996,
+    }
+    assert inspected["arrays"][0]["num_virtual"] == found.new[0].file.num_chunk_refs == 1999
+    session = peer.repository.readonly_session("main")
+    locations = session.all_virtual_chunk_locations()
+    kept = [spec.location for spec in itertools.islice(_specs(2000), 4, None)]
+    assert sorted(locations) == sorted([new] * 3 + kept)
+
+
+@pytest.mark.parametrize("path", ["/native", "/inline", "/scalar", "/virtual"])
+def test_the_library_commits_upon_them(peer: Peer, path: str) -> None:
+    """What it does not change stays; its own change is found."""
+    ndim = len(peer.node(path)["shape"])
+    _rewritten(peer, path, {(0,) * ndim: Inlaid(b"ours")})
+    session = peer.session()
+    key = "/".join([path[1:], "c"] + ["1"] * ndim)
+    write(session, key, b"theirs")
+    session.commit("theirs")
+    peer.reopen()
+
+    assert peer.get(key) == b"theirs"
+    if ndim:
+        assert peer.get("/".join([path[1:], "c"] + ["0"] * ndim)) == b"ours"
+
+
+def test_the_last_reference_takes_its_manifest_with_it() -> None:
+    """There is none without references."""
+    old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
+    rewrite = ManifestsRewrite(NODE, (3,), (ref_to([(0, 1)]),), changes({(0,): None}, 1))
+
+    assert rewrite_manifests(rewrite, old, new_ids()) == RewrittenManifests((), (), ())
+
+
+def test_an_old_scalar_gets_no_dimension_again() -> None:
+    """Early writers gave one to arrays that have none."""
+    old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
+    split = Splits(())
+    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
+    assert rewrite_manifests(rewrite, {}, new_ids()).refs == rewrite.refs
+
+    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
+    found = rewrite_manifests(rewrite, old, new_ids())
+    assert [ref.extents for ref in found.refs] == [()]
+    assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
+
+
+def test_references_of_other_arrays_are_not_carried_over() -> None:
+    """Each array has manifests of its own."""
+    payload = manifest(
+        OLD, [(NODE, [Ref(index=[0], inline=b"x")]), (OTHER, [Ref(index=[1], inline=b"y")])]
+    )
+    old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(payload, MANIFEST))}
+    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+    (new,) = decoded(rewrite_manifests(rewrite, old, new_ids())).values()
+
+    assert new.node_ids == [NODE]
+    assert new.coords(NODE, 1).tolist() == [[0], [5]]
+
+
+def test_damage_is_not_carried_over() -> None:
+    """A reference that leads out of the manifest cannot be written again, and is not dropped."""
+    broken = old_manifest([Ref(index=[0], location="s3://a/b")])
+    data = bytearray(broken.references.data)
+    at = data.index(b"s3://a/b") - 4
+    data[at : at + 4] = b"\xff\xff\xff\x0f"
+    old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
+    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+
+    with pytest.raises(DecodeError, match="reaches out"):
+        rewrite_manifests(rewrite, old, new_ids())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.dictionaries(
+            st.tuples(st.integers(0, 4), st.integers(0, 2)),
+            st.none() | st.binary(min_size=1, max_size=5),
+            min_size=1,
+            max_size=6,
+        ),
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@settings(max_examples=20)
+@given(steps=STEPS, split=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_the_library_and_we_take_turns(
+    steps: list[tuple[bool, dict[Coords, bytes | None]]],
+    split: Coords | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The library reads every chunk as it was written last, whoever wrote it."""
+    peer = Peer(tmp_path_factory.mktemp("peer"))
+    session = peer.session()
+    array(session, "a", (5, 3))
+    session.commit("made")
+    expected: dict[Coords, bytes] = {}
+    for is_ours, changed in steps:
+        if is_ours:
+            ours = {at: None if data is None else Inlaid(data) for at, data in changed.items()}
+            _rewritten(peer, "/a", ours, None if split is None else Splits(split))
+        else:
+            session = peer.session()
+            for (i, j), data in changed.items():
+                if data is None:
+                    delete(session, f"a/c/{i}/{j}")
+                else:
+                    write(session, f"a/c/{i}/{j}", data)
+            session.commit("theirs")
+            peer.reopen()
+        expected = {at: data for at, data in (expected | changed).items() if data is not None}
+
+        reader = peer.repository.readonly_session("main")
+        found = {at: read(reader, f"a/c/{at[0]}/{at[1]}") for at in np.ndindex(5, 3)}
+        assert {at: data for at, data in found.items() if data is not None} == expected

@@ -1,0 +1,426 @@
+"""Snapshots: nodes, their documents and the manifests of arrays."""
+
+import json
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from app.formats.icechunk.snapshot import (
+    Chunks,
+    ManifestRef,
+    Snapshot,
+    SnapshotDecoder,
+    SnapshotNode,
+)
+from app.formats.reading import DecodeError
+from tests.formats.icechunk import building
+from tests.formats.icechunk.building import (
+    SNAPSHOT,
+    Number,
+    Numbers,
+    Struct,
+    Structs,
+    envelope,
+    payload,
+)
+from tests.formats.icechunk.case import PLAIN, SHARDED
+from tests.formats.icechunk.repositories import GROUP
+from tests.formats.zarr.building import LITTLE, array_metadata
+
+LIMIT = 2**20
+ID = b"the snapshot"
+MANIFEST = b"the manifest"
+
+
+def _document(document: Mapping[str, Any] | bytes) -> bytes:
+    return document if isinstance(document, bytes) else json.dumps(document).encode()
+
+
+def _group(path: str, document: Mapping[str, Any] | bytes = GROUP) -> building.Node:
+    return building.Node(node_id=b"thegroup", path=path, user_data=_document(document))
+
+
+def _array(path: str, document: Mapping[str, Any] | bytes = PLAIN, **more: Any) -> building.Node:
+    fields = {"shape": [(5, 3), (7, 4)], **more}
+    return building.Node(node_id=b"thearray", path=path, user_data=_document(document), **fields)
+
+
+def _decode(*nodes: building.Node, version: int = 2, **more: Any) -> Snapshot:
+    data = building.snapshot(ID, nodes, version=version, **more)
+    return SnapshotDecoder(ID, LIMIT)(envelope(data, SNAPSHOT, version=version))
+
+
+def _chunks(node: building.Node, version: int = 2) -> Chunks:
+    (found,) = _decode(node, version=version).nodes.values()
+    assert isinstance(found, SnapshotNode)
+    assert found.chunks is not None
+    return found.chunks
+
+
+def _why(node: building.Node) -> str:
+    """Tell why *node* is damaged, beside one that is not."""
+    snapshot = _decode(node, _group("/beside"))
+    assert isinstance(snapshot.nodes["beside"], SnapshotNode)
+    (found,) = (each for path, each in snapshot.nodes.items() if path != "beside")
+    assert isinstance(found, DecodeError)
+    return str(found)
+
+
+def _root(*nodes: building.Node) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(_decode(*nodes).root_document)
+    return document
+
+
+def test_a_snapshot_has_its_nodes() -> None:
+    """By path in the order of bytes, whatever their order in the file."""
+    snapshot = _decode(*map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"]))
+
+    assert list(snapshot.nodes) == ["", "a", "a-b", "a/b", "z", "é"]
+    assert snapshot.faults == ()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_snapshot_lists_manifests(version: int) -> None:
+    """In the form of either version."""
+    files = [(b"manifest no1", 100, 3), (b"manifest no2", 2**40, 2**31)]
+
+    listed = _decode(_group("/"), version=version, manifest_files=files).manifests
+    assert listed == {b"manifest no1", b"manifest no2"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk_shape", "grid"),
+    [
+        ([(5, 3), (7, 4)], None, (3, 4)),
+        ([(0, 0), (5, 1)], None, (0, 1)),
+        ([(2**64 - 1, 2**32 - 1), (1, 1)], None, (2**32 - 1, 1)),
+        ([(5, 9), (7, 9)], (2, 2), (3, 4)),
+        ([(0, 9), (7, 9)], (2, 7), (0, 1)),
+        ([(5, 9), (7, 9)], (0, 2**64 - 1), (5, 1)),
+    ],
+)
+def test_the_grid_is_told_in_two_ways(
+    shape: Sequence[tuple[int, int]], chunk_shape: tuple[int, ...] | None, grid: tuple[int, ...]
+) -> None:
+    """As a number of chunks, or by the lengths of array and chunk in files of version 1."""
+    node = _array("/a", shape=shape, chunk_shape=chunk_shape)
+
+    assert _chunks(node, 1 if chunk_shape else 2).grid == grid
+
+
+def test_the_number_of_chunks_counts_in_a_file_of_version_1() -> None:
+    """Which form is there decides, not the version."""
+    assert _chunks(_array("/a", shape=[(5, 3), (7, 4)]), 1).grid == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("coords", "extents", "expected"),
+    [
+        ((0, 0), ((0, 1), (0, 1)), True),
+        ((0, 1), ((0, 1), (0, 1)), False),
+        ((3, 4), ((3, 9), (2, 5)), True),
+        ((2, 4), ((3, 9), (2, 5)), False),
+        ((0, 0), ((0, 0), (0, 1)), False),
+        ((0, 0), ((1, 0), (0, 1)), False),
+        ((0, 0), ((0, 1),), False),
+        ((0,), ((0, 1), (0, 1)), False),
+        ((2**64, 0), ((0, 2**32 - 1), (0, 1)), False),
+        ((), (), True),
+        ((), ((0, 1),), True),
+        ((), ((0, 2),), False),
+        ((0,), (), False),
+    ],
+)
+def test_a_manifest_covers_a_box(
+    coords: tuple[int, ...],
+    extents: tuple[tuple[int, int], ...],
+    expected: bool,  # noqa: FBT001
+) -> None:
+    """From and up to; of no dimensions is the whole, which old writers gave one."""
+    assert ManifestRef(MANIFEST, extents).covers(coords) is expected
+
+
+@pytest.mark.parametrize(
+    ("encoding", "key"),
+    [
+        ({"name": "default"}, "c/1/2"),
+        ({"name": "default", "configuration": {"separator": "."}}, "c.1.2"),
+        ({"name": "v2", "configuration": {"separator": "/"}}, "1/2"),
+        ({"name": "v2"}, "1.2"),
+        ({"name": "spiral"}, "c/1/2"),
+    ],
+)
+def test_chunks_are_asked_for_as_the_document_says(encoding: Any, key: str) -> None:
+    """Though the library has one spelling only, which stands in for those that are unknown."""
+    document = {**PLAIN, "chunk_key_encoding": encoding}
+
+    assert _chunks(_array("/a", document)).keys.parse(key) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("", ("", "")),
+        ("zarr.json", ("", "zarr.json")),
+        ("g/a/c/0", ("g/a", "c/0")),
+        ("g/a", ("g/a", "")),
+        ("g/ab", ("g", "ab")),
+        ("g/", ("g", "")),
+        ("g/a/c/0/", ("g/a", "c/0/")),
+        ("zarr.json/", ("", "zarr.json/")),
+        ("g//x", ("g", "/x")),
+        ("x/y/z", ("", "x/y/z")),
+        ("lone/node/zarr.json", ("lone/node", "zarr.json")),
+        ("lone/zarr.json", ("", "lone/zarr.json")),
+    ],
+)
+def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) -> None:
+    """And the rest is looked for in it."""
+    snapshot = _decode(_group("/"), _group("/g"), _array("/g/a"), _group("/lone/node"))
+
+    assert snapshot.find(path) == expected
+
+
+def test_without_a_root_a_path_may_lead_nowhere() -> None:
+    """The first snapshot of a repository has no nodes."""
+    assert _decode().find("zarr.json") is None
+    assert _decode().root_document == b""
+
+
+def test_the_root_tells_of_all_nodes() -> None:
+    """What it says itself stays; it tells what is served of the others, not what is stored."""
+    root = _root(
+        _group("/", {**GROUP, "attributes": {"é": 1}, "x": None}),
+        _group("/g"),
+        _array("/g/a"),
+        _array('/"\\é', SHARDED),
+    )
+    consolidated = root.pop("consolidated_metadata")
+
+    assert root == {**GROUP, "attributes": {"é": 1}, "x": None}
+    assert consolidated.pop("metadata") == {
+        "g": GROUP,
+        "g/a": PLAIN,
+        '"\\é': array_metadata([5, 7], [2, 2], [LITTLE]),
+    }
+    assert consolidated == {"kind": "inline", "must_understand": False}
+
+
+def test_the_root_tells_of_no_nodes_there_were() -> None:
+    """Consolidated metadata that is stored may be old; ours takes its place."""
+    stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
+    root = _root(_group("/", {**GROUP, "consolidated_metadata": stale}), _group("/g"))
+
+    assert root["consolidated_metadata"]["metadata"] == {"g": GROUP}
+
+
+def test_a_group_tells_nothing_of_what_is_below_it() -> None:
+    """Documents of other nodes are served as they are stored, byte for byte."""
+    text = b' {"node_type":"group",\r\n "zarr_format": 3}\n'
+    node = _decode(_group("/"), _group("/g", text), _array("/g/a")).nodes["g"]
+
+    assert isinstance(node, SnapshotNode)
+    assert node.document.served == text
+
+
+@pytest.mark.parametrize("damaged", [_group("/g", b"{"), _array("/a", shape=[(5, 3)])])
+def test_where_a_node_is_damaged_the_root_tells_of_none(damaged: building.Node) -> None:
+    """Who came to know the others from it would take the damaged one for absent."""
+    assert "consolidated_metadata" not in _root(_group("/"), damaged, _array("/b"))
+
+
+def test_an_array_may_be_the_root() -> None:
+    """Then its document is served as it is."""
+    snapshot = _decode(_array("/", SHARDED))
+
+    assert json.loads(snapshot.root_document) == array_metadata([5, 7], [2, 2], [LITTLE])
+
+
+def test_the_first_of_a_path_counts() -> None:
+    """The library can commit two nodes of one path, and reads one of them."""
+    snapshot = _decode(_group("/"), _array("/a"), _group("/a"), _array("/a", b"{"))
+
+    found = snapshot.nodes["a"]
+    assert isinstance(found, SnapshotNode)
+    assert found.chunks is not None
+    assert [path for path, _ in snapshot.faults] == ["/a", "/a"]
+    assert json.loads(snapshot.root_document)["consolidated_metadata"]["metadata"] == {"a": PLAIN}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "a", "//", "/a/", "//a", "/a//b", "/.", "/..", "/../x", "/a/../../x", "/a/./b", "a/b"],
+)
+def test_what_is_no_path_is_at_none(path: str) -> None:
+    """It is told of, and the rest is read."""
+    snapshot = _decode(_group("/"), _group(path), _group("/b"))
+
+    assert list(snapshot.nodes) == ["", "b"]
+    assert snapshot.faults == ((path, "no path of a node"),)
+
+
+def test_nodes_in_no_group_are_read_but_not_consolidated() -> None:
+    """The library can commit them, and what is in them; readers of the whole fail over them."""
+    paths = ["/", "/a", "/lone/g", "/lone/g/x", "/lone/g/x/y"]
+    snapshot = _decode(*map(_group, paths), _array("/b"), _group("/b/n"), _group("/b/n/m"))
+
+    assert {path for path, _ in snapshot.faults} == {*paths[2:], "/b/n", "/b/n/m"}
+    assert all(isinstance(node, SnapshotNode) for node in snapshot.nodes.values())
+    document = json.loads(snapshot.root_document)
+    assert set(document["consolidated_metadata"]["metadata"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"null", "no JSON object"),
+        (b"[]", "no JSON object"),
+        (b"\xff\xfe", "not JSON"),
+        (json.dumps(GROUP).encode("utf-16"), "not JSON"),
+        (json.dumps(GROUP).encode("utf-8-sig"), "not JSON"),
+        (b"[" * 100_000, "too many"),
+        (b'{"zarr_format": 3, "node_type": "group", "x": ' + b"1" * 5000 + b"}", "not JSON"),
+        ({"zarr_format": 2}, "zarr_format"),
+        ({"zarr_format": 3}, "node_type"),
+        ({"zarr_format": 3, "node_type": ["group"]}, "node_type"),
+        (PLAIN, "disagree"),
+    ],
+)
+def test_a_damaged_document_of_a_group_hurts_its_node_only(document: Any, reason: str) -> None:
+    """Every other node stays readable."""
+    assert reason in _why(_group("/g", document))
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (GROUP, "disagree"),
+        ({**PLAIN, "shape": [5]}, "dimensions"),
+        ({**PLAIN, "shape": [5, 7, 1]}, "dimensions"),
+        ({**PLAIN, "shape": [5, -7]}, "shape"),
+        ({**PLAIN, "shape": "5"}, "shape"),
+        ({**PLAIN, "shape": None}, "shape"),
+        ({**PLAIN, "shape": [True, 1]}, "shape"),
+        ({**PLAIN, "shape": [5, 7.0]}, "shape"),
+        ({**PLAIN, "shape": [5, 2**63]}, "shape"),
+        ({**PLAIN, "shape": [1] * 1000}, "dimensions"),
+        ({**SHARDED, "shape": [5]}, "dimensions"),
+        ({**PLAIN, "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "x"}}}, "x"),
+        ({**PLAIN, "shape": [5, float("nan")]}, "shape"),
+    ],
+)
+def test_a_document_that_contradicts_the_snapshot_is_damaged(document: Any, reason: str) -> None:
+    """What is told twice has to be the same."""
+    assert reason in _why(_array("/a", document))
+
+
+def test_numbers_that_are_none_are_served_as_they_are() -> None:
+    """Writers put NaN into documents though JSON has none."""
+    text = json.dumps({**PLAIN, "attributes": {"x": float("nan"), "y": float("inf")}}).encode()
+    snapshot = _decode(_group("/"), _array("/a", text))
+
+    node = snapshot.nodes["a"]
+    assert isinstance(node, SnapshotNode)
+    assert node.document.served == text
+    assert text in snapshot.root_document
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3, 255])
+def test_of_what_kind_a_node_is_is_told_twice(kind: int) -> None:
+    """Every tag but that of arrays is one of a group."""
+    for document, is_right in ((GROUP, True), (PLAIN, False)):
+        table = building.node_table(_group("/g", document))
+        table[3] = Number("B", kind)
+        (node,) = _decode_tables(table).nodes.values()
+        assert isinstance(node, SnapshotNode) is is_right
+
+
+def _decode_tables(*tables: building.Table) -> Snapshot:
+    root: building.Table = {0: Struct(ID), 2: tables, 6: Structs(32, [], 8)}
+    return SnapshotDecoder(ID, LIMIT)(envelope(payload(root), SNAPSHOT))
+
+
+@pytest.mark.parametrize(("slot", "name"), [(0, "node id"), (2, "user_data"), (4, "node_data")])
+def test_a_node_without_a_field_is_damaged(slot: int, name: str) -> None:
+    """And says which it lacks."""
+    table = building.node_table(_array("/a"))
+    del table[slot]
+    (node,) = _decode_tables(table).nodes.values()
+
+    assert isinstance(node, DecodeError)
+    assert name in str(node)
+
+
+def test_a_damaged_node_holds_on_to_no_bytes() -> None:
+    """The frames of a traceback would keep the whole file in memory, which nothing counts."""
+    table = building.node_table(_array("/a"))
+    del table[2]
+    (node,) = _decode_tables(table).nodes.values()
+
+    assert isinstance(node, DecodeError)
+    assert (node.__traceback__, node.__context__) == (None, None)
+
+
+def test_an_array_may_list_no_manifests() -> None:
+    """Its chunks are all empty then."""
+    table = building.node_table(_array("/a"))
+    array = table[4]
+    assert isinstance(array, dict)
+    del array[2]
+    (node,) = _decode_tables(table).nodes.values()
+
+    assert isinstance(node, SnapshotNode)
+    assert node.chunks is not None
+    assert node.chunks.manifests == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "magic number"),
+        (b"ICE\xf0\x9f\xa7\x8aCHUNK", "magic number"),
+        (building.snapshot(ID, []), "magic number"),
+        (envelope(building.snapshot(ID, []), building.MANIFEST), "not a snapshot"),
+        (envelope(building.snapshot(b"another one!", []), SNAPSHOT), "it is the snapshot"),
+        (envelope(b"", SNAPSHOT), "FlatBuffer"),
+        (envelope(bytes(100), SNAPSHOT), "no id"),
+        (envelope(bytes(LIMIT + 1), SNAPSHOT), "more than"),
+        (envelope(payload({0: Struct(ID), 2: [{}]}), SNAPSHOT), "no path"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused(data: bytes, reason: str) -> None:
+    """Or not the one that is asked for, or too large once it is inflated."""
+    with pytest.raises(DecodeError, match=reason):
+        SnapshotDecoder(ID, LIMIT)(data)
+
+
+def test_parts_that_are_shared_beyond_measure_are_refused() -> None:
+    """A small file cannot spell more than a few times its size."""
+    text = _document({**GROUP, "attributes": {"x": "y" * 10_000}})
+    shared = Numbers("B", text)
+    tables: list[building.Table | str] = [
+        {0: Struct(b"thegroup"), 1: f"/{n}", 2: shared, 3: Number("B", 2)} for n in range(2000)
+    ]
+    data = envelope(payload({0: Struct(ID), 2: tables}), SNAPSHOT)
+
+    assert len(data) < 40_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="for its size"):
+            SnapshotDecoder(ID, LIMIT)(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_snapshot_weighs_what_it_holds() -> None:
+    """Twice as many nodes weigh about twice as much, and no less than their documents."""
+    nodes = [_group(f"/{n}", {**GROUP, "attributes": {"n": n}}) for n in range(200)]
+    few, many = _decode(*nodes[:100]), _decode(*nodes)
+
+    assert 1.9 < many.nbytes / few.nbytes < 2.1
+    assert few.nbytes > 100 * len(_document(GROUP)) + len(few.root_document)

@@ -21,9 +21,9 @@ from app.datasets import open_root
 from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.model import VirtualKey
 from app.resolve.inspect import DamageReport, inspect_key, inspect_refs, inspect_root, inspect_shard
-from app.resolve.shard_check import Report
+from app.resolve.listing import Root
+from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.resolve.walk import Root
 from app.roots import with_root
 from app.settings import Settings
 from app.storage.stores import Stores

@@ -1,10 +1,10 @@
-"""Bounded fan-out, worker threads, and cooperation with the event loop."""
+"""Bounded fan-out, single flight, worker threads, and cooperation with the event loop."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 _LIMIT: Final = 8
 _YIELD_EVERY: Final = 64
@@ -150,3 +150,54 @@ def _resolve[T](done: "asyncio.Future[T]", result: T | BaseException) -> None:
         done.set_exception(result)
     else:
         done.set_result(result)
+
+
+class _Flight[T]:
+    __slots__ = ("task", "waiters")
+
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        self.waiters = 0
+
+
+class SingleFlight[K: Hashable]:
+    """Shares calls in progress between all callers with the same key.
+
+    When a caller is cancelled, the others keep waiting; when all callers are cancelled, the call
+    is cancelled; when the call fails, all callers get the error and the next caller starts anew.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[K, _Flight[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._flights
+
+    async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for the call of *key* in progress, or start *call*."""
+        if key not in self._flights:
+            self._flights[key] = _Flight(asyncio.create_task(call()))
+        flight: _Flight[T] = self._flights[key]
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if flight.task.done() or flight.waiters == 0:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+                flight.task.cancel()
+
+
+class Unshared[K: Hashable]:
+    """Stands in for `SingleFlight` where each result must be newer than its caller's request."""
+
+    def __contains__(self, _: K) -> bool:
+        return False
+
+    async def run[T](self, _: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Start *call*."""
+        return await call()

@@ -41,8 +41,6 @@ from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.erasing import Eraser
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.session_keys import (
@@ -53,11 +51,11 @@ from app.resolve.icechunk.session_keys import (
 )
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.icechunk.stateless import StatelessCommits
-from app.resolve.objects import ObjectWriter
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.resolver import Resolver
-from app.resolve.rewriting import Rewrites
+from app.resolve.rewrite import Rewrites
 from app.resolve.uploads import Uploads
-from app.resolve.writing import Writer
+from app.resolve.write import Eraser, PassthroughWriter, Writer
 from app.settings import LimitSettings, Settings
 from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.stores import Stores
@@ -118,7 +116,7 @@ def create_app(
     start_page = StartPage(
         datasets,
         Glances(paths.resolver),
-        watch(shared.fetch.memory, shared.chunks, shared.metrics.requests),
+        watch(shared.fetch.cache, shared.chunks, shared.metrics.requests),
         has_viewer=viewer.is_installed(),
     )
     control = build_control(
@@ -160,11 +158,11 @@ def _share(
     on_write = metrics.stores.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
     build = ReadCache if tracing is None else tracing.read_cache
-    memory = Memory(
+    memory = MetadataCache(
         settings.cache.index_bytes, limits.repository_file_bytes, wait_s=limits.answer_s
     )
     fetch = build(stores, memory, ttl_s=settings.cache.ttl_s)
-    metrics.caches.watch("index", fetch.memory, fetch.tally)
+    metrics.caches.watch("index", fetch.cache, fetch.counters)
     shared = Shared(
         settings,
         metrics,
@@ -220,8 +218,8 @@ def _open_inside(shared: Shared) -> Paths:
     """Open the ways of keys in sessions: these ask each time, and share no answer."""
     limits = shared.settings.limits
     stores = shared.sessions.stores
-    fetch = ReadCache(stores, shared.fetch.memory, ttl_s=0, is_shared=False)
-    shared.metrics.caches.watch("index", fetch.memory, fetch.tally)
+    fetch = ReadCache(stores, shared.fetch.cache, ttl_s=0, is_shared=False)
+    shared.metrics.caches.watch("index", fetch.cache, fetch.counters)
     resolver = Resolver(
         stores,
         fetch,
@@ -245,12 +243,14 @@ def _chunk_reader(
         max_gap_bytes=limits.coalesce_gap_bytes,
         max_span_bytes=limits.stream_bytes,
     )
-    metrics.caches.watch("chunk", chunks.cache, chunks.tally)
+    metrics.caches.watch("chunk", chunks.cache, chunks.counters)
     return chunks
 
 
-def _object_writer(stores: ObjectStore, fetch: ReadCache, limits: LimitSettings) -> ObjectWriter:
-    return ObjectWriter(
+def _object_writer(
+    stores: ObjectStore, fetch: ReadCache, limits: LimitSettings
+) -> PassthroughWriter:
+    return PassthroughWriter(
         stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
     )
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from app.formats.surveying import Description
 from app.resolve.inspect import ChunkReport, DamageReport, IndexReport, RefReport
-from app.resolve.shard_check import Report
+from app.resolve.verify import Report
 
 _COLUMNS: Final = (
     "path",

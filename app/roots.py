@@ -7,8 +7,8 @@ from typing import Final
 from app.configuration import load
 from app.datasets import formats, open_allowed, open_root
 from app.resolve.containers import Containers
-from app.resolve.fetch import Memory, ReadCache
-from app.resolve.walk import Root
+from app.resolve.listing import Root
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.stores import Stores
 
 _ROOT: Final = "root"
@@ -24,7 +24,7 @@ async def with_root[T](
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, _ROOT)
         await stores.check_reachable(ref)
-        memory = Memory(settings.cache.index_bytes)
+        memory = MetadataCache(settings.cache.index_bytes)
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         dataset = settings.datasets[_ROOT]
         allowed = open_allowed(stores, dataset, settings)

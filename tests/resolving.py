@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from app.datasets import formats as configured_formats
 from app.formats.contract import Format
 from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
+from app.resolve.bodies import Body, Coding, Entity
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.entity import Body, Coding, Entity
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.resolver import Dataset, Resolver
 from app.settings import DatasetSettings, LimitSettings
 from app.storage.contract import ObjectReader
@@ -87,7 +87,7 @@ def reading(
     clock: Callable[[], float] = time.monotonic,
 ) -> Reading:
     """Put a resolver together as the service does."""
-    fetch = ReadCache(store, Memory(index_bytes), ttl_s=ttl_s, clock=clock)
+    fetch = ReadCache(store, MetadataCache(index_bytes), ttl_s=ttl_s, clock=clock)
     chunks = ChunkReader(
         store, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
     )

@@ -14,9 +14,8 @@ from app.http.payload import Coding
 from app.http.preconditions import parse_demand
 from app.http.s3_requests import uploading
 from app.model import ETag, VirtualKey
-from app.resolve.budget import ByteBudget
-from app.resolve.entity import Demand
-from app.resolve.opening import Held
+from app.resolve.bodies import Demand
+from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA, object_headers
@@ -54,9 +53,9 @@ class Asked(NamedTuple):
         return self.answer.given
 
     @asynccontextmanager
-    async def held(self) -> AsyncGenerator[Held]:
+    async def held(self) -> AsyncGenerator[ByteReservation]:
         """Hold bytes while the block lasts."""
-        held = Held(self.budget)
+        held = ByteReservation(self.budget)
         try:
             yield held
         finally:

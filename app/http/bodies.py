@@ -13,7 +13,7 @@ from app.errors import BadBodyError, LengthRequiredError, SlowBodyError, TooLarg
 from app.http.answer import Body, Headers, Write
 from app.http.credentials.seals import Seal, seal_of
 from app.http.disconnect import ClientGoneError
-from app.resolve.opening import Held
+from app.resolve.budget import ByteReservation
 
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024
 """Who sends less, over all but the first while, holds memory for nothing."""
@@ -64,7 +64,7 @@ class Incoming:
             raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
         return length
 
-    async def read(self, length: int, held: Held) -> bytes:
+    async def read(self, length: int, held: ByteReservation) -> bytes:
         """Read the *length* bytes; what has arrived is *held*.
 
         Raises: `BusyError`, `SlowBodyError`, `BadBodyError` for another length,
@@ -75,7 +75,7 @@ class Incoming:
             raise BadBodyError(f"the body has not the {length} bytes that were announced")
         return body
 
-    async def read_framed(self, most_nbytes: int, held: Held) -> bytes:
+    async def read_framed(self, most_nbytes: int, held: ByteReservation) -> bytes:
         """Read a body that tells itself where it ends, of which no length need be announced.
 
         Raises: what `read` and `length` do.
@@ -84,7 +84,7 @@ class Incoming:
             return await self.read(self.length(most_nbytes), held)
         return await _joined(self._arriving(most_nbytes, held))
 
-    async def _arriving(self, most_nbytes: int, held: Held) -> AsyncIterator[bytes]:
+    async def _arriving(self, most_nbytes: int, held: ByteReservation) -> AsyncIterator[bytes]:
         """Give up to *most_nbytes* as they arrive."""
         arrived = reserved = 0
         waited_s = 0.0

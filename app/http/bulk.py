@@ -9,9 +9,8 @@ from app.http.payload import read_payload
 from app.http.preconditions import parse_demand
 from app.http.target import check_key
 from app.model import VirtualKey
-from app.resolve.erasing import Eraser
 from app.resolve.resolver import Dataset
-from app.resolve.writing import Given, Outcome, Writer
+from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
 
 
 class Bulk:
@@ -41,7 +40,7 @@ class Bulk:
             try:
                 demand = parse_demand(etag, None)
                 if check_key(key) and not key.endswith("/"):
-                    given.append(Given(VirtualKey(key), None, demand=demand))
+                    given.append(KeyWrite(VirtualKey(key), None, demand=demand))
             except ShardgateError as error:
                 outcomes[key] = error
         written = await self._writer.put_each(dataset, given)

@@ -18,8 +18,8 @@ from app.http.payload import Payload
 from app.http.selection import Selection
 from app.http.target import check_key
 from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
-from app.resolve.entity import Coding, Entity, Opened
-from app.resolve.opening import Held
+from app.resolve.bodies import Coding, Entity, Opened
+from app.resolve.budget import ByteReservation
 from app.resolve.resolver import Dataset, Resolver
 from app.storage.contract import ObjectHeaders
 
@@ -74,7 +74,7 @@ class Copier:
                 raise TooLargeError(f"{key}: has {wanted.length} bytes, too many to be copied")
             return Selection(HTTPStatus.OK, wanted, wanted, is_gzip)
 
-        held = Held(asked.budget)
+        held = ByteReservation(asked.budget)
         async with self._resolver.open(dataset, key, chosen, part or EVERYTHING, held) as opened:
             if opened is None:
                 detail = f"{dataset.name} has no {key}"
@@ -116,7 +116,7 @@ def _range(given: Mapping[bytes, bytes]) -> ByteRange | None:
     return ByteRange(int(found[1]), int(found[2]) + 1)
 
 
-async def _read(opened: Opened[Selection], held: Held) -> bytes:
+async def _read(opened: Opened[Selection], held: ByteReservation) -> bytes:
     if isinstance(opened.body, bytes):
         return opened.body
     if opened.choice.reads is not None:

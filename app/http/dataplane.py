@@ -45,7 +45,7 @@ from app.http.target import spell, split_target
 from app.http.writing import WritingPlane
 from app.model import VirtualKey
 from app.observability.requests import note_caller
-from app.resolve.entity import Entity, Opened
+from app.resolve.bodies import Entity, Opened
 from app.resolve.resolver import Dataset, Resolver
 
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"

@@ -11,7 +11,7 @@ from app.http.pages import content_type
 from app.http.ranges import content_range
 from app.http.selection import Selection, etag_of_selected
 from app.model import ETag, VirtualKey
-from app.resolve.entity import Coding, Entity, Opened
+from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders

@@ -10,7 +10,7 @@ from app.http import aws_chunked
 from app.http.bodies import LENGTH, Incoming
 from app.http.checksums import check
 from app.http.credentials.seals import Seal
-from app.resolve.opening import Held
+from app.resolve.budget import ByteReservation
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 """Checksums of more are computed off the event loop."""
@@ -52,7 +52,7 @@ class Coding(NamedTuple):
 
 
 async def read_payload(
-    incoming: Incoming, given: Mapping[bytes, bytes], held: Held, *, most_nbytes: int
+    incoming: Incoming, given: Mapping[bytes, bytes], held: ByteReservation, *, most_nbytes: int
 ) -> Payload:
     """Read and check a body of up to *most_nbytes*.
 
@@ -72,7 +72,7 @@ async def read_payload(
     return await _counted(Payload(body, coding.is_gzip), held, most_nbytes)
 
 
-async def _counted(payload: Payload, held: Held, most_nbytes: int) -> Payload:
+async def _counted(payload: Payload, held: ByteReservation, most_nbytes: int) -> Payload:
     """Reserve what *payload* takes, once more for what it says to hold if it is gzip."""
     nbytes = len(payload.body)
     if payload.is_gzip:

@@ -6,7 +6,7 @@ from typing import Final
 
 from app.errors import BadHeaderError
 from app.model import ETag
-from app.resolve.entity import Demand
+from app.resolve.bodies import Demand
 
 _TAG: Final = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"|[^\s",*][^\s",]*'
 """Clients of S3 may leave the quotes out."""

@@ -12,7 +12,7 @@ from app.errors import ShardgateError
 from app.http.problems import further_headers, status_of
 from app.http.s3 import MEDIA_TYPE, NAMESPACE, add, write_time
 from app.model import ETag
-from app.resolve.writing import Outcome
+from app.resolve.write import Outcome
 
 _CODES: Final = {
     HTTPStatus.BAD_REQUEST: "InvalidRequest",

@@ -5,7 +5,7 @@ from typing import Final
 
 from app.errors import BadBodyError, BadPartError, PartOrderError
 from app.http.s3_xml import Path, read_xml
-from app.resolve.parts import PartName
+from app.resolve.uploads import PartName
 
 MAX_PARTS: Final = 10_000
 """As in S3."""

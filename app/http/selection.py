@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from app.http.ranges import UnsatisfiableError, parse_range, resolve_range
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag
-from app.resolve.entity import Coding, Entity
+from app.resolve.bodies import Coding, Entity
 from app.storage.http_headers import parse_date
 
 _TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')

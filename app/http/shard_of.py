@@ -25,8 +25,8 @@ from app.http.heads import encode_headers
 from app.http.target import split_target
 from app.model import VirtualKey
 from app.resolve.icechunk.session_keys import session_of
+from app.resolve.metadata_cache import SizedLRUCache
 from app.resolve.resolver import Dataset, Resolver
-from app.resolve.weighed import WeighedCache
 
 PREFIX: Final = b"/_shard/"
 """How the paths begin; no dataset is called so."""
@@ -55,8 +55,8 @@ class ShardNames:
         self._proxies = proxies
         self._datasets = datasets
         self._resolver = resolver
-        self._known: WeighedCache[bytes, _Known]
-        self._known = WeighedCache(_KNOWN_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
+        self._known: SizedLRUCache[bytes, _Known]
+        self._known = SizedLRUCache(_KNOWN_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
 
         self._containers: LRUCache[tuple[str, str], _Container] = LRUCache(_CONTAINERS)
 

@@ -9,8 +9,7 @@ from app.errors import ShardgateError, UnknownCodingError
 from app.http.answer import combined
 from app.http.bodies import Incoming
 from app.http.payload import Coding, read_payload
-from app.resolve.budget import ByteBudget
-from app.resolve.opening import Held
+from app.resolve.budget import ByteBudget, ByteReservation
 
 
 class Taker:
@@ -29,7 +28,7 @@ class Taker:
         """
         given = combined(request.headers.raw)
         incoming = Incoming(request.receive, given, timeout_s=self._timeout_s, scope=request.scope)
-        held = Held(self._budget)
+        held = ByteReservation(self._budget)
         try:
             if Coding.parse(given).is_gzip:
                 raise UnknownCodingError("the body comes without Content-Encoding")

@@ -26,10 +26,9 @@ from app.http.target import split_target
 from app.http.uploading import Uploading
 from app.model import ETag, VirtualKey
 from app.resolve.budget import ByteBudget
-from app.resolve.erasing import Eraser
 from app.resolve.resolver import Dataset, Resolver
 from app.resolve.uploads import Uploads
-from app.resolve.writing import Given, Writer
+from app.resolve.write import Eraser, KeyWrite, Writer
 from app.storage.contract import ObjectHeaders
 
 FOREIGN: Final = "server.cors_origins does not name the page that would write"
@@ -119,7 +118,7 @@ class WritingPlane:
 
         def put(payload: Payload, source: ObjectHeaders | None = None) -> Awaitable[ETag | None]:
             kept = (source or headers)._replace(is_gzip=payload.is_gzip)
-            return self._writer.put(asked.dataset, Given(asked.key, payload.body, kept, demand))
+            return self._writer.put(asked.dataset, KeyWrite(asked.key, payload.body, kept, demand))
 
         if SOURCE in asked.given:
             await self._copier.copy(asked, put)
@@ -144,7 +143,7 @@ class WritingPlane:
         demand = asked.demand()
         if not asked.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is
-                await self._writer.put(asked.dataset, Given(asked.key, None, demand=demand))
+                await self._writer.put(asked.dataset, KeyWrite(asked.key, None, demand=demand))
         await asked.answer.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
 

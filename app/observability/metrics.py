@@ -30,8 +30,7 @@ from app.errors import RangeNotSatisfiedError, ShardgateError
 from app.model import ObjectRef
 from app.observability.requests import NO_DATASET, Outcome
 from app.resolve.budget import ByteBudget
-from app.resolve.tally import Tally, kind_of_read
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice, WriteWay
 from app.storage.traced import Call
 
@@ -43,7 +42,7 @@ _CHANGES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _NO_ERRORS: Final = (RangeNotSatisfiedError, asyncio.CancelledError, GeneratorExit)
 """Results of empty and short objects, and of clients that leave: no errors of the store."""
 
-type _Cache = WeighedCache[Any, Any]
+type _Cache = SizedLRUCache[Any, Any]
 type _Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values, each after the values of its labels."""
 
@@ -235,7 +234,7 @@ class _CacheGroup:
     """Caches with one label: what they hold, by identity, and counters of their look-ups."""
 
     entries: dict[int, _Cache] = field(default_factory=dict)
-    tallies: list[Tally] = field(default_factory=list)
+    tallies: list[CacheCounters] = field(default_factory=list)
 
 
 class CacheMetrics(Collector):
@@ -245,7 +244,7 @@ class CacheMetrics(Collector):
         self._caches: defaultdict[str, _CacheGroup] = defaultdict(_CacheGroup)
         self._budgets: dict[str, ByteBudget] = {}
 
-    def watch(self, name: str, entries: _Cache, tally: Tally) -> None:
+    def watch(self, name: str, entries: _Cache, tally: CacheCounters) -> None:
         """Expose *entries*, which other readers may share, and the look-ups of one reader."""
         self._caches[name].entries[id(entries)] = entries
         self._caches[name].tallies.append(tally)
@@ -274,13 +273,13 @@ class CacheMetrics(Collector):
             "cache_bytes",
             "Weight of the entries held",
             ["cache"],
-            self._sums(lambda each: each.nbytes),
+            self._sums(lambda each: each.currsize),
         )
         yield _gauge(
             "cache_max_bytes",
             "Weight that the entries may have",
             ["cache"],
-            self._sums(lambda each: each.max_bytes),
+            self._sums(lambda each: each.maxsize),
         )
         yield _counter(
             "cache_evictions",
@@ -307,7 +306,7 @@ class CacheMetrics(Collector):
             for result, member in ("hit", "hits"), ("joined", "joins"), ("miss", "misses"):
                 yield (name, result), sum(getattr(tally, member) for tally in group.tallies)
 
-    def _sums(self, measure: Callable[[_Cache], int]) -> _Samples:
+    def _sums(self, measure: Callable[[_Cache], float]) -> _Samples:
         for name, group in self._caches.items():
             yield (name,), sum(map(measure, group.entries.values()))
 

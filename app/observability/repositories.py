@@ -5,13 +5,13 @@ from prometheus_client import Counter
 from app.errors import CommitConflictError
 from app.formats.icechunk.changes import ChangeSet
 from app.resolve.budget import ByteBudget
-from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.commit_request import CommitRequest, Committed, Tip
 from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.sessions import SessionReport, Sessions
+from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ObjectStore
 
 

@@ -13,8 +13,7 @@ from app.formats.reading import Read
 from app.model import ObjectRef
 from app.observability.metrics import error_label, store_of
 from app.observability.requests import RequestContext
-from app.resolve.fetch import Memory, ReadCache, Remembered
-from app.resolve.tally import kind_of_read
+from app.resolve.metadata_cache import CachedRead, MetadataCache, ReadCache, kind_of_read
 from app.storage.contract import ObjectReader
 from app.storage.traced import Call
 
@@ -99,7 +98,7 @@ class Tracing:
         span.end(ended_ns)
 
     def read_cache(
-        self, store: ObjectReader, memory: Memory, *, ttl_s: float, is_shared: bool = True
+        self, store: ObjectReader, memory: MetadataCache, *, ttl_s: float, is_shared: bool = True
     ) -> ReadCache:
         """Build a cache that makes a span of each described read."""
         return _TracedReads(self, store, memory, ttl_s=ttl_s, is_shared=is_shared)
@@ -128,8 +127,8 @@ class _TracedReads(ReadCache):
         self._begin(key, "hit").end()
 
     async def _share(
-        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, Remembered]]
-    ) -> Remembered:
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
+    ) -> CachedRead:
         is_joined = (key, self._forgotten_at(ref)) in self._flights
         with self._tracing.current(self._begin(key, "joined" if is_joined else "miss")):
             return await super()._share(key, ref, call)

@@ -1,1 +1,1 @@
-"""Where formats and storage meet: look up, fetch, cache, share, coalesce, retry."""
+"""Resolve virtual keys to bytes, and write them back: the only callers of stores."""

@@ -1,28 +1,147 @@
-"""The bytes of entities: from memory, read whole, or passed on in pieces."""
+"""Entities that virtual keys name, and their bodies: cached, read whole, or streamed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, cast
+from enum import Enum, auto
+from typing import Final, NamedTuple, Protocol, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.compression import inflate, inflated_nbytes
 from app.formats.reading import DecodeError
-from app.model import ByteRange, Fixed, Inline, Stored, condition_of
+from app.model import ByteRange, ETag, Fixed, Inline, Stored, condition_of, etag_of
+from app.resolve.budget import ByteReservation
 from app.resolve.chunks import ChunkReader
-from app.resolve.entity import Body, Coding, Entity
-from app.resolve.opening import Held
-from app.storage.contract import Found, ObjectReader
+from app.resolve.metadata_cache import ReadCache
+from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
 
+_ATTEMPTS: Final = 16
+"""Look-ups while the object keeps changing, as a shard does that many clients write."""
 _PIECE_BYTES: Final = 1024**2
 _INFLATE_IN_THREAD_NBYTES: Final = 64 * 1024
 """More is inflated off the event loop."""
 
+type Body = bytes | AsyncIterator[bytes]
+
+type Demand = Callable[[Sequence[ETag]], bool]
+"""Precondition of a request: takes all ETags of the current version of a key, none where the key
+is absent, and returns whether the request may proceed."""
+
+
+class Coding(Enum):
+    """Content coding of an entity's source."""
+
+    PLAIN = auto()
+    """The only form."""
+    GZIP = auto()
+    """Compressed; a client may accept it so."""
+    INFLATED = auto()
+    """Decompressed from `GZIP`."""
+
+
+class Entity(NamedTuple):
+    """Version, length and location of the bytes that a key names."""
+
+    etag: ETag
+    length: int
+    """Bytes of *source*."""
+    source: Stored | Inline
+    first: Found | None = None
+    """The first bytes, where the look-up had to read them."""
+    coding: Coding = Coding.PLAIN
+    is_lasting: bool = False
+    """Whether the key will always name the same bytes."""
+    modified_s: int | None = None
+    """Time of the object's last modification, where known: whole seconds since 1970 in UTC."""
+    headers: ObjectHeaders = NO_HEADERS
+    """Of an object that is served unchanged."""
+
+    @staticmethod
+    def at(place: Stored | Inline, modified_s: int | None = None) -> "Entity":
+        """Make the entity of a part of an object; its ETag is the object's with the range."""
+        if isinstance(place, Inline):
+            return Entity(place.etag, len(place.data), place, modified_s=modified_s)
+        _, byte_range, version = place
+        tag = f'{etag_of(version)[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
+        return Entity(ETag(tag), byte_range.length, place, modified_s=modified_s)
+
+    def referenced(self, by: str, *, is_lasting: bool) -> "Entity":
+        """Return the entity with *by*, which identifies the reference, in its ETag."""
+        etag = ETag(f'{self.etag[:-1]}-{by}"') if by else self.etag
+        return self._replace(etag=etag, is_lasting=is_lasting)
+
+    @property
+    def names(self) -> tuple[ETag, ...]:
+        """All ETags that clients may know this version by."""
+        return (self.etag, self.gzip_etag)
+
+    @property
+    def gzip_etag(self) -> ETag:
+        """ETag of the gzip form; *etag* is that of the inflated form."""
+        return gzip_name(self.etag)
+
+
+def gzip_name(etag: ETag) -> ETag:
+    """Return the ETag of the gzip form of the version *etag*."""
+    return ETag(f'{etag[:-1]}-gzip"')
+
+
+class Choice(Protocol):
+    """Selection that the caller made of an entity."""
+
+    @property
+    def reads(self) -> ByteRange | None:
+        """The part of the entity to read, `None` for nothing."""
+        ...
+
+
+class Opened[C: Choice](NamedTuple):
+    """An entity, the caller's choice, and the chosen bytes."""
+
+    entity: Entity
+    choice: C
+    body: Body
+
+
+class Opening[C: Choice]:
+    """Context manager that repeats *attempt* until the object holds still, and holds its bytes."""
+
+    __slots__ = ("_attempt", "_fetch", "_held")
+
+    def __init__(
+        self,
+        attempt: Callable[[ByteReservation], Awaitable[Opened[C] | None]],
+        fetch: ReadCache,
+        held: ByteReservation,
+    ) -> None:
+        self._attempt = attempt
+        self._fetch = fetch
+        self._held = held
+
+    async def __aenter__(self) -> Opened[C] | None:
+        attempts = 1
+        while True:
+            began_at = self._fetch.clock()
+            try:
+                return await self._attempt(self._held)
+            except (VersionChangedError, DamagedError) as error:
+                await self._held.release()
+                self._fetch.forget(error.ref, began_at)
+                if attempts == _ATTEMPTS or isinstance(error, DamagedError):
+                    raise
+            except BaseException:
+                await self._held.release()
+                raise
+            attempts += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._held.release()
+
 
 class BodyReader:
-    """Gives the bytes of entities; those of more than *stream_bytes* in pieces.
+    """Reads the bytes of entities: more than *stream_bytes* in pieces.
 
-    What is gzip is inflated up to *decoded_bytes*.
+    Gzip is inflated up to *decoded_bytes*.
     """
 
     def __init__(
@@ -34,7 +153,7 @@ class BodyReader:
         self._decoded_bytes = decoded_bytes
 
     def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
-        """Give the bytes *wanted* of *entity* if they need no reading; none wanted are none."""
+        """Return the bytes *wanted* of *entity* if they are in memory; for `None` no bytes."""
         if wanted is None:
             return b""
         if isinstance(entity.source, Inline):
@@ -44,65 +163,62 @@ class BodyReader:
             return whole
         return whole[wanted.start : wanted.stop]
 
-    async def read(self, held: Held, entity: Entity, wanted: ByteRange | None) -> Body:
-        """Read the bytes *wanted* of *entity*; what that takes is *held*.
+    async def read(self, held: ByteReservation, entity: Entity, wanted: ByteRange | None) -> Body:
+        """Read the bytes *wanted* of *entity*, reserved in *held*.
 
         Raises: `VersionChangedError`, `StorageError`, `BusyError`.
         """
-        at_hand = self.at_hand(entity, wanted)
-        if at_hand is not None or wanted is None or isinstance(entity.source, Inline):
-            return at_hand or b""
+        data = self.at_hand(entity, wanted)
+        if data is not None or wanted is None or isinstance(entity.source, Inline):
+            return data or b""
         if wanted.length > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
         await held.reserve(wanted.length)
         is_whole = wanted.length == entity.length
-        if (data := _part(entity.first, wanted)) is not None:
+        if entity.first is not None and (data := _cut(entity.first, wanted)) is not None:
             if is_whole:
-                self._chunks.keep(entity.source, data)
+                self._chunks.cache.put(entity.source, data)
             return data
         place = entity.source.byte_range.narrow(wanted)
         chunk = Stored(entity.source.ref, place, entity.source.version)
         return await self._chunks.read(chunk, keep=is_whole)
 
-    async def inflate(self, held: Held, entity: Entity) -> Entity:
-        """Read the gzip that *entity* is, and give what that holds in its place.
+    async def inflate(self, held: ByteReservation, entity: Entity) -> Entity:
+        """Read and inflate *entity*, and return the entity of the inflated bytes.
 
-        Raises: `DamagedError` for no gzip, or too much of it; what `read` raises.
+        Raises: `DamagedError` for invalid or too much gzip; see `read` for others.
         """
         source = cast("Stored", entity.source)
         try:
             data = await self._inflate(held, entity)
         except DecodeError as error:
-            await self._confirm(source)
+            await self._check_version(source)
             raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
         inflated = Inline(data, entity.etag)
         return entity._replace(
             length=len(data), source=inflated, first=None, coding=Coding.INFLATED
         )
 
-    async def _inflate(self, held: Held, entity: Entity) -> bytes:
+    async def _inflate(self, held: ByteReservation, entity: Entity) -> bytes:
         if entity.length > self._decoded_bytes:
             raise DecodeError(f"{entity.length} bytes of gzip are too many to inflate")
         body = await self.read(held, entity, ByteRange(0, entity.length))
         if not isinstance(body, bytes):
             await held.reserve(entity.length)
             body = b"".join([piece async for piece in body])
-        told_nbytes = min(inflated_nbytes(body), self._decoded_bytes)
-        await held.reserve(len(body) + told_nbytes)
+        announced_nbytes = min(inflated_nbytes(body), self._decoded_bytes)
+        await held.reserve(len(body) + announced_nbytes)
         data = None
-        if max(len(body), told_nbytes) <= _INFLATE_IN_THREAD_NBYTES:
-            with suppress(DecodeError):  # several members, or a lie
-                data = inflate(body, told_nbytes)
+        if max(len(body), announced_nbytes) <= _INFLATE_IN_THREAD_NBYTES:
+            with suppress(DecodeError):  # several members, or a wrong length in the trailer
+                data = inflate(body, announced_nbytes)
         if data is None:
             data = await asyncio.to_thread(inflate, body, self._decoded_bytes)
         await held.reserve(len(body) + len(data))
         return data
 
-    async def _confirm(self, source: Stored) -> None:
-        """Return if *source* is there still: not all that is found damaged has just been read.
-
-        Raises: `VersionChangedError`, `StorageError`.
-        """
+    async def _check_version(self, source: Stored) -> None:
+        """Raise `VersionChangedError` if *source*, perhaps read a while ago, was replaced."""
         if isinstance(source.version, Fixed):
             return
         stat = await self._store.stat(source.ref)
@@ -110,9 +226,10 @@ class BodyReader:
             raise VersionChangedError(source.ref)
 
     async def _stream(
-        self, held: Held, entity: Entity, source: Stored, wanted: ByteRange
+        self, held: ByteReservation, entity: Entity, source: Stored, wanted: ByteRange
     ) -> AsyncIterator[bytes]:
-        head = _part(entity.first, ByteRange(wanted.start, wanted.start + self._stream_bytes))
+        start = ByteRange(wanted.start, wanted.start + self._stream_bytes)
+        head = None if entity.first is None else _cut(entity.first, start)
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
         place = source.byte_range.narrow(rest)
         condition = condition_of(source.version)
@@ -130,11 +247,9 @@ async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes
         yield piece
 
 
-def _part(found: Found | None, wanted: ByteRange) -> bytes | None:
-    """Cut *wanted* out of *found* if it is all there."""
-    if found is None or not (
-        found.byte_range.start <= wanted.start and wanted.stop <= found.byte_range.stop
-    ):
+def _cut(found: Found, wanted: ByteRange) -> bytes | None:
+    """Return the bytes *wanted* if all of them are in *found*."""
+    start, stop = found.byte_range
+    if wanted.start < start or wanted.stop > stop:
         return None
-    start = wanted.start - found.byte_range.start
-    return found.data[start : start + wanted.length]
+    return found.data[wanted.start - start : wanted.stop - start]

@@ -1,41 +1,41 @@
-"""Limit on the bytes in flight between clients and stores."""
+"""Limits on the bytes held in memory for bodies in flight and for decoding."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from app.errors import BusyError
 
 
-class _Waiting(NamedTuple):
+class _Waiter(NamedTuple):
     nbytes: int
     held_nbytes: int
     turn: asyncio.Future[None]
 
 
 class ByteBudget:
-    """Bytes in flight: *max_bytes* and the excess of one holder at most.
+    """Budget of *max_bytes*, which one holder at a time may exceed.
 
-    A holder that has nothing yet waits until its bytes fit, or nobody holds any; first come, first
-    served. A holder that wants more gets it as long as all others together hold no more than
-    *max_bytes*. So the last one that grew can always grow again: one holder after the other comes
-    to its end, and they never wait for one another.
+    A holder of nothing waits until its bytes fit or nobody holds any, in the order of arrival. A
+    holder of some bytes gets more as long as all others together hold at most *max_bytes*. So the
+    holder that grew last can always grow again, holders finish one after the other, and there is
+    no deadlock.
     """
 
     def __init__(self, max_bytes: int, *, wait_s: float) -> None:
         self.max_bytes = max_bytes
         self._wait_s = wait_s
         self._held = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiter] = []
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in flight now."""
+        """Bytes reserved now."""
         return self._held
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
-        """Reserve *nbytes* until they are released, for a caller that has *held_nbytes* already.
+        """Reserve *nbytes* for a holder of *held_nbytes*, until `release`.
 
         Raises: `BusyError` if they do not fit within *wait_s*.
         """
@@ -43,14 +43,14 @@ class ByteBudget:
             self._held += nbytes
             return
         turn = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(nbytes, held_nbytes, turn)
-        self._waiting.append(waiting)
+        waiter = _Waiter(nbytes, held_nbytes, turn)
+        self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except BaseException as error:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
             else:
                 self._held -= nbytes
             self._admit()
@@ -60,7 +60,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def room(self, nbytes: int) -> AsyncGenerator[None]:
-        """Count *nbytes* while the block lasts; see `acquire`."""
+        """Reserve *nbytes* for the duration of the block; see `acquire`."""
         await self.acquire(nbytes)
         try:
             yield
@@ -68,7 +68,7 @@ class ByteBudget:
             self.release(nbytes)
 
     def release(self, nbytes: int) -> None:
-        """Count *nbytes* no more."""
+        """Return *nbytes* to the budget."""
         self._held -= nbytes
         self._admit()
 
@@ -78,7 +78,7 @@ class ByteBudget:
         return not self._held or self._held + nbytes <= self.max_bytes
 
     def _admit(self) -> None:
-        """Wake up those that fit now, the ones that hold the most before all others."""
+        """Wake the waiters that fit now, those that hold the most bytes first."""
         while self._waiting:
             first = max(self._waiting, key=lambda each: each.held_nbytes)
             if not self._fits(first.nbytes, first.held_nbytes):
@@ -87,3 +87,47 @@ class ByteBudget:
             self._held += first.nbytes
             if not first.turn.done():
                 first.turn.set_result(None)
+
+
+class ByteReservation:
+    """Bytes of a budget and open streams, held for one body until they are released together."""
+
+    __slots__ = ("_budget", "_nbytes", "_streams")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._nbytes = 0
+        self._streams: AsyncExitStack | None = None
+
+    async def reserve(self, nbytes: int) -> None:
+        """Hold exactly *nbytes* of the budget.
+
+        Raises: `BusyError`.
+        """
+        if nbytes > self._nbytes:
+            await self._budget.acquire(nbytes - self._nbytes, held_nbytes=self._nbytes)
+        elif nbytes < self._nbytes:
+            self._budget.release(self._nbytes - nbytes)
+        self._nbytes = nbytes
+
+    async def grow(self, nbytes: int) -> None:
+        """Hold *nbytes* more of the budget.
+
+        Raises: `BusyError`.
+        """
+        await self.reserve(self._nbytes + nbytes)
+
+    async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:
+        """Enter *stream*, and exit it on release."""
+        if self._streams is None:
+            self._streams = AsyncExitStack()
+        return await self._streams.enter_async_context(stream)
+
+    async def release(self) -> None:
+        """Close all streams and return all bytes."""
+        try:
+            if self._streams is not None:
+                await self._streams.aclose()
+        finally:
+            nbytes, self._nbytes = self._nbytes, 0
+            self._budget.release(nbytes)

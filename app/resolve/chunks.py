@@ -2,41 +2,59 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
-from app.resolve.coalesce import plan_reads, span_of
-from app.resolve.tally import CHUNK, Tally, kind_of_read
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import CHUNK, CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import Found, ObjectReader
 
 _OVERHEAD_NBYTES: Final = 1024
 _TURNS: Final = 4
-_MOMENT_S: Final = 0.001
+_WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 
-type _Version = tuple[ObjectRef, Version]
+type _ObjectVersion = tuple[ObjectRef, Version]
 
 
-class _Wanted:
-    """A chunk that has been asked for, and who waits for it."""
+def plan_reads(
+    ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_span_bytes: int
+) -> list[ByteRange]:
+    """Merge neighbours whose gap is cheaper to read than another request.
 
-    __slots__ = ("chunk", "is_kept", "reading", "waiters")
+    Returns spans in order of their start; each range lies within one of them. A span is at most
+    *max_span_bytes* long, unless a single range is longer.
+    """
+    spans: list[ByteRange] = []
+    for wanted in sorted(set(ranges)):
+        if spans:
+            last = spans[-1]
+            stop = max(last.stop, wanted.stop)
+            is_near = wanted.start - last.stop <= max_gap_bytes
+            if wanted.stop <= last.stop or (is_near and stop - last.start <= max_span_bytes):
+                spans[-1] = ByteRange(last.start, stop)
+                continue
+        spans.append(wanted)
+    return spans
+
+
+class _PendingChunk:
+    """A requested chunk, and the callers that wait for it."""
+
+    __slots__ = ("chunk", "is_kept", "read", "waiters")
 
     def __init__(self, chunk: Stored) -> None:
         self.chunk = chunk
         self.waiters: list[asyncio.Future[bytes]] = []
-        self.reading: _Reading | None = None
-        """The read that brings it; `None` while its moment lasts."""
+        self.read: _SpanRead | None = None
+        """The upstream read, `None` until the window closes."""
         self.is_kept = False
-        """Whether it goes into the cache, so that there is no moment when it is nowhere."""
+        """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
-    def settle(self, reading: "_Reading") -> bytes | None:
-        """Tell all who wait how *reading* ended; give what it brought."""
-        task, start = reading.task, reading.source.byte_range.start
+    def settle(self, read: "_SpanRead") -> bytes | None:
+        """Pass the outcome of *read* to all waiters, and return the bytes of the chunk if any."""
+        task, start = read.task, read.source.byte_range.start
         failure = None if task.cancelled() else task.exception()
         data = None
         if not task.cancelled() and failure is None:
@@ -57,52 +75,27 @@ class _Wanted:
         return data
 
 
-class _Reading:
+class _SpanRead:
     """One upstream read, and the chunks in its span."""
 
     __slots__ = ("chunks", "source", "task")
 
     def __init__(self, source: Stored, call: Coroutine[Any, Any, bytes]) -> None:
         self.source = source
-        self.chunks: list[_Wanted] = []
+        self.chunks: list[_PendingChunk] = []
         self.task = asyncio.create_task(call)
 
 
-class _Moment:
-    """Gathers the chunks of one version that are asked for at once.
-
-    Some turns of the event loop (20 µs) bring those that have arrived already. Only if there are
-    neighbours among them, so that more are likely to come, it lasts `_MOMENT_S`.
-    """
-
-    def __init__(
-        self,
-        has_neighbours: Callable[[list[_Wanted]], bool],
-        end: Callable[[list[_Wanted]], None],
-    ) -> None:
-        self._has_neighbours = has_neighbours
-        self._end = end
-        self._turns = 0
-        self._loop = asyncio.get_running_loop()
-        self.chunks: list[_Wanted] = []
-        self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turns += 1
-        if self._turns < _TURNS:
-            self._loop.call_soon(self._turn)
-        elif self._has_neighbours(self.chunks):
-            self._loop.call_later(_MOMENT_S, self._end, self.chunks)
-        else:
-            self._end(self.chunks)
-
-
 class ChunkReader:
-    """Reads ranges of named versions, which can never go stale.
+    """Reads ranges of object versions, which never go stale.
 
-    A chunk is on its way once, for all who ask. When one of them leaves, the others go on; when
-    all have left who wait for anything in a span, its read is cancelled; when it fails, all hear
-    it and the next one tries again.
+    Concurrent requests for a chunk share one read. When a caller is cancelled, the others keep
+    waiting; when all callers of a span are cancelled, its read is cancelled; when the read fails,
+    all callers get the error and the next caller starts anew.
+
+    The chunks of one object version that are requested at the same time form a window. A few turns
+    of the event loop (20 µs) collect the requests that have arrived already. Only if some of these
+    are neighbours, so that more are likely to come, the window lasts `_WINDOW_S`.
     """
 
     def __init__(
@@ -111,114 +104,122 @@ class ChunkReader:
         self._store = store
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
-        self.cache = WeighedCache[Stored, bytes](
+        self.cache = SizedLRUCache[Stored, bytes](
             max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
         )
-        self.tally = Tally()
-        self._wanted: dict[Stored, _Wanted] = {}
-        self._moments: dict[_Version, _Moment] = {}
-        self._spans: defaultdict[_Version, list[ByteRange]] = defaultdict(list)
+        self.counters = CacheCounters()
+        self._pending: dict[Stored, _PendingChunk] = {}
+        self._windows: dict[_ObjectVersion, list[_PendingChunk]] = {}
+        self._spans: defaultdict[_ObjectVersion, list[ByteRange]] = defaultdict(list)
 
     def cached(self, chunk: Stored) -> bytes | None:
-        """Give the bytes of *chunk* if they are at hand."""
+        """Return the bytes of *chunk* if they are cached."""
         data = self.cache.get(chunk)
         if data is not None:
-            self.tally.hits += 1
+            self.counters.hits += 1
         return data
 
-    def keep(self, chunk: Stored, data: bytes) -> None:
-        """Put *data*, which was read otherwise, at hand."""
-        self.cache.put(chunk, data)
-
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
-        """Read exactly the bytes of *chunk*, and *keep* them at hand.
+        """Read exactly the bytes of *chunk*, and cache them if *keep*.
 
-        Raises: `VersionChangedError` where the object is another one by now, `StorageError`.
+        Raises: `VersionChangedError` if the object has another version now, `StorageError`.
         """
         if not chunk.byte_range.length:
             return b""
-        wanted = self._wanted.get(chunk)
-        if wanted is None:
-            self.tally.misses += 1
-            wanted = self._wanted[chunk] = _Wanted(chunk)
-            self._gather(wanted)
+        pending = self._pending.get(chunk)
+        if pending is None:
+            self.counters.misses += 1
+            pending = self._pending[chunk] = _PendingChunk(chunk)
+            self._enter_window(pending)
         else:
-            self.tally.joins += 1
-        wanted.is_kept |= keep
+            self.counters.joins += 1
+        pending.is_kept |= keep
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        wanted.waiters.append(waiter)
+        pending.waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                waiter.exception()  # or asyncio logs that nobody heard of it
-            wanted.waiters.remove(waiter)
-            if not wanted.waiters and self._wanted.get(chunk) is wanted:
-                self._give_up(wanted)
+                waiter.exception()  # else asyncio logs that it was never retrieved
+            pending.waiters.remove(waiter)
+            if not pending.waiters and self._pending.get(chunk) is pending:
+                self._abandon(pending)
             raise
 
-    def _gather(self, wanted: _Wanted) -> None:
-        """Let *wanted* take part in the moment of its version."""
-        version = (wanted.chunk.ref, wanted.chunk.version)
-        moment = self._moments.get(version)
-        if moment is None:
-            moment = self._moments[version] = _Moment(
-                partial(self._have_neighbours, version), partial(self._begin, version)
-            )
-        moment.chunks.append(wanted)
+    def _enter_window(self, pending: _PendingChunk) -> None:
+        version = (pending.chunk.ref, pending.chunk.version)
+        window = self._windows.get(version)
+        if window is None:
+            window = self._windows[version] = []
+            asyncio.get_running_loop().call_soon(self._turn, version, 1)
+        window.append(pending)
 
-    def _have_neighbours(self, version: _Version, chunks: list[_Wanted]) -> bool:
-        """Tell whether *chunks* touch one another, or what is being read."""
-        ranges = [each.chunk.byte_range for each in chunks]
+    def _turn(self, version: _ObjectVersion, turn: int) -> None:
+        loop = asyncio.get_running_loop()
+        if turn < _TURNS:
+            loop.call_soon(self._turn, version, turn + 1)
+        elif self._has_neighbours(version):
+            loop.call_later(_WINDOW_S, self._start_reads, version)
+        else:
+            self._start_reads(version)
+
+    def _has_neighbours(self, version: _ObjectVersion) -> bool:
+        """Return whether chunks of the window touch one another, or a read in progress."""
+        ranges = [each.chunk.byte_range for each in self._windows[version]]
         around = [*ranges, *self._spans.get(version, ())]
         starts, stops = {each.start for each in around}, {each.stop for each in around}
-        return any(each.stop in starts or each.start in stops for each in ranges)
+        return bool(
+            starts & {each.stop for each in ranges} or stops & {each.start for each in ranges}
+        )
 
-    def _begin(self, version: _Version, chunks: list[_Wanted]) -> None:
-        """End the moment of *version*, for the next chunk begins a new one, and read *chunks*."""
-        del self._moments[version]
+    def _start_reads(self, version: _ObjectVersion) -> None:
+        """Close the window of *version*, and start the reads of its chunks."""
+        chunks = self._windows.pop(version)
         spans = plan_reads(
-            (each.chunk.byte_range for each in chunks),
+            [each.chunk.byte_range for each in chunks],
             max_gap_bytes=self._max_gap_bytes,
             max_span_bytes=self._max_span_bytes,
         )
-        self.tally.merged += len(chunks) - len(spans)
-        readings = {span: self._start(version, span) for span in spans}
-        for wanted in chunks:
-            wanted.reading = readings[span_of(wanted.chunk.byte_range, spans)]
-            wanted.reading.chunks.append(wanted)
+        self.counters.merged += len(chunks) - len(spans)
+        reads = [self._start(version, span) for span in spans]
+        at = 0
+        for pending in sorted(chunks, key=lambda each: each.chunk.byte_range):
+            while spans[at].stop < pending.chunk.byte_range.stop:
+                at += 1
+            pending.read = reads[at]
+            reads[at].chunks.append(pending)
 
-    def _start(self, version: _Version, span: ByteRange) -> _Reading:
+    def _start(self, version: _ObjectVersion, span: ByteRange) -> _SpanRead:
         ref, etag = version
         source = Stored(ref, span, etag)
-        reading = _Reading(source, self._get(source))
-        reading.task.add_done_callback(lambda _: self._end(version, reading))
+        read = _SpanRead(source, self._get(source))
+        read.task.add_done_callback(lambda _: self._end(version, read))
         self._spans[version].append(span)
-        return reading
+        return read
 
-    def _end(self, version: _Version, reading: _Reading) -> None:
-        """Tell all who wait how the read ended."""
-        self._spans[version].remove(reading.source.byte_range)
+    def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
+        """Pass the outcome of *read* to all waiters, and cache the chunks."""
+        self._spans[version].remove(read.source.byte_range)
         if not self._spans[version]:
             del self._spans[version]
-        while reading.chunks:  # which would hold the bytes in a cycle
-            wanted = reading.chunks.pop()
-            if self._wanted.get(wanted.chunk) is wanted:
-                del self._wanted[wanted.chunk]
-            data = wanted.settle(reading)
-            if wanted.is_kept and data is not None:
-                self.keep(wanted.chunk, data)
+        while read.chunks:  # emptied, to break the reference cycle that holds the bytes
+            pending = read.chunks.pop()
+            if self._pending.get(pending.chunk) is pending:
+                del self._pending[pending.chunk]
+            data = pending.settle(read)
+            if pending.is_kept and data is not None:
+                self.cache.put(pending.chunk, data)
 
-    def _give_up(self, wanted: _Wanted) -> None:
-        """Do no more for a chunk that nobody waits for."""
-        del self._wanted[wanted.chunk]
-        if wanted.reading is None:
-            self._moments[wanted.chunk.ref, wanted.chunk.version].chunks.remove(wanted)
-        elif not any(each.waiters for each in wanted.reading.chunks):
-            wanted.reading.task.cancel()
+    def _abandon(self, pending: _PendingChunk) -> None:
+        """Cancel the read of a chunk without waiters, unless other chunks of its span have some."""
+        del self._pending[pending.chunk]
+        if pending.read is None:
+            self._windows[pending.chunk.ref, pending.chunk.version].remove(pending)
+        elif not any(each.waiters for each in pending.read.chunks):
+            pending.read.task.cancel()
 
     async def _get(self, span: Stored) -> bytes:
-        """Read *span*, or less of an object that nobody has seen the size of."""
+        """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
         ref, byte_range, version = span
         kind_of_read.set(CHUNK)
         try:

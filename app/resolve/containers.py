@@ -1,4 +1,4 @@
-"""Which container a key belongs to: the nearest ancestor that holds a marker."""
+"""Find the container of a key: its nearest ancestor that has a marker."""
 
 import re
 from collections.abc import Sequence
@@ -13,61 +13,63 @@ from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
-"""How keys end that may be of chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
+"""Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
 _ZARR2_KEY: Final = re.compile(r"(?:^|/)([0-9]+(?:[./][0-9]+)*)$", re.ASCII)
+MAX_DEPTH: Final = 32
+"""Directories searched for containers on the way to a key; each costs a read of every marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """What lies in no container: objects, as they are."""
+    """Layout of the keys outside of containers: names of objects."""
 
     root: ObjectRef
     is_everything: bool = False
     """Whether there can be no container below."""
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Anything can be below."""
+        """Return false: any key can lead into a container."""
         return False
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:
-        """Take *key* for the name of an object."""
+        """Return the object *key*."""
         return Whole(self.root.join(key))
 
     async def shard(self, _: VirtualKey, __: Fetch) -> None:
-        """Know of no shards."""
+        """Return `None`: there are no shards."""
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Take *key* for the name of an object."""
+        """Return the object *key*."""
         return Whole(self.root.join(key))
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        """Hide nothing."""
+        """Return the rules that show all objects."""
         return PLAIN if self.is_everything else ListingRules()
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
-        """Know of nothing but what is stored."""
+        """Return `None`: names are those of stored objects."""
         return None
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
-        """Know of nothing."""
+        """Return no collections."""
         return ()
 
     async def shards_at(self, _: VirtualKey, __: Fetch) -> Shards | None:
-        """Know of no shards."""
+        """Return `None`: there are no shards."""
         return None
 
     def expects(self, _: str) -> bool:
-        """Expect no arrays below."""
+        """Return false: no metadata describe arrays below."""
         return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Know of nothing below."""
+        """Return `None`: no metadata name containers below."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class MissingArray(PassThrough):
-    """The container of a key that is named like a chunk, and in no array.
+    """Layout of a key that is named like a chunk but belongs to no array.
 
     An object of that name is not served: it may be a shard.
     """
@@ -76,7 +78,7 @@ class MissingArray(PassThrough):
     """Raised for reads, where consolidated metadata describe the array."""
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:  # noqa: ARG002
-        """Find nothing.
+        """Return `MISSING`.
 
         Raises: `DamagedError` where there should be an array.
         """
@@ -85,32 +87,28 @@ class MissingArray(PassThrough):
         return MISSING
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Allow *key* to be removed only."""
+        """Return a target that can only be deleted."""
         return Stray(self.root.join(key))
-
-
-MAX_DEPTH: Final = 32
-"""Below so many directories no container is looked for: each costs a read of every marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Opens containers below a root; what was found, absence too, *fetch* keeps.
+    """Opens containers below a root; *fetch* caches markers, absent ones too.
 
-    The search goes down from the root and ends where a container encloses the key, so that chunk
-    keys, however deep, cost no look-ups of their own.
+    The search descends from the root and ends at the first container that encloses the key, so
+    that chunk keys, however deep, cost no look-ups of their own.
     """
 
     formats: Sequence[Format]
     format: str = "auto"
-    """As it is configured. Below one that is named, keys like those of chunks name no objects."""
+    """The configured format. Below a named one, keys like those of chunks name no objects."""
 
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
-        """Find the container of *key*, and the rest of *key* in it.
+        """Return the container of *key*, and the rest of *key* within it.
 
-        Raises: `MetadataMissingError` where *key* may belong to a container that was there.
+        Raises: `MetadataMissingError` where *key* may belong to a container whose marker was seen.
         """
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
@@ -126,7 +124,7 @@ class Containers:
     async def _search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey, MetadataMissingError | DamagedError | None]:
-        """Open the containers on the way to *key*, and return what is wrong below the last one."""
+        """Open the containers on the way to *key*; return the last one and any fault below it."""
         found = self.around(root)
         rest = key
         fault: MetadataMissingError | DamagedError | None = None
@@ -152,13 +150,8 @@ class Containers:
             directory = root.join(key[:slash])
         return found, rest, fault
 
-    async def shard(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Name the shard that *key* is in; see `Layout.shard`."""
-        layout, rest = await self.find(root, key, fetch)
-        return await layout.shard(rest, fetch)
-
     async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
-        """Find where *key* is written; see `Layout.target`."""
+        """Return where *key* is written; see `Layout.target`."""
         translator = self._translator(root.join(key))
         try:
             layout, rest = await self.find(root, key, fetch)
@@ -182,13 +175,13 @@ class Containers:
         return None
 
     def around(self, root: ObjectRef) -> Layout:
-        """Give what the keys are in that are in no container below *root*."""
+        """Return the layout of the keys outside of all containers below *root*."""
         return PassThrough(root, is_everything=not self.formats)
 
     async def claimed(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey] | None:
-        """Find the container that the spelling of *key* tells of, without a search."""
+        """Open the container that the spelling of *key* names (``@branch.main``), if any."""
         for fmt in self.formats:
             if (start := fmt.claim(key)) is not None:
                 directory = root.join(key[: max(0, start - 1)])
@@ -197,7 +190,7 @@ class Containers:
         return None
 
     def _translator(self, ref: ObjectRef) -> Translator | None:
-        """Return how the document *ref* is written; `None` if it is none."""
+        """Return the translator of the document *ref*; `None` for other objects."""
         path, _, name = ref.key.rpartition("/")
         directory = ObjectRef(ref.bucket, path)
         found = (fmt.translator(directory, name) for fmt in self.formats)
@@ -206,9 +199,9 @@ class Containers:
     async def _is_stray(
         self, root: ObjectRef, key: VirtualKey, found: Layout, fetch: Fetch
     ) -> bool:
-        """Return whether *key*, which is named like a chunk, can be of no array.
+        """Return whether *key*, which is named like a chunk, is known to belong to no array.
 
-        That is known where a format is configured. Arrays of Zarr v2 are served as they are.
+        That is decided only where a format is configured. Arrays of Zarr v2 are passed through.
         """
         if self.format == "auto" or not self.formats:
             return False

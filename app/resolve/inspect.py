@@ -1,11 +1,22 @@
-"""What is there: collections with their shards, the place of a chunk, the state of a shard."""
+"""Describe datasets: their collections, the location of a key, the state of a shard."""
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import islice
+from typing import Final, NamedTuple
 
-from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError
+import orjson
+
+from app.concurrency import run_in_thread
+from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
 from app.formats.contract import Layout
+from app.formats.documents import Json
 from app.formats.surveying import Collection, Description, Shard, Stateful, Survey
 from app.model import (
+    ByteRange,
     Gzipped,
     Inline,
     Missing,
@@ -16,13 +27,32 @@ from app.model import (
     Whole,
     etag_of,
 )
-from app.resolve.audit import find_gaps, look_through
-from app.resolve.walk import Root, find_collections, find_containers, listing_of
+from app.resolve.bodies import Coding, Entity
+from app.resolve.icechunk.history import RefTip, read_tips
+from app.resolve.icechunk.repositories import open_repository
+from app.resolve.listing import (
+    OpenedContainer,
+    Root,
+    Visited,
+    collections_of,
+    find_collections,
+    find_containers,
+    listing_of,
+)
+from app.resolve.resolver import Dataset, Resolver
+from app.resolve.verify import CHECKSUM_NBYTES, is_large_survey
+
+MAX_COLLECTIONS: Final = 8
+MAX_REPOSITORIES: Final = 4
+MAX_REFS: Final = 8
+"""Branches and tags of a repository in a summary."""
+_MAIN: Final = "@branch.main"
+_DOCUMENT_NBYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DamageReport:
-    """Metadata that cannot be understood."""
+    """Metadata that cannot be decoded."""
 
     path: str
     object: str
@@ -31,7 +61,7 @@ class DamageReport:
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """What the indexes of a shard say, those of shards inside of it apart."""
+    """Statistics of the indexes of a shard, without those of shards nested in it."""
 
     shard: str
     nbytes: int
@@ -41,19 +71,19 @@ class IndexReport:
     entries: int
     empty: int
     used_nbytes: int
-    """Bytes that the entries name."""
+    """Bytes that the entries refer to."""
     gaps: int
-    """Stretches of the shard that nothing names."""
+    """Stretches of the shard that nothing refers to."""
     gap_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkReport:
-    """Where the bytes of a virtual key are."""
+    """Location of the bytes of a virtual key."""
 
     key: str
     state: str
-    """``stored``, ``inline`` (what is at hand: rewritten metadata), ``absent`` or ``refused``."""
+    """``stored``, ``inline`` (rewritten metadata, or in a manifest), ``absent`` or ``refused``."""
     object: str | None = None
     start: int | None = None
     stop: int | None = None
@@ -61,30 +91,30 @@ class ChunkReport:
     shard: IndexReport | None = None
     """The shard that holds the chunk, or would."""
     reference: str | None = None
-    """What leads to it: ``native``, ``inline``, ``virtual``."""
+    """Kind of the Icechunk reference: ``native``, ``inline``, ``virtual``."""
     manifest: str | None = None
     """The object that holds the reference."""
     location: str | None = None
-    """What a virtual reference names, as it says so itself."""
+    """Location of a virtual reference, as it is written in the manifest."""
     reason: str | None = None
-    """Why it is refused."""
+    """Reason of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefReport:
-    """A ref of a container that keeps its states."""
+    """A branch or tag of a repository."""
 
     path: str
-    """Of the container."""
+    """Path of the repository."""
     ref: str
-    """As keys spell it: ``@tag.v1``."""
+    """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
 
 
 async def inspect_root(
     root: Root, *, after: str = "", limit: int | None = None
 ) -> list[Description | DamageReport]:
-    """Describe the collections below *root*, up to *limit* of those behind the path *after*."""
+    """Describe up to *limit* collections below *root* that follow the path *after*."""
     reports: list[Description | DamageReport] = []
     is_behind = not after
     async for visited in find_collections(root):
@@ -102,7 +132,7 @@ async def inspect_root(
 
 
 async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
-    """Name the refs of all containers below *root*."""
+    """List the refs of all repositories below *root*."""
     reports: list[RefReport | DamageReport] = []
     async for path, layout in find_containers(root):
         if not isinstance(layout, Stateful):
@@ -119,11 +149,11 @@ async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
 
 
 async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
-    """Find the bytes of *key*, and describe the shard that holds them."""
+    """Locate *key*, and describe the shard that holds it."""
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
     try:
-        report = await _find(root, layout, key, rest)
+        report = await _locate(root, layout, key, rest)
     except NotAllowedError as error:
         report = ChunkReport(key, "refused", reason=str(error))
     if trace is None:
@@ -133,10 +163,10 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     return replace(report, reference=kind, manifest=str(manifest), location=virtual)
 
 
-async def _find(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
+async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.holding(rest) if shards is not None else None
-    report = None if shard is None else await _report(root, shard)
+    report = None if shard is None else await _inspect(root, shard)
     location = await layout.locate(rest, root.fetch)
     match location.place if isinstance(location, Gzipped | Referenced) else location:
         case Stored(ref, place, version):
@@ -155,36 +185,40 @@ async def _find(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -
 
 
 async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
-    """Describe the shard in the object *key*; `None` if there is none.
+    """Describe the shard in the object *key*; `None` if it does not exist.
 
-    Raises: `BadKeyError` if *key* cannot be a shard's.
+    Raises: `BadKeyError` if *key* cannot be a shard's; see `report_index`.
     """
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.named(rest) if shards is not None else None
     if shard is None:
         raise BadKeyError(f"{key}: is no key of a shard")
-    return await _report(root, shard)
+    return await _inspect(root, shard)
 
 
-async def _report(root: Root, shard: Shard) -> IndexReport | None:
-    """Describe *shard*.
-
-    Raises: `DamagedError` for an index or entry that cannot be right.
-    """
-    survey = await shard.survey(root.fetch)
-    return None if survey is None else await look_through(survey, report_index)
+async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
+    if (survey := await shard.survey(root.fetch)) is None:
+        return None
+    return await run_in_thread(report_index, survey, is_long=is_large_survey(survey))
 
 
 def report_index(survey: Survey) -> IndexReport:
-    """Count what the indexes name, and what they leave over.
+    """Compute the statistics of a shard.
 
-    Raises: `DamagedError` for an index or entry that cannot be right.
+    Raises: `DamagedError` for an index that cannot be decoded, or an entry out of bounds.
     """
     table, whole = survey.table(), survey.whole
     if table.faults:
         raise DamagedError(whole.ref, table.faults[0].reason)
-    gaps = find_gaps(survey, table)
+    checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
+    end = ByteRange(whole.byte_range.length, whole.byte_range.length)
+    others = sorted([*survey.indexes, *checksums, end])
+    gaps, covered = [], 0
+    for place in merge((entry.place for entry in table.entries), others):
+        if place.start > covered:
+            gaps.append(place.start - covered)
+        covered = max(covered, place.stop)
     return IndexReport(
         shard=str(whole.ref),
         nbytes=whole.byte_range.length,
@@ -196,3 +230,157 @@ def report_index(survey: Survey) -> IndexReport:
         gaps=len(gaps),
         gap_nbytes=sum(gaps),
     )
+
+
+class GroupSummary(NamedTuple):
+    """The group right above an array."""
+
+    key: str
+    is_image: bool = False
+    """Whether it is an OME-Zarr image, version 0.5 or later, with arrays as levels."""
+    is_consolidated: bool = False
+    """Whether it has consolidated metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSummary:
+    """An array or other collection, or the damage of its metadata."""
+
+    path: str
+    """Relative to the root."""
+    container: str
+    """Path of the enclosing container."""
+    node: str | None
+    """Key of the Zarr v3 node, in a repository below `main`."""
+    group: GroupSummary | None
+    """The group above that node; `None` for the root itself."""
+    found: Description | DamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySummary:
+    """An Icechunk repository, and its first refs."""
+
+    path: str
+    tips: Sequence[RefTip]
+    refs: int
+    """Number of all refs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOverview:
+    """The first collections and repositories of a dataset."""
+
+    collections: Sequence[CollectionSummary]
+    repositories: Sequence[RepositorySummary]
+    is_all: bool
+    """Whether the dataset has no others."""
+    reason: str = ""
+    """Reason why the summary is incomplete."""
+
+
+async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> DatasetOverview:
+    """Summarize *dataset*; after a failure or *within_s* seconds return what was found so far."""
+    summarizer, is_all, reason = _Summarizer(resolver, dataset), False, ""
+    try:
+        async with asyncio.timeout(within_s):
+            is_all = await summarizer.run()
+    except TimeoutError:
+        reason = f"the store took longer than {within_s:g} s"
+    except ShardgateError as error:
+        reason = str(error)
+    collections, repositories = summarizer.collections, summarizer.repositories
+    return DatasetOverview(tuple(collections), tuple(repositories), is_all, reason)
+
+
+class _Summarizer:
+    def __init__(self, resolver: Resolver, dataset: Dataset) -> None:
+        self._resolver = resolver
+        self._dataset = dataset
+        self._root = resolver.root(dataset)
+        self._groups: dict[str, GroupSummary] = {}
+        self.collections: list[CollectionSummary] = []
+        self.repositories: list[RepositorySummary] = []
+
+    async def run(self) -> bool:
+        """Visit containers until the summary is full; return whether it has all of them."""
+        if not self._dataset.containers.formats:
+            await self._resolver.check_reachable(self._dataset)
+            return True
+        async with aclosing(find_containers(self._root)) as containers:
+            async for opened in containers:
+                if not await self._add_repository(opened) or not await self._add_all(opened):
+                    return False
+        return True
+
+    async def _add_repository(self, opened: OpenedContainer) -> bool:
+        if not isinstance(opened.found, Stateful):
+            return True
+        if len(self.repositories) == MAX_REPOSITORIES:
+            return False
+        repository = await open_repository(self._root, opened.path)
+        states = await opened.found.states(repository.fetch, repository.listing)
+        tips = await read_tips(repository, islice(states, MAX_REFS))
+        self.repositories.append(RepositorySummary(opened.path, tips, len(states)))
+        return True
+
+    async def _add_all(self, opened: OpenedContainer) -> bool:
+        is_versioned = isinstance(opened.found, Stateful)
+        for visited in await collections_of(self._root, opened):
+            if len(self.collections) == MAX_COLLECTIONS:
+                return False
+            await self._add(visited, is_versioned=is_versioned)
+        return True
+
+    async def _add(self, visited: Visited, *, is_versioned: bool) -> None:
+        path, container, found = visited
+        if isinstance(found, DamagedError):
+            self.collections.append(CollectionSummary(path, container, None, None, found))
+            return
+        below, node = path.removeprefix(container).strip("/"), None
+        if is_versioned:
+            node = f"{container}/{_MAIN}/{below}".strip("/")
+        elif found.description.format == "zarr" and not below:  # the 2022 draft has one root
+            node = path
+        group = await self._group(node) if node is not None and path else None
+        self.collections.append(CollectionSummary(path, container, node, group, found.description))
+
+    async def _group(self, node: str) -> GroupSummary:
+        key = node.rpartition("/")[0]
+        if key not in self._groups:
+            document = VirtualKey(f"{key}/zarr.json".lstrip("/"))
+            async with self._resolver.open(self._dataset, document, _choose) as opened:
+                body = b"" if opened is None else opened.body
+            self._groups[key] = summarize_group(key, body if isinstance(body, bytes) else b"")
+        return self._groups[key]
+
+
+class _SmallDocument(NamedTuple):
+    reads: ByteRange | None
+
+
+def _choose(entity: Entity) -> _SmallDocument | None:
+    """Choose all of a small document."""
+    if entity.coding is Coding.GZIP:
+        return None
+    return _SmallDocument(
+        ByteRange(0, entity.length) if entity.length <= _DOCUMENT_NBYTES else None
+    )
+
+
+def summarize_group(key: str, document: bytes) -> GroupSummary:
+    """Summarize the metadata *document* of the group *key*; invalid JSON says nothing."""
+    try:
+        group = orjson.loads(document)
+    except ValueError:
+        return GroupSummary(key)
+    scales = _member(_member(_member(group, "attributes"), "ome"), "multiscales")
+    return GroupSummary(
+        key,
+        is_image=isinstance(scales, list) and bool(scales),
+        is_consolidated=_member(group, "consolidated_metadata") is not None,
+    )
+
+
+def _member(document: Json, name: str) -> Json:
+    return document.get(name) if isinstance(document, dict) else None

@@ -1,14 +1,29 @@
-"""Pages of the keys of a dataset, in the order of their bytes."""
+"""Walk the containers and keys below a root, and list keys in pages."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, cast
 
-from app.concurrency import bounded_gather, take
-from app.formats.listing import LAST, Candidate, Cursor, Window
+from app.concurrency import bounded_gather, run_in_thread, take
+from app.errors import DamagedError, OfflineError, StorageUnavailableError
+from app.formats.contract import Layout
+from app.formats.listing import (
+    LAST,
+    Candidate,
+    Cursor,
+    Item,
+    KeySelection,
+    ListingIO,
+    ListingRules,
+    Walk,
+    Window,
+)
 from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Listing
 from app.model import (
     MISSING,
     ETag,
@@ -20,54 +35,340 @@ from app.model import (
     Part,
     Referenced,
     Stored,
+    VirtualKey,
     Whole,
 )
-from app.resolve.entity import Entity
-from app.resolve.tree import Seen, Tree
-from app.resolve.walk import Root
-from app.storage.contract import Listed
+from app.resolve.bodies import Entity
+from app.resolve.containers import MAX_DEPTH, Containers
+from app.storage.contract import Listed, ObjectReader
 
-_LOOKED_FOR: Final = 10_000
-"""Shards may hold few of the chunks that they have room for."""
+_MAX_EXAMINED: Final = 10_000
+"""Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
 _BATCH: Final = 500
+_MAX_KEY_NBYTES: Final = 1024
+_INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
+"""Keys that no client can request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root, with everything needed to list and read below it."""
+
+    ref: ObjectRef
+    store: ObjectReader
+    containers: Containers
+    fetch: Fetch
+
+    def key_of(self, ref: ObjectRef) -> str:
+        """Return the key of the object *ref* relative to the root."""
+        return ref.key.removeprefix(self.ref.prefix.key)
+
+
+class OpenedContainer(NamedTuple):
+    """A container, or the damage that prevents opening it."""
+
+    path: str
+    """Relative to the root."""
+    found: Layout | DamagedError
+
+
+class Visited(NamedTuple):
+    """A collection, or metadata that cannot be decoded."""
+
+    path: str
+    """Relative to the root."""
+    container: str
+    """Path of the enclosing container."""
+    found: Collection | DamagedError
+
+
+async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
+    """Open every container below *root*, parents first, then by name.
+
+    Where the store cannot list, the metadata of a container name the containers below it.
+
+    Raises: `StorageError`, also where there is neither listing nor such metadata.
+    """
+    paths = [""]
+    while paths:
+        path = paths.pop()
+        try:
+            layout = await root.containers.open(root.ref.join(path), root.fetch)
+        except DamagedError as damage:
+            yield OpenedContainer(path, damage)
+            continue
+        if layout is not None:
+            yield OpenedContainer(path, layout)
+        if layout is None or not layout.encloses(VirtualKey("")):
+            names = await _directories(root, path, layout)
+            paths += [join_path(path, name) for name in reversed(names)]
+
+
+async def find_collections(root: Root) -> AsyncGenerator[Visited]:
+    """Visit every collection of every container below *root*.
+
+    Raises: `StorageError`.
+    """
+    async for opened in find_containers(root):
+        for visited in await collections_of(root, opened):
+            yield visited
+
+
+async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visited]:
+    """Describe the collections of one container."""
+    path, layout = opened
+    if isinstance(layout, DamagedError):
+        return [Visited(path, path, layout)]
+    try:
+        found = await layout.collections(root.fetch, listing_of(root, path))
+    except DamagedError as damage:
+        return [Visited(path, path, damage)]
+    except OfflineError as offline:
+        return [Visited(path, path, DamagedError(root.ref.join(path), str(offline)))]
+    below = [each.description.path if isinstance(each, Collection) else "" for each in found]
+    return [Visited(join_path(path, b), path, each) for b, each in zip(below, found, strict=True)]
+
+
+def listing_of(root: Root, path: str) -> Listing:
+    """Return a function that lists the objects of the container at *path*."""
+    return partial(list_names, root.store, root.ref.join(path))
+
+
+async def list_names(
+    store: ObjectReader, container: ObjectRef, prefix: str, *, delimiter: str = ""
+) -> AsyncGenerator[str]:
+    """Yield the names below *prefix*, relative to *container*; see `Listing`."""
+    start = container.prefix
+    below = ObjectRef(start.bucket, start.key + prefix)
+    async for listed in store.list(below, delimiter=delimiter):
+        yield listed.ref.key.removeprefix(start.key)
+
+
+async def _directories(root: Root, path: str, layout: Layout | None) -> Sequence[str]:
+    """Return the directories right below *path*, or the containers that its metadata name."""
+    directory = root.ref.join(path).prefix
+    try:
+        names: Sequence[str] = [
+            listed.ref.key.removeprefix(directory.key).rstrip("/")
+            async for listed in root.store.list(directory, delimiter="/")
+            if listed.size is None
+        ]
+    except StorageUnavailableError as error:
+        if error.lasting and layout is None and path:
+            return ()
+        below = None if layout is None else layout.names_below()
+        if not error.lasting or below is None:
+            raise
+        names = below
+    return [
+        name
+        for name in names
+        if {"", ".", ".."}.isdisjoint(name.split("/"))  # no key has such parts
+        and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
+    ]
+
+
+def join_path(path: str, name: str) -> str:
+    """Join two paths, of which either may be empty."""
+    return f"{path}/{name}".strip("/")
+
+
+class FoundKey(NamedTuple):
+    """A key that may name something, or a common prefix of several that do."""
+
+    key: str
+    found: Location | Listed | Candidate | None
+    """Location, stored object, or candidate to look up; `None` for a common prefix."""
+    layout: Layout | None = None
+    """The layout that locates the key, where that needs a look-up."""
+    inside: VirtualKey = VirtualKey("")
+    """The key within the container of *layout*."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedFolder:
+    path: str
+    """Relative to the root: empty, or with a slash at its end."""
+    layout: Layout
+    """Layout of the enclosing container."""
+    inside: str
+    """Path relative to that container."""
+    depth: int = 0
+
+    def shows(self, rules: ListingRules, key: str) -> bool:
+        """Return whether clients can request *key*, an object or folder, or keys below it."""
+        if _INVALID_KEY.search(key) or len(key.encode(errors="replace")) > _MAX_KEY_NBYTES:
+            return False
+        return rules.shows is not None and rules.shows(key.removeprefix(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Walks the keys below a root, in the order of their bytes, as far as *cursor* wants them.
+
+    The keys are those of stored objects, and those that indexes and manifests name.
+    """
+
+    root: Root
+    cursor: Cursor
+    delimiter: str = ""
+
+    async def walk(self) -> AsyncGenerator[FoundKey]:
+        """Yield the wanted keys, and some others.
+
+        With a delimiter, folders below the prefix become common prefixes, unless the walk begins
+        inside of one; keys in that are for the caller to fold.
+
+        Raises: `StorageError`, `DamagedError`.
+        """
+        root, prefix = self.root, self.cursor.prefix
+        claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
+        if claimed is not None:
+            layout, rest = claimed
+            start = _ListedFolder(prefix.removesuffix(rest), layout, "")
+        else:
+            layout = await root.containers.open(root.ref, root.fetch) or root.containers.around(
+                root.ref
+            )
+            start = _ListedFolder("", layout, "")
+        async for found in self._walk(start):
+            yield found
+
+    async def _walk(self, directory: _ListedFolder) -> AsyncGenerator[FoundKey]:
+        inside = VirtualKey(directory.inside)
+        rules = await directory.layout.listing_rules(inside, self.root.fetch)
+        streams = [self._virtual(directory, walk) for walk in rules.walks]
+        if rules.shows is not None:
+            streams.append(self._stored(directory, rules))
+        async for found in streams[0] if len(streams) == 1 else _merge(streams):
+            yield found
+
+    async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
+        """Yield the keys that a layout finds in indexes and manifests."""
+        lead, layout = directory.path.removesuffix(directory.inside), directory.layout
+        container = self.root.ref.join(lead.rstrip("/"))
+        look = partial(list_names, self.root.store, container, delimiter="/")
+        is_inside = self.cursor.prefix.startswith(lead)
+        wanted = KeySelection(self.cursor, lead, self.delimiter if is_inside else "")
+        async for found in walk(wanted, ListingIO(look, run_in_thread, bounded_gather)):
+            if isinstance(found, Item):
+                yield FoundKey(lead + found.key, found.location)
+            else:
+                yield FoundKey(lead + found.key, found, layout, VirtualKey(found.key))
+            if not self.cursor.meets(directory.path):
+                return
+
+    async def _stored(
+        self, directory: _ListedFolder, rules: ListingRules
+    ) -> AsyncGenerator[FoundKey]:
+        """Yield the stored keys below *directory*."""
+        cursor, path, after = self.cursor, directory.path, self.cursor.after
+        if (child := _child(path, cursor.prefix)) is not None:
+            async for found in self._enter(directory, rules, child):
+                yield found
+            return
+        if (child := _child(path, after)) is not None:
+            async for found in self._enter(directory, rules, child):
+                yield found
+            after = child + LAST
+        is_folded = bool(self.delimiter) and cursor.prefix.startswith(path)
+        delimiter = "" if rules.is_plain and not is_folded else "/"
+        bucket, start = self.root.ref.prefix
+        async for listed in self.root.store.list(
+            ObjectRef(bucket, start + max(path, cursor.prefix)),
+            delimiter=delimiter,
+            after=start + after if after else "",
+        ):
+            key = listed.ref.key.removeprefix(start)
+            if listed.size is None and not is_folded:
+                async for found in self._enter(directory, rules, key):
+                    yield found
+            elif (shown := _show(directory, rules, key, listed)) is not None:
+                yield shown
+            if not cursor.meets(path):
+                return
+
+    async def _enter(
+        self, directory: _ListedFolder, rules: ListingRules, key: str
+    ) -> AsyncGenerator[FoundKey]:
+        """Descend into the folder *key*, which may be a container of its own."""
+        if not self.cursor.meets(key) or not directory.shows(rules, key):
+            return
+        inside = directory.inside + key.removeprefix(directory.path)
+        below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
+        if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
+            ref = self.root.ref.join(key.removesuffix("/"))
+            layout = await self.root.containers.open(ref, self.root.fetch)
+            if layout is not None:
+                below = _ListedFolder(key, layout, "", below.depth)
+        async for found in self._walk(below):
+            yield found
+
+
+def _show(
+    directory: _ListedFolder, rules: ListingRules, key: str, listed: Listed
+) -> FoundKey | None:
+    """Return the found key of an object or folder; a hidden object is missing."""
+    is_shown = directory.shows(rules, key)
+    if listed.size is None:
+        return FoundKey(key, None) if is_shown else None
+    if key.endswith("/") or not is_shown:
+        return FoundKey(key, MISSING)
+    if rules.is_plain:
+        return FoundKey(key, listed)
+    inside = VirtualKey(directory.inside + key.removeprefix(directory.path))
+    return FoundKey(key, listed, directory.layout, inside)
+
+
+async def _merge(streams: Sequence[AsyncIterator[FoundKey]]) -> AsyncGenerator[FoundKey]:
+    """Merge sorted streams by key."""
+    heads = {n: head for n, each in enumerate(streams) if (head := await anext(each, None))}
+    while heads:
+        number = min(heads, key=lambda n: (heads[n].key, n))
+        yield heads.pop(number)
+        if (head := await anext(streams[number], None)) is not None:
+            heads[number] = head
+
+
+def _child(path: str, key: str) -> str | None:
+    """Return the folder right below *path* that *key* leads through."""
+    if not key.startswith(path) or (slash := key.find("/", len(path))) < 0:
+        return None
+    return key[: slash + 1]
+
 
 type _Place = Location | Listed | None
 
 
-class Entry(NamedTuple):
-    """A key, or the beginning of several that were folded."""
+class ListedKey(NamedTuple):
+    """A key of a page, or a common prefix."""
 
     key: str
     nbytes: int | None
-    """Of what is stored, which for gzip is not what a client gets that does not take it.
-
-    `None` where keys were folded.
-    """
+    """Stored bytes: of gzip the compressed ones. `None` for a common prefix."""
     etag: ETag | None
-    """`None` too where only the object would tell."""
+    """`None` too where only reading the object would tell."""
     modified_s: float | None = None
-    """When it was last modified, if that is known, in seconds since 1970 began in UTC."""
+    """Time of the last modification, if known, in seconds since 1970 in UTC."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Entries that follow one another."""
+class Page(NamedTuple):
+    """Consecutive keys of a listing."""
 
-    entries: list[Entry]
+    entries: list[ListedKey]
     after: str | None
-    """The key to go on behind, which need not be one of the entries; `None` at the end."""
+    """Key after which the next page begins, which need not be an entry; `None` at the end."""
 
 
 async def list_page(
     root: Root, window: Window, limit: int, modified_s: Callable[[ObjectRef], int | None]
 ) -> Page:
-    """List up to *limit* wanted keys below *root*, fewer where too many had to be looked for.
+    """List up to *limit* wanted keys below *root*, fewer if too many had to be examined.
 
-    *modified_s* tells when an object that ``root.fetch`` read was last modified.
+    *modified_s* returns when an object that ``root.fetch`` read was last modified. Keys that
+    exist all the time are listed exactly once, whatever else changes between pages.
 
-    What is there all the time is listed once, whatever comes and goes while pages are asked for.
-
-    Raises: `StorageError`, and `DamagedError` of anything that tells of keys: to leave them out
+    Raises: `StorageError`, and `DamagedError` of anything that names keys: to leave keys out
     would say that they are absent.
     """
     if not limit:
@@ -76,12 +377,10 @@ async def list_page(
     if window.fold(after) == after:
         after += LAST
     tree = Tree(root, Cursor(prefix, after), delimiter)
-    return await _Gathering(tree, window, limit, modified_s).page()
+    return await _PageBuilder(tree, window, limit, modified_s).page()
 
 
-class _Gathering:
-    """Fills a page."""
-
+class _PageBuilder:
     def __init__(
         self,
         tree: Tree,
@@ -93,107 +392,103 @@ class _Gathering:
         self._tree = tree
         self._window = window
         self._limit = limit
-        self._entries: list[Entry] = []
-        self._looked = 0
+        self._entries: list[ListedKey] = []
+        self._examined = 0
         self._last: str | None = None
 
     async def page(self) -> Page:
-        """Go through the wanted keys batch by batch until the page is full."""
-        size = self._fewest
+        """Walk the keys batch by batch until the page is full."""
+        cursor = self._tree.cursor
+        size = self._min_batch
         async with aclosing(self._tree.walk()) as walk:
             while batch := await take(walk, size):
                 before = len(self._entries)
-                for seen, found in zip(batch, await self._locate(batch), strict=True):
-                    if not self._is_wanted(seen, found):
+                for found, place in zip(batch, await self._locate(batch), strict=True):
+                    # Keys below a common prefix, and keys that come twice, are not wanted again.
+                    is_wanted = cursor.meets if place is None else cursor.admits
+                    if not is_wanted(found.key):
                         continue
                     if self._is_full:
                         return Page(self._entries, self._last)
-                    self._add(seen, found)
+                    self._add(found, place)
                 is_vain = len(self._entries) == before
-                size = min(_BATCH, max(self._fewest, 2 * size if is_vain else 0))
+                size = min(_BATCH, max(self._min_batch, 2 * size if is_vain else 0))
                 await asyncio.sleep(0)
         return Page(self._entries, None)
 
     @property
-    def _fewest(self) -> int:
-        """How many keys to look for at once: of those that are folded the first may do."""
+    def _min_batch(self) -> int:
+        """Fewest keys to look up at once: of folded keys the first may be enough."""
         return 1 if self._window.delimiter else self._limit - len(self._entries) + 1
 
     @property
     def _is_full(self) -> bool:
-        return len(self._entries) == self._limit or self._looked == self._limit + _LOOKED_FOR
+        return len(self._entries) == self._limit or self._examined == self._limit + _MAX_EXAMINED
 
-    def _is_wanted(self, seen: Seen, found: _Place) -> bool:
-        """Tell whether it is news: what was folded, and what comes twice, is not."""
-        cursor = self._tree.cursor
-        return cursor.meets(seen.key) if found is None else cursor.admits(seen.key)
-
-    def _add(self, seen: Seen, found: _Place) -> None:
-        """Go on to *seen*, and add it if it is there."""
-        cursor, key = self._tree.cursor, seen.key
-        self._looked += 1
+    def _add(self, found: FoundKey, place: _Place) -> None:
+        """Advance the cursor to *found*, and add it if it exists."""
+        cursor, key = self._tree.cursor, found.key
+        self._examined += 1
         self._last = cursor.after = key
-        if isinstance(found, Missing):
+        if isinstance(place, Missing):
             return
-        folded = key if found is None else self._window.fold(key)
+        folded = key if place is None else self._window.fold(key)
         if folded is not None:
             self._last, cursor.after = folded, folded + LAST
-            self._entries.append(Entry(folded, None, None))
-        elif found is not None:
-            modified_s = self._time_of(seen, found)
-            self._entries.append(_entry(key, found)._replace(modified_s=modified_s))
+            self._entries.append(ListedKey(folded, None, None))
+        elif place is not None:
+            modified_s = self._time_of(found, place)
+            self._entries.append(_entry(key, place)._replace(modified_s=modified_s))
 
-    def _time_of(self, seen: Seen, found: Location | Listed) -> float | None:
-        match found:
+    def _time_of(self, found: FoundKey, place: Location | Listed) -> float | None:
+        match place:
             case Referenced(modified_s=modified_s):
                 return modified_s
             case Stored(ref) | Gzipped(Stored(ref)):
                 return self._modified_s(ref)
             case _:
-                return seen.found.modified_s if isinstance(seen.found, Listed) else None
+                return found.found.modified_s if isinstance(found.found, Listed) else None
 
-    async def _locate(self, batch: Sequence[Seen]) -> list[_Place]:
-        """Find out where all is: first for one of each index, which brings it for the others."""
-        found: dict[int, _Place] = {}
+    async def _locate(self, batch: Sequence[FoundKey]) -> list[_Place]:
+        """Locate all keys: first one of each index, which the others then find in the cache."""
+        places: dict[int, _Place] = {}
         leading: dict[Hashable, int] = {}
         following: list[int] = []
-        for at, seen in enumerate(batch):
-            if seen.layout is None:
-                found[at] = cast("_Place", seen.found)
-            elif not isinstance(seen.found, Candidate):
-                leading[seen.key] = at
-            elif leading.setdefault((id(seen.layout), seen.found.where), at) != at:
+        for at, each in enumerate(batch):
+            if each.layout is None:
+                places[at] = cast("_Place", each.found)
+            elif not isinstance(each.found, Candidate):
+                leading[each.key] = at
+            elif leading.setdefault((id(each.layout), each.found.where), at) != at:
                 following.append(at)
         for wave in (list(leading.values()), following):
-            places = await bounded_gather(
-                lambda at: _locate(batch[at], self._tree.root.fetch), wave
-            )
-            found.update(zip(wave, places, strict=True))
-        return [found[at] for at in range(len(batch))]
+            found = await bounded_gather(lambda at: _locate(batch[at], self._tree.root.fetch), wave)
+            places.update(zip(wave, found, strict=True))
+        return [places[at] for at in range(len(batch))]
 
 
-async def _locate(seen: Seen, fetch: Fetch) -> _Place:
-    """Find where *seen* is; what is served as it is, is as it was listed."""
-    if seen.layout is None:
+async def _locate(found: FoundKey, fetch: Fetch) -> _Place:
+    """Locate *found*; an object that is served unchanged is as it was listed."""
+    if found.layout is None:
         return MISSING
-    place = await seen.layout.locate(seen.inside, fetch)
+    place = await found.layout.locate(found.inside, fetch)
     if isinstance(place, Whole):
-        return seen.found if isinstance(seen.found, Listed) else MISSING
+        return found.found if isinstance(found.found, Listed) else MISSING
     return place
 
 
-def _entry(key: str, found: Location | Listed) -> Entry:
-    match found:
+def _entry(key: str, place: Location | Listed) -> ListedKey:
+    match place:
         case Listed(_, size, etag):
-            return Entry(key, size, etag)
+            return ListedKey(key, size, etag)
         case Referenced(Part(_, byte_range)):
-            return Entry(key, byte_range.length, None)
-        case Referenced(Stored() | Inline() as place, by, is_lasting):
-            entity = Entity.at(place).referenced(by, is_lasting=is_lasting)
-        case Stored() | Inline() as place:
-            entity = Entity.at(place)
-        case Gzipped(place):
-            entity = Entity.at(place)
+            return ListedKey(key, byte_range.length, None)
+        case Referenced(Stored() | Inline() as source, by, is_lasting):
+            entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
+        case Stored() | Inline() as source:
+            entity = Entity.at(source)
+        case Gzipped(source):
+            entity = Entity.at(source)
         case _:
-            return Entry(key, None, None)
-    return Entry(key, entity.length, entity.etag)
+            return ListedKey(key, None, None)
+    return ListedKey(key, entity.length, entity.etag)

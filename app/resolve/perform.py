@@ -1,8 +1,7 @@
-"""Perform described reads, and remember nothing."""
+"""Perform the reads that formats describe, without a cache."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -11,20 +10,20 @@ from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError
 from app.formats.compression import inflate
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
-from app.resolve.budget import ByteBudget
-from app.storage.contract import NOT_MODIFIED, Found, NotModified, ObjectReader
+from app.resolve.budget import ByteBudget, ByteReservation
+from app.storage.contract import Found, NotModified, ObjectReader
 
-_AT_ONCE_NBYTES: Final = 32 * 1024**2
-"""Of what may be larger, the rest is read when there is room to decode it."""
+_FIRST_READ_NBYTES: Final = 32 * 1024**2
+"""The rest of a longer read is requested once the budget has room to decode all of it."""
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
-"""Larger reads are decoded off the event loop."""
+"""Longer data is decoded off the event loop."""
 _GZIP: Final = b"\x1f\x8b"
 _GZIP_IN_THREAD_NBYTES: Final = 4 * 1024
-"""So are larger ones that begin like gzip, which may hold a thousand times as much."""
-_LARGE_AT_ONCE: Final = 2
-"""So many reads are decoded at a time of which nobody knows what they will take."""
+"""Longer gzip data too, which may inflate a thousandfold."""
+_UNKNOWN_SIZES_AT_ONCE: Final = 2
+"""Concurrent decodes whose memory use is not known in advance."""
 _SLOW_KINDS: Final = frozenset({"config"})
-"""So are these, whatever their size: YAML takes some ten microseconds a byte."""
+"""Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
 
 
 async def perform[T: Weighable](
@@ -33,47 +32,28 @@ async def perform[T: Weighable](
     known: ETag | None = None,
     decoding: ByteBudget | None = None,
 ) -> Versioned[T] | NotModified | None:
-    """Perform *read*, see `Fetch`; `NotModified` if the object still is the version *known*.
+    """Perform *read*, see `Fetch`; `NotModified` if the object still has the ETag *known*.
 
-    What is large, or may become so, is held in memory only as far as *decoding* has room for it.
+    Memory for large reads is reserved in *decoding*.
     """
     request = read.request
-    if not isinstance(request, ByteRange) or request.length <= _AT_ONCE_NBYTES:
-        return await _perform(store, read, request, known, _Room(decoding))
-    request = ByteRange(request.start, request.start + _AT_ONCE_NBYTES)
-    async with _Room(decoding).more(_AT_ONCE_NBYTES) as room:
-        return await _perform(store, read, request, known, room)
+    held = ByteReservation(decoding or ByteBudget(2**63, wait_s=0))
+    try:
+        if isinstance(request, ByteRange) and request.length > _FIRST_READ_NBYTES:
+            request = ByteRange(request.start, request.start + _FIRST_READ_NBYTES)
+            await held.reserve(_FIRST_READ_NBYTES)
+        found = await _get(store, read, request, known)
+        if not isinstance(found, Found):
+            return found
+        unknown_nbytes = 0 if decoding is None else decoding.max_bytes // _UNKNOWN_SIZES_AT_ONCE
+        return await _decode(store, read, found, held, unknown_nbytes)
+    finally:
+        await held.release()
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The bytes that a read holds of a budget, if there is one."""
-
-    budget: ByteBudget | None
-    nbytes: int = 0
-
-    @asynccontextmanager
-    async def more(self, nbytes: int | None) -> AsyncGenerator["_Room"]:
-        """Hold *nbytes* more while the block lasts; `None` is half of the budget."""
-        if self.budget is None:
-            yield self
-            return
-        if nbytes is None:
-            nbytes = self.budget.max_bytes // _LARGE_AT_ONCE
-        await self.budget.acquire(nbytes, held_nbytes=self.nbytes)
-        try:
-            yield _Room(self.budget, self.nbytes + nbytes)
-        finally:
-            self.budget.release(nbytes)
-
-
-async def _perform[T: Weighable](
-    store: ObjectReader,
-    read: Read[T],
-    request: ByteRequest | None,
-    known: ETag | None,
-    room: _Room,
-) -> Versioned[T] | NotModified | None:
+async def _get(
+    store: ObjectReader, read: Read[Any], request: ByteRequest | None, known: ETag | None
+) -> Found | NotModified | None:
     version = read.version
     try:
         found = await store.get(
@@ -82,21 +62,75 @@ async def _perform[T: Weighable](
     except VersionChangedError as error:
         raise error if version is None else lost(read.ref, version) from error
     except RangeNotSatisfiedError as error:
-        raise DamagedError(
-            read.ref, f"{error.size} bytes are too few for its {read.kind}"
-        ) from error
-    if isinstance(found, NotModified):
-        return NOT_MODIFIED
-    if found is not None:
-        return await _understand(store, read, found, room)
-    if version is not None and not isinstance(version, Fixed):
+        reason = f"{error.size} bytes are too few for its {read.kind}"
+        raise DamagedError(read.ref, reason) from error
+    if found is None and version is not None and not isinstance(version, Fixed):
         raise VersionChangedError(read.ref)
-    return None
+    return found
+
+
+async def _decode[T: Weighable](
+    store: ObjectReader, read: Read[T], found: Found, held: ByteReservation, unknown_nbytes: int
+) -> Versioned[T]:
+    """Decode *found*, in a thread if that may take long, and read the rest of a long request.
+
+    *unknown_nbytes* is reserved where only the decoder finds out how much memory it takes.
+    """
+    request, decode = read.request, read.decode
+    stop = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
+    is_complete = found.byte_range.stop >= stop
+    if found.is_gzip and isinstance(request, ByteRange) and found.byte_range.length == found.size:
+        decode = partial(_decode_gzip, read.decode, request.length)
+    try:
+        if is_complete and len(found.data) <= _max_nbytes_on_loop(read, found.data):
+            value = decode(found.data)
+        else:
+            nbytes = await _memory_nbytes(read, found if is_complete else None)
+            await held.grow(unknown_nbytes if nbytes is None else nbytes)
+            parts = [found.data]
+            if not is_complete:
+                parts.append(await _read_rest(store, read, found, stop))
+            value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
+        return Versioned(value, found.etag, found.size, found.modified_s)
+    except DecodeError as error:
+        reason = str(error)  # the traceback of the error refers to decompressed data
+    raise DamagedError(read.ref, reason)
+
+
+async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
+    """Read the bytes from the end of *found* to *stop*, of the same version."""
+    rest = ByteRange(found.byte_range.stop, stop)
+    more = await store.get(read.ref, rest, if_match=found.etag)
+    if not isinstance(more, Found) or more.byte_range != rest:
+        raise VersionChangedError(read.ref)
+    return more.data
+
+
+async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
+    """Return the memory that decoding takes; `None` where only the decoder finds out.
+
+    Raises: `DecodeError`.
+    """
+    if not isinstance(read.request, ByteRange) or read.memory_nbytes is None:
+        return None
+    data = None if complete is None else complete.data
+    return await asyncio.to_thread(read.memory_nbytes, data, read.request.length)
+
+
+def _max_nbytes_on_loop(read: Read[Any], data: bytes) -> int:
+    if read.kind in _SLOW_KINDS or read.memory_nbytes is not None:
+        return 0
+    return _GZIP_IN_THREAD_NBYTES if data.startswith(_GZIP) else _DECODE_IN_THREAD_NBYTES
+
+
+def _decode_gzip[T](decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
+    """Decode an object uploaded with ``Content-Encoding: gzip``, within the requested length."""
+    return decode(inflate(data, max_nbytes))
 
 
 @dataclass(frozen=True, slots=True)
 class DirectFetch:
-    """A `Fetch` that asks *store* each time."""
+    """Implementation of `Fetch` that reads from *store* each time."""
 
     store: ObjectReader
 
@@ -110,57 +144,3 @@ class DirectFetch:
         """Perform *read*."""
         found = await perform(self.store, read)
         return None if isinstance(found, NotModified) else found
-
-
-async def _understand[T: Weighable](
-    store: ObjectReader, read: Read[T], found: Found, room: _Room
-) -> Versioned[T]:
-    """Decode what was *found*, off the event loop where that is much, as far as there is *room*."""
-    request, decode = read.request, read.decode
-    wanted = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
-    is_all = found.byte_range.stop >= wanted
-    if found.is_gzip and isinstance(request, ByteRange) and found.byte_range.length == found.size:
-        decode = partial(_decode_gzip, read.decode, request.length)
-    try:
-        if is_all and len(found.data) <= _most_nbytes_at_once(read, found.data):
-            return Versioned(decode(found.data), found.etag, found.size, found.modified_s)
-        async with room.more(await _memory_nbytes(read, found, is_all=is_all)):
-            parts = [found.data]
-            if not is_all:
-                parts.append(await _read_on(store, read, found, wanted))
-            value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
-        return Versioned(value, found.etag, found.size, found.modified_s)
-    except DecodeError as error:
-        reason = str(error)  # the traceback of the error holds what was decompressed
-    raise DamagedError(read.ref, reason)
-
-
-async def _read_on(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
-    """Read what is behind *found* up to *stop*, of the same version."""
-    rest = ByteRange(found.byte_range.stop, stop)
-    more = await store.get(read.ref, rest, if_match=found.etag)
-    if not isinstance(more, Found) or more.byte_range != rest:
-        raise VersionChangedError(read.ref)
-    return more.data
-
-
-async def _memory_nbytes(read: Read[Any], found: Found, *, is_all: bool) -> int | None:
-    """Return how much memory decoding may take; `None` where only the decoder knows.
-
-    Raises: `DecodeError`.
-    """
-    if not isinstance(read.request, ByteRange) or read.memory_nbytes is None:
-        return None
-    data = found.data if is_all else None
-    return await asyncio.to_thread(read.memory_nbytes, data, read.request.length)
-
-
-def _most_nbytes_at_once(read: Read[Any], data: bytes) -> int:
-    if read.kind in _SLOW_KINDS or read.memory_nbytes is not None:
-        return 0
-    return _GZIP_IN_THREAD_NBYTES if data.startswith(_GZIP) else _DECODE_IN_THREAD_NBYTES
-
-
-def _decode_gzip[T](decode: Callable[[bytes], T], most_nbytes: int, data: bytes) -> T:
-    """Decode what was uploaded as gzip, and no more of it than would have been read."""
-    return decode(inflate(data, most_nbytes))

@@ -1,12 +1,13 @@
-"""From a dataset and a virtual key to the bytes, and nothing but the bytes."""
+"""Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
+from app.concurrency import SingleFlight, Unshared
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.listing import Name, Window
 from app.model import (
@@ -24,39 +25,45 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.bodies import BodyReader
-from app.resolve.budget import ByteBudget
+from app.resolve.bodies import BodyReader, Choice, Coding, Entity, Opened, Opening
+from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.entity import Choice, Coding, Entity, Opened
-from app.resolve.fetch import OVERHEAD_NBYTES, ReadCache, Remembered
-from app.resolve.flight import Apart, SingleFlight
-from app.resolve.listing import Page, list_page
-from app.resolve.noting import TRUSTED_S, Noting
-from app.resolve.opening import Held, Opening
-from app.resolve.settling import settled
-from app.resolve.walk import Root
+from app.resolve.listing import Page, Root, list_page
+from app.resolve.metadata_cache import (
+    OVERHEAD_NBYTES,
+    TRUSTED_S,
+    CachedRead,
+    FreshnessTracker,
+    ReadCache,
+    retry_until_consistent,
+)
 from app.setting_fields import PUBLIC
 from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 
+_NAMES: Final = 1000
+"""Names listed at a time for a page of links."""
+
+type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A root that is served."""
+    """A served root."""
 
     name: str
     root: ObjectRef
     containers: Containers
     format: str
-    """As it is configured: ``zarr``, or ``auto``."""
+    """The configured format: ``zarr``, or ``auto``."""
     cache_control: bytes
-    """The header of answers that can change."""
+    """Header of answers that can change."""
     is_writable: bool = False
     readers: frozenset[str] = frozenset({PUBLIC})
-    """Of whose grants one lets a caller read."""
+    """Grants of which a caller needs one to read."""
     writers: frozenset[str] = frozenset({PUBLIC})
-    """Of whose grants one lets a caller write, where that can be done."""
+    """Grants of which a caller needs one to write, if the dataset is writable."""
     is_public: bool = field(init=False)
     """Whether everybody may read."""
 
@@ -64,21 +71,14 @@ class Dataset:
         object.__setattr__(self, "is_public", PUBLIC in self.readers)
 
 
-_NAMES: Final = 1000
-"""So many names of a page of links are gathered at a time."""
-
-
-type _First = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
-
-
-class _Found(NamedTuple):
-    """What a key was found to name, good while *generation* lasts and until *expires_at*."""
+class _CachedEntity(NamedTuple):
+    """The entity of a key, valid for one *generation* of the cache and until *expires_at*."""
 
     entity: Entity | None
     generation: int
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
-    """When that was asked for which is known longest of what told this, and its name."""
+    """Time and object of the oldest read that led to the entity."""
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +90,17 @@ class _Found(NamedTuple):
         return OVERHEAD_NBYTES + nbytes + headers.nbytes
 
 
+class _LookUp(NamedTuple):
+    """State of one look-up of a key."""
+
+    tracker: FreshnessTracker
+    reading: ByteRequest | None
+    """The part that will be read in any case."""
+    held: ByteReservation
+
+
 class Resolver:
-    """Looks keys up, reads bodies, and begins anew when an object changes in between."""
+    """Resolves keys to entities, reads their bodies, and starts anew if an object changes."""
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
@@ -112,17 +121,14 @@ class Resolver:
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
-        self._firsts: SingleFlight[_First] | Apart[_First]
-        self._firsts = SingleFlight() if fetch.is_shared else Apart()
+        self._first_reads: SingleFlight[_FirstRead] | Unshared[_FirstRead]
+        self._first_reads = SingleFlight() if fetch.is_shared else Unshared()
+        self.at_hand = self._bodies.at_hand
 
     def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        """Give the entity of *key* if it is known, without waiting."""
+        """Return the entity of *key* if it is cached and fresh."""
         found = self._recall(dataset, key)
         return None if found is None else found.entity
-
-    def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
-        """Give the bytes *wanted* of *entity* if they need no reading; none wanted are none."""
-        return self._bodies.at_hand(entity, wanted)
 
     def open[C: Choice](
         self,
@@ -130,20 +136,20 @@ class Resolver:
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None = None,
-        held: Held | None = None,
+        held: ByteReservation | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
-        """Look *key* up, let *choose* decide what of it is wanted, and hold those bytes.
+        """Resolve *key*, let *choose* select a part of the entity, and hold its bytes.
 
-        `None` proves that there are no such bytes. *reading* is the part that will be read
-        whatever the entity turns out to be: it saves asking for the size of an object that is
-        served as it is. Where *choose* gives `None` for gzip it is asked again with what that
-        holds. The bytes are reserved in *held* until the block ends.
+        `None` proves that there are no such bytes. *reading* is the part that will be read in any
+        case; of an object that is served unchanged it saves the request for the size. If *choose*
+        returns `None` for gzip, it is called again with the inflated entity. The bytes are
+        reserved in *held* until the block ends.
 
-        Raises: `VersionChangedError` only where the object never holds still, `StorageError`,
+        Raises: `VersionChangedError` if the object changes during each attempt, `StorageError`,
         `DamagedError`, `BusyError`.
         """
 
-        async def attempt(held: Held) -> Opened[C] | None:
+        async def attempt(held: ByteReservation) -> Opened[C] | None:
             entity = await self._find(dataset, key, reading, held)
             if entity is None:
                 return None
@@ -153,86 +159,82 @@ class Resolver:
             try:
                 return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
             except DamagedError as error:
-                if (ref := self._told_long_ago(dataset, key)) is None:
+                if (ref := self._old_read(dataset, key)) is None:
                     raise
                 raise VersionChangedError(ref) from error
 
-        return Opening(attempt, self._fetch, held or Held(self._budget))
+        return Opening(attempt, self._fetch, held or ByteReservation(self._budget))
 
     async def _find(
-        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: Held
+        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: ByteReservation
     ) -> Entity | None:
-        """Find what *key* names; `None` proves that it is nothing.
+        """Resolve *key*; `None` proves its absence.
 
-        Data that were rewritten in another form look damaged, absent or otherwise to who knows
-        only half of the news. So damage is believed once everything about it has been asked for
-        within `TRUSTED_S`, and an index that is read anew only beside metadata that are as new.
+        Data rewritten in another form look damaged or absent to a look-up that mixes old and new
+        state. So damage is believed once everything that led to it has been read within
+        `TRUSTED_S`, and a newly read index only together with metadata that are as new.
         """
         found = self._recall(dataset, key)
         if found is not None:
             return found.entity
-        noting = Noting(self._fetch)
+
+        def look_up(tracker: FreshnessTracker) -> Coroutine[Any, Any, Entity | None]:
+            return self._look_up(dataset, key, _LookUp(tracker, reading, held))
+
+        tracker = FreshnessTracker(self._fetch)
         try:
-            entity = await self._look_up(dataset, key, reading, noting, held)
+            entity = await look_up(tracker)
         except DamagedError:
-            if not noting.old:
+            if not tracker.old:
                 raise
-            for ref in noting.old:
-                self._fetch.forget(ref, noting.began_at)
-            noting = Noting(self._fetch)
-            entity = await self._look_up(dataset, key, reading, noting, held)
-        if any([await self._fetch.has_changed(read) for read in noting.outdated]):
-            noting = Noting(self._fetch)
-            entity = await self._look_up(dataset, key, reading, noting, held)
+            for ref in tracker.old:
+                self._fetch.forget(ref, tracker.began_at)
+            entity = await look_up(tracker := FreshnessTracker(self._fetch))
+        if any([await self._fetch.refresh(read) for read in tracker.outdated]):
+            entity = await look_up(tracker := FreshnessTracker(self._fetch))
         lasting = entity and entity._replace(first=None)
-        found = _Found(lasting, noting.generation, noting.expires_at, noting.oldest)
-        self._fetch.memory.put((dataset.name, key), found)
+        found = _CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
+        self._fetch.cache.put((dataset.name, key), found)
         return entity
 
-    async def _look_up(
-        self,
-        dataset: Dataset,
-        key: VirtualKey,
-        reading: ByteRequest | None,
-        noting: Noting,
-        held: Held,
-    ) -> Entity | None:
-        layout, rest = await dataset.containers.find(dataset.root, key, noting)
-        match await layout.locate(rest, noting):
+    async def _look_up(self, dataset: Dataset, key: VirtualKey, look_up: _LookUp) -> Entity | None:
+        tracker = look_up.tracker
+        layout, rest = await dataset.containers.find(dataset.root, key, tracker)
+        match await layout.locate(rest, tracker):
             case Missing():
                 return None
             case Stored() as place:
-                return Entity.at(place, noting.modified_s(place.ref))
+                return Entity.at(place, tracker.modified_s(place.ref))
             case Inline() as document:
-                return Entity.at(document, noting.modified_s(dataset.root.join(key)))
+                return Entity.at(document, tracker.modified_s(dataset.root.join(key)))
             case Gzipped(place):
-                entity = Entity.at(place, noting.modified_s(place.ref))
+                entity = Entity.at(place, tracker.modified_s(place.ref))
                 return entity._replace(coding=Coding.GZIP)
             case Whole(ref):
-                return await self._whole(ref, reading, noting, held)
+                return await self._whole(ref, look_up)
             case Referenced(place, by, is_lasting, modified_s):
                 if isinstance(place, Part):
-                    entity = await self._part(place, reading, noting, held)
+                    entity = await self._part(place, look_up)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
                 entity = entity._replace(modified_s=modified_s)
                 return entity.referenced(by, is_lasting=is_lasting)
 
-    def _told_long_ago(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
-        """Name what told of *key* so long ago that what it names may be deleted by now."""
-        found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
+    def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
+        """Return an object that led to *key*, read so long ago that it may be outdated."""
+        found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         asked_at, ref = (found and found.oldest) or (inf, None)
         return ref if asked_at < self._clock() - TRUSTED_S else None
 
-    def _recall(self, dataset: Dataset, key: VirtualKey) -> _Found | None:
-        found = cast("_Found | None", self._fetch.memory.get((dataset.name, key)))
+    def _recall(self, dataset: Dataset, key: VirtualKey) -> _CachedEntity | None:
+        found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         if found is None or found.generation != self._fetch.generation:
             return None
         return found if self._clock() < found.expires_at else None
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
-        """Tell whether *key* names a container that may hold others."""
+        """Return whether *key* names a container that may hold others."""
         below = VirtualKey(f"{key}/")
         layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
         if (names := await layout.names(rest, self._fetch)) is not None:
@@ -240,7 +242,7 @@ class Resolver:
         return not rest and not layout.encloses(rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
-        """Name what is right below *prefix* and can be asked for."""
+        """Yield the names right below *prefix* that clients can request."""
         layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
         if (names := await layout.names(rest, self._fetch)) is not None:
             for each in names:
@@ -254,30 +256,28 @@ class Resolver:
             after = page.after
 
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
-        """List up to *limit* keys of *window*, as they can be asked for.
+        """List up to *limit* keys of *window*.
 
-        Raises: `StorageError`, where the store cannot be listed one that is ``lasting``;
-        `DamagedError`.
+        Raises: `StorageError`, a ``lasting`` one if the store cannot list; `DamagedError`.
         """
 
-        async def attempt(noting: Noting) -> Page:
-            root = Root(dataset.root, self._store, dataset.containers, noting)
-            return await list_page(root, window, limit, noting.modified_s)
+        async def attempt(tracker: FreshnessTracker) -> Page:
+            root = Root(dataset.root, self._store, dataset.containers, tracker)
+            return await list_page(root, window, limit, tracker.modified_s)
 
-        return await settled(self._fetch, attempt)
+        return await retry_until_consistent(self._fetch, attempt)
 
     def root(self, dataset: Dataset) -> Root:
-        """Give what is needed to look around in *dataset*."""
+        """Return the root of *dataset*, with everything needed to walk it."""
         return Root(dataset.root, self._store, dataset.containers, self._fetch)
 
     async def check_reachable(self, dataset: Dataset) -> None:
-        """Return if the root of *dataset* answers, else raise."""
+        """Raise if the root of *dataset* cannot be reached."""
         await self._store.check_reachable(dataset.root)
 
-    async def _whole(
-        self, ref: ObjectRef, reading: ByteRequest | None, noting: Noting, held: Held
-    ) -> Entity | None:
-        stat, first = await self._see(ref, _clip(reading, self._stream_bytes), noting, held)
+    async def _whole(self, ref: ObjectRef, look_up: _LookUp) -> Entity | None:
+        request = _clip(look_up.reading, self._stream_bytes)
+        stat, first = await self._stat(ref, request, look_up)
         if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
@@ -285,18 +285,16 @@ class Resolver:
         entity = Entity(stat.etag, stat.size, place, first, coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
-    async def _part(
-        self, part: Part, reading: ByteRequest | None, noting: Noting, held: Held
-    ) -> Entity:
-        """Find *part* in the object as it is now.
+    async def _part(self, part: Part, look_up: _LookUp) -> Entity:
+        """Resolve *part* in the current version of its object.
 
-        Raises: `DamagedError` where there is no such object, not enough of it, or another one.
+        Raises: `DamagedError` if the object is missing, too short, or not the referenced one.
         """
         ref, place, condition = part
-        request = _clip(_inside(reading, place), self._stream_bytes)
+        request = _clip(_inside(look_up.reading, place), self._stream_bytes)
         if request is None and condition is not None and place.length:
             request = ByteRange(place.start, place.start + 1)
-        stat, first = await self._see(ref, request, noting, held, condition)
+        stat, first = await self._stat(ref, request, look_up, condition)
         if stat is None:
             raise DamagedError(ref, "does not exist, though it is referred to")
         if stat.size < place.stop:
@@ -305,37 +303,36 @@ class Resolver:
         if first is None:
             return entity
         start, stop = first.byte_range
-        seen = ByteRange(start - place.start, stop - place.start)
-        return entity._replace(first=replace(first, byte_range=seen))
+        inside = ByteRange(start - place.start, stop - place.start)
+        return entity._replace(first=replace(first, byte_range=inside))
 
-    async def _see(
+    async def _stat(
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        noting: Noting,
-        held: Held,
+        look_up: _LookUp,
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:
-        """Learn what *ref* is now, by reading *request* of it if there is one.
+        """Return size and version of *ref*, if possible from a read of *request*.
 
-        What is known of it does not tell whether it fulfils a *condition*.
+        A cached stat does not say whether the object fulfils a *condition*.
         """
-        remembered, first = (self._fetch.recall(ref) if condition is None else None), None
-        if remembered is None and request is not None:
-            await held.reserve(request.length)
+        cached, first = (self._fetch.cached_stat(ref) if condition is None else None), None
+        if cached is None and request is not None:
+            await look_up.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
-                remembered, first = await self._firsts.run(
-                    (ref, request, condition), lambda: self._first(ref, request, condition)
+                cached, first = await self._first_reads.run(
+                    (ref, request, condition), lambda: self._first_read(ref, request, condition)
                 )
-        stat = noting.note(ref, remembered or await self._fetch.stat(ref))
+        stat = look_up.tracker.track(ref, cached or await self._fetch.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)
 
-    async def _first(
+    async def _first_read(
         self, ref: ObjectRef, request: ByteRequest, condition: UnmodifiedSince | None
-    ) -> tuple[Remembered, Found | None]:
-        """Learn size and version of an object from the answer that brings its first bytes.
+    ) -> tuple[CachedRead, Found | None]:
+        """Read the first bytes of an object, and cache its size and version.
 
-        Raises: `DamagedError` where it does not fulfil *condition*.
+        Raises: `DamagedError` if it does not fulfil *condition*.
         """
         asked_at = self._clock()
         try:
@@ -343,15 +340,15 @@ class Resolver:
         except VersionChangedError as error:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
-            return self._fetch.learn(ref, None, asked_at), None
+            return self._fetch.put_stat(ref, None, asked_at), None
         headers = found.headers
         kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
         stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s, kept)
-        return self._fetch.learn(ref, stat, asked_at), found
+        return self._fetch.put_stat(ref, stat, asked_at), found
 
 
 def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:
-    """Count *reading*, which is a part of *place*, in the object; `None` if it is no such part."""
+    """Translate *reading*, a part of *place*, into the object; `None` if it is no such part."""
     match reading:
         case ByteRange(start, stop) if start < place.length:
             return place.narrow(ByteRange(start, min(stop, place.length)))
@@ -361,12 +358,12 @@ def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None
             return None
 
 
-def _clip(reading: ByteRequest | None, most_bytes: int) -> ByteRequest | None:
-    """Bound what is read before the size is known; `None` where the size must come first."""
+def _clip(reading: ByteRequest | None, max_bytes: int) -> ByteRequest | None:
+    """Limit the bytes read before the size is known; `None` if the size must be known first."""
     match reading:
         case ByteRange(start, stop):
-            return ByteRange(start, min(stop, start + most_bytes))
-        case SuffixRange(length) if length <= most_bytes:
+            return ByteRange(start, min(stop, start + max_bytes))
+        case SuffixRange(length) if length <= max_bytes:
             return reading
         case _:
             return None

@@ -1,29 +1,42 @@
-"""Keys that come in parts, which wait in the store: whichever process is asked can go on."""
+"""Multipart uploads: parts wait as objects in the store, so that any replica can continue one.
+
+An upload is the object ``{id}.upload``, which names its key; a part is ``{id}.{number}.{MD5}``; a
+completed upload ``{id}.done``. Ids begin with the time, so that old ones are listed first.
+"""
 
 import hashlib
+import json
+import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from app.concurrency import run_in_thread
+from app.concurrency import bounded_gather, run_in_thread
 from app.errors import (
     BadPartError,
+    DamagedError,
     PreconditionFailedError,
     StorageError,
     TooLargeError,
     UnknownUploadError,
 )
-from app.model import ETag, VirtualKey
-from app.resolve.abandoned import Abandoned
-from app.resolve.entity import Demand
-from app.resolve.opening import Held
-from app.resolve.parts import PartName, Parts, Place, Told, missing
+from app.model import ETag, ObjectRef, VirtualKey
+from app.resolve.bodies import Demand
+from app.resolve.budget import ByteReservation
 from app.resolve.resolver import Dataset
-from app.resolve.writing import Given, Writer
-from app.storage.contract import ObjectHeaders, ObjectStore
+from app.resolve.write import KeyWrite, Writer
+from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
+_ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
+_ABANDONED_S: Final = 24 * 3600.0
+"""Age at which an open upload is removed."""
+_DONE_S: Final = 3600.0
+"""Age at which the record of a completed upload is removed, and interval of sweeps."""
+_SWEPT: Final = 100
+"""Objects removed by a sweep; if there are more, the next sweep is not delayed."""
 
 
 class Upload(NamedTuple):
@@ -34,23 +47,53 @@ class Upload(NamedTuple):
     upload_id: str
 
 
+class PartName(NamedTuple):
+    """A part, as a client names it: *md5* is its ETag without quotes."""
+
+    number: int
+    md5: str
+
+
 class Completion(NamedTuple):
-    """What joins an upload."""
+    """Request to join the parts of an upload."""
 
     parts: Sequence[PartName]
     """In the order of their numbers."""
     demand: Demand | None
     check: Callable[[bytes], None]
-    """Raises where the whole is not what the client says."""
+    """Raises if the joined body does not match the client's checksum."""
 
     @property
     def digest(self) -> str:
-        """Tell these parts from others."""
+        """Identifies the list of parts."""
         return _md5(repr([tuple(part) for part in self.parts]).encode())
 
 
+class _Location(NamedTuple):
+    """Names of the objects of one upload."""
+
+    root: ObjectRef
+    upload_id: str
+
+    def object(self, name: str) -> ObjectRef:
+        return self.root.join(f"{UPLOADS}{self.upload_id}.{name}")
+
+    @property
+    def open(self) -> ObjectRef:
+        """Object that exists until the upload is completed or aborted."""
+        return self.object("upload")
+
+    @property
+    def done(self) -> ObjectRef:
+        """Object that exists after completion."""
+        return self.object("done")
+
+    def part(self, part: PartName) -> ObjectRef:
+        return self.object(f"{part.number:05}.{part.md5}")
+
+
 class Uploads:
-    """Takes parts, and writes the key when all are there."""
+    """Stores parts, and writes the key when the upload is completed."""
 
     def __init__(
         self,
@@ -64,58 +107,62 @@ class Uploads:
         self._writer = writer
         self._max_nbytes = max_nbytes
         self._clock = clock
-        self._parts = Parts(store)
-        self._abandoned = Abandoned(self._parts, clock)
+        self._next_sweep_s: dict[ObjectRef, float] = {}
 
     async def create(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> str:
-        """Begin an upload, and give its id.
+        """Begin an upload, and return its id.
 
-        Raises: what `Writer.put` raises of the key.
+        Raises: what `Writer.put` raises for the key.
         """
         await self._writer.demand_place(dataset, key, headers)
-        await self._abandoned.sweep(dataset.root)
-        place = Place.new(dataset.root, self._clock())
-        await self._parts.tell(place.open, {"key": key, **headers._asdict()})
-        return place.upload_id
+        await self._sweep(dataset.root)
+        upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
+        location = _Location(dataset.root, upload_id)
+        await self._put_record(location.open, {"key": key, **headers._asdict()})
+        return upload_id
 
     async def put_part(self, upload: Upload, number: int, body: bytes) -> ETag:
-        """Keep one part; of parts with the same number the client chooses when it completes.
+        """Store a part; the client chooses between parts of one number when it completes.
 
         Raises: `UnknownUploadError`, `TooLargeError`, `StorageError`.
         """
-        place = await self._place(upload)
-        await self._demand_open(place, upload.key)
-        if number * len(body) > self._max_nbytes:  # or the parts before it are smaller: look
-            await self._demand_room(place, number, len(body))
+        location = await self._locate(upload)
+        await self._check_open(location, upload.key)
+        if number * len(body) > self._max_nbytes:  # unless earlier parts are smaller
+            sizes = await self._sizes(location)
+            nbytes_of = {part.number: size for part, size in sizes.items()} | {number: len(body)}
+            self._check_total(sum(nbytes_of.values()))
         md5 = await run_in_thread(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
-        await self._parts.put(place, PartName(number, md5), body)
+        await self._store.put(location.part(PartName(number, md5)), [body], expected=None)
         return ETag(f'"{md5}"')
 
-    async def complete(self, upload: Upload, completion: Completion, held: Held) -> ETag | None:
-        """Write the key as `Writer.put` does; bytes in memory are *held*.
+    async def complete(
+        self, upload: Upload, completion: Completion, held: ByteReservation
+    ) -> ETag | None:
+        """Write the key as `Writer.put` does; the body is reserved in *held*.
 
-        Who asks again within an hour is told the same again.
+        The same request within an hour gets the same answer.
 
         Raises: `UnknownUploadError`, `BadPartError`, `TooLargeError`, and as `Writer.put`.
         """
-        place = await self._place(upload)
+        location = await self._locate(upload)
         try:
-            told = await self._demand_open(place, upload.key)
-            body = await self._join(place, completion.parts, held)
+            record = await self._check_open(location, upload.key)
+            body = await self._join(location, completion.parts, held)
             await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
-            metadata = tuple((name, value) for name, value in told.get("metadata", ()))
-            headers = ObjectHeaders(told["is_gzip"], told.get("content_type", ""), metadata)
-            given = Given(upload.key, body, headers, completion.demand)
-            etag = await self._writer.put(upload.dataset, given)
+            metadata = tuple((name, value) for name, value in record.get("metadata", ()))
+            headers = ObjectHeaders(record["is_gzip"], record.get("content_type", ""), metadata)
+            write = KeyWrite(upload.key, body, headers, completion.demand)
+            etag = await self._writer.put(upload.dataset, write)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
-            done = await self._parts.told(place.done)
+            done = await self._record(location.done)
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
                 raise
             return None if done["etag"] is None else ETag(done["etag"])
-        with suppress(StorageError):  # it is written, whatever is left behind
+        with suppress(StorageError):  # the key is written, whatever objects are left behind
             done = {"key": upload.key, "parts": completion.digest, "etag": etag}
-            await self._parts.tell(place.done, done)
-            await self._parts.clear(place)
+            await self._put_record(location.done, done)
+            await self._clear(location)
         return etag
 
     async def abort(self, upload: Upload) -> None:
@@ -123,42 +170,108 @@ class Uploads:
 
         Raises: `UnknownUploadError`, `StorageError`.
         """
-        place = await self._place(upload)
-        await self._demand_open(place, upload.key)
-        await self._parts.clear(place)
+        location = await self._locate(upload)
+        await self._check_open(location, upload.key)
+        await self._clear(location)
 
-    async def _place(self, upload: Upload) -> Place:
+    async def _locate(self, upload: Upload) -> _Location:
         root = upload.dataset.root
         await self._store.verify_conditional_writes(root)
-        return Place.parse(root, upload.upload_id)
+        if not _ID.fullmatch(upload.upload_id):
+            raise UnknownUploadError("that is the id of no upload")
+        return _Location(root, upload.upload_id)
 
-    async def _demand_open(self, place: Place, key: VirtualKey) -> Told:
-        told = await self._parts.told(place.open)
-        if told is None or told["key"] != key:
+    async def _check_open(self, location: _Location, key: VirtualKey) -> dict[str, Any]:
+        record = await self._record(location.open)
+        if record is None or record["key"] != key:
             raise UnknownUploadError(f"there is no such upload of {key}, or no more")
-        return told
+        return record
 
-    async def _demand_room(self, place: Place, number: int, nbytes: int) -> None:
-        sizes = await self._parts.sizes(place)
-        nbytes_of = {part.number: size for part, size in sizes.items()} | {number: nbytes}
-        self._demand_bounded(sum(nbytes_of.values()))
+    def _check_total(self, nbytes: int) -> None:
+        if nbytes > self._max_nbytes:
+            raise TooLargeError(f"the parts are larger than {self._max_nbytes} bytes together")
 
-    async def _join(self, place: Place, parts: Sequence[PartName], held: Held) -> bytes:
-        """Read *parts*, once it is known that all are there and not too large."""
-        sizes = await self._parts.sizes(place)
+    async def _join(
+        self, location: _Location, parts: Sequence[PartName], held: ByteReservation
+    ) -> bytes:
+        """Read *parts*, after checking that all exist and are not too large together."""
+
+        async def read(part: PartName) -> bytes:
+            found = await self._store.get(location.part(part))
+            if not isinstance(found, Found):
+                raise _missing(part)
+            return found.data
+
+        sizes = await self._sizes(location)
         for part in parts:
             if part not in sizes:
-                raise missing(part)
+                raise _missing(part)
         nbytes = sum(sizes[part] for part in parts)
-        self._demand_bounded(nbytes)
+        self._check_total(nbytes)
         await held.reserve(2 * nbytes)
-        body = await self._parts.join(place, parts)
+        body = b"".join(await bounded_gather(read, parts))
         await held.reserve(len(body))
         return body
 
-    def _demand_bounded(self, nbytes: int) -> None:
-        if nbytes > self._max_nbytes:
-            raise TooLargeError(f"the parts are larger than {self._max_nbytes} bytes together")
+    async def _put_record(self, ref: ObjectRef, record: dict[str, Any]) -> None:
+        await self._store.put(ref, [json.dumps(record).encode()], expected=None)
+
+    async def _record(self, ref: ObjectRef) -> dict[str, Any] | None:
+        found = await self._store.get(ref)
+        if not isinstance(found, Found):
+            return None
+        try:
+            return dict(json.loads(found.data))
+        except ValueError as error:
+            raise DamagedError(ref, "is no record of an upload") from error
+
+    async def _sizes(self, location: _Location) -> dict[PartName, int]:
+        """Return the sizes of all stored parts."""
+        prefix, sizes = location.object(""), {}
+        async for each in self._store.list(prefix):
+            number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
+            if dot and number.isdigit() and each.size is not None:
+                sizes[PartName(int(number), md5)] = each.size
+        return sizes
+
+    async def _clear(self, location: _Location) -> None:
+        """Remove the upload, then its parts."""
+        await self._store.delete(location.open, expected=None)
+        await self._remove([location.part(part) for part in await self._sizes(location)])
+
+    async def _remove(self, refs: Sequence[ObjectRef]) -> None:
+        await bounded_gather(lambda ref: self._store.delete(ref, expected=None), refs)
+
+    async def _sweep(self, root: ObjectRef) -> None:
+        """Remove abandoned uploads below *root*, at intervals; failures are ignored."""
+        now_s = self._clock()
+        if now_s < self._next_sweep_s.get(root, 0):
+            return
+        self._next_sweep_s[root] = now_s + _DONE_S
+        with suppress(StorageError):
+            stale = await self._stale(root, now_s)
+            await self._remove(stale)
+            if len(stale) == _SWEPT:
+                self._next_sweep_s[root] = now_s
+
+    async def _stale(self, root: ObjectRef, now_s: float) -> list[ObjectRef]:
+        """Return the first objects of abandoned and completed uploads."""
+        stale: list[ObjectRef] = []
+        folder = root.join(UPLOADS)
+        async for each in self._store.list(folder):
+            upload_id, _, kind = each.ref.key.removeprefix(folder.key).partition(".")
+            if (parsed := _ID.fullmatch(upload_id)) is None:
+                continue
+            if (began_s := int(parsed[1], 16)) > now_s - _DONE_S or len(stale) == _SWEPT:
+                break
+            age_s = now_s - (each.modified_s or began_s)
+            if age_s > (_DONE_S if kind == "done" else _ABANDONED_S):
+                stale.append(each.ref)
+        return stale
+
+
+def _missing(part: PartName) -> BadPartError:
+    return BadPartError(f"part {part.number} was not uploaded, or has another ETag")
 
 
 def _md5(data: bytes) -> str:

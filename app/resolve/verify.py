@@ -1,10 +1,18 @@
-"""Read every shard index below a root, and every inner chunk if asked, and tell what is damaged."""
+"""Verify every shard index below a root, and every inner chunk if asked."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import batched
+from operator import attrgetter
 from typing import Final, NamedTuple
 
+import crc32c
+
+from app.concurrency import run_in_thread
 from app.errors import (
     DamagedError,
     OfflineError,
@@ -18,36 +26,88 @@ from app.formats.surveying import (
     Collection,
     Counted,
     Enclosed,
+    Entry,
+    Fault,
     Finding,
     Flaw,
     NeededObject,
     Shard,
     Shards,
     Stateful,
+    Survey,
+    Table,
     Unchecked,
 )
-from app.model import ByteRange, Part, Stored, condition_of
+from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, condition_of
+from app.resolve.chunks import plan_reads
+from app.resolve.listing import (
+    OpenedContainer,
+    Root,
+    Visited,
+    collections_of,
+    find_containers,
+    join_path,
+    list_names,
+)
 from app.resolve.perform import DirectFetch
-from app.resolve.shard_check import Damage, Report, ShardCheck
-from app.resolve.walk import Root, Visited, collections_of, find_containers, list_names
 from app.storage.contract import Found, ObjectReader
 from app.storage.memory import MemoryStore
 
 SHARDS_AT_ONCE: Final = 8
+CHECKSUM_NBYTES: Final = 4
 _ATTEMPTS: Final = 4
+_GAP_BYTES: Final = 64 * 1024
+_SPAN_BYTES: Final = 8 * 1024**2
+_PLANNED_ENTRIES: Final = 4096
+_LARGE_ENTRIES: Final = 4096
+_INDEX: Final = -1
+"""Entry number of an index among entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of *object*, with the virtual key of the first chunk that it concerns."""
+
+    object: str
+    key: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts and damages so far."""
+
+    arrays: int = 0
+    """Collections of every kind."""
+    shards: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    """Bytes of inner chunks in the indexes."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts of other things in repositories: snapshots, manifests, references."""
+    not_checked: dict[str, str] = field(default_factory=dict)
+    """Reasons, by path, why something could not be checked, such as arrays without shards."""
+    damages: list[Damage] = field(default_factory=list)
+
+    def add(self, other: "Report") -> None:
+        """Add the counts and damages of a shard."""
+        self.shards += other.shards
+        self.chunks += other.chunks
+        self.nbytes += other.nbytes
+        self.damages += other.damages
+
+    def add_damage(self, ref: ObjectRef, key: str, reason: str) -> None:
+        """Add a damage of the object *ref*."""
+        self.damages.append(Damage(str(ref), key, reason))
+
+    def skip(self, path: str, reason: str) -> None:
+        """Add a reason why *path* was not checked."""
+        known = self.not_checked.get(path)
+        self.not_checked[path] = f"{known}; {reason}" if known else reason
 
 
 type OnShard = Callable[[Report], None]
-
-
 type _Job = Callable[[], Awaitable[Report]]
-
-
-class _Found(NamedTuple):
-    store: ObjectReader
-    path: str
-    """What keys of the shard are relative to."""
-    shard: Shard
 
 
 async def verify(
@@ -57,71 +117,133 @@ async def verify(
     ref: str = "",
     on_shard: OnShard = lambda _: None,
 ) -> Report:
-    """Check every shard of every collection below *root*; *chunks* reads the chunks too.
+    """Check every shard of every collection below *root*; with *chunks* read the chunks too.
 
-    Of an Icechunk repository the references of *ref* are followed, of its default branch if that
-    is empty. What cannot be read is reported beside what is damaged: neither is known to be right.
+    In an Icechunk repository the references of *ref*, by default of the default branch, are
+    followed. Objects that cannot be read are reported like damaged ones.
 
-    Raises: `UnknownRefError`, `StorageError` where the collections or shards cannot be found out.
+    Raises: `UnknownRefError`, `StorageError` where collections or shards cannot be listed.
     """
-    report = Report()
-    gate = asyncio.Semaphore(SHARDS_AT_ONCE)
+    verifier = _Verifier(root, ref, on_shard, chunks=chunks)
+    await verifier.run()
+    verifier.report.damages.sort(key=lambda damage: (damage.object, damage.key))
+    return verifier.report
 
-    async def run(job: _Job) -> None:
+
+class _Verifier:
+    def __init__(self, root: Root, ref: str, on_shard: OnShard, *, chunks: bool) -> None:
+        self.report = Report()
+        self._root = root
+        self._ref = ref
+        self._on_shard = on_shard
+        self._chunks = chunks
+        self._gate = asyncio.Semaphore(SHARDS_AT_ONCE)
+
+    async def run(self) -> None:
+        """Run the jobs of all containers."""
         try:
-            report.add(await job())
+            async with asyncio.TaskGroup() as group:
+                async for opened in find_containers(self._root):
+                    async for job in self._jobs(opened):
+                        await self._gate.acquire()
+                        group.create_task(self._run(job))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+
+    async def _run(self, job: _Job) -> None:
+        try:
+            self.report.add(await job())
         finally:
-            gate.release()
-        on_shard(report)
+            self._gate.release()
+        self._on_shard(self.report)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            async for job in _jobs(root, report, ref, on_shard, chunks=chunks):
-                await gate.acquire()
-                group.create_task(run(job))
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    report.damages.sort(key=lambda damage: (damage.object, damage.key))
-    return report
-
-
-async def _check(found: _Found, *, chunks: bool) -> Report:
-    """Check a shard, again from its beginning if it is replaced meanwhile."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        check = ShardCheck(found.store, found.path, found.shard, chunks=chunks)
+    async def _jobs(self, opened: OpenedContainer) -> AsyncGenerator[_Job]:
+        path, layout = opened
+        store = self._root.store
+        if not isinstance(layout, Stateful):
+            for visited in await collections_of(self._root, opened):
+                async for shard in self._shards(visited):
+                    yield partial(_check_shard, store, path, shard, chunks=self._chunks)
+            return
         try:
-            await check.run()
-        except (StorageError, DamagedError) as error:
-            if isinstance(error, VersionChangedError) and attempt < _ATTEMPTS:
-                continue
-            check.damage(error.ref, found.shard.key, error.reason)
-        break
-    return check.report
+            async for finding in layout.findings(
+                self._ref, DirectFetch(store), chunks=self._chunks
+            ):
+                if (job := self._take(path, finding)) is None:
+                    self._on_shard(self.report)
+                else:
+                    yield job
+        except OfflineError as error:
+            self.report.skip(path, str(error))
+        except DamagedError as error:
+            self.report.add_damage(error.ref, self._root.key_of(error.ref), error.reason)
+
+    def _take(self, path: str, finding: Finding) -> _Job | None:
+        """Add *finding* to the report, or return the job that checks it."""
+        report, store = self.report, self._root.store
+        match finding:
+            case Flaw(ref, key, reason):
+                report.add_damage(ref, join_path(path, key), reason)
+            case Unchecked(key, reason):
+                report.skip(join_path(path, key), reason)
+            case Counted(things, number) if things == ARRAYS:
+                report.arrays += number
+            case Counted(things, number):
+                report.counts[things] = report.counts.get(things, 0) + number
+            case NeededObject():
+                return partial(_check_object, store, path, finding)
+            case Enclosed(below, shard, data):
+                if data is not None:
+                    memory = MemoryStore()
+                    memory.place(shard.ref, data)
+                    store = memory
+                below = join_path(path, below)
+                return partial(_check_shard, store, below, shard, chunks=self._chunks)
+        return None
+
+    async def _shards(self, visited: Visited) -> AsyncGenerator[Shard]:
+        report = self.report
+        match visited.found:
+            case DamagedError(ref=ref, reason=reason):
+                report.add_damage(ref, self._root.key_of(ref), reason)
+            case Collection(description, None):
+                report.arrays += 1
+                report.skip(visited.path, description.why_sharded or "it is not sharded")
+            case Collection(_, shards) if shards is not None:
+                report.arrays += 1
+                try:
+                    async for shard in _stored_shards(self._root, visited.container, shards):
+                        yield shard
+                except StorageUnavailableError as error:
+                    if not error.lasting:
+                        raise
+                    reason = f"{error.reason}, and its shards may be too many to try each"
+                    report.add_damage(error.ref, visited.path, reason)
 
 
-async def _expect(store: ObjectReader, path: str, expected: NeededObject) -> Report:
+async def _check_object(store: ObjectReader, path: str, expected: NeededObject) -> Report:
     """Check that an object exists and is long enough, with one request."""
     report = Report()
-    if (reason := await _find_fault(store, expected.place)) is not None:
-        ref = expected.place.ref
-        report.damages.append(Damage(str(ref), _join(path, expected.key), reason))
+    ref, needed = expected.place.ref, expected.place.byte_range.stop
+    reason = None
+    try:
+        size = await _size_of(store, expected.place)
+    except VersionChangedError as error:
+        version = expected.place.version
+        reason = error.reason if version is None else lost(ref, version).reason
+    except StorageError as error:
+        reason = error.reason
+    else:
+        if size is None:
+            reason = "does not exist, though it is referred to"
+        elif size < needed:
+            reason = f"has {size} bytes, and bytes up to {needed} are referred to"
+    if reason is not None:
+        report.add_damage(ref, join_path(path, expected.key), reason)
     return report
 
 
-async def _find_fault(store: ObjectReader, place: Stored | Part) -> str | None:
-    ref, stop = place.ref, place.byte_range.stop
-    try:
-        size = await _measure(store, place)
-    except VersionChangedError as error:
-        return error.reason if place.version is None else lost(ref, place.version).reason
-    except StorageError as error:
-        return error.reason
-    if size is None:
-        return "does not exist, though it is referred to"
-    return f"has {size} bytes, and bytes up to {stop} are referred to" if size < stop else None
-
-
-async def _measure(store: ObjectReader, place: Stored | Part) -> int | None:
+async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
     """Return the size of an object; a condition on its version takes a read."""
     condition = condition_of(place.version)
     if condition is not None:
@@ -131,78 +253,10 @@ async def _measure(store: ObjectReader, place: Stored | Part) -> int | None:
     return None if stat is None else stat.size
 
 
-async def _jobs(
-    root: Root, report: Report, ref: str, on_shard: OnShard, *, chunks: bool
-) -> AsyncGenerator[_Job]:
-    async for opened in find_containers(root):
-        if isinstance(opened.found, Stateful):
-            fetch = DirectFetch(root.store)
-            try:
-                async for finding in opened.found.findings(ref, fetch, chunks=chunks):
-                    if (job := _take(root, opened.path, finding, report, chunks=chunks)) is None:
-                        on_shard(report)
-                    else:
-                        yield job
-            except OfflineError as error:
-                report.skip(opened.path, str(error))
-            except DamagedError as error:
-                key = root.key_of(error.ref)
-                report.damages.append(Damage(str(error.ref), key, error.reason))
-            continue
-        for visited in await collections_of(root, opened):
-            async for shard in _shards(root, visited, report):
-                yield partial(_check, _Found(root.store, visited.container, shard), chunks=chunks)
-
-
-def _take(root: Root, path: str, finding: Finding, report: Report, *, chunks: bool) -> _Job | None:
-    """Put *finding* into *report*, or tell what is to be done about it."""
-    match finding:
-        case Flaw(ref, key, reason):
-            report.damages.append(Damage(str(ref), _join(path, key), reason))
-        case Unchecked(key, reason):
-            report.skip(_join(path, key), reason)
-        case Counted(things, number) if things == ARRAYS:
-            report.arrays += number
-        case Counted(things, number):
-            report.counts[things] = report.counts.get(things, 0) + number
-        case NeededObject():
-            return partial(_expect, root.store, path, finding)
-        case Enclosed(below, shard, data):
-            store: ObjectReader = root.store
-            if data is not None:
-                store = MemoryStore()
-                store.place(shard.ref, data)
-            return partial(_check, _Found(store, _join(path, below), shard), chunks=chunks)
-    return None
-
-
-async def _shards(root: Root, visited: Visited, report: Report) -> AsyncGenerator[Shard]:
-    match visited.found:
-        case DamagedError(ref=ref, reason=reason):
-            report.damages.append(Damage(str(ref), root.key_of(ref), reason))
-        case Collection(description, None):
-            report.arrays += 1
-            report.skip(visited.path, description.why_sharded or "it is not sharded")
-        case Collection(_, shards) if shards is not None:
-            report.arrays += 1
-            try:
-                async for shard in _stored_shards(root, visited.container, shards):
-                    yield shard
-            except StorageUnavailableError as error:
-                if not error.lasting:
-                    raise
-                reason = f"{error.reason}, and its shards may be too many to try each"
-                report.damages.append(Damage(str(error.ref), visited.path, reason))
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}/{key}".strip("/")
-
-
 async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:
-    """Find *shards* by listing, or give all there could be where that is impossible.
+    """List the stored *shards*, or yield all possible ones where the store cannot list.
 
-    Raises: `StorageError`, a lasting one where they can neither be listed nor tried each.
+    Raises: `StorageError`, a lasting one where too many are possible.
     """
     try:
         async for name in list_names(root.store, root.ref.join(container), shards.prefix):
@@ -213,3 +267,155 @@ async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGen
             raise
         for shard in every:
             yield shard
+
+
+async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: bool) -> Report:
+    """Check *shard* of the container at *path*, again if it is replaced during the check."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        check = _ShardCheck(store, path, shard, chunks=chunks)
+        try:
+            await check.run()
+        except (StorageError, DamagedError) as error:
+            if isinstance(error, VersionChangedError) and attempt < _ATTEMPTS:
+                continue
+            check.damage(error.ref, shard.key, error.reason)
+        break
+    return check.report
+
+
+class _TableCheck(NamedTuple):
+    entries: Sequence[Entry]
+    nbytes: int
+    faults: list[Fault]
+
+
+class _ShardCheck:
+    """Check of one version of *shard*, which is in the container at the path *container*."""
+
+    def __init__(self, store: ObjectReader, container: str, shard: Shard, *, chunks: bool) -> None:
+        self.report = Report()
+        self._store = store
+        self._fetch = DirectFetch(store)
+        self._container = container
+        self._shard = shard
+        self._chunks = chunks
+
+    async def run(self) -> None:
+        """Check the shard if it exists.
+
+        Raises: `VersionChangedError` if it is replaced during the check, and any `StorageError`.
+        """
+        await self._check(self._shard)
+
+    def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
+        """Report a damage of the object *ref*; *key* is relative to the container."""
+        self.report.add_damage(ref, f"{self._container}/{key}".lstrip("/"), reason)
+
+    async def _check(self, shard: Shard) -> None:
+        is_outermost = shard is self._shard
+        try:
+            survey = await shard.survey(self._fetch)
+        except DamagedError as damaged:
+            self.report.shards += is_outermost
+            self.damage(damaged.ref, shard.key, damaged.reason)
+            return
+        if survey is None:
+            return
+        self.report.shards += is_outermost
+        entries, nbytes, faults = await run_in_thread(
+            _check_table, survey, is_long=is_large_survey(survey)
+        )
+        for fault in faults:
+            self.damage(survey.whole.ref, fault.key, fault.reason)
+        if self._chunks:
+            await self._check_checksums(shard, survey)
+        if survey.inner is not None:
+            for entry in entries:
+                await self._check(survey.inner(entry))
+            return
+        self.report.chunks += len(entries)
+        self.report.nbytes += nbytes
+        if self._chunks:
+            await self._check_chunks(survey, entries)
+
+    async def _check_chunks(self, survey: Survey, entries: Sequence[Entry]) -> None:
+        """Read and check the chunks of *entries*, neighbours in one read."""
+        for planned in batched(entries, _PLANNED_ENTRIES):
+            waiting = deque(planned)
+            places = [entry.place for entry in planned]
+            for span in plan_reads(places, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
+                data = await self._read(_narrow(survey.whole, span)) if span.length else b""
+                inside = []
+                while waiting and waiting[0].place.stop <= span.stop:
+                    inside.append(waiting.popleft())
+                for fault in await asyncio.to_thread(_check_data, survey, inside, span, data):
+                    self.damage(survey.whole.ref, fault.key, fault.reason)
+
+    async def _check_checksums(self, shard: Shard, survey: Survey) -> None:
+        """Check the CRC32C at the end of each checksummed part, over all bytes before it."""
+        for place in (_narrow(survey.whole, part) for part in survey.checksummed):
+            if not await self._is_intact(place):
+                self.damage(place.ref, shard.key, "the checksum behind the shard does not match")
+
+    async def _is_intact(self, place: Stored) -> bool:
+        checksum, kept = 0, b""
+        ref, byte_range, version = place
+        condition = condition_of(version)
+        async with self._store.stream(ref, byte_range, if_match=condition) as pieces:
+            async for piece in pieces:
+                kept += piece
+                checksum = crc32c.crc32c(kept[:-CHECKSUM_NBYTES], checksum)
+                kept = kept[-CHECKSUM_NBYTES:]
+        return checksum == int.from_bytes(kept, "little")
+
+    async def _read(self, place: Stored) -> bytes:
+        ref, byte_range, version = place
+        found = await self._store.get(ref, byte_range, if_match=condition_of(version))
+        if not isinstance(found, Found):
+            raise lost(ref, version)
+        return found.data
+
+
+def is_large_survey(survey: Survey) -> bool:
+    """Return whether the table of *survey* is to be processed in a thread."""
+    return survey.count >= _LARGE_ENTRIES
+
+
+def _check_table(survey: Survey) -> _TableCheck:
+    table = survey.table()
+    faults = [*table.faults, *_find_overlaps(survey, table)]
+    return _TableCheck(table.entries, sum(entry.place.length for entry in table.entries), faults)
+
+
+def _find_overlaps(survey: Survey, table: Table) -> Iterator[Fault]:
+    """Find the entries that share bytes with an index, or with an entry that begins earlier."""
+    indexes = (Entry(_INDEX, place) for place in sorted(survey.indexes))
+    last: Entry | None = None
+    for entry in heapq.merge(table.entries, indexes, key=attrgetter("place")):
+        if last is not None and entry.place.overlaps(last.place):
+            hurt, other = (last, entry) if entry.number == _INDEX else (entry, last)
+            yield Fault(survey.key(hurt), f"{_name_of(hurt)} overlaps {_name_of(other)}")
+        if last is None or entry.place.stop > last.place.stop:
+            last = entry
+
+
+def _name_of(entry: Entry) -> str:
+    if entry.number == _INDEX:
+        return "the shard index"
+    return f"inner chunk {entry.number} at {entry.place}"
+
+
+def _check_data(
+    survey: Survey, entries: Iterable[Entry], span: ByteRange, data: bytes
+) -> list[Fault]:
+    """Check the chunks *entries*, whose bytes are in *data*, the bytes at *span*."""
+    faults = []
+    for entry in entries:
+        chunk = data[entry.place.start - span.start : entry.place.stop - span.start]
+        if (reason := survey.check(entry, chunk)) is not None:
+            faults.append(Fault(survey.key(entry), reason))
+    return faults
+
+
+def _narrow(whole: Stored, inner: ByteRange) -> Stored:
+    return Stored(whole.ref, whole.byte_range.narrow(inner), whole.version)

@@ -11,9 +11,9 @@ from app.errors import DamagedError, MetadataMissingError, ShardgateError
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shard, Shards
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
+from app.resolve.listing import Root, find_collections, list_names
 from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
-from app.resolve.walk import Root, find_collections, list_names
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case

@@ -12,7 +12,7 @@ from app.formats.documents import DocumentFormat, MarkerDecoder, etag_of_rewritt
 from app.formats.reading import DecodeError, Opaque, Versioned
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey
 from app.resolve.containers import PassThrough
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT
 
@@ -115,7 +115,7 @@ class _Case:
         self.store = WatchedStore()
         if marker is not None:
             self.store.place(ROOT.join("marker"), marker)
-        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
 
     async def open(self) -> Layout | None:
         """Open the container."""

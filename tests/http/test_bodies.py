@@ -10,8 +10,7 @@ import pytest
 from app.errors import BadBodyError, BusyError, LengthRequiredError, SlowBodyError, TooLargeError
 from app.http.bodies import Incoming, lingering_writer
 from app.http.disconnect import ClientGoneError
-from app.resolve.budget import ByteBudget
-from app.resolve.opening import Held
+from app.resolve.budget import ByteBudget, ByteReservation
 
 MIB = 1024**2
 
@@ -46,7 +45,7 @@ def incoming(client: Client, length: int, *, timeout_s: float = 1) -> Incoming:
 
 async def read(client: Client, length: int, budget: ByteBudget | None = None) -> bytes:
     """Read a body of which *length* bytes are announced."""
-    held = Held(budget or ByteBudget(10 * MIB, wait_s=0.01))
+    held = ByteReservation(budget or ByteBudget(10 * MIB, wait_s=0.01))
     try:
         return await incoming(client, length).read(length, held)
     finally:
@@ -104,7 +103,7 @@ async def test_a_silence_is_not_waited_for() -> None:
 
     body = Incoming(never, {b"content-length": b"3"}, timeout_s=0.02)
     with pytest.raises(SlowBodyError):
-        await body.read(3, Held(ByteBudget(MIB, wait_s=1)))
+        await body.read(3, ByteReservation(ByteBudget(MIB, wait_s=1)))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ async def test_a_body_that_tells_where_it_ends_is_bounded(pieces: list[bytes]) -
     """Its length need not be announced."""
     client = Client(pieces)
     body = Incoming(client.receive, {b"transfer-encoding": b"chunked"}, timeout_s=1)
-    held = Held(ByteBudget(MIB, wait_s=1))
+    held = ByteReservation(ByteBudget(MIB, wait_s=1))
     if sum(map(len, pieces)) > 5:
         with pytest.raises(BadBodyError):
             await body.read_framed(5, held)
@@ -143,7 +142,7 @@ async def test_a_connection_with_an_unread_body_is_closed(is_read: bool) -> None
     client = Client([b"abc"] * 3)
     body = incoming(client, 9)
     if is_read:
-        await body.read(9, Held(ByteBudget(MIB, wait_s=1)))
+        await body.read(9, ByteReservation(ByteBudget(MIB, wait_s=1)))
     await lingering_writer(client.send, body)(HTTPStatus.OK, [], b"answer")
     start, *rest = client.heard
 

@@ -6,8 +6,7 @@ import pytest
 
 from app.errors import UnknownCodingError
 from app.http.payload import Coding, read_payload
-from app.resolve.budget import ByteBudget
-from app.resolve.opening import Held
+from app.resolve.budget import ByteBudget, ByteReservation
 from tests.http.test_bodies import MIB, Client, incoming
 
 
@@ -53,7 +52,7 @@ async def test_what_is_in_memory_twice_is_counted_twice() -> None:
     }
     budget = NotingBudget(10 * MIB, wait_s=1)
     arriving = incoming(Client([framed]), len(framed))
-    payload = await read_payload(arriving, given, Held(budget), most_nbytes=2 * MIB)
+    payload = await read_payload(arriving, given, ByteReservation(budget), most_nbytes=2 * MIB)
 
     assert payload == (body, True)
     assert budget.held == [len(framed), len(framed) + len(body), len(body) + MIB]

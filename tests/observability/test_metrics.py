@@ -11,8 +11,7 @@ from app.model import ObjectRef
 from app.observability.metrics import Metrics
 from app.observability.requests import OUTCOMES
 from app.resolve.budget import ByteBudget
-from app.resolve.tally import Tally, kind_of_read
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice
 from app.storage.traced import Call
 
@@ -91,8 +90,8 @@ def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> N
 def test_caches_are_exposed() -> None:
     """Readers that share entries add up their look-ups only."""
     metrics = Metrics([])
-    entries = WeighedCache[str, bytes](100, lambda _, value: len(value))
-    for each in (Tally(hits=3, joins=2, misses=1, merged=5), Tally(hits=1)):
+    entries = SizedLRUCache[str, bytes](100, lambda _, value: len(value))
+    for each in (CacheCounters(hits=3, joins=2, misses=1, merged=5), CacheCounters(hits=1)):
         metrics.caches.watch("chunk", entries, each)
     for key in "abc":
         entries.put(key, bytes(40))

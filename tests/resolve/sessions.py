@@ -19,7 +19,6 @@ from app.formats.icechunk.write_ids import WriteId
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.containers import Containers
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
@@ -27,7 +26,8 @@ from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.icechunk.session_commit import Made, SessionCommit
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions, root_of
-from app.resolve.walk import Root
+from app.resolve.listing import Root
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
 from tests.sessions import GROUP, array_document
 
@@ -113,7 +113,7 @@ class Replica:
     @classmethod
     async def of(cls, store: Any, clock: Callable[[], float] = time.time) -> "Replica":
         """Start it."""
-        fetch = ReadCache(store, Memory(_LIMIT), ttl_s=60)
+        fetch = ReadCache(store, MetadataCache(_LIMIT), ttl_s=60)
         root = Root(ROOT, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
         committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
         return cls(await open_repository(root, ""), Sessions(store, fetch, clock=clock), committer)

@@ -16,7 +16,7 @@ REF = ObjectRef("memory://bucket", "data/object")
 
 @dataclass
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that is set by hand."""
 
     now: float = 1000.0
 
@@ -37,7 +37,7 @@ class Call:
 
 
 class WatchedStore(MemoryStore):
-    """Notes every read, and holds each until its gate is open."""
+    """Records every read, and holds each until its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,5 +124,5 @@ async def holding(budget: ByteBudget, nbytes: int) -> AsyncGenerator[None]:
 
 
 async def settle() -> None:
-    """Let everything that can go on go on."""
+    """Wait until all runnable tasks have run."""
     await asyncio.sleep(0.01)

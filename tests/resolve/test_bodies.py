@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
-from app.resolve.entity import Coding, Entity
+from app.resolve.bodies import Coding, Entity
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import WatchedStore, holding
 from tests.resolving import ROOT, All, Reading, reading
@@ -38,7 +38,7 @@ def _reading(store: WatchedStore, in_flight_bytes: int = 2**26) -> Reading:
 
 
 async def _read_stored(data: Reading) -> None:
-    """Read the gzip as it is, so that all of it is at hand."""
+    """Read the gzip without inflating it, so that all of it is cached."""
 
     def everything(entity: Entity) -> All:
         assert entity.coding is Coding.GZIP
@@ -59,7 +59,7 @@ every_damage = pytest.mark.parametrize("name", _BAD)
 
 @every_damage
 async def test_damage_of_an_older_version_is_not_believed(name: str) -> None:
-    """What was found out before the object was mended is asked for anew."""
+    """Damage in a cached chunk is checked against the object, which was mended since."""
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
@@ -70,7 +70,7 @@ async def test_damage_of_an_older_version_is_not_believed(name: str) -> None:
 
 @every_damage
 async def test_damage_of_a_removed_object_is_absence(name: str) -> None:
-    """There is no such chunk any more."""
+    """A damaged, cached chunk of a deleted shard is absent."""
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
@@ -81,7 +81,7 @@ async def test_damage_of_a_removed_object_is_absence(name: str) -> None:
 
 @every_damage
 async def test_damage_is_confirmed_by_one_look(name: str) -> None:
-    """Size and version of the object are asked for, and no more."""
+    """One stat confirms the version of the damaged object."""
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
@@ -93,7 +93,7 @@ async def test_damage_is_confirmed_by_one_look(name: str) -> None:
 
 
 async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
-    """The store's refusal is."""
+    """If the store refuses the stat, that is the error."""
     store = _put(WatchedStore(), _with(b""))
     data = _reading(store)
     await _read_stored(data)
@@ -103,7 +103,7 @@ async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
 
 
 async def test_room_is_made_before_anything_is_inflated() -> None:
-    """Not only for the gzip, but for as much as it says that it holds."""
+    """The gzip and the size announced in its trailer are reserved before inflating."""
     damaged = bytearray(_STORED)
     damaged[-8] ^= 1
     store = _put(WatchedStore(), _with(bytes(damaged)))
@@ -119,7 +119,7 @@ async def test_room_is_made_before_anything_is_inflated() -> None:
 
 
 async def test_many_at_once_are_inflated_one_after_the_other() -> None:
-    """Though all hold their gzip by then, and there is no room for what any of it holds."""
+    """All hold their gzip, and the budget has room to inflate only one."""
     chunks = {str(segment): randbytes(1000) for segment in range(50)}
     store = _put(WatchedStore(), build_skeletons(chunks, sharding=GZIP_DATA))
     data = _reading(store, in_flight_bytes=20_000)
@@ -129,7 +129,7 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
 
 
 async def test_gzip_and_what_it_holds_are_held_together() -> None:
-    """Until the client has taken it."""
+    """Both stay reserved until the client has taken the body."""
     data = _reading(_put(WatchedStore(), _OBJECTS))
 
     def inflated(entity: Entity) -> All | None:
@@ -146,7 +146,7 @@ async def test_gzip_and_what_it_holds_are_held_together() -> None:
 
 @pytest.mark.parametrize("told", [0, 2**32 - 1])
 async def test_a_size_that_lies_changes_nothing(told: int) -> None:
-    """Several members tell the size of the last one only; what comes out is counted."""
+    """The trailer gives the size of the last member only; the output is counted."""
     more = zipped(b"")
     stored = _STORED + more if told == 0 else _STORED[:-4] + told.to_bytes(4, "little")
     data = _reading(_put(WatchedStore(), _with(stored)))
@@ -159,7 +159,7 @@ async def test_a_size_that_lies_changes_nothing(told: int) -> None:
 
 
 async def test_an_inflated_entity_keeps_the_version_of_what_it_holds() -> None:
-    """The gzip's own is another."""
+    """The ETag of the gzip form is another one."""
     data = _reading(_put(WatchedStore(), _OBJECTS))
     seen: list[Entity] = []
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import BusyError
-from app.resolve.budget import ByteBudget
-from app.resolve.opening import Held
+from app.resolve.budget import ByteBudget, ByteReservation
 from tests.resolve.stores import holding, settle
 
 _MAX = 10
@@ -33,62 +32,8 @@ class _Holder:
                 self.is_inside = False
 
 
-async def test_what_fits_does_not_wait() -> None:
-    """Holders whose bytes fit together are inside together."""
-    budget = ByteBudget(_MAX, wait_s=0)
-    async with holding(budget, 6), holding(budget, 4):
-        assert budget.held_bytes == 10
-    assert budget.held_bytes == 0
-
-
-async def test_what_does_not_fit_waits_for_room() -> None:
-    """A holder gets in when another one leaves."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    first, second = _Holder(budget, 6), _Holder(budget, 6)
-    await settle()
-    assert (first.is_inside, second.is_inside) == (True, False)
-    first.release.set()
-    await settle()
-
-    assert (second.is_inside, budget.held_bytes) == (True, 6)
-    second.release.set()
-    await second.task
-
-
-async def test_first_come_first_served() -> None:
-    """A small holder does not overtake a large one."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    first, large, small = (_Holder(budget, nbytes) for nbytes in (6, 8, 1))
-    await settle()
-    assert not small.is_inside
-    first.release.set()
-    await settle()
-
-    assert (large.is_inside, small.is_inside) == (True, True)
-    large.release.set()
-    small.release.set()
-    await asyncio.gather(large.task, small.task)
-
-
-async def test_what_is_larger_than_everything_is_let_through_alone() -> None:
-    """It waits for all others, and all others wait for it."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    first, huge, last = (_Holder(budget, nbytes) for nbytes in (1, 1000, 1))
-    await settle()
-    assert [holder.is_inside for holder in (first, huge, last)] == [True, False, False]
-    first.release.set()
-    await settle()
-    assert [holder.is_inside for holder in (first, huge, last)] == [False, True, False]
-    huge.release.set()
-    await settle()
-
-    assert last.is_inside
-    last.release.set()
-    await last.task
-
-
 async def test_waiting_ends_with_busy() -> None:
-    """Who does not get in within the time hears `BusyError`, and holds nothing."""
+    """A holder that does not fit in time gets `BusyError`, and holds nothing."""
     budget = ByteBudget(_MAX, wait_s=0.01)
     async with holding(budget, _MAX):
         with pytest.raises(BusyError, match="no room for 3"):
@@ -97,22 +42,8 @@ async def test_waiting_ends_with_busy() -> None:
     assert budget.held_bytes == 0
 
 
-async def test_one_who_gave_up_holds_up_nobody() -> None:
-    """Behind a waiter that timed out or was cancelled the next one gets in."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    first, huge, small = (_Holder(budget, nbytes) for nbytes in (6, 1000, 3))
-    await settle()
-    huge.task.cancel()
-    await settle()
-
-    assert (small.is_inside, budget.held_bytes) == (True, 9)
-    first.release.set()
-    small.release.set()
-    await asyncio.gather(first.task, small.task)
-
-
 async def test_a_cancelled_waiter_gives_nothing_away() -> None:
-    """What was granted at the moment of the cancellation goes back."""
+    """Bytes granted at the moment of the cancellation are returned."""
     budget = ByteBudget(_MAX, wait_s=60)
     first, second = _Holder(budget, 6), _Holder(budget, 6)
     await settle()
@@ -128,7 +59,7 @@ async def test_a_cancelled_waiter_gives_nothing_away() -> None:
 
 
 async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
-    """One after the other is let through, though all is held by those who wait."""
+    """They grow one after another, though all bytes are held by waiting holders."""
     budget, inside = ByteBudget(_MAX, wait_s=60), list[int]()
 
     async def grow() -> None:
@@ -148,7 +79,7 @@ async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
 
 
 async def test_a_holder_that_stands_still_does_not_keep_others_from_their_end() -> None:
-    """As a client that sends slowly, or takes nothing of its answer, does."""
+    """A slow client does not stop others from growing."""
     budget = ByteBudget(_MAX, wait_s=60)
     async with holding(budget, 2), holding(budget, 4), holding(budget, 4):
         async with asyncio.timeout(5):
@@ -157,38 +88,9 @@ async def test_a_holder_that_stands_still_does_not_keep_others_from_their_end() 
         budget.release(6)
 
 
-async def test_one_body_after_the_other_passes_the_limit() -> None:
-    """Of many that arrive at the same pace all come to their end, one beyond the limit at most."""
-    budget, most = ByteBudget(256, wait_s=60), 0
-
-    async def arrive() -> None:
-        nonlocal most
-        held = Held(budget)
-        for nbytes in range(1, 65):
-            await held.reserve(nbytes)
-            most = max(most, budget.held_bytes)
-            await asyncio.sleep(0)
-        await held.release()
-
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(arrive() for _ in range(128)))
-
-    assert 256 < most <= 256 + 64
-    assert budget.held_bytes == 0
-
-
-async def test_a_failure_inside_gives_back() -> None:
-    """Whatever ends the block, its bytes are free again."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    with pytest.raises(LookupError):
-        async with holding(budget, 4):
-            raise LookupError
-    assert budget.held_bytes == 0
-
-
 @dataclass
 class _Play:
-    """A random run: who came, and what must hold of it."""
+    """A random run, with its invariants."""
 
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(_MAX, wait_s=60))
     holders: list[_Holder] = field(default_factory=list)
@@ -229,7 +131,7 @@ _verbs = st.sampled_from(["come", "come", "turn", "settle", "release", "cancel"]
 @settings(max_examples=200)
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
-    """Never negative, never too much, in order, nobody forgotten, and nothing left at the end."""
+    """Bytes are never negative nor over the limit, waiters are served in order, none is lost."""
 
     async def run() -> None:
         play = _Play()
@@ -252,9 +154,9 @@ class _Body:
         self.nbytes = 0
         self.is_waiting = False
         self.sent = asyncio.Semaphore(0)
-        self.task = asyncio.create_task(self._read(Held(budget), size))
+        self.task = asyncio.create_task(self._read(ByteReservation(budget), size))
 
-    async def _read(self, held: Held, size: int) -> None:
+    async def _read(self, held: ByteReservation, size: int) -> None:
         try:
             for nbytes in range(1, size + 1):
                 await self.sent.acquire()
@@ -277,7 +179,7 @@ _sending = st.tuples(st.sampled_from(["send", "send to all", "cancel"]), st.inte
 def test_random_bodies_grow_within_the_limit_but_for_one(
     sizes: list[int], steps: list[tuple[str, int]]
 ) -> None:
-    """All but the largest fit, not all wait, and all come to their end."""
+    """All but the largest fit, some body always grows, and all finish."""
 
     async def run() -> None:
         budget = ByteBudget(_MAX, wait_s=60)

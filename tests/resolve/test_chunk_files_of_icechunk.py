@@ -13,10 +13,10 @@ from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.refs import RepoRefs
 from app.formats.icechunk.repository import Repository
 from app.model import ObjectRef
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.walk import list_names
+from app.resolve.listing import list_names
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import Listed
 from app.storage.local import LocalStore
 from tests.writable_repositories import new_place
@@ -57,7 +57,7 @@ async def test_chunk_files_are_found_however_many_there_are(
     directory = ObjectRef(place.folder.as_uri(), "")
     opened = OpenedRepository(
         Repository(directory, RepoRefs(directory, LIMIT), LIMIT, ()),
-        ReadCache(store, Memory(LIMIT), ttl_s=60),
+        ReadCache(store, MetadataCache(LIMIT), ttl_s=60),
         partial(list_names, store, directory),
     )
     ids = [secrets.token_bytes(12) for _ in range(count)]

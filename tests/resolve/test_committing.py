@@ -19,12 +19,12 @@ from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.write_ids import WriteId
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.budget import ByteBudget
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.commit_request import CommitRequest, Committed
 from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.walk import list_names
+from app.resolve.listing import list_names
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.local import LocalStore
 from tests.writable_repositories import Place, new_place
@@ -76,7 +76,7 @@ class Committing:
 
     def __post_init__(self) -> None:
         self.place.create()
-        fetch = ReadCache(self.store, Memory(LIMIT), ttl_s=60)
+        fetch = ReadCache(self.store, MetadataCache(LIMIT), ttl_s=60)
         swaps = RepoSwaps(self.store, fetch, clock=lambda: time.time() + self.ahead_s)
         self.committer = Committer(swaps, ByteBudget(LIMIT, wait_s=1))
         directory = ObjectRef(self.place.folder.as_uri(), "")

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,9 +17,9 @@ from app.errors import (
 )
 from app.formats.listing import Window
 from app.formats.zarr.layout import ZarrLayout
-from app.model import ByteRequest, Condition, ETag, ObjectRef, VirtualKey, Whole
+from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import array_metadata, sharding
@@ -41,10 +41,10 @@ class _Case:
             marker = ROOT.join(directory.replace("_", "/")).join("zarr.json")
             self.store.place(marker, json.dumps(document).encode())
         self.containers = Containers(known_formats())
-        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
 
     async def find(self, key: str) -> tuple[ObjectRef, str]:
-        """Tell the directory of the container of *key*, and the rest of *key* in it."""
+        """Return the directory of the container of *key*, and the rest of *key* in it."""
         layout, rest = await self.containers.find(ROOT, VirtualKey(key), self.fetch)
         assert isinstance(layout, ZarrLayout | PassThrough)
         return layout.directory if isinstance(layout, ZarrLayout) else layout.root, rest
@@ -69,6 +69,7 @@ class _Case:
         ("lab1/vol", "lab1", "vol"),
         ("lab1/vol/", "lab1/vol", ""),
         ("lab2/plain/a.bin", "", "lab2/plain/a.bin"),
+        ("lab3/sub/vol/c/0/0", "lab3/sub/vol", "c/0/0"),
         ("a.bin", "", "a.bin"),
         ("zarr.json", "", "zarr.json"),
         ("", "", ""),
@@ -81,50 +82,25 @@ async def test_the_nearest_ancestor_with_a_marker(key: str, directory: str, rest
     assert await case.find(key) == (ROOT.join(directory), rest)
 
 
-async def test_a_container_may_lie_below_what_is_none() -> None:
-    """Directories without a marker are walked through."""
-    case = _Case(lab3_sub_vol=_ARRAY)
-
-    assert await case.find("lab3/sub/vol/c/0/0") == (ROOT.join("lab3/sub/vol"), "c/0/0")
-
-
-async def test_the_root_may_be_a_container() -> None:
-    """A marker at the root itself makes one container of everything."""
+@pytest.mark.parametrize("root", [ROOT, ObjectRef("memory://bucket", "")])
+@pytest.mark.parametrize("lead", ["", "vol/"])
+async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: str) -> None:
+    """A root with or without a key may have a marker itself or below."""
     store = WatchedStore()
-    store.place(ROOT.join("zarr.json"), json.dumps(_ARRAY).encode())
-    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    store.place(root.join(f"{lead}zarr.json"), json.dumps(_ARRAY).encode())
+    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     containers = Containers(known_formats())
-    layout, rest = await containers.find(ROOT, VirtualKey("c/0/0"), fetch)
+    layout, rest = await containers.find(root, VirtualKey(f"{lead}c/0/0"), fetch)
 
     assert isinstance(layout, ZarrLayout)
-    assert (layout.directory, rest) == (ROOT, "c/0/0")
-
-
-async def test_the_root_may_be_a_whole_bucket() -> None:
-    """A root without a key has containers below it like any other."""
-    root = ObjectRef("memory://bucket", "")
-    store = WatchedStore()
-    store.place(root.join("vol/zarr.json"), json.dumps(_ARRAY).encode())
-    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
-    containers = Containers(known_formats())
-    layout, rest = await containers.find(root, VirtualKey("vol/c/0/0"), fetch)
-
-    assert isinstance(layout, ZarrLayout)
-    assert (layout.directory, rest) == (ObjectRef("memory://bucket", "vol"), "c/0/0")
-
-
-async def test_the_search_goes_down_from_the_root() -> None:
-    """Each ancestor is asked for its marker once."""
-    case = _Case(lab1=_GROUP, lab1_vol=_ARRAY)
-    await case.find("lab1/vol/c/0/0")
-
-    assert case.looked_at == ["", "lab1", "lab1/vol"]
+    assert (layout.directory, rest) == (root.join(lead.rstrip("/")), "c/0/0")
 
 
 async def test_chunk_keys_cost_no_look_ups_of_their_own() -> None:
     """An array encloses what is below it, however deep the key."""
     case = _Case(lab1=_GROUP, lab1_vol=_ARRAY)
     await case.find("lab1/vol/c/0/0")
+    assert case.looked_at == ["", "lab1", "lab1/vol"]
     case.store.calls.clear()
     for key in ("lab1/vol/c/1/1", "lab1/vol/c/0/0/0/0", "lab1/vol/a/b/c/d"):
         await case.find(key)
@@ -142,7 +118,7 @@ async def test_an_array_that_is_not_sharded_encloses_too() -> None:
 
 
 async def test_absence_of_a_marker_is_remembered() -> None:
-    """What is no container is not asked again for other keys below it."""
+    """A directory without markers is not searched again for other keys."""
     case = _Case()
     await case.find("a/b/x")
     await case.find("a/b/y")
@@ -152,7 +128,7 @@ async def test_absence_of_a_marker_is_remembered() -> None:
 
 
 async def test_a_damaged_marker_is_never_absence() -> None:
-    """A container that cannot be understood is not passed through."""
+    """A container that cannot be decoded is not passed through."""
     case = _Case(vol={"zarr_format": 4})
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
         await case.find("vol/c/0/0")
@@ -164,17 +140,6 @@ async def test_a_marker_that_is_denied_is_never_absence() -> None:
     case.store.failure = StorageDeniedError(ROOT, "for the test")
     with pytest.raises(StorageDeniedError):
         await case.find("vol/c/0/0")
-
-
-async def test_what_is_in_no_container_is_the_object_of_that_name() -> None:
-    """A key that passes through names its object below the root, and hides nothing."""
-    case = _Case()
-    layout, rest = await case.containers.find(ROOT, VirtualKey("a/b.bin"), case.fetch)
-
-    assert await layout.locate(rest, case.fetch) == Whole(ROOT.join("a/b.bin"))
-    shelf = await layout.listing_rules(VirtualKey("c/"), case.fetch)
-    assert shelf.shows is not None
-    assert shelf.shows("0/")
 
 
 async def test_no_container_is_looked_for_very_deep() -> None:
@@ -199,16 +164,9 @@ class _Losing(Between):
         self.reads += 1
         return self.reads - 1 in self.lost
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Read, or find nothing."""
-        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        found = await super().get(ref, *args, **kwargs)
         return None if self._loses(ref) else found
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
@@ -248,7 +206,7 @@ async def _list(one: Replica) -> list[str]:
 @pytest.mark.parametrize("age_s", [0, 10, 100])
 @pytest.mark.parametrize("step", range(4))
 async def test_a_chunk_is_never_an_object_when_a_marker_is_lost(step: int, age_s: float) -> None:
-    """Whichever read does not find it: a request fails, or does what it does with the marker."""
+    """Whichever read misses the marker, a request fails or acts as with the marker."""
     for key, body in {"a/c/5": b"five", "a/c/0": None, "a/c/1": b"new1"}.items():
         memory, store, one, wait = await _opened()
         wait(age_s)
@@ -275,7 +233,7 @@ async def test_a_chunk_is_never_an_object_when_a_marker_is_lost(step: int, age_s
 
 
 async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> None:
-    """Until then no key that may be of a chunk is answered, and all others are."""
+    """For `ttl_s` keys that may name chunks fail, and all others work."""
     memory, store, one, wait = await _opened()
     memory.place(ROOT.join("a/README.md"), b"text")
     store.lost = _ALWAYS
@@ -299,7 +257,7 @@ async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> 
 
 
 async def test_a_marker_that_is_found_again_was_never_absent() -> None:
-    """The time begins anew with the next read that does not find it."""
+    """The time starts anew with the next read that misses it."""
     _, store, one, wait = await _opened()
     for _ in range(3):
         wait(61)
@@ -311,7 +269,7 @@ async def test_a_marker_that_is_found_again_was_never_absent() -> None:
 
 
 async def test_a_marker_that_was_written_here_was_seen() -> None:
-    """Also if no read has found it yet."""
+    """A written marker counts as seen before any read."""
     memory, _, one, _ = await _opened()
     await one.put("b/zarr.json", _PLAIN)
     memory.remove(ROOT.join("b/zarr.json"))
@@ -322,7 +280,7 @@ async def test_a_marker_that_was_written_here_was_seen() -> None:
 
 @pytest.mark.parametrize("age_s", [0, 10, 100])
 async def test_what_others_removed_can_be_written_anew_at_once(age_s: float) -> None:
-    """The metadata of an array need no others."""
+    """Writing the metadata of an array needs no other metadata."""
     memory, _, one, wait = await _opened()
     memory.remove(ROOT.join("a/zarr.json"))
     wait(age_s)
@@ -335,7 +293,7 @@ async def test_what_others_removed_can_be_written_anew_at_once(age_s: float) -> 
 
 @pytest.mark.parametrize("prefix", ["a/", None])
 async def test_what_was_removed_here_is_absent_at_once(prefix: str | None) -> None:
-    """Nothing is in the way of deleting an array and making another one."""
+    """An array can be deleted and created again at once."""
     memory, _, one, _ = await _opened()
     if prefix is not None:
         await one.eraser.erase(one.reading.dataset, VirtualKey(prefix))
@@ -367,7 +325,7 @@ _GROUP_3 = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
 async def test_below_a_configured_format_chunks_are_in_arrays(
     group: bytes | None, name: str, key: str
 ) -> None:
-    """What is named like one is no object: it is not read or written, and can be removed."""
+    """A key like a chunk's without an array is not read or written, and can be deleted."""
     memory = filled()
     memory.place(ROOT.join(f"b/{key}"), b"a shard, perhaps")
     memory.place(ROOT.join("b/README.md"), b"text")
@@ -400,7 +358,7 @@ async def test_below_a_configured_format_chunks_are_in_arrays(
 async def test_what_is_not_sharded_is_served_below_a_configured_format(
     marker: str, keys: list[str]
 ) -> None:
-    """Chunks of arrays of Zarr v2, and of v3 without shards, are objects."""
+    """Chunks of Zarr v2 arrays, and of v3 arrays without shards, are objects."""
     memory = MemoryStore()
     memory.place(ROOT.join(marker), _PLAIN if marker.endswith(".json") else b"{}")
     one = replica(memory)
@@ -412,7 +370,7 @@ async def test_what_is_not_sharded_is_served_below_a_configured_format(
 
 
 async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_objects() -> None:
-    """To read them fails where its own metadata are missing, whatever groups lie between."""
+    """Reads fail while the array's own metadata are missing, whatever groups lie between."""
     memory = filled()
     await replica(memory).put("a/c/0", b"0000")
     array = json.loads(zarr_json())

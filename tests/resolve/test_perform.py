@@ -20,12 +20,12 @@ from tests.resolve.stores import REF, WatchedStore
 
 
 def refuse(_: bytes) -> Opaque:
-    """Decode nothing."""
+    """Refuse any bytes."""
     raise DecodeError("not that")
 
 
 async def test_nothing_is_remembered() -> None:
-    """Each read asks the store, and sees what is there now."""
+    """Each read asks the store, and returns the current version."""
     store = WatchedStore()
     fetch, read = DirectFetch(store), Read("all", REF, ByteRange(1, 3), Opaque)
 
@@ -39,7 +39,7 @@ async def test_nothing_is_remembered() -> None:
 
 
 async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
-    """The object is named, whether it is small or decoded in a thread."""
+    """The error names the object, decoded on the loop or in a thread."""
     store = WatchedStore()
     for size in (1, 2**20):
         store.place(REF, bytes(size))
@@ -58,6 +58,7 @@ class _Thread:
 @pytest.mark.parametrize(
     ("kind", "data", "is_apart"),
     [
+        ("memory", b"a", True),
         ("all", bytes(2**18), False),
         ("all", bytes(2**18 + 1), True),
         ("all", b"\x1f\x8b" + bytes(4094), False),
@@ -66,33 +67,20 @@ class _Thread:
     ],
 )
 async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_apart: bool) -> None:
-    """The event loop goes on meanwhile: 60 KiB of gzip can hold an index of 60 MiB."""
+    """Large, slow or compressed data is decoded in a thread."""
     store = WatchedStore()
     store.place(REF, data)
-    read = Read(kind, REF, None, lambda _: _Thread(threading.get_ident()))
+    read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
+    if kind == "memory":  # however short: a few bytes of zstd can hold many
+        read = read._replace(memory_nbytes=lambda *_: 1)
     found = await DirectFetch(store)(read)
 
     assert found is not None
     assert (found.value.ident != threading.get_ident()) is is_apart
 
 
-async def test_what_may_take_much_memory_is_decoded_apart() -> None:
-    """However short it is: a few bytes of zstd can hold many."""
-    store = WatchedStore()
-    store.place(REF, b"a")
-
-    def decode(_: bytes) -> _Thread:
-        return _Thread(threading.get_ident())
-
-    read = Read("all", REF, ByteRange(0, 9), decode, memory_nbytes=lambda *_: 1)
-    found = await DirectFetch(store)(read)
-
-    assert found is not None
-    assert found.value.ident != threading.get_ident()
-
-
 async def test_an_object_without_the_range_is_damage() -> None:
-    """It is too short for what is read of it."""
+    """An object too short for its read is damaged."""
     store = WatchedStore()
     store.place(REF, b"")
 
@@ -101,7 +89,7 @@ async def test_an_object_without_the_range_is_damage() -> None:
 
 
 async def test_a_version_that_is_gone_has_changed() -> None:
-    """Replaced or removed, it is not absent."""
+    """A replaced or deleted version is not absence."""
     store = WatchedStore()
     read = Read("all", REF, None, Opaque, ETag('"other"'))
 
@@ -113,7 +101,7 @@ async def test_a_version_that_is_gone_has_changed() -> None:
 
 
 async def test_what_is_known_is_not_read_again() -> None:
-    """The version tells."""
+    """A known ETag is sent, and confirmed."""
     store = WatchedStore()
     etag = store.place(REF, b"abcd")
 
@@ -125,7 +113,7 @@ _LARGE = bytes(2**25) + b"the rest"
 
 @pytest.mark.parametrize("start", [0, 5])
 async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
-    """The second is what the first left over, and of the same version."""
+    """The second part is the rest, of the same version."""
     store = WatchedStore()
     etag = store.place(REF, _LARGE)
     found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
@@ -139,7 +127,7 @@ async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
 
 
 async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -> None:
-    """No two versions are put together."""
+    """Parts of two versions are never joined."""
 
     class Replacing(WatchedStore):
         async def get(self, *args: Any, **conditions: Any) -> Found | NotModified | None:
@@ -154,7 +142,7 @@ async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -
 
 
 async def test_what_takes_much_memory_waits_for_room() -> None:
-    """A large object is read, and decoded, only when others have released memory."""
+    """A large object is read once others have released memory."""
     store = WatchedStore()
     store.place(REF, _LARGE)
     budget = ByteBudget(2**26, wait_s=20)
@@ -172,7 +160,7 @@ async def test_what_takes_much_memory_waits_for_room() -> None:
 
 
 async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
-    """Each counts by the size that its blocks can fill, however small the file is."""
+    """Each reserves its decoded size, however small the file is."""
     store, counting = WatchedStore(), threading.Lock()
     at_once: list[int] = [0]
     running = 0
@@ -199,7 +187,7 @@ async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
 
 
 async def test_an_error_holds_nothing_of_what_was_decoded() -> None:
-    """Tracebacks would hold the payloads of all that were refused until they are answered."""
+    """A traceback would keep the payload until the request is answered."""
     store = WatchedStore()
     store.place(REF, b"abcd")
 

@@ -1,11 +1,10 @@
 """Keys that refer to parts of objects elsewhere: which reads that takes, and what is damage."""
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 
-from app.errors import DamagedError, StorageDeniedError
+from app.errors import DamagedError
 from app.formats.contract import Format
 from app.model import (
     EVERYTHING,
@@ -23,7 +22,7 @@ from app.model import (
     UnmodifiedSince,
     VirtualKey,
 )
-from app.resolve.entity import Entity
+from app.resolve.bodies import Entity
 from app.storage.memory import MemoryStore
 from tests.resolve.pointers import Pointers
 from tests.resolve.stores import REF, Clock, WatchedStore
@@ -70,12 +69,12 @@ class _Case:
 
     @property
     def etags(self) -> set[ETag]:
-        """Of what the object was."""
+        """ETags of all versions of the object."""
         return {MemoryStore().place(REF, data) for data in (DATA, DATA[::-1])}
 
     @property
     def requests(self) -> list[tuple[str, ByteRequest | None]]:
-        """What was asked of the store."""
+        """Requests to the store."""
         return [(call.method, call.request) for call in self.store.calls]
 
 
@@ -87,22 +86,14 @@ def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
     return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_lasting=True)
 
 
-async def test_a_cold_part_is_one_read() -> None:
-    """Its bytes bring the version and the size of the object."""
+async def test_a_part_that_was_read_whole_is_at_hand() -> None:
+    """One read brings the bytes, the version and the size of the object, and no other follows."""
     case = _Case(_part(100, 200))
 
     assert await case.read() == DATA[100:200]
-    assert case.requests == [("get", ByteRange(100, 200))]
-
-
-async def test_a_part_that_was_read_whole_is_at_hand() -> None:
-    """Asked for again it takes no read."""
-    case = _Case(_part(100, 200))
-    await case.read()
-
     assert await case.read() == DATA[100:200]
     assert await case.read((10, 20)) == DATA[110:120]
-    assert len(case.requests) == 1
+    assert case.requests == [("get", ByteRange(100, 200))]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +108,7 @@ async def test_a_part_that_was_read_whole_is_at_hand() -> None:
 async def test_a_range_of_a_part_is_one_read(
     asked: ByteRequest, reads: tuple[int, int], request_: ByteRange
 ) -> None:
-    """Counted in the object, and never of what is beside the part."""
+    """The range is translated to the object, and clipped to the part."""
     case = _Case(_part(100, 200))
 
     assert await case.read(reads, asked) == DATA[100:200][slice(*reads)]
@@ -128,7 +119,7 @@ async def test_a_range_of_a_part_is_one_read(
 async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
     asked: ByteRequest | None,
 ) -> None:
-    """It has to be there, and long enough."""
+    """The object must exist and be long enough."""
     case = _Case(_part(100, 200))
 
     assert await case.read((0, 0), asked) == b""
@@ -136,7 +127,7 @@ async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
 
 
 async def test_looking_at_a_part_reads_nothing_of_it() -> None:
-    """Its version is that of the object, its place, and which object it is."""
+    """Its ETag has the object's version, the range, and the reference."""
     case = _Case(_part(100, 200))
     entity = await case.look()
     etag = case.store.place(OTHER, DATA)
@@ -147,7 +138,7 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
 
 
 async def test_a_part_of_a_replaced_object_is_read_anew() -> None:
-    """The first read notes it, and the version is another one."""
+    """The first read finds the new version."""
     case = _Case(_part(100, 200))
     before = await case.look()
     case.store.place(REF, DATA[::-1])
@@ -157,7 +148,7 @@ async def test_a_part_of_a_replaced_object_is_read_anew() -> None:
 
 
 async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> None:
-    """The object may be another one by then."""
+    """After `ttl_s` the object may be another one."""
     case = _Case(_part(100, 200))
     await case.read()
     case.store.place(REF, DATA[::-1])
@@ -172,7 +163,7 @@ async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> Non
 async def test_a_part_that_is_not_there_is_damage(
     data: bytes | None, asked: ByteRequest | None
 ) -> None:
-    """The object does not exist or is too short, and is named; that is no absence."""
+    """A missing or short object is damage that names it, not absence."""
     case = _Case(_part(100, 200), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
         await case.read((0, 1), asked)
@@ -180,7 +171,7 @@ async def test_a_part_that_is_not_there_is_damage(
 
 
 async def test_a_part_appears_once_its_object_is_there() -> None:
-    """Damage is not remembered."""
+    """Damage is not cached."""
     case = _Case(_part(100, 200), None)
     for data, modified in ((DATA[:150], 1), (None, 2)):
         with pytest.raises(DamagedError):
@@ -197,7 +188,7 @@ def _aged(start: int, stop: int) -> Referenced:
 
 
 async def test_objects_of_one_age_are_told_apart() -> None:
-    """An object may be replaced by one that is as old: its ETag tells, and no range is mixed."""
+    """Objects of one modification time differ by ETag, and ranges are not mixed."""
     case = _Case(_aged(100, 200))
     first, data = await case.look(), await case.read()
     case.store.place(REF, DATA[::-1], modified_s=1000)
@@ -211,7 +202,7 @@ async def test_objects_of_one_age_are_told_apart() -> None:
 
 
 async def test_looking_at_an_object_of_an_age_reads_a_byte() -> None:
-    """Its time comes with it, and what else is known of it does not tell that."""
+    """Only a read checks the modification time."""
     case = _Case(_aged(100, 200))
     await case.data.resolver._fetch.stat(REF)
     case.store.calls.clear()
@@ -224,7 +215,7 @@ async def test_looking_at_an_object_of_an_age_reads_a_byte() -> None:
 
 @pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), None])
 async def test_a_younger_object_is_another_one(asked: ByteRequest | None) -> None:
-    """That is damage, which is not asked for four times."""
+    """That is damage, found by one request."""
     case = _Case(_aged(100, 200))
     case.store.place(REF, DATA, modified_s=1001)
     with pytest.raises(DamagedError, match="not as it was"):
@@ -232,32 +223,24 @@ async def test_a_younger_object_is_another_one(asked: ByteRequest | None) -> Non
     assert len(case.requests) == 1
 
 
-async def test_a_part_that_may_not_be_read_is_no_damage() -> None:
-    """Who is denied hears that."""
-    case = _Case(_part(100, 200))
-    case.store.failure = StorageDeniedError(REF, "for the test")
-    with pytest.raises(StorageDeniedError):
-        await case.read()
-
-
 @pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), ByteRange(0, 5), None])
 @pytest.mark.parametrize("at", [0, 100, len(DATA)])
 async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
-    """Also at the very end of the object."""
+    """An empty part may lie at the end of the object."""
     case = _Case(_part(at, at))
 
     assert await case.read(asked=asked) == b""
 
 
 async def test_an_empty_part_of_no_object_is_damage() -> None:
-    """The object has to exist."""
+    """The object must exist."""
     with pytest.raises(DamagedError):
         await _Case(_part(0, 0), None).read()
 
 
 @pytest.mark.parametrize("asked", [EVERYTHING, None])
 async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
-    """What was read to find out is not read twice."""
+    """The first bytes are not read twice."""
     case = _Case(_part(100, 9100))
 
     assert await case.read(asked=asked) == DATA[100:9100]
@@ -271,7 +254,7 @@ async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
 
 
 async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
-    """Once its version is known."""
+    """Parts of an object of known version are merged."""
     locations = {str(at): _part(at, at + 10) for at in range(100, 150, 10)}
     case = _Case(_part(0, 1))
     formats: tuple[Format, ...] = (Pointers(locations),)
@@ -285,14 +268,14 @@ async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
 
 
 async def test_objects_of_one_version_are_told_apart() -> None:
-    """Some stores count versions of each object from one."""
+    """Some stores number the versions of each object from one."""
     one, two = [await _Case(_part(0, 10, by)).look() for by in ("one", "two")]
 
     assert one.etag != two.etag
 
 
 async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
-    """Cold or warm, and its size and version are known without a read."""
+    """Its size and version are known without a read."""
     case = _Case(_fixed(100, 200))
     entity = await case.look()
 
@@ -310,7 +293,7 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
 async def test_a_fixed_chunk_that_is_not_there_is_damage(
     data: bytes | None, reads: tuple[int, int] | None, version: Fixed
 ) -> None:
-    """One attempt finds that the object is missing or too short."""
+    """One request finds that the object is missing or too short."""
     case = _Case(_fixed(100, 200, version), data)
     with pytest.raises(DamagedError, match=f"{REF}: is missing, or not as it was"):
         await case.read(reads)
@@ -319,22 +302,23 @@ async def test_a_fixed_chunk_that_is_not_there_is_damage(
 
 @pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:8191]])
 async def test_a_large_fixed_chunk_that_is_not_there_is_damage(data: bytes | None) -> None:
-    """Before a byte of it is passed on."""
+    """The error comes before the first byte."""
     case = _Case(_fixed(100, 8192), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
         await case.read()
     assert [method for method, _ in case.requests] == ["stream"]
 
 
-async def test_a_large_fixed_chunk_streams() -> None:
-    """Under the condition that was told, if one was."""
+@pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
+async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> None:
+    """Only the version that the reference names is requested; a large chunk is streamed."""
     etag = WatchedStore().place(REF, DATA)
-    for version in (NAME, Fixed(etag, etag), Fixed(etag, UnmodifiedSince(1000))):
-        case = _Case(_fixed(100, 8192, version))
+    for condition in (None, etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
+        case = _Case(_fixed(100, stop, Fixed(etag, condition)))
 
-        assert await case.read() == DATA[100:8192]
+        assert await case.read() == DATA[100:stop]
         (call,) = case.store.calls
-        assert (call.method, call.if_match) == ("stream", version.condition)
+        assert (call.method, call.if_match) == (method, condition)
 
 
 @pytest.mark.parametrize("stop", [200, 8192])
@@ -342,25 +326,15 @@ async def test_a_large_fixed_chunk_streams() -> None:
 async def test_a_checksum_that_does_not_hold_is_damage(
     condition: ETag | UnmodifiedSince, stop: int
 ) -> None:
-    """The object was replaced since it was referred to; to try again would not help."""
+    """The object was replaced; a retry would not help."""
     case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
     with pytest.raises(DamagedError, match="not as it was when it was referred to"):
         await case.read()
     assert len(case.requests) == 1
 
 
-async def test_a_checksum_that_holds_is_sent() -> None:
-    """The store is asked for that version only."""
-    etag = WatchedStore().place(REF, DATA)
-    for condition in (etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
-        case = _Case(_fixed(100, 200, Fixed(etag, condition)))
-
-        assert await case.read() == DATA[100:200]
-        assert case.store.calls[0].if_match == condition
-
-
 async def test_a_fixed_chunk_stays_at_hand_for_ever() -> None:
-    """Neither time nor `forget` makes it another."""
+    """Neither time nor `forget` outdates it."""
     case = _Case(_fixed(100, 200))
     await case.read()
     case.clock.now += 1000 * TTL_S
@@ -371,50 +345,10 @@ async def test_a_fixed_chunk_stays_at_hand_for_ever() -> None:
 
 
 async def test_what_is_inline_needs_no_store() -> None:
-    """Its version is told with it."""
+    """Its version comes with it."""
     case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
     entity = await case.look()
 
     assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
     assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
     assert case.requests == []
-
-
-def _neighbours(stops: Mapping[str, int]) -> Reading:
-    store = WatchedStore()
-    store.place(REF, DATA[:150])
-    start, locations = 100, {}
-    for key, stop in stops.items():
-        locations[key] = _fixed(start, stop)
-        start = stop
-    formats: tuple[Format, ...] = (Pointers(locations),)
-    return reading(store, formats=formats, chunk_bytes=0)
-
-
-async def test_of_neighbours_only_that_is_damaged_which_is_not_there() -> None:
-    """Read together they are one read, which ends where the object does."""
-    data = _neighbours({"a": 120, "b": 150, "c": 160, "d": 200})
-    keys = ["a", "b", "c", "d"]
-    found = await asyncio.gather(*map(data.read, keys), return_exceptions=True)
-    store = data.fetch._store
-    assert isinstance(store, WatchedStore)
-
-    assert found[:2] == [DATA[100:120], DATA[120:150]]
-    assert [type(each) for each in found[2:]] == [DamagedError, DamagedError]
-    assert [call.request for call in store.calls] == [ByteRange(100, 200)]
-
-
-async def test_who_leaves_leaves_nothing_behind() -> None:
-    """When a client goes away while a part is looked for, no bytes stay in flight."""
-    case = _Case(_part(100, 200))
-    case.store.gate.clear()
-    task = asyncio.create_task(case.read())
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    case.store.gate.set()
-
-    assert case.store.cancelled == 1
-    assert case.data.budget.held_bytes == 0
-    assert await case.read() == DATA[100:200]

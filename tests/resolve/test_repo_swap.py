@@ -23,11 +23,11 @@ from app.formats.icechunk.repo_info import Availability, RepoInfo
 from app.formats.icechunk.repo_writer import TagCreated
 from app.formats.icechunk.repository import Repository
 from app.model import ETag, ObjectRef, Piece
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.icechunk.refs import RefChanges
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.walk import list_names
+from app.resolve.listing import list_names
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, update
@@ -66,7 +66,7 @@ class Swapping:
     pauses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
         self.swaps = RepoSwaps(
             self.store,
             self.fetch,

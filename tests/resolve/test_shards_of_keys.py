@@ -1,4 +1,4 @@
-"""`Containers.shard`: which keys are in one shard, told without a look into it."""
+"""Shard names of keys, from metadata alone."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ CONTAINERS = Containers(known_formats(whole_index_nbytes=0))
 
 
 class Recorded:
-    """Performs reads, and notes of what kind they are."""
+    """Performs reads, and records their kinds."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         store = MemoryStore()
@@ -38,10 +38,11 @@ class Recorded:
 
     async def name(self, key: str) -> str | None:
         """Name the shard of *key*."""
-        return await CONTAINERS.shard(ROOT, VirtualKey(key), self)
+        layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
+        return await layout.shard(rest, self)
 
     async def stored_in(self, key: str) -> ObjectRef:
-        """Find the object that the chunk *key* is in by a look at its index."""
+        """Return the object of the chunk *key*, from its index."""
         layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
         shards = await layout.shards_at(rest, self)
         shard = None if shards is None else shards.holding(rest)
@@ -51,7 +52,7 @@ class Recorded:
 
 
 def together[T](names: Iterable[tuple[str, T]]) -> set[frozenset[str]]:
-    """Put keys together that have the same name."""
+    """Group keys by name."""
     groups: defaultdict[T, set[str]] = defaultdict(set)
     for key, name in names:
         groups[name].add(key)
@@ -71,7 +72,7 @@ async def test_keys_of_one_object_have_one_name(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED, *REPOSITORIES], ids=str)
 async def test_only_metadata_are_read(case: Case) -> None:
-    """No index of a shard is, and no manifest of a repository."""
+    """No shard index and no manifest is read."""
     fetch = Recorded(case.build(case.chunks))
     for key in (*case.chunks, *case.absent):
         await fetch.name(key)
@@ -82,7 +83,7 @@ async def test_only_metadata_are_read(case: Case) -> None:
 
 @pytest.mark.parametrize("case", REPOSITORIES, ids=str)
 async def test_only_shards_of_repositories_have_names(case: Case) -> None:
-    """The four shards of an array have each a name; chunks that are stored by themselves none."""
+    """Each of the four shards of an array has a name; unsharded chunks have none."""
     fetch = Recorded(case.build(case.chunks))
     named = [(key, await fetch.name(key)) for key in case.chunks]
 
@@ -95,7 +96,7 @@ async def test_only_shards_of_repositories_have_names(case: Case) -> None:
 
 
 async def test_refs_of_a_repository_share_names() -> None:
-    """A shard has the same name in each ref, so that its index is where it is known already."""
+    """A shard has the same name in each ref, so that requests for it meet its cached index."""
     case = next(case for case in REPOSITORIES if "sharded" in case.name)
     fetch = Recorded(case.build(case.chunks))
     key = next(iter(case.chunks))
@@ -106,7 +107,7 @@ async def test_refs_of_a_repository_share_names() -> None:
 
 @pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED], ids=str)
 async def test_documents_are_in_no_shard(case: Case) -> None:
-    """They have no name."""
+    """Documents have no shard name."""
     objects = case.build(case.chunks)
     fetch = Recorded(objects)
 

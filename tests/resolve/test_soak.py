@@ -7,13 +7,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from app.errors import ShardgateError, StorageUnavailableError
-from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
-from app.resolve.entity import Entity
+from app.model import EVERYTHING, ByteRange, Condition, ObjectRef, VirtualKey
+from app.resolve.bodies import Entity
 from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import (
@@ -38,17 +38,10 @@ class _MoodyStore(MemoryStore):
         super().__init__()
         self._moods = moods
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Read, with pauses around it."""
         await self._pause(ref)
-        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        found = await super().get(ref, *args, **kwargs)
         await self._pause(ref)
         return found
 
@@ -104,7 +97,7 @@ class _World:
         self.written.append(time.monotonic())
 
     def check(self, number: int, got: bytes | None, began_at: float) -> None:
-        """Note it if *got* is of no version that was current, or as old as may be, meanwhile."""
+        """Record *got* if it is of no version that was current since *began_at*, or just before."""
         self.answered += 1
         oldest = began_at - _TTL_S - _SLACK_S
         first = max([v for v, at in enumerate(self.written) if at <= oldest], default=0)
@@ -114,7 +107,7 @@ class _World:
 
 
 def _content(version: int, number: int) -> bytes | None:
-    """Say what a chunk holds in a version; the chunk behind the last is the whole object."""
+    """Return a chunk of a version; the number behind the last is the whole object."""
     if number < _CHUNKS and (version + number) % 7 == 0:
         return None
     times = random.Random(version * 100 + number).choice([1, 3, 50, 3000])

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,11 +16,9 @@ from app.errors import (
     UnknownUploadError,
 )
 from app.model import ETag, ObjectRef, VirtualKey
-from app.resolve.budget import ByteBudget
-from app.resolve.entity import Demand
-from app.resolve.opening import Held
-from app.resolve.parts import PartName
-from app.resolve.uploads import Completion, Upload, Uploads
+from app.resolve.bodies import Demand
+from app.resolve.budget import ByteBudget, ByteReservation
+from app.resolve.uploads import Completion, PartName, Upload, Uploads
 from app.storage.contract import UPLOADS, ObjectHeaders, ObjectStore
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
@@ -33,7 +30,7 @@ HOUR_S = 3600.0
 
 
 def nothing(_: bytes) -> None:
-    """Say nothing of the whole."""
+    """Accept any body."""
 
 
 @dataclass
@@ -64,7 +61,7 @@ class Process:
         check: Callable[[bytes], None] = nothing,
     ) -> ETag | None:
         """Join parts."""
-        held = Held(self.budget)
+        held = ByteReservation(self.budget)
         completion = Completion(parts, demand, check)
         try:
             return await self.uploads.complete(self._upload(key, upload_id), completion, held)
@@ -100,13 +97,13 @@ def process(store: ObjectStore, clock: Clock, max_nbytes: int = MAX) -> Process:
 
 
 async def left(store: MemoryStore) -> list[str]:
-    """Name what lies beside the data."""
+    """List the objects of uploads."""
     listed = [each.ref.key async for each in store.list(ROOT.join(UPLOADS))]
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
 
 
 async def test_processes_take_turns(memory: MemoryStore, clock: Clock) -> None:
-    """Each step may come to another one; nothing but that it was completed is left."""
+    """Each step may run in another process; only the record of completion is left."""
     one, two = process(memory, clock), process(memory, clock)
     upload = await one.create("notes/long")
     second = await two.put("notes/long", upload, 2, b"cd")
@@ -122,7 +119,7 @@ async def test_processes_take_turns(memory: MemoryStore, clock: Clock) -> None:
 
 
 async def test_an_inner_chunk_comes_in_parts(memory: MemoryStore, clock: Clock) -> None:
-    """It is put into its shard when all of it is there."""
+    """It is written to its shard on completion."""
     one = process(memory, clock)
     upload = await one.create("a/c/3")
     parts = [await one.put("a/c/3", upload, n, b"%d%d" % (n, n)) for n in (1, 2)]
@@ -132,24 +129,6 @@ async def test_an_inner_chunk_comes_in_parts(memory: MemoryStore, clock: Clock) 
 
     assert chunks_of(await stored(memory, "a/c/0") or b"") == {3: b"1122"}
     assert await one.replica.read("a/c/3") == b"1122"
-
-
-async def test_metadata_come_in_parts(memory: MemoryStore, clock: Clock) -> None:
-    """They are translated as a whole."""
-    one = process(memory, clock, max_nbytes=10_000)
-    served = json.loads(await one.replica.read("a/zarr.json") or b"")
-    new = json.dumps(served | {"attributes": {"a": 1}}).encode()
-    upload = await one.create("a/zarr.json")
-    parts = [
-        await one.put("a/zarr.json", upload, 1, new[:99]),
-        await one.put("a/zarr.json", upload, 2, new[99:]),
-    ]
-
-    await one.complete("a/zarr.json", upload, *parts)
-
-    document = json.loads(await stored(memory, "a/zarr.json") or b"")
-    assert document["attributes"] == {"a": 1}
-    assert document["codecs"] == json.loads(zarr_json())["codecs"]
 
 
 async def test_parts_carry_the_md5_of_what_is_in_them(memory: MemoryStore, clock: Clock) -> None:
@@ -167,7 +146,7 @@ async def test_parts_carry_the_md5_of_what_is_in_them(memory: MemoryStore, clock
 async def test_the_client_chooses_among_parts_of_one_number(
     memory: MemoryStore, clock: Clock
 ) -> None:
-    """By the ETag; parts that it does not name are left out and removed."""
+    """Parts are chosen by ETag; others are left out and removed."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     wrong = await one.put("notes/long", upload, 1, b"??")
@@ -183,7 +162,7 @@ async def test_the_client_chooses_among_parts_of_one_number(
 
 
 async def test_ids_are_of_one_key(memory: MemoryStore, clock: Clock) -> None:
-    """Neither of others, nor of none."""
+    """Ids of other keys, and invalid ids, are unknown."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, b"ab")
@@ -204,7 +183,7 @@ async def test_ids_are_of_one_key(memory: MemoryStore, clock: Clock) -> None:
 
 
 async def test_what_is_given_up_is_gone(memory: MemoryStore, clock: Clock) -> None:
-    """With all parts."""
+    """Abort removes all parts."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, b"ab")
@@ -217,7 +196,7 @@ async def test_what_is_given_up_is_gone(memory: MemoryStore, clock: Clock) -> No
 
 
 async def test_who_did_not_hear_of_it_asks_again(memory: MemoryStore, clock: Clock) -> None:
-    """And hears the same from any process; but not with other parts, nor of another key."""
+    """A repeated completion gets the same answer, but not with other parts or another key."""
     one, two = process(memory, clock), process(memory, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, b"ab")
@@ -235,7 +214,7 @@ async def test_who_did_not_hear_of_it_asks_again(memory: MemoryStore, clock: Clo
 
 
 async def test_two_who_complete_at_once_both_succeed(memory: MemoryStore, clock: Clock) -> None:
-    """Though parts go away under the hands of the second."""
+    """Parts may disappear during the second completion."""
     store = Between(memory)
     one, two = process(memory, clock), process(store, clock)
     upload = await one.create("notes/long")
@@ -254,7 +233,7 @@ async def test_two_who_complete_at_once_both_succeed(memory: MemoryStore, clock:
 
 
 async def test_demands_are_of_the_moment_of_completion(memory: MemoryStore, clock: Clock) -> None:
-    """Parts stay where one fails, so that the client can try otherwise."""
+    """After a failed precondition the parts remain for another attempt."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, b"ab")
@@ -269,7 +248,7 @@ async def test_demands_are_of_the_moment_of_completion(memory: MemoryStore, cloc
 
 
 async def test_gzip_is_remembered(memory: MemoryStore, clock: Clock) -> None:
-    """What was told at the beginning is true of the whole."""
+    """The coding given at creation applies to the whole."""
     one = process(memory, clock)
     data = gzip.compress(b"text")
     upload = await one.create("notes/long", is_gzip=True)
@@ -285,7 +264,7 @@ async def test_gzip_is_remembered(memory: MemoryStore, clock: Clock) -> None:
 
 
 async def test_the_whole_is_checked(memory: MemoryStore, clock: Clock) -> None:
-    """Before anything is written."""
+    """The check runs before the write."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, b"ab")
@@ -299,7 +278,7 @@ async def test_the_whole_is_checked(memory: MemoryStore, clock: Clock) -> None:
 
 
 async def test_a_part_too_many_is_refused(memory: MemoryStore, clock: Clock) -> None:
-    """As soon as it comes, where parts before it were as large."""
+    """A part is refused if the parts before it are as large."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     for number in (1, 2):
@@ -312,7 +291,7 @@ async def test_a_part_too_many_is_refused(memory: MemoryStore, clock: Clock) -> 
 
 
 async def test_parts_too_large_together_are_refused(memory: MemoryStore, clock: Clock) -> None:
-    """At the latest when they are joined, before they are read."""
+    """They are refused before they are read."""
     store = Between(memory)
     one = process(store, clock)
     upload = await one.create("notes/long")
@@ -330,7 +309,7 @@ async def test_parts_too_large_together_are_refused(memory: MemoryStore, clock: 
 
 
 async def test_bytes_are_held_while_parts_are_joined(memory: MemoryStore, clock: Clock) -> None:
-    """Twice, as parts and as the whole; then once, and then no more."""
+    """Parts and body are reserved while joining, then the body only."""
     store = Between(memory)
     one = process(store, clock)
     upload = await one.create("notes/long")
@@ -349,7 +328,7 @@ async def test_bytes_are_held_while_parts_are_joined(memory: MemoryStore, clock:
 
 
 async def test_what_is_written_is_acknowledged(memory: MemoryStore, clock: Clock) -> None:
-    """Though the store fails before the parts are removed."""
+    """A failure to remove the parts does not fail the completion."""
     store = Between(memory)
     one = process(store, clock)
     upload = await one.create("notes/long")
@@ -369,7 +348,7 @@ async def test_what_is_written_is_acknowledged(memory: MemoryStore, clock: Clock
 
 
 async def test_what_was_abandoned_is_removed(memory: MemoryStore, clock: Clock) -> None:
-    """After a day, when another upload begins; what was completed is known for an hour."""
+    """Open uploads are removed after a day, records of completed ones after an hour."""
     one = process(memory, clock)
     folder = ROOT.join(UPLOADS)
 
@@ -394,7 +373,7 @@ async def test_what_was_abandoned_is_removed(memory: MemoryStore, clock: Clock) 
 
 
 async def test_the_folder_is_looked_through_once_an_hour(memory: MemoryStore, clock: Clock) -> None:
-    """By each process."""
+    """Each process sweeps once an hour."""
     one = process(memory, clock)
     await one.create("notes/long")
     stale = f"{int(clock.now - 25 * HOUR_S):08x}{'0' * 24}.upload"
@@ -410,7 +389,7 @@ async def test_the_folder_is_looked_through_once_an_hour(memory: MemoryStore, cl
 
 
 async def test_uploads_are_hidden(memory: MemoryStore, clock: Clock) -> None:
-    """Nothing lists them that does not name them."""
+    """Listings without their prefix leave uploads out."""
     one = process(memory, clock)
     upload = await one.create("notes/long")
     await one.put("notes/long", upload, 1, b"ab")

@@ -2,23 +2,23 @@
 
 import json
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import crc32c
 import pytest
 
-from app.errors import StorageUnavailableError
+from app.errors import BadKeyError, DamagedError, StorageUnavailableError
 from app.formats.surveying import Description
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
-from app.resolve.fetch import Memory, ReadCache
 from app.resolve.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
-from app.resolve.shard_check import Report
-from app.resolve.verify import verify
-from app.resolve.walk import Root
-from app.storage.contract import Listed
+from app.resolve.listing import Root
+from app.resolve.metadata_cache import MetadataCache, ReadCache
+from app.resolve.verify import Report, verify
 from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.resolve.stores import Unlisted
 from tests.resolving import known_formats
 
 BUCKET = "memory://t"
@@ -66,25 +66,12 @@ def shard(*entries: tuple[int, int], body: bytes = b"", pack: str = "<QQ") -> by
     return body + checked(b"".join(struct.pack(pack, *entry) for entry in entries))
 
 
-class Unlisted(MemoryStore):
-    """A store that cannot list, as HTTP cannot."""
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Raise when iterated."""
-        nothing: list[Listed] = []
-        for listed in nothing:
-            yield listed
-        raise StorageUnavailableError(prefix, "cannot be listed", lasting=True)
-
-
 def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:
     """Put *objects* into a store, and open its root."""
     store = store or MemoryStore()
     for key, data in objects.items():
         store.place(ObjectRef(BUCKET, key), data)
-    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     containers = Containers(known_formats())
     return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
 
@@ -122,12 +109,13 @@ async def test_a_sound_shard_is_counted() -> None:
         (shard(EMPTY, EMPTY, EMPTY, (0, 2**64 - 1)), "a/c/7", "is half an empty marker"),
         (shard(EMPTY, EMPTY, EMPTY, (2**64 - 1, 0)), "a/c/7", "is half an empty marker"),
         (shard((0, 3), (2, 2), EMPTY, EMPTY, body=b"aaaa"), "a/c/5", "overlaps inner chunk 0"),
+        (shard((0, 2), (0, 0), (2, 3), EMPTY, body=b"aaaa"), "a/c/6", "overlaps the shard index"),
     ],
 )
 async def test_a_damaged_index_is_told_with_object_and_key(
     data: bytes, key: str, reason: str
 ) -> None:
-    """The key is that of the inner chunk which cannot be served, or of the shard's first."""
+    """The key is the first inner chunk that the damage concerns."""
     report = await report_of(
         {"a/zarr.json": array([sharding(1, [BYTES])]), "a/c/0": SOUND, "a/c/1": data}
     )
@@ -190,6 +178,35 @@ async def test_without_a_listing_the_grid_is_walked() -> None:
     assert report.damages[0].key == "a/c/12"
 
 
+async def test_without_a_listing_only_names_below_the_root_are_followed() -> None:
+    """Names that lead elsewhere are not, and a node that does not exist is no array."""
+    node = array([BYTES])
+    names = ["a", "gone", ".", "..", "../data", "a//b"]
+    objects = {"zarr.json": group(**dict.fromkeys(names, node)), "a/zarr.json": node}
+
+    reports = await inspect_root(root_of(objects | {"a//b/zarr.json": node}, Unlisted()))
+    assert [report.path for report in reports] == ["a"]
+
+
+async def test_shards_that_can_neither_be_listed_nor_tried_are_reported() -> None:
+    """Shards that were not read are not called sound."""
+    info = json.dumps(volume_info({**RAW_SHARDING, "shard_bits": 40})).encode()
+
+    report = await verify(root_of({"info": info}, Unlisted()), chunks=False)
+
+    assert (report.arrays, report.shards) == (1, 0)
+    assert [(d.object, d.key) for d in report.damages] == [(f"{BUCKET}/s0/", "s0")]
+    assert "too many" in report.damages[0].reason
+
+
+async def test_no_container_is_searched_inside_of_an_array() -> None:
+    """A directory of chunks holds no arrays."""
+    node = array([sharding(1, [BYTES])])
+    reports = await inspect_root(root_of({"a/zarr.json": node, "a/c/zarr.json": node}))
+
+    assert [report.path for report in reports] == ["a"]
+
+
 async def test_without_listing_and_consolidated_metadata_nothing_is_claimed() -> None:
     """What cannot be found out is an error, not a clean report."""
     bare = b'{"zarr_format": 3, "node_type": "group"}'
@@ -199,7 +216,7 @@ async def test_without_listing_and_consolidated_metadata_nothing_is_claimed() ->
 
 
 async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
-    """Nothing is silently left out."""
+    """Arrays that cannot be checked are reported."""
     gzip = {"name": "gzip", "configuration": {"level": 1}}
     report = await report_of(
         {
@@ -214,8 +231,19 @@ async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
     assert [damage.key for damage in report.damages] == ["broken/zarr.json"]
 
 
+async def test_an_index_at_the_start_is_overlapped_by_what_begins_in_it() -> None:
+    """An entry that begins at the end of the index is sound."""
+    codec = sharding(1, [BYTES])
+    codec["configuration"]["index_location"] = "start"
+    data = shard((0, 2), (67, 2), (68, 2), EMPTY) + b"aabb"
+    report = await report_of({"zarr.json": array([codec]), "c/0": data})
+
+    assert [damage.key for damage in report.damages] == ["c/0", "c/1"]
+    assert all("overlaps the shard index" in damage.reason for damage in report.damages)
+
+
 async def test_entries_that_share_bytes_are_found_whatever_their_order() -> None:
-    """A long chunk that covers two others is told twice."""
+    """A long chunk over two others is reported with both."""
     data = shard((5, 1), (0, 9), (7, 1), EMPTY, body=b"a" * 9)
     report = await report_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": data})
 
@@ -223,18 +251,31 @@ async def test_entries_that_share_bytes_are_found_whatever_their_order() -> None
 
 
 async def test_inspect_counts_what_an_index_leaves_over() -> None:
-    """Empty entries, bytes named, and the gap between them."""
+    """Empty entries, used bytes, and gaps are counted."""
     root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
 
     found = await inspect_shard(root, VirtualKey("c/0"))
 
     assert found is not None
+    assert found == (await inspect_key(root, VirtualKey("c/2"))).shard
     assert (found.entries, found.empty, found.used_nbytes) == (4, 1, 7)
     assert (found.gaps, found.gap_nbytes) == (1, 1)
 
 
+async def test_only_a_shard_is_inspected_as_one() -> None:
+    """Another key is the caller's mistake, an absent shard is `None`, and damage is raised."""
+    damaged = shard((0, 99), EMPTY, EMPTY, EMPTY)
+    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": damaged})
+
+    with pytest.raises(BadKeyError):
+        await inspect_shard(root, VirtualKey("c/0/0"))
+    assert await inspect_shard(root, VirtualKey("c/1")) is None
+    with pytest.raises(DamagedError, match="ends past"):
+        await inspect_shard(root, VirtualKey("c/0"))
+
+
 async def test_inspect_takes_no_checksum_for_a_gap() -> None:
-    """What codecs put behind the shard belongs to it."""
+    """Checksums behind the shard belong to it."""
     codecs = [sharding(1, [BYTES]), CRC, CRC]
     root = root_of({"zarr.json": array(codecs), "c/0": checked(checked(SOUND))})
 
@@ -256,23 +297,10 @@ async def test_inspect_tells_of_a_shard_in_a_shard_only_that_it_is_there() -> No
     assert (found.entries, found.empty, found.used_nbytes) == (2, 1, len(inner))
 
 
-async def test_inspect_tells_damaged_metadata_beside_sound_arrays() -> None:
-    """One broken node does not hide the others."""
-    reports = await inspect_root(root_of({"a/zarr.json": b"[]", "b/zarr.json": array([BYTES])}))
-
-    assert [(type(report), report.path) for report in reports] == [
-        (DamageReport, "a"),
-        (Description, "b"),
-    ]
-
-
-async def test_an_array_whose_metadata_is_only_passed_on_may_be_damaged() -> None:
-    """What cannot be described is told, and nothing else is hidden by it."""
-    reports = await inspect_root(
-        root_of(
-            {"a/zarr.json": array([BYTES]).replace(b"[8]", b"8"), "b/zarr.json": array([BYTES])}
-        )
-    )
+@pytest.mark.parametrize("damaged", [b"[]", array([BYTES]).replace(b"[8]", b"8")])
+async def test_inspect_reports_damaged_metadata_beside_sound_arrays(damaged: bytes) -> None:
+    """One broken node does not hide the others, in whatever array it is."""
+    reports = await inspect_root(root_of({"a/zarr.json": damaged, "b/zarr.json": array([BYTES])}))
 
     assert [(type(report), report.path) for report in reports] == [
         (DamageReport, "a"),
@@ -300,7 +328,7 @@ async def test_a_large_shard_is_checked_to_its_last_chunk() -> None:
 
 
 async def test_shards_are_read_anew() -> None:
-    """What was kept of a shard for others is not what is verified."""
+    """Verify does not use cached indexes."""
     root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
     await inspect_shard(root, VirtualKey("c/0"))
     assert isinstance(root.store, MemoryStore)

@@ -2,23 +2,19 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from struct import iter_unpack
 from typing import Any, Final
 
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece, VirtualKey
+from app.model import ETag, ObjectRef, VirtualKey
+from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget
-from app.resolve.entity import Demand
-from app.resolve.erasing import Eraser
-from app.resolve.objects import ObjectWriter
-from app.resolve.rewriting import Rewrites
-from app.resolve.writing import Given, Writer
+from app.resolve.rewrite import Rewrites
+from app.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
 from app.storage.contract import (
-    NO_HEADERS,
     Conflict,
-    Expected,
     Found,
     Listed,
     NotModified,
@@ -73,7 +69,7 @@ async def stored(memory: MemoryStore, key: str) -> bytes | None:
 
 
 def chunks_of(shard: bytes) -> dict[int, bytes]:
-    """Take a shard apart."""
+    """Return the chunks of a shard by number."""
     entries = iter_unpack("<QQ", shard[-16 * PER_SHARD :])
     return {
         number: shard[entry[0] : entry[0] + entry[1]]
@@ -104,7 +100,7 @@ class Replica:
         is_gzip: bool = False,
     ) -> ETag | None:
         """Write one key."""
-        given = Given(VirtualKey(key), body, ObjectHeaders(is_gzip), demand)
+        given = KeyWrite(VirtualKey(key), body, ObjectHeaders(is_gzip), demand)
         return await self.writer.put(self.reading.dataset, given)
 
     async def read(self, key: str) -> bytes | None:
@@ -116,7 +112,7 @@ def replica(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> 
     """Start a process over *store*."""
     told: list[tuple[int, int]] = []
     looked = reading(store, clock=clock)
-    objects = ObjectWriter(store, looked.fetch, document_bytes=2**16, decoded_bytes=2**16)
+    objects = PassthroughWriter(store, looked.fetch, document_bytes=2**16, decoded_bytes=2**16)
     room = ByteBudget(2**20, wait_s=60)
     rewrites = Rewrites(store, looked.fetch, room, lambda *counts: told.append(counts))
     writer = Writer(store, looked.fetch, objects, rewrites)
@@ -126,12 +122,12 @@ def replica(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> 
 
 async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]:
     """Write many keys."""
-    several = [Given(VirtualKey(key), body) for key, body in given.items()]
+    several = [KeyWrite(VirtualKey(key), body) for key, body in given.items()]
     return list(await one.writer.put_each(one.reading.dataset, several))
 
 
 class Between:
-    """A store before each of whose calls *between* is told of it; that may write, or raise."""
+    """Store that calls *between* before each call, which may write or raise."""
 
     def __init__(
         self, inner: ObjectStore, between: Callable[[str, ObjectRef], Any] = lambda *_: None
@@ -145,34 +141,25 @@ class Between:
         if (waiting := self.between(call, ref)) is not None:
             await waiting
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Read."""
         await self._tell("get", ref)
-        return await self.inner.get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return await self.inner.get(ref, *args, **kwargs)
 
     def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
+        self, *args: Any, **kwargs: Any
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Read in pieces."""
-        return self.inner.stream(ref, byte_range, if_match=if_match)
+        return self.inner.stream(*args, **kwargs)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Measure."""
         await self._tell("stat", ref)
         return await self.inner.stat(ref)
 
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    def list(self, *args: Any, **kwargs: Any) -> AsyncIterator[Listed]:
         """List."""
-        return self.inner.list(prefix, delimiter=delimiter, after=after)
+        return self.inner.list(*args, **kwargs)
 
     async def check_reachable(self, root: ObjectRef) -> None:
         """Reach."""
@@ -191,17 +178,10 @@ class Between:
         """Ask."""
         return self.inner.keeps_headers(ref)
 
-    async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        headers: ObjectHeaders = NO_HEADERS,
-    ) -> ETag | Conflict:
+    async def put(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> ETag | Conflict:
         """Write."""
         await self._tell("put", ref)
-        return await self.inner.put(ref, pieces, expected=expected, headers=headers)
+        return await self.inner.put(ref, *args, **kwargs)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove."""

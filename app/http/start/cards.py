@@ -15,7 +15,7 @@ from app.http.start.address import Address
 from app.http.start.snippets import Snippet, document_key, write_snippets
 from app.http.start.text import spell_path, spell_shape, visible
 from app.model import NAMED_REFS
-from app.resolve.glance import Glance, SeenCollection, SeenRepository
+from app.resolve.inspect import CollectionSummary, DatasetOverview, RepositorySummary
 from app.resolve.resolver import Dataset
 
 _DRAWN: Final = frozenset(
@@ -84,7 +84,7 @@ class Card:
     snippets: Sequence[Snippet]
 
 
-def make_card(dataset: Dataset, seen: Glance, address: Address, caller: Caller) -> Card:
+def make_card(dataset: Dataset, seen: DatasetOverview, address: Address, caller: Caller) -> Card:
     """Show what was *seen* of *dataset*, and what *caller* may do; links are relative."""
     href = f"./{spell_path(dataset.name)}"
     url = f"{address.base}/{spell_path(dataset.name)}"
@@ -102,7 +102,7 @@ def make_card(dataset: Dataset, seen: Glance, address: Address, caller: Caller) 
     )
 
 
-def _formats(dataset: Dataset, seen: Glance) -> str:
+def _formats(dataset: Dataset, seen: DatasetOverview) -> str:
     if not dataset.containers.formats:
         return "as it is stored"
     found = {each.found.format for each in seen.collections if isinstance(each.found, Description)}
@@ -110,7 +110,7 @@ def _formats(dataset: Dataset, seen: Glance) -> str:
     return ", ".join(sorted(found)) or dataset.format
 
 
-def _row(href: str, seen: SeenCollection) -> Row:
+def _row(href: str, seen: CollectionSummary) -> Row:
     found = seen.found
     if isinstance(found, DamagedError):
         found = Description(seen.path, "", "damaged", why_sharded=found.reason)
@@ -128,7 +128,7 @@ def _row(href: str, seen: SeenCollection) -> Row:
     )
 
 
-def _repository(href: str, seen: SeenRepository) -> RepositoryCard:
+def _repository(href: str, seen: RepositorySummary) -> RepositoryCard:
     branch, _ = NAMED_REFS
     refs = [
         RefRow(
@@ -144,7 +144,7 @@ def _repository(href: str, seen: SeenRepository) -> RepositoryCard:
     return RepositoryCard(visible(seen.path), refs, seen.refs - len(refs))
 
 
-def _views(name: str, url: str, seen: Glance, page: str | None) -> Iterator[View]:
+def _views(name: str, url: str, seen: DatasetOverview, page: str | None) -> Iterator[View]:
     """Name what a viewer shows: images by their groups, volumes by their containers, once."""
     if page is None:
         return
@@ -159,7 +159,7 @@ def _views(name: str, url: str, seen: Glance, page: str | None) -> Iterator[View
             yield View(shown, link(page, kind_of(each.found), shown, source))
 
 
-def _source(url: str, seen: SeenCollection, found: Description) -> tuple[str, str]:
+def _source(url: str, seen: CollectionSummary, found: Description) -> tuple[str, str]:
     """Give the path and the source of what a viewer shows *seen* in; no source if in nothing."""
     if seen.group is not None and seen.group.is_image:
         return seen.path.rpartition("/")[0], zarr_source(_join(url, seen.group.key))

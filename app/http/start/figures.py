@@ -8,8 +8,7 @@ from typing import Any
 from app.http.start.text import spell_nbytes, spell_seconds
 from app.observability.metrics import RequestMetrics
 from app.resolve.chunks import ChunkReader
-from app.resolve.fetch import Memory
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import MetadataCache, SizedLRUCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,13 @@ class Figures:
 type Watch = Callable[[], Figures]
 
 
-def watch(memory: Memory, chunks: ChunkReader, requests: RequestMetrics) -> Watch:
+def watch(memory: MetadataCache, chunks: ChunkReader, requests: RequestMetrics) -> Watch:
     """Give what tells how full the caches are, and what was answered, from now on."""
     started_at = time.monotonic()
 
     def tell() -> Figures:
         answered, sent_nbytes = requests.totals()
-        tally = chunks.tally
+        tally = chunks.counters
         traffic = Traffic(
             requests=answered,
             sent_nbytes=sent_nbytes,
@@ -67,8 +66,8 @@ def watch(memory: Memory, chunks: ChunkReader, requests: RequestMetrics) -> Watc
     return tell
 
 
-def _cached(cache: WeighedCache[Any, Any]) -> Cached:
-    return Cached(len(cache), cache.nbytes, cache.max_bytes)
+def _cached(cache: SizedLRUCache[Any, Any]) -> Cached:
+    return Cached(len(cache), int(cache.currsize), int(cache.maxsize))
 
 
 def spell_figures(figures: Figures) -> list[tuple[str, str]]:

@@ -8,8 +8,8 @@ from typing import Final
 
 import cachetools
 
-from app.resolve.flight import SingleFlight
-from app.resolve.glance import Glance, glance
+from app.concurrency import SingleFlight
+from app.resolve.inspect import DatasetOverview, summarize
 from app.resolve.resolver import Dataset, Resolver
 
 _WITHIN_S: Final = 2.0
@@ -31,24 +31,24 @@ class Glances:
         self._resolver = resolver
         self._within_s = within_s
         self._flights = SingleFlight[str]()
-        self._kept = cachetools.TTLCache[str, Glance](_KEPT, _KEPT_S, clock)
+        self._kept = cachetools.TTLCache[str, DatasetOverview](_KEPT, _KEPT_S, clock)
 
-    async def look_at(self, datasets: Sequence[Dataset]) -> list[Glance]:
+    async def look_at(self, datasets: Sequence[Dataset]) -> list[DatasetOverview]:
         """Look at all *datasets* at a time."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._look(dataset)) for dataset in datasets]
         return [task.result() for task in tasks]
 
-    async def _look(self, dataset: Dataset) -> Glance:
+    async def _look(self, dataset: Dataset) -> DatasetOverview:
         if (known := self._kept.get(dataset.name)) is not None:
             return known
         return await self._flights.run(dataset.name, lambda: self._see(dataset))
 
-    async def _see(self, dataset: Dataset) -> Glance:
+    async def _see(self, dataset: Dataset) -> DatasetOverview:
         try:
-            found = await glance(self._resolver, dataset, self._within_s)
+            found = await summarize(self._resolver, dataset, self._within_s)
         except Exception:  # noqa: BLE001 - one dataset must not take the page of all
             _log.exception("the dataset %s cannot be shown", dataset.name)
-            found = Glance((), (), is_all=False, reason="a fault of this service")
+            found = DatasetOverview((), (), is_all=False, reason="a fault of this service")
         self._kept[dataset.name] = found
         return found

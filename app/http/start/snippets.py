@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from app.formats.surveying import Description
 from app.http.start.text import spell_path
-from app.resolve.glance import SeenCollection, SeenGroup
+from app.resolve.inspect import CollectionSummary, GroupSummary
 
 
 class Snippet(NamedTuple):
@@ -21,14 +21,14 @@ class _Array(NamedTuple):
     node: str
     description: Description
 
-    group: SeenGroup | None
+    group: GroupSummary | None
 
     @property
     def name(self) -> str:
         return self.node.rpartition("/")[2]
 
 
-def document_key(seen: SeenCollection) -> str:
+def document_key(seen: CollectionSummary) -> str:
     """Name the document that describes the collection *seen*, or its container."""
     if seen.node is not None:
         return f"{seen.node}/zarr.json".lstrip("/")
@@ -36,7 +36,7 @@ def document_key(seen: SeenCollection) -> str:
     return f"{seen.container}/{'info' if is_precomputed else 'zarr.json'}".lstrip("/")
 
 
-def write_snippets(url: str, collections: Sequence[SeenCollection]) -> list[Snippet]:
+def write_snippets(url: str, collections: Sequence[CollectionSummary]) -> list[Snippet]:
     """Write how to read the first of *collections* that each way can read, below *url*."""
     sound = [seen for seen in collections if isinstance(seen.found, Description)]
     snippets = [_curl(f"{url}/{spell_path(document_key(seen))}") for seen in sound[:1]]
@@ -53,13 +53,13 @@ def write_snippets(url: str, collections: Sequence[SeenCollection]) -> list[Snip
     return snippets
 
 
-def _arrays(sound: Iterable[SeenCollection]) -> Iterable[_Array]:
+def _arrays(sound: Iterable[CollectionSummary]) -> Iterable[_Array]:
     for seen in sound:
         if seen.node is not None and isinstance(seen.found, Description):
             yield _Array(seen.node, seen.found, seen.group)
 
 
-def _is_volume(seen: SeenCollection) -> bool:
+def _is_volume(seen: CollectionSummary) -> bool:
     found = seen.found
     return (
         isinstance(found, Description) and found.format == "precomputed" and found.kind == "array"

@@ -23,7 +23,7 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import Conflict, Expected, NotModified, ObjectStore
 
 _SHELVES: Final = 4
@@ -83,7 +83,7 @@ class Journal:
 
     def __init__(self, store: ObjectStore, *, max_bytes: int) -> None:
         self._store = store
-        self._known = WeighedCache[ObjectRef, Kept](max_bytes, _weigh)
+        self._known = SizedLRUCache[ObjectRef, Kept](max_bytes, _weigh)
 
     async def get(
         self, place: Place, node_id: bytes, coords: tuple[int, ...], etag: ETag | None = None

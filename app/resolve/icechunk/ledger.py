@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from app.concurrency import run_in_thread, yield_to_loop
+from app.concurrency import SingleFlight, run_in_thread, yield_to_loop
 from app.errors import BusyError, DamagedError
 from app.formats.compression import zstd_capacity
 from app.formats.icechunk.session import SessionDocument, decode_session, encode_session
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
-from app.resolve.flight import SingleFlight
 from app.storage.contract import Conflict, Found, NotModified, ObjectStore
 
 _ATTEMPTS: Final = 50

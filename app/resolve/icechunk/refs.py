@@ -30,11 +30,11 @@ from app.formats.icechunk.repo_writer import (
 )
 from app.formats.icechunk.virtual import Allowed, is_allowed
 from app.model import ETag
-from app.resolve.entity import Demand
+from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.inspect import DamageReport
-from app.resolve.walk import Root
+from app.resolve.listing import Root
 
 _REFS: Final = "refs/"
 _TAG: Final = "refs/tag."

@@ -33,8 +33,8 @@ from app.formats.icechunk.repo_writer import (
 )
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
-from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
+from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
@@ -127,7 +127,7 @@ class RepoSwaps:
             weight = _COPIES * await asyncio.to_thread(memory_nbytes, found.data, limit)
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
-        async with self.fetch.memory.decoding.room(weight):
+        async with self.fetch.cache.decoding.room(weight):
             prepared = await asyncio.to_thread(self._prepare, ref, limit, found.data, plan)
         if prepared.data is None:
             self.fetch.forget(ref)

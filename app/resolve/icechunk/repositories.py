@@ -26,7 +26,7 @@ from app.formats.icechunk.snapshot import SnapshotHeaderDecoder
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef, VirtualKey
-from app.resolve.walk import Root, list_names
+from app.resolve.listing import Root, list_names
 
 _AT_ONCE: Final = 64
 """So many snapshots are looked at before others get their turn."""

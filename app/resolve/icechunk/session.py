@@ -19,10 +19,10 @@ from app.formats.icechunk.session import (
 from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
 from app.formats.reading import Fetch
 from app.model import ETag, Inline
-from app.resolve.entity import Entity
+from app.resolve.bodies import Entity
 from app.resolve.icechunk.journal import Journal, Place
 from app.resolve.icechunk.ledger import Ledger
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import ObjectStore
 
 _ENTITY_NBYTES: Final = 1024
@@ -35,7 +35,7 @@ _RENEWED: Final = 24
 """A session that is written to is renewed so many times while it would last."""
 
 type Change = Callable[[SessionView], SessionDocument]
-type Entities = WeighedCache[tuple[object, str, ETag], Entity]
+type Entities = SizedLRUCache[tuple[object, str, ETag], Entity]
 """What keys were in versions that never change, by the sessions they are in."""
 
 

@@ -11,7 +11,7 @@ from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.repository import named_by
 from app.formats.icechunk.session import ChunkAddress, Entry, Open, Sealed, SessionView, version_of
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
-from app.resolve.entity import Entity
+from app.resolve.bodies import Entity
 from app.resolve.icechunk.session import Session, demand_open, is_journaled
 from app.storage.contract import ABSENT, CONFLICT, Absent, Conflict, Expected
 

@@ -11,16 +11,15 @@ from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.session import node_path
 from app.formats.listing import Name, Window
 from app.model import ByteRequest, ETag, VirtualKey
+from app.resolve.bodies import Choice, Entity, Opened
+from app.resolve.budget import ByteReservation
 from app.resolve.containers import Containers
-from app.resolve.entity import Choice, Entity, Opened
-from app.resolve.erasing import Eraser
-from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions, root_of
 from app.resolve.listing import Page
-from app.resolve.opening import Held
+from app.resolve.metadata_cache import ReadCache
 from app.resolve.resolver import Dataset, Resolver
-from app.resolve.writing import Given, Outcome, Writer
+from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
 from app.storage.contract import NO_HEADERS, ObjectHeaders
 
 _NO_STORE: Final = b"no-store"
@@ -103,7 +102,7 @@ class SessionResolver(Resolver):
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None = None,
-        held: Held | None = None,
+        held: ByteReservation | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
         """Look *key* up where it leads."""
         if names_session(key):
@@ -117,7 +116,7 @@ class SessionResolver(Resolver):
         key: VirtualKey,
         choose: Callable[[Entity], C | None],
         reading: ByteRequest | None,
-        held: Held | None,
+        held: ByteReservation | None,
     ) -> AsyncGenerator[Opened[C] | None]:
         if (entered := await self._doors.enter(dataset, key)) is None:
             opening = super().open(dataset, key, choose, reading, held)
@@ -166,7 +165,7 @@ class SessionWriter(Writer):
         self._doors = doors
         self._inner = inner
 
-    async def put(self, dataset: Dataset, given: Given) -> ETag | None:
+    async def put(self, dataset: Dataset, given: KeyWrite) -> ETag | None:
         """Write *given* where its key leads."""
         if (entered := await self._doors.enter(dataset, given.key)) is None:
             return await super().put(dataset, given)
@@ -184,11 +183,11 @@ class SessionWriter(Writer):
         else:
             await self._inner.demand_place(entered.dataset, entered.rest(key), headers)
 
-    async def put_each(self, dataset: Dataset, given: Sequence[Given]) -> list[Outcome]:
+    async def put_each(self, dataset: Dataset, given: Sequence[KeyWrite]) -> list[Outcome]:
         """Write many keys; of those in a session documents first, as the chunks need them."""
         outcomes: dict[VirtualKey, Outcome] = {}
-        plain: list[Given] = []
-        by_lead: dict[str, list[Given]] = {}
+        plain: list[KeyWrite] = []
+        by_lead: dict[str, list[KeyWrite]] = {}
         for each in given:
             if names_session(each.key):
                 segments = each.key[: find_ref(each.key)] + SESSION
@@ -203,7 +202,7 @@ class SessionWriter(Writer):
         return [outcomes[each.key] for each in given]
 
     async def _put_some(
-        self, dataset: Dataset, lead: str, given: Sequence[Given]
+        self, dataset: Dataset, lead: str, given: Sequence[KeyWrite]
     ) -> dict[VirtualKey, Outcome]:
         """Write keys of one session."""
         try:
@@ -240,5 +239,5 @@ class SessionEraser(Eraser):
         return await self._inner.erase(entered.dataset, rest) if rest else 0
 
 
-def _inside(entered: Entered, given: Given) -> Given:
+def _inside(entered: Entered, given: KeyWrite) -> KeyWrite:
     return given._replace(key=entered.rest(given.key))

@@ -29,7 +29,7 @@ from app.model import (
     Piece,
     condition_of,
 )
-from app.resolve.entity import Entity
+from app.resolve.bodies import Entity
 from app.resolve.icechunk.session import Change, Session, demand_open
 from app.resolve.icechunk.session_chunks import delete_chunk, find_chunk, write_chunk
 from app.resolve.icechunk.session_listing import list_keys

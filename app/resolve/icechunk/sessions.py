@@ -32,7 +32,6 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
-from app.resolve.fetch import ReadCache
 from app.resolve.icechunk.journal import Journal, Place, list_sessions
 from app.resolve.icechunk.ledger import Ledger
 from app.resolve.icechunk.repo_swap import demand_clock
@@ -40,7 +39,7 @@ from app.resolve.icechunk.repositories import OpenedRepository
 from app.resolve.icechunk.session import Entities, Session, weigh_entity
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.session_stores import SessionStores
-from app.resolve.weighed import WeighedCache
+from app.resolve.metadata_cache import ReadCache, SizedLRUCache
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 LIFETIME_S: Final = 24 * 3600.0
@@ -101,7 +100,7 @@ class Sessions:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._journal = Journal(store, max_bytes=_JOURNAL_NBYTES)
-        self._entities: Entities = WeighedCache(_ENTITIES_NBYTES, weigh_entity)
+        self._entities: Entities = SizedLRUCache(_ENTITIES_NBYTES, weigh_entity)
         self._looked_at: cachetools.LRUCache[Place, float] = cachetools.LRUCache(_MOST_KNOWN)
         """Until when nothing has to be done about a session that nobody uses."""
         self.stores = SessionStores()

@@ -19,8 +19,8 @@ from app.model import (
     Stored,
     VirtualKey,
 )
+from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
-from app.resolve.walk import list_names
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import Ref

@@ -22,9 +22,9 @@ from app.formats.icechunk.refs import (
 )
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.listing import list_names
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
-from app.resolve.walk import list_names
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
@@ -125,7 +125,7 @@ async def test_ids_need_no_new_look_at_repo() -> None:
     """A branch is looked up again after its time, a snapshot's id never."""
     store, clock = WatchedStore(), Clock()
     _store({"repo": Repo(snapshots=CHAIN).file()}, store)
-    fetch = ReadCache(store, Memory(2**20), ttl_s=60, clock=clock)
+    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60, clock=clock)
     refs = RepoRefs(ROOT, LIMIT)
     await refs.resolve(Branch("main"), fetch)
     clock.now += 61

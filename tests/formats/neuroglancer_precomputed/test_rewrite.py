@@ -18,7 +18,7 @@ from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter, OldShard
 from app.model import ByteRange, VirtualKey, Whole
 from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
-from app.resolve.writing import Given
+from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -555,5 +555,5 @@ async def test_a_shard_can_be_written_as_it_is_through_the_raw_view() -> None:
     with pytest.raises(ConflictError, match="is a shard"):
         await one.put("s0/0.shard", objects["s0/0.shard"])
 
-    await one.writer.put(raw, Given(VirtualKey("s0/0.shard"), objects["s0/0.shard"]))
+    await one.writer.put(raw, KeyWrite(VirtualKey("s0/0.shard"), objects["s0/0.shard"]))
     assert await one.read(KEY) == b"chunk"

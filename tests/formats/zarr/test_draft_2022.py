@@ -34,9 +34,9 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.listing import list_names
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
-from app.resolve.walk import list_names
 from app.storage.contract import Listed
 from tests.formats.rendering import render
 from tests.formats.zarr.building import EMPTY
@@ -67,7 +67,7 @@ class _Case:
         self.clock = Clock()
         self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
         self.format, *_ = known_formats(metadata_nbytes=_LIMIT)
-        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60, clock=self.clock)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60, clock=self.clock)
 
     async def open(self) -> HierarchyLayout:
         """Open the hierarchy, and forget the reads of that."""

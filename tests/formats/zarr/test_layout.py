@@ -35,7 +35,7 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
@@ -67,7 +67,7 @@ class _Case:
         self.format, *_ = known_formats(
             metadata_nbytes=_LIMIT, whole_index_nbytes=whole_index_nbytes
         )
-        self.fetch = ReadCache(self.store, Memory(2**20), ttl_s=60)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
 
     async def open(self) -> ZarrLayout:
         """Open the container, and forget the reads of that."""
@@ -279,7 +279,7 @@ async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
 
 def _reader(**options: Any) -> ShardReader:
     index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True, **options)
-    return ShardReader(index, ReadCache(WatchedStore(), Memory(0), ttl_s=60), 2**20)
+    return ShardReader(index, ReadCache(WatchedStore(), MetadataCache(0), ttl_s=60), 2**20)
 
 
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
@@ -307,7 +307,7 @@ _FIXED = Fixed(ETag('"name"'))
 
 def _around(store: WatchedStore, whole_index_nbytes: int) -> ShardReader:
     index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
-    return ShardReader(index, ReadCache(store, Memory(2**20), ttl_s=60), whole_index_nbytes)
+    return ShardReader(index, ReadCache(store, MetadataCache(2**20), ttl_s=60), whole_index_nbytes)
 
 
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
@@ -382,7 +382,7 @@ async def test_a_shard_is_not_longer_than_its_object(whole_index_nbytes: int) ->
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)
-    reader = ShardReader(index, ReadCache(store, Memory(0), ttl_s=60), whole_index_nbytes)
+    reader = ShardReader(index, ReadCache(store, MetadataCache(0), ttl_s=60), whole_index_nbytes)
     with pytest.raises(DamagedError, match=r"is referred to, and it has"):
         await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
 

@@ -17,7 +17,7 @@ from app.errors import (
 from app.formats.contract import Slot
 from app.formats.zarr.index import ShardIndex
 from app.model import ByteRange, VirtualKey
-from app.resolve.fetch import Memory, ReadCache
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.formats.rendering import render
 from tests.formats.zarr.building import (
     BIG,
@@ -293,7 +293,7 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     store = WatchedStore()
     for key, data in {**array.objects, "zarr.json": json.dumps(array.document).encode()}.items():
         store.place(ROOT.join(key), data)
-    fetch = ReadCache(store, Memory(2**20), ttl_s=60)
+    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     layout = await known_formats()[0].open(ROOT, fetch)
     assert layout is not None
     await layout.locate(VirtualKey("c/4"), fetch)

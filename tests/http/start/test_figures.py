@@ -37,9 +37,9 @@ def test_traffic_is_told() -> None:
 async def test_watches_the_caches_and_what_is_answered() -> None:
     """What is in them now is told, and what has been sent."""
     opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Metrics([]).requests
-    tell = watch(opened.fetch.memory, opened.chunks, requests)
+    tell = watch(opened.fetch.cache, opened.chunks, requests)
     chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
-    opened.chunks.keep(chunk, b"abc")
+    opened.chunks.cache.put(chunk, b"abc")
     assert opened.chunks.cached(chunk) is not None
     requests.count("em", "GET", "hit", 3)
     requests.count("", "GET", "absent", 4, 0.1)
@@ -47,6 +47,6 @@ async def test_watches_the_caches_and_what_is_answered() -> None:
     figures = tell()
 
     assert figures.indexes == Cached(0, 0, 7)
-    assert figures.chunks == Cached(1, opened.chunks.cache.nbytes, 2000)
+    assert figures.chunks == Cached(1, int(opened.chunks.cache.currsize), 2000)
     assert figures.traffic == Traffic(requests=2, sent_nbytes=7, hits=1, misses=0)
     assert 0 <= figures.uptime_s < 60

@@ -9,7 +9,7 @@ import pytest
 from app.http.start.glances import Glances
 from app.model import ObjectRef
 from tests.resolve.stores import Clock, WatchedStore
-from tests.resolve.test_glance import ARRAY, filled
+from tests.resolve.test_inspect import ARRAY, filled
 from tests.resolving import ROOT, reading
 
 
@@ -49,7 +49,7 @@ async def test_datasets_are_looked_at_together() -> None:
     async with asyncio.timeout(2):
         seen = await Glances(opened.resolver, within_s=0.05).look_at(many)
 
-    assert {glance.reason for glance in seen} == {"the store has told no more within 0.05 s"}
+    assert {glance.reason for glance in seen} == {"the store took longer than 0.05 s"}
 
 
 async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from app.http.start.page import StartPage
 from app.setting_fields import PUBLIC
 from app.storage.memory import MemoryStore
 from tests.pages import parse
-from tests.resolve.test_glance import ARRAY, filled
+from tests.resolve.test_inspect import ARRAY, filled
 from tests.resolving import reading
 
 FIGURES = Figures(0, Cached(0, 0, 0), Cached(0, 0, 0), Traffic(0, 0, 0, 0))

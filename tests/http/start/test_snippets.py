@@ -10,26 +10,26 @@ from app.errors import DamagedError
 from app.formats.surveying import Description
 from app.http.start.snippets import document_key, write_snippets
 from app.model import ObjectRef
-from app.resolve.glance import SeenCollection, SeenGroup
+from app.resolve.inspect import CollectionSummary, GroupSummary
 
 LEVEL = Description("s0", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3))
-GROUP = SeenGroup("", is_consolidated=True)
-S0 = SeenCollection("s0", "s0", "s0", GROUP, LEVEL)
+GROUP = GroupSummary("", is_consolidated=True)
+S0 = CollectionSummary("s0", "s0", "s0", GROUP, LEVEL)
 URL = "http://host/em"
 DAMAGED = DamagedError(ObjectRef("memory://b", "k"), "it is torn")
 
 
-def titles(*seen: SeenCollection) -> list[str]:
+def titles(*seen: CollectionSummary) -> list[str]:
     """Name the snippets for *seen*."""
     return [snippet.title for snippet in write_snippets(URL, seen)]
 
 
-def level(name: str, **more: Any) -> SeenCollection:
+def level(name: str, **more: Any) -> CollectionSummary:
     """Make an array in the group of `S0`."""
-    return SeenCollection(name, name, name, GROUP, replace(LEVEL, **more))
+    return CollectionSummary(name, name, name, GROUP, replace(LEVEL, **more))
 
 
-def xarray(*seen: SeenCollection) -> str:
+def xarray(*seen: CollectionSummary) -> str:
     """Give the snippet for xarray."""
     return dict(write_snippets(URL, seen))["xarray"]
 
@@ -47,10 +47,10 @@ def test_levels_of_other_sizes_are_left_out() -> None:
         level("s0", dimension_names=None),
         level("s0", dimension_names=("y", None)),
         level("s0", dimension_names=("x", "x")),
-        SeenCollection("", "", "", None, LEVEL),
+        CollectionSummary("", "", "", None, LEVEL),
     ],
 )
-def test_xarray_needs_names_and_a_group(seen: SeenCollection) -> None:
+def test_xarray_needs_names_and_a_group(seen: CollectionSummary) -> None:
     """It opens no array without names for the dimensions, and none that is in no group."""
     assert titles(seen) == ["curl", "zarr-python", "TensorStore"]
 
@@ -59,13 +59,13 @@ def test_one_array_without_names_spoils_its_group() -> None:
     """All arrays of a group are looked at, those that are left out too."""
     assert "xarray" not in titles(S0, level("other", dimension_names=None))
     unnamed = replace(LEVEL, dimension_names=None)
-    elsewhere = SeenCollection("g/a", "g/a", "g/a", SeenGroup("g"), unnamed)
+    elsewhere = CollectionSummary("g/a", "g/a", "g/a", GroupSummary("g"), unnamed)
     assert "xarray" in titles(S0, elsewhere)
 
 
 def test_what_is_damaged_is_not_offered() -> None:
     """The first that is sound is."""
-    damaged = SeenCollection("a", "a", None, None, DAMAGED)
+    damaged = CollectionSummary("a", "a", None, None, DAMAGED)
 
     assert titles(damaged) == []
     assert write_snippets(URL, [damaged, S0])[0].code == f"curl -sS {URL}/s0/zarr.json"
@@ -90,11 +90,11 @@ def test_a_name_cannot_leave_its_quotes() -> None:
         (S0, "s0/zarr.json"),
         (replace(S0, path="", container="", node=""), "zarr.json"),
         (replace(S0, node="@branch.main/s0"), "@branch.main/s0/zarr.json"),
-        (SeenCollection("v/8", "v", None, None, replace(LEVEL, format="precomputed")), "v/info"),
-        (SeenCollection("draft/a", "draft", None, None, LEVEL), "draft/zarr.json"),
-        (SeenCollection("a", "a", None, None, DAMAGED), "a/zarr.json"),
+        (CollectionSummary("v/8", "v", None, None, replace(LEVEL, format="precomputed")), "v/info"),
+        (CollectionSummary("draft/a", "draft", None, None, LEVEL), "draft/zarr.json"),
+        (CollectionSummary("a", "a", None, None, DAMAGED), "a/zarr.json"),
     ],
 )
-def test_document(seen: SeenCollection, expected: str) -> None:
+def test_document(seen: CollectionSummary, expected: str) -> None:
     """Each has a document that describes it, or its container."""
     assert document_key(seen) == expected

@@ -23,7 +23,7 @@ _LONG_S = 30.0
 
 
 def _rewrite(case: Watched, objects: Mapping[str, bytes]) -> None:
-    """Put *objects* in the place of all there are."""
+    """Replace all objects by *objects*."""
     for key in case.etags:
         case.store.remove(ROOT.join(key))
     for key, data in objects.items():
@@ -44,7 +44,7 @@ def _rewrite(case: Watched, objects: Mapping[str, bytes]) -> None:
     ids=str,
 )
 async def test_a_volume_sharded_otherwise(change: dict[str, Any], known: list[str]) -> None:
-    """Its shards are never read by an ``info`` that is of another time."""
+    """Its shards are never read with an outdated ``info``."""
     clock = Clock()
     case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock, chunk_bytes=0)
     await case.warm("info", *known)
@@ -55,7 +55,7 @@ async def test_a_volume_sharded_otherwise(change: dict[str, Any], known: list[st
 
 
 async def test_a_volume_without_shards_any_more() -> None:
-    """Shards that are gone are no proof that chunks are."""
+    """Missing shards do not prove that chunks are absent."""
     clock = Clock()
     case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock, chunk_bytes=0)
     await case.warm(*_OLD)
@@ -66,7 +66,7 @@ async def test_a_volume_without_shards_any_more() -> None:
 
 
 async def test_an_array_in_another_order() -> None:
-    """Index and checksum look alike, and only the metadata tell whose chunk is where."""
+    """Only the metadata say which chunk is where; index and checksum look alike."""
     clock = Clock()
     chunks = {"c/0/0": b"first", "c/0/1": b"second", "c/1/0": b"third"}
     case = Watched(zarr.build(chunks), clock=clock)
@@ -82,7 +82,7 @@ async def test_an_array_in_another_order() -> None:
 
 
 async def test_metadata_are_confirmed_beside_a_new_index() -> None:
-    """That is one conditional read, and for some time no other."""
+    """One conditional read confirms them, and none follows for a while."""
     clock = Clock()
     case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock)
     await case.warm("info")
@@ -96,7 +96,7 @@ async def test_metadata_are_confirmed_beside_a_new_index() -> None:
 
 
 async def test_metadata_that_are_new_enough_are_believed() -> None:
-    """What was read in the same seconds as an index belongs to it."""
+    """Metadata read within seconds of an index belong to it."""
     clock = Clock()
     case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock)
     await case.warm("info")

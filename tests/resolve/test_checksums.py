@@ -9,7 +9,7 @@ import pytest
 from app.errors import DamagedError, VersionChangedError
 from app.formats.contract import Sealed
 from app.model import ByteRange, ETag, Piece
-from app.resolve.sealing import Sealing
+from app.resolve.checksums import ChecksumWriter
 from app.storage.contract import ObjectReader
 from app.storage.memory import MemoryStore
 from tests.resolve.writers import Between
@@ -20,7 +20,7 @@ MIB = 1024**2
 
 
 def sealed(body: bytes) -> bytes:
-    """Put the checksum behind *body*."""
+    """Append the checksum of *body*."""
     return body + crc32c.crc32c(body).to_bytes(4, "little")
 
 
@@ -34,12 +34,12 @@ def joined(pieces: Sequence[Piece], old: bytes = b"") -> bytes:
 async def seal(
     store: ObjectReader, etag: ETag | None, pieces: Sequence[Piece | Sealed]
 ) -> list[Piece]:
-    """Plan, and do it."""
-    return await Sealing.of(pieces).seal(store, REF, etag)
+    """Plan the checksums and write them."""
+    return await ChecksumWriter.plan(pieces).run(store, REF, etag)
 
 
 async def test_checksums_are_over_old_and_new_bytes_and_over_each_other() -> None:
-    """What is not sealed stays as it is; all that is read comes in one read."""
+    """Unsealed pieces are unchanged; all old ranges come in one read."""
     memory = MemoryStore()
     etag = memory.place(REF, b"0123456789")
     store = Between(memory)
@@ -55,7 +55,7 @@ async def test_checksums_are_over_old_and_new_bytes_and_over_each_other() -> Non
 
 
 async def test_nothing_is_read_where_all_is_new() -> None:
-    """Nor where nothing is sealed."""
+    """Unsealed ranges are not read either."""
     store = Between(MemoryStore())
 
     assert joined(await seal(store, None, [b"a", Sealed([b"b"])])) == b"a" + sealed(b"b")
@@ -64,7 +64,7 @@ async def test_nothing_is_read_where_all_is_new() -> None:
 
 
 async def test_another_version_is_never_sealed() -> None:
-    """Whoever rewrites then begins anew."""
+    """A replaced object raises, and the rewrite starts anew."""
     memory = MemoryStore()
     etag = memory.place(REF, b"0123456789")
     memory.place(REF, b"9876543210")
@@ -74,7 +74,7 @@ async def test_another_version_is_never_sealed() -> None:
 
 
 async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
-    """Its ranges stay ranges, and the checksums are right, also of what is in one another."""
+    """Large ranges stay ranges, and nested checksums are right."""
     old = random.Random(5).randbytes(2**20) * 70
     memory = MemoryStore()
     etag = memory.place(REF, old)
@@ -84,9 +84,9 @@ async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
         Sealed([Sealed([Sealed(inner)]), ByteRange(20 * MIB, 40 * MIB), b"index"]),
         Sealed([b"", ByteRange(66 * MIB, 70 * MIB)]),
     ]
-    sealing = Sealing.of(pieces)
+    sealing = ChecksumWriter.plan(pieces)
 
-    found = await sealing.seal(memory, REF, etag)
+    found = await sealing.run(memory, REF, etag)
 
     body = sealed(sealed(joined(inner, old))) + old[20 * MIB : 40 * MIB] + b"index"
     assert joined(found, old) == old[:9] + sealed(body) + sealed(old[66 * MIB :])
@@ -95,27 +95,17 @@ async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
     assert sealing.read_nbytes <= 32 * MIB
 
 
-async def test_it_is_known_before_how_much_is_held() -> None:
-    """What is read at once, gaps too, and what of that is written."""
-    sealing = Sealing.of(
-        [ByteRange(0, 50), Sealed([ByteRange(100, 160), b"new", ByteRange(0, 40)])]
-    )
-
-    assert sealing.read_nbytes == 160
-    assert sealing.kept_nbytes == 100
-
-
 @pytest.mark.parametrize("step", [MIB // 2, 2 * MIB])
 async def test_gaps_are_never_read_in_masses(step: int) -> None:
-    """However little is wanted of a long object."""
+    """Short ranges of a long object are read in bounded windows."""
     ranges = [ByteRange(at, at + 4096) for at in range(0, 2**30, step)]
-    sealing = Sealing.of([Sealed(ranges)])
+    sealing = ChecksumWriter.plan([Sealed(ranges)])
 
     assert sealing.read_nbytes <= 64 * MIB
 
 
 async def test_the_old_checksum_is_compared_first() -> None:
-    """With everything that it was over, also what is not kept; that takes no further read."""
+    """The old checksum is verified over kept and dropped bytes, in one read."""
     memory = MemoryStore()
     etag = memory.place(REF, sealed(sealed(b"01234") + b"56"))
     store = Between(memory)
@@ -128,7 +118,7 @@ async def test_the_old_checksum_is_compared_first() -> None:
 
 @pytest.mark.parametrize("at", range(15))
 async def test_damage_gets_no_new_checksum(at: int) -> None:
-    """Wherever it is: nobody would notice it any more."""
+    """A flipped bit anywhere raises: a new checksum would hide it."""
     old = bytearray(sealed(sealed(b"01234") + b"56"))
     old[at] ^= 1
     memory = MemoryStore()
@@ -140,7 +130,7 @@ async def test_damage_gets_no_new_checksum(at: int) -> None:
 
 
 async def test_damage_that_goes_need_not_be_looked_for() -> None:
-    """So that a shard can be mended by writing all of it."""
+    """A shard can be mended by writing all of it."""
     store = Between(MemoryStore())
     pieces = [Sealed([Sealed([b"new"], ByteRange(0, 9))], ByteRange(0, 13))]
 
@@ -162,12 +152,12 @@ NEW = Sealed(
 
 
 async def test_the_old_checksum_of_what_is_large_is_compared_too() -> None:
-    """Whatever the order in which it is kept; still no more than windows are held."""
+    """The order of the kept ranges does not matter, and memory stays bounded."""
     memory = MemoryStore()
     etag = memory.place(REF, LARGE)
-    sealing = Sealing.of([NEW])
+    sealing = ChecksumWriter.plan([NEW])
 
-    found = await sealing.seal(memory, REF, etag)
+    found = await sealing.run(memory, REF, etag)
 
     inner = sealed(LARGE[40 * MIB : 60 * MIB] + b"new" + LARGE[7 : 20 * MIB])
     assert joined(found, LARGE) == sealed(inner + b"someindex")
@@ -177,7 +167,7 @@ async def test_the_old_checksum_of_what_is_large_is_compared_too() -> None:
 
 @pytest.mark.parametrize("at", [0, 9, 30 * MIB, 50 * MIB, 66 * MIB - 1, 66 * MIB + 5, -9, -1])
 async def test_damage_in_what_is_large_gets_no_new_checksum(at: int) -> None:
-    """Also where it is in what is not kept, and in the old checksum."""
+    """Damage in dropped bytes and in the old checksum is found too."""
     old = bytearray(LARGE)
     old[at] ^= 1
     memory = MemoryStore()
@@ -188,7 +178,7 @@ async def test_damage_in_what_is_large_gets_no_new_checksum(at: int) -> None:
 
 
 async def test_damage_under_a_right_checksum_is_found() -> None:
-    """Each old checksum is compared, also in one another."""
+    """Each nested old checksum is verified."""
     memory = MemoryStore()
     etag = memory.place(REF, sealed(b"01234" + bytes(4) + b"56"))
     inner = Sealed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
@@ -198,11 +188,11 @@ async def test_damage_under_a_right_checksum_is_found() -> None:
 
 
 def test_what_is_kept_in_its_order_is_read_once() -> None:
-    """However much it is."""
+    """Windows of a large shard do not overlap."""
     kept = [ByteRange(at, at + MIB) for at in range(MIB, 200 * MIB, 2 * MIB)]
     whole = ByteRange(0, 201 * MIB)
 
-    windows = Sealing.of([Sealed([*kept, b"index"], whole)]).windows
+    windows = ChecksumWriter.plan([Sealed([*kept, b"index"], whole)]).windows
 
     spans = [span for _, spans in windows for span in spans]
     assert sum(span.length for span in spans) == whole.length

@@ -10,7 +10,13 @@ from zarr.storage import LocalStore
 
 from app.errors import StorageUnavailableError
 from app.model import ObjectRef
-from app.resolve.glance import MOST_COLLECTIONS, Glance, SeenGroup, glance, understand
+from app.resolve.inspect import (
+    MAX_COLLECTIONS,
+    DatasetOverview,
+    GroupSummary,
+    summarize,
+    summarize_group,
+)
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Unlisted, WatchedStore, settle
 from tests.resolving import ROOT, reading
@@ -33,25 +39,25 @@ IMAGE: dict[str, Any] = {
 
 
 def filled[S: MemoryStore](store: S, **documents: Any) -> S:
-    """Store ``zarr.json`` in folders, and what is no Zarr under its name."""
+    """Store ``zarr.json`` documents in folders."""
     for path, document in documents.items():
         key = f"{path.strip('_').replace('__', '/')}/zarr.json".lstrip("/")
         store.place(ROOT.join(key), json.dumps(document).encode())
     return store
 
 
-async def look(store: MemoryStore, within_s: float = 5) -> Glance:
-    """Look at all of *store*."""
+async def look(store: MemoryStore, within_s: float = 5) -> DatasetOverview:
+    """Summarize *store*."""
     opened = reading(store)
-    return await glance(opened.resolver, opened.dataset, within_s)
+    return await summarize(opened.resolver, opened.dataset, within_s)
 
 
 async def test_arrays_are_seen() -> None:
-    """Each is told with the key of its node, and what is not one as damaged."""
+    """Arrays have the key of their node; invalid metadata are reported as damage."""
     seen = await look(filled(MemoryStore(), a=ARRAY, b={"zarr_format": 3, "node_type": "array"}))
 
     assert [(each.path, each.node, each.group) for each in seen.collections] == [
-        ("a", "a", SeenGroup("")),
+        ("a", "a", GroupSummary("")),
         ("b", None, None),
     ]
     assert (seen.is_all, seen.reason) == (True, "")
@@ -62,8 +68,8 @@ async def test_levels_know_their_image() -> None:
     seen = await look(filled(MemoryStore(), _=IMAGE, s0=ARRAY, sub__a=ARRAY))
 
     assert [(each.path, each.group) for each in seen.collections] == [
-        ("s0", SeenGroup("", is_image=True)),
-        ("sub/a", SeenGroup("sub")),
+        ("s0", GroupSummary("", is_image=True)),
+        ("sub/a", GroupSummary("sub")),
     ]
 
 
@@ -75,16 +81,16 @@ async def test_an_array_at_the_root_has_no_group() -> None:
 
 
 async def test_a_look_has_an_end() -> None:
-    """Of many arrays the first are seen, and that there are more."""
-    arrays = {f"a{number}": ARRAY for number in range(MOST_COLLECTIONS + 1)}
+    """Of many arrays the first are described, and the summary is incomplete."""
+    arrays = {f"a{number}": ARRAY for number in range(MAX_COLLECTIONS + 1)}
     seen = await look(filled(MemoryStore(), **arrays))
 
-    assert len(seen.collections) == MOST_COLLECTIONS
+    assert len(seen.collections) == MAX_COLLECTIONS
     assert (seen.is_all, seen.reason) == (False, "")
 
 
 async def test_a_store_that_hangs_is_left() -> None:
-    """After the time that a look may take the reason is told, and nobody waits any more."""
+    """After the time limit the reason is given, and the read is cancelled."""
     store = filled(WatchedStore(), a=ARRAY)
     store.gate.clear()
 
@@ -92,12 +98,12 @@ async def test_a_store_that_hangs_is_left() -> None:
     await settle()
 
     assert (seen.collections, seen.is_all) == ((), False)
-    assert seen.reason == "the store has told no more within 0.02 s"
+    assert seen.reason == "the store took longer than 0.02 s"
     assert store.cancelled == 1
 
 
 async def test_a_store_that_fails_tells_why() -> None:
-    """What the store says is the reason."""
+    """The error of the store is the reason."""
     store = filled(WatchedStore(), a=ARRAY)
     store.failure = StorageUnavailableError(ObjectRef("memory://bucket", "x"), "is on fire")
 
@@ -105,7 +111,7 @@ async def test_a_store_that_fails_tells_why() -> None:
 
 
 async def test_what_was_seen_before_a_fault_is_told() -> None:
-    """A root without a listing still has the container that its own metadata tell of."""
+    """A root that cannot be listed has the container that its own metadata name."""
     consolidated = {"consolidated_metadata": {"kind": "inline", "metadata": {"a": ARRAY}}}
     group = {"zarr_format": 3, "node_type": "group"} | consolidated
     seen = await look(filled(Unlisted(), _=group, a=ARRAY))
@@ -114,7 +120,7 @@ async def test_what_was_seen_before_a_fault_is_told() -> None:
 
 
 async def test_of_a_precomputed_volume_only_the_container_counts() -> None:
-    """Its scales are no nodes of Zarr."""
+    """Its scales are not Zarr nodes."""
     scale = {"key": "8", "size": [4, 4, 4], "chunk_sizes": [[2, 2, 2]], "encoding": "raw"}
     info = {
         "@type": "neuroglancer_multiscale_volume",
@@ -132,25 +138,25 @@ async def test_of_a_precomputed_volume_only_the_container_counts() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        (b'{"attributes": {"ome": {"multiscales": [{}]}}}', SeenGroup("g", is_image=True)),
-        (b'{"consolidated_metadata": {}}', SeenGroup("g", is_consolidated=True)),
-        (b'{"consolidated_metadata": null}', SeenGroup("g")),
-        (b'{"attributes": {"ome": {"multiscales": []}}}', SeenGroup("g")),
-        (b'{"attributes": {"multiscales": [{}]}}', SeenGroup("g")),
-        (b'{"attributes": {"ome": []}}', SeenGroup("g")),
-        (b'{"attributes": null}', SeenGroup("g")),
-        (b"[]", SeenGroup("g")),
-        (b"", SeenGroup("g")),
-        (b"{" * 100_000, SeenGroup("g")),
+        (b'{"attributes": {"ome": {"multiscales": [{}]}}}', GroupSummary("g", is_image=True)),
+        (b'{"consolidated_metadata": {}}', GroupSummary("g", is_consolidated=True)),
+        (b'{"consolidated_metadata": null}', GroupSummary("g")),
+        (b'{"attributes": {"ome": {"multiscales": []}}}', GroupSummary("g")),
+        (b'{"attributes": {"multiscales": [{}]}}', GroupSummary("g")),
+        (b'{"attributes": {"ome": []}}', GroupSummary("g")),
+        (b'{"attributes": null}', GroupSummary("g")),
+        (b"[]", GroupSummary("g")),
+        (b"", GroupSummary("g")),
+        (b"{" * 100_000, GroupSummary("g")),
     ],
 )
-def test_groups_are_understood(document: bytes, expected: SeenGroup) -> None:
-    """Attributes of OME-Zarr are where version 0.5 has them; all else says nothing."""
-    assert understand("g", document) == expected
+def test_groups_are_understood(document: bytes, expected: GroupSummary) -> None:
+    """Attributes of OME-Zarr are where version 0.5 has them; other documents say nothing."""
+    assert summarize_group("g", document) == expected
 
 
 def test_our_documents_are_those_of_zarr(tmp_path: Any) -> None:
-    """What the tests take for an array opens as one."""
+    """The array document of these tests opens in zarr-python."""
     (tmp_path / "zarr.json").write_text(json.dumps(ARRAY))
 
     assert np.all(zarr.open_array(LocalStore(tmp_path), mode="r")[...] == 0)

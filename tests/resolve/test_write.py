@@ -1,16 +1,15 @@
-"""Keys written: objects, documents, many at once."""
+"""Writes of objects, documents, many keys and whole prefixes."""
 
 import asyncio
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from app.errors import (
-    BadKeyError,
     BusyError,
-    ConflictError,
     PreconditionFailedError,
     ReadOnlyError,
     ShardgateError,
@@ -22,8 +21,11 @@ from app.formats.contract import Target
 from app.formats.reading import Fetch
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
-from app.resolve.writing import Given
+from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import build_meshes
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.repositories import create
 from tests.resolve.writers import (
     Between,
     chunks_of,
@@ -33,39 +35,25 @@ from tests.resolve.writers import (
     stored,
     zarr_json,
 )
-from tests.resolving import ROOT
+from tests.resolving import ROOT, All
 
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    """Store what most of them begin with."""
+    """Store an empty sharded array and an object."""
     return filled()
 
 
-async def test_an_object_is_stored_as_it_is(memory: MemoryStore) -> None:
-    """What lies in no shard, passes; a reader that knew the old one sees the new."""
+async def test_an_object_is_written_unchanged(memory: MemoryStore) -> None:
+    """A reader that knew the old object sees the new; deleting an absent one is no error."""
     one = replica(memory)
-    assert await one.read("notes/one") == b"one"
-
-    await one.put("notes/one", b"two")
-    await one.put("notes/new", b"new")
-
-    assert [await one.read(f"notes/{name}") for name in ("one", "new")] == [b"two", b"new"]
-
-
-async def test_an_object_is_removed(memory: MemoryStore) -> None:
-    """To remove what is not there is no error."""
-    one = replica(memory)
-    assert await one.read("notes/one") == b"one"
-
-    await one.put("notes/one", None)
-    await one.put("notes/one", None)
-
-    assert await one.read("notes/one") is None
+    for body in (b"one", b"two", None, None):
+        await one.put("notes/one", body)
+        assert await one.read("notes/one") == body
 
 
 async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:
-    """What was looked at is what is replaced, or it is looked at again."""
+    """Only the version that fulfilled the precondition is replaced."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
     left = [b"by another"]
@@ -82,7 +70,7 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
 
 
 async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore) -> None:
-    """An object that others replace all the time is no reason to wait for ever."""
+    """An object that others replace all the time ends in `BusyError`."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
 
@@ -96,7 +84,7 @@ async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore
 
 
 async def test_an_object_that_came_as_gzip_is_told_so_later(memory: MemoryStore) -> None:
-    """Where the store keeps that; a reader gets what it holds."""
+    """A store that keeps headers keeps the coding; readers get the inflated body."""
     one = replica(memory)
 
     await one.put("notes/new", gzip.compress(b"text"), is_gzip=True)
@@ -106,7 +94,7 @@ async def test_an_object_that_came_as_gzip_is_told_so_later(memory: MemoryStore)
 
 
 async def test_a_store_without_codings_gets_what_the_gzip_holds(memory: MemoryStore) -> None:
-    """Nobody could tell later that it is gzip."""
+    """A store without headers gets the inflated body."""
 
     class Plain(Between):
         def keeps_headers(self, _: object) -> bool:
@@ -136,19 +124,8 @@ async def test_attributes_are_written_back_through_the_unsharded_view(memory: Me
     assert await one.read("a/c/3") == b"chnk"
 
 
-async def test_another_chunk_grid_is_a_conflict(memory: MemoryStore) -> None:
-    """The shards that are there would be misread."""
-    one = replica(memory)
-    document = json.loads(await one.read("a/zarr.json") or b"")
-    document["chunk_grid"]["configuration"]["chunk_shape"] = [8]
-
-    with pytest.raises(ConflictError, match="chunk"):
-        await one.put("a/zarr.json", json.dumps(document).encode())
-    assert await stored(memory, "a/zarr.json") == zarr_json()
-
-
 async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) -> None:
-    """A condition on the version of the document as it is served holds, or does not."""
+    """Conditions are checked against the ETag of the served document."""
     one = replica(memory)
     names: list[str] = []
 
@@ -159,7 +136,7 @@ async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) ->
     with pytest.raises(PreconditionFailedError):
         await one.put("a/zarr.json", zarr_json(), demand)
     async with one.reading.resolver.open(
-        one.reading.dataset, VirtualKey("a/zarr.json"), lambda entity: _Nothing(entity.etag)
+        one.reading.dataset, VirtualKey("a/zarr.json"), lambda _: All(None)
     ) as opened:
         assert opened is not None
         assert opened.entity.etag in names
@@ -168,7 +145,7 @@ async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) ->
 async def test_a_document_is_removed_in_the_version_that_readers_know(
     memory: MemoryStore,
 ) -> None:
-    """Its name as it is served fulfils the demand of who deletes it, and another does not."""
+    """The served ETag fulfils the condition of a delete, another one does not."""
     one = replica(memory)
     document = json.loads(await one.read("a/zarr.json") or b"")
     etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
@@ -181,7 +158,7 @@ async def test_a_document_is_removed_in_the_version_that_readers_know(
 
 
 async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
-    """After an error nobody knows what is stored, so that it is asked for."""
+    """After an error the cached state is outdated."""
     store = Between(memory)
     one = replica(store)
     assert await one.read("notes/one") == b"one"
@@ -198,7 +175,7 @@ async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
 
 
 async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemoryStore) -> None:
-    """What was known of the array before is not written into the metadata of its group."""
+    """Consolidated metadata are written from the current metadata of the array."""
     one = replica(memory)
     seen = json.loads(await one.read("a/zarr.json") or b"")
 
@@ -216,37 +193,19 @@ async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemorySt
     assert kept["consolidated_metadata"]["metadata"]["a"]["chunk_grid"] == other_grid
 
 
-class _Nothing:
-    """The choice of nothing."""
-
-    reads = None
-
-    def __init__(self, _: str) -> None:
-        pass
-
-
 async def test_a_document_that_nobody_would_read_is_refused(memory: MemoryStore) -> None:
-    """Larger metadata than are read would make the array unreadable."""
+    """Metadata over the limit would make the array unreadable."""
     one = replica(memory)
 
     with pytest.raises(TooLargeError, match="metadata"):
         await one.put("a/zarr.json", zarr_json(attributes={"k": "x" * 2**16}))
 
 
-async def test_off_the_grid_no_chunk_is_written(memory: MemoryStore) -> None:
-    """And none deleted: the key names nothing."""
-    one = replica(memory)
-
-    with pytest.raises(BadKeyError, match="c/99"):
-        await one.put("a/c/99", b"0000")
-    assert await stored(memory, "a/c/99") is None
-
-
 @pytest.mark.parametrize("later_s", [0, 10**9])
 async def test_an_array_made_elsewhere_is_not_taken_for_objects(
     memory: MemoryStore, later_s: int
 ) -> None:
-    """That there was no array is not believed by who writes what may be a chunk of it."""
+    """Before a key like a chunk's is written as an object, metadata are read again."""
     one = replica(memory)
     assert await one.read("b/c/3") is None
     memory.place(ROOT.join("b/zarr.json"), zarr_json())
@@ -259,7 +218,7 @@ async def test_an_array_made_elsewhere_is_not_taken_for_objects(
 
 
 async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: MemoryStore) -> None:
-    """And it is told of each what came of it."""
+    """Each key gets its own outcome."""
     one = replica(memory)
     given: dict[str, bytes | None] = {f"a/c/{n}": b"%04d" % n for n in range(16)}
     given |= {"a/c/99": b"0000", "notes/new": b"new", "notes/one": None, "a/c/3": b"short"}
@@ -278,9 +237,9 @@ async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: Mem
 
 
 async def test_of_a_key_that_is_given_twice_the_last_counts(memory: MemoryStore) -> None:
-    """As if they had come one after the other."""
+    """The result is that of two writes in turn."""
     one = replica(memory)
-    several = [Given(VirtualKey("a/c/3"), body) for body in (b"1111", b"2222")]
+    several = [KeyWrite(VirtualKey("a/c/3"), body) for body in (b"1111", b"2222")]
 
     outcomes = await one.writer.put_each(one.reading.dataset, several)
 
@@ -310,7 +269,7 @@ def huge_2022() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("key", ["h/c/3", "h/data/root/x/c3"])
 async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key: str) -> None:
-    """Their index would take all memory, as soon as one chunk of them is written."""
+    """The index would take all memory with the first chunk."""
     grid = {"name": "regular", "configuration": {"chunk_shape": [2**40]}}
     documents = {"h/zarr.json": zarr_json(shape=[2**40], chunk_grid=grid)}
     for name, document in (documents if "root" not in key else huge_2022()).items():
@@ -323,7 +282,7 @@ async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key
 
 
 async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
-    """What the store was not seen to refuse, it could lose."""
+    """A store that ignores conditions could lose writes."""
 
     class Unsafe(Between):
         async def verify_conditional_writes(self, root: object) -> None:
@@ -342,7 +301,7 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
 async def test_others_have_their_turn_while_many_keys_are_written(
     memory: MemoryStore, name: str
 ) -> None:
-    """Thousands of keys in one request hold nothing up, though the store answers at once."""
+    """Thousands of keys in one request yield to the event loop."""
     count = 1000
     grid = {"name": "regular", "configuration": {"chunk_shape": [4 * count]}}
     memory.place(ROOT.join("a/zarr.json"), zarr_json(shape=[4 * count], chunk_grid=grid))
@@ -365,9 +324,84 @@ async def test_others_have_their_turn_while_many_keys_are_written(
     dataset = one.reading.dataset
     dataset = replace(dataset, containers=Counted(dataset.containers.formats))
     other = asyncio.create_task(take_turns())
-    given = [Given(VirtualKey(name.format(number)), b"0000") for number in range(count)]
+    given = [KeyWrite(VirtualKey(name.format(number)), b"0000") for number in range(count)]
     outcomes = await one.writer.put_each(dataset, given)
     other.cancel()
 
     assert not any(isinstance(outcome, ShardgateError) for outcome in outcomes)
     assert 0 < longest <= 100
+
+
+async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> None:
+    """Shards and metadata of an array are deleted, and nothing else."""
+    one = replica(memory)
+    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
+    memory.place(ROOT.join("ab"), b"beside")
+
+    count = await one.eraser.erase(one.reading.dataset, VirtualKey("a/"))
+
+    assert count == 3
+    assert [listed.ref.key async for listed in memory.list(ROOT.prefix)] == [
+        ROOT.join("ab").key,
+        ROOT.join("notes/one").key,
+    ]
+    assert await one.read("a/c/3") is None
+
+
+async def test_sharded_meshes_are_taken_away_as_a_whole(memory: MemoryStore) -> None:
+    """A directory of meshes can be deleted, though no single one can be written."""
+    for name, data in build_meshes({"8": b"eight"}, sharding=RAW_SHARDING).items():
+        memory.place(ROOT.join(f"mesh/{name}"), data)
+    one = replica(memory)
+
+    assert await one.eraser.erase(one.reading.dataset, VirtualKey("mesh/")) == 2
+    assert [listed async for listed in memory.list(ROOT.join("mesh/").prefix)] == []
+
+
+def _files_of_repository(folder: Path) -> dict[str, bytes]:
+    create(folder)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+async def test_a_repository_is_not_taken_away_with_what_is_around_it(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    """A prefix with a repository below is read-only."""
+    files = _files_of_repository(tmp_path)
+    for name, data in files.items():
+        memory.place(ROOT.join(f"x/lab/{name}"), data)
+    memory.place(ROOT.join("x/beside"), b"it")
+    one = replica(memory)
+
+    with pytest.raises(ReadOnlyError):
+        await one.eraser.erase(one.reading.dataset, VirtualKey("x/"))
+
+    assert len([each async for each in memory.list(ROOT.join("x/"))]) == len(files) + 1 > 4
+
+
+async def test_chunks_are_taken_away_without_their_array(memory: MemoryStore) -> None:
+    """Objects right in the array's own directory stay."""
+    one = replica(memory)
+    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
+
+    assert await one.eraser.erase(one.reading.dataset, VirtualKey("a/c/")) == 16
+
+    assert await stored(memory, "a/c/0") is await stored(memory, "a/c/1") is None
+    assert await one.read("a/zarr.json") is not None
+
+
+async def test_shards_of_an_array_made_elsewhere_are_no_objects(memory: MemoryStore) -> None:
+    """A shard below the prefix may hold a chunk that is not below it."""
+    one, other = replica(memory), replica(memory)
+    assert await one.read("b/c/0/0") is None
+    grid = {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
+    codecs = json.loads(zarr_json())["codecs"]
+    codecs[0]["configuration"]["chunk_shape"] = [4, 4]
+    document = zarr_json(shape=[8, 4], chunk_grid=grid, codecs=codecs)
+    memory.place(ROOT.join("b/zarr.json"), document)
+    await put_each(other, {"b/c/0/0": bytes(16), "b/c/1/0": b"\1" * 16})
+
+    await one.eraser.erase(one.reading.dataset, VirtualKey("b/c/0/"))
+
+    assert [await other.read(f"b/c/{n}/0") for n in range(2)] == [None, b"\1" * 16]

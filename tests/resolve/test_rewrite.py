@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import BusyError, PreconditionFailedError, StorageUnavailableError
 from app.model import ETag, ObjectRef
-from app.resolve.entity import Demand
+from app.resolve.bodies import Demand
 from app.storage.contract import Conflict
 from app.storage.memory import MemoryStore
 from tests.resolve.writers import (
@@ -26,12 +26,12 @@ SHARD = ROOT.join("a/c/0")
 
 
 def absent(names: Sequence[ETag]) -> bool:
-    """Demand that there is nothing."""
+    """Precondition: the inner chunk is absent."""
     return not names
 
 
 def the_same(etag: ETag | None) -> Demand:
-    """Demand that the version still is *etag*."""
+    """Precondition: the version is *etag*."""
     return lambda names: etag in names
 
 
@@ -44,7 +44,7 @@ def memory() -> MemoryStore:
 
 
 async def stored(memory: MemoryStore, ref: ObjectRef = SHARD) -> dict[int, bytes]:
-    """Take the shard that is stored apart."""
+    """Return the chunks of the stored shard."""
     found = await memory.get(ref)
     assert found is not None
     return chunks_of(found.data)  # type: ignore[union-attr]  # no condition was given
@@ -58,7 +58,7 @@ async def put_all(one: Replica, chunks: range) -> None:
 
 
 async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> None:
-    """While a shard is rewritten the others gather for the next time."""
+    """Changes that arrive during a rewrite go into the next one together."""
     one = replica(memory)
 
     await put_all(one, range(8))
@@ -68,31 +68,8 @@ async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> Non
     assert len(one.rewrites) <= 2
 
 
-async def test_shards_are_rewritten_by_themselves(memory: MemoryStore) -> None:
-    """A change goes into the shard that it belongs to, and none waits for another's."""
-    one = replica(memory)
-
-    await put_all(one, range(32))
-
-    for shard in range(4):
-        chunks = await stored(memory, ROOT.join(f"a/c/{shard}"))
-        assert chunks == {n: b"%04d" % (8 * shard + n) for n in range(8)}
-
-
-async def test_the_new_shard_is_seen_at_once(memory: MemoryStore) -> None:
-    """Who reads from this process sees the old chunk, or nothing, only until a put returns."""
-    one = replica(memory)
-    assert await one.read("a/c/3") is None
-
-    await one.put("a/c/3", b"new!")
-    first = await one.read("a/c/3")
-    await one.put("a/c/3", b"newer"[:4])
-
-    assert (first, await one.read("a/c/3")) == (b"new!", b"newe")
-
-
 async def test_the_index_that_was_written_is_not_read_back(memory: MemoryStore) -> None:
-    """A further rewrite needs no reading but of what it keeps."""
+    """Another rewrite reads only the chunks that it keeps."""
     store = Between(memory)
     one = replica(store)
     await one.put("a/c/3", b"new!")
@@ -104,10 +81,12 @@ async def test_the_index_that_was_written_is_not_read_back(memory: MemoryStore) 
 
 
 async def test_the_version_that_a_put_names_is_that_of_a_get(memory: MemoryStore) -> None:
-    """So that a client may go on with a condition."""
+    """Its ETag works as the condition of the next write."""
     one = replica(memory)
+    assert await one.read("a/c/3") is None
 
     etag = await one.put("a/c/3", b"new!")
+    assert await one.read("a/c/3") == b"new!"
 
     again = await one.put("a/c/3", b"more", the_same(etag))
     with pytest.raises(PreconditionFailedError):
@@ -117,7 +96,7 @@ async def test_the_version_that_a_put_names_is_that_of_a_get(memory: MemoryStore
 
 
 async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore) -> None:
-    """Who loses the swap reads the shard anew, and both chunks are there."""
+    """After a lost swap the shard is read anew, and all chunks are kept."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/0", b"0000")
@@ -136,7 +115,7 @@ async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore)
 
 
 async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore) -> None:
-    """A shard that others replace all the time is no reason to wait for ever."""
+    """A shard that others replace all the time ends in `BusyError`."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
 
@@ -150,7 +129,7 @@ async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore
 
 
 async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) -> None:
-    """Not against what this process remembers of the shard."""
+    """Preconditions are checked against the stored shard, not a cached index."""
     one, other = replica(memory), replica(memory)
     assert await one.read("a/c/3") is None
 
@@ -164,7 +143,7 @@ async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) 
 
 
 async def test_of_many_who_demand_that_there_is_nothing_one_succeeds(memory: MemoryStore) -> None:
-    """Also where all of them go into the same rewrite."""
+    """One rewrite checks each precondition after the changes before it."""
     one = replica(memory)
     puts = [one.put("a/c/3", b"%04d" % number, absent) for number in range(8)]
 
@@ -177,7 +156,7 @@ async def test_of_many_who_demand_that_there_is_nothing_one_succeeds(memory: Mem
 
 
 async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: MemoryStore) -> None:
-    """Of two puts of one rewrite only the last one's name fits what is there."""
+    """Of two writes in one rewrite only the last ETag matches."""
     one = replica(memory)
     first, last = await asyncio.gather(one.put("a/c/3", b"1111"), one.put("a/c/3", b"2222"))
 
@@ -188,7 +167,7 @@ async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: Memory
 
 
 async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
-    """A shard without chunks is no shard."""
+    """A shard without chunks is deleted."""
     one = replica(memory)
     await put_all(one, range(2))
 
@@ -204,7 +183,7 @@ async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
 async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
     memory: MemoryStore,
 ) -> None:
-    """To remove whatever is there could remove what another replica has just written."""
+    """An unconditional delete could remove the write of another replica."""
 
     class Undeletable(Between):
         async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
@@ -221,7 +200,7 @@ async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
 
 
 async def test_nothing_is_written_to_delete_what_is_not_there(memory: MemoryStore) -> None:
-    """But that it is not there has to be seen now."""
+    """The absence is verified with the store."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/1", None)
@@ -234,7 +213,7 @@ async def test_nothing_is_written_to_delete_what_is_not_there(memory: MemoryStor
 
 
 async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: MemoryStore) -> None:
-    """Nobody waits for ever, and nothing is remembered."""
+    """All callers get the error, and it is not cached."""
     store = Between(memory)
     one = replica(store)
 
@@ -253,7 +232,7 @@ async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: Me
 
 
 async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
-    """A change that waits for a rewrite goes with its client; one that is written does not."""
+    """A waiting change is dropped with its client; one in a rewrite is written."""
     store = Between(memory)
     one = replica(store)
     has_begun, going_on = asyncio.Event(), asyncio.Event()
@@ -283,7 +262,7 @@ async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
 async def test_what_is_read_for_a_checksum_is_counted_besides(
     memory: MemoryStore, checksums: int
 ) -> None:
-    """What stays of a shard under a checksum is held as it was read, and as it is written."""
+    """Bytes kept under a checksum are reserved as read and as written."""
     document = json.loads(zarr_json())
     document["codecs"] += [{"name": "crc32c"}] * checksums
     memory.place(ROOT.join("a/zarr.json"), json.dumps(document).encode())

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from app.formats.listing import Window
 from app.model import ObjectRef, VirtualKey
-from app.resolve.entity import Coding, Entity
-from app.resolve.listing import Entry
+from app.resolve.bodies import Coding, Entity
+from app.resolve.listing import ListedKey
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import volume_info
@@ -170,7 +170,7 @@ def _store(objects: Mapping[str, bytes]) -> MemoryStore:
     return store
 
 
-async def _pages(data: Reading, window: Window, limit: int) -> list[list[Entry]]:
+async def _pages(data: Reading, window: Window, limit: int) -> list[list[ListedKey]]:
     pages = []
     after: str | None = window.after
     while after is not None:
@@ -206,7 +206,7 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
 @given(trees(), st.data())
 async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
-    """Whatever there is, and wherever a listing begins, pages of any size give all of it once."""
+    """Pages of any size, from any start, have each key once."""
     objects, keys = tree
     served = reading(_store(objects), root=ROOT)
     window = data.draw(windows(keys))
@@ -245,7 +245,7 @@ async def _entity(served: Reading, key: str) -> Entity:
 async def test_what_stays_is_listed_once_whatever_comes_and_goes(
     tree: Tree, data: st.DataObject
 ) -> None:
-    """Objects that come or go between pages disturb nothing else."""
+    """Changes of other objects between pages disturb no key."""
     objects, keys = tree
     store = _store(objects)
     served = reading(store, root=ROOT, ttl_s=0)

@@ -1,21 +1,23 @@
-"""Reads that are described, performed, shared and remembered."""
+"""Reads that are performed, shared, cached and revalidated."""
 
 import asyncio
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.errors import (
     DamagedError,
     StorageDeniedError,
     StorageUnavailableError,
-    VersionChangedError,
 )
 from app.formats.reading import DecodeError, Opaque, Read
 from app.model import ByteRange, Condition, ETag, Fixed, ObjectRef, UnmodifiedSince
-from app.resolve.fetch import OVERHEAD_NBYTES, Memory, ReadCache
+from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from app.storage.contract import Stat
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
 
@@ -24,7 +26,7 @@ _TTL_S = 60.0
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Wraps bytes and notes on which thread; refuses those that begin with ``bad``."""
+    """Wraps bytes and records the threads; refuses bytes that begin with ``bad``."""
 
     threads: list[int] = field(default_factory=list, compare=False)
 
@@ -42,7 +44,7 @@ class _Case:
     def __init__(self, data: bytes | None = b"old", max_bytes: int = 2**20) -> None:
         self.store = WatchedStore()
         self.clock = Clock()
-        self.memory = Memory(max_bytes)
+        self.memory = MetadataCache(max_bytes)
         self.fetch = ReadCache(self.store, self.memory, ttl_s=_TTL_S, clock=self.clock)
         self.decoder = _Decoder()
         self.read = Read("metadata", REF, None, self.decoder)
@@ -55,72 +57,36 @@ class _Case:
         return None if found is None else found.value.data
 
 
-async def test_an_answer_is_good_for_its_ttl() -> None:
-    """Until the time is over the store is asked once and a change is not seen."""
-    case = _Case()
-    assert await case.data() == b"old"
+@pytest.mark.parametrize("old", [b"old", None])
+async def test_a_result_is_fresh_for_its_ttl(old: bytes | None) -> None:
+    """A change is seen after `ttl_s` and not before; absence is cached too."""
+    case = _Case(old)
+    assert await case.data() == old
     case.store.place(REF, b"new")
     case.clock.now += _TTL_S - 0.001
-
-    assert await case.data() == b"old"
+    assert await case.data() == old
     assert len(case.store.calls) == 1
-
-
-async def test_after_its_ttl_an_answer_is_asked_for_anew() -> None:
-    """When the time is over a change is seen."""
-    case = _Case()
-    await case.data()
-    case.store.place(REF, b"new")
-    case.clock.now += _TTL_S
+    case.clock.now += 0.001
 
     assert await case.data() == b"new"
 
 
-async def test_the_answer_carries_version_and_size_of_the_object() -> None:
-    """A part is told together with the ETag and the length of the whole."""
-    case = _Case()
-    found = await case.fetch(case.read._replace(request=ByteRange(0, 2)))
-
-    assert found is not None
-    assert (found.value.data, found.etag, found.size) == (b"ol", case.store.place(REF, b"old"), 3)
-
-
-async def test_revalidation_sends_the_known_version() -> None:
-    """The second read names the ETag of the first in If-None-Match."""
+async def test_an_expired_result_is_revalidated_by_its_etag() -> None:
+    """A confirmed result is not decoded again, and fresh for another `ttl_s`."""
     case = _Case()
     etag = case.store.place(REF, b"old")
-    await case.data()
-    case.clock.now += _TTL_S
-    await case.data()
-
-    assert [call.if_none_match for call in case.store.calls] == [None, etag]
-
-
-async def test_what_is_confirmed_is_not_decoded_again() -> None:
-    """The decoded value of an unchanged object is kept."""
-    case = _Case()
     first = await case.fetch(case.read)
     case.clock.now += _TTL_S
-    second = await case.fetch(case.read)
+    assert await case.fetch(case.read) is first
+    case.clock.now += _TTL_S - 0.001
+    assert await case.fetch(case.read) is first
 
-    assert first is second
+    assert [call.if_none_match for call in case.store.calls] == [None, etag]
     assert len(case.decoder.threads) == 1
 
 
-async def test_what_is_confirmed_is_good_for_another_ttl() -> None:
-    """A revalidated answer needs no read until its time is over again."""
-    case = _Case()
-    await case.data()
-    case.clock.now += _TTL_S
-    await case.data()
-    case.clock.now += _TTL_S - 0.001
-    await case.data()
-
-    assert len(case.store.calls) == 2
-
-
 async def test_the_time_runs_from_the_question() -> None:
-    """An answer that took a while is good for that much less."""
+    """`ttl_s` runs from the request, not from the answer."""
     case = _Case()
     case.store.gate.clear()
     task = asyncio.create_task(case.data())
@@ -133,62 +99,26 @@ async def test_the_time_runs_from_the_question() -> None:
     assert len(case.store.calls) == 2
 
 
-async def test_absence_is_remembered() -> None:
-    """What was absent stays absent for as long as what was there."""
-    case = _Case(None)
-    assert await case.data() is None
-    case.store.place(REF, b"new")
-    case.clock.now += _TTL_S - 0.001
-    assert await case.data() is None
-    case.clock.now += 0.001
-
-    assert await case.data() == b"new"
-
-
-async def test_a_failure_is_not_remembered() -> None:
-    """After a failure the next read asks again."""
-    case = _Case()
+async def test_failures_and_damage_are_not_cached() -> None:
+    """The next read asks the store again."""
+    case = _Case(b"bad")
     case.store.failure = StorageDeniedError(REF, "for the test")
-    with pytest.raises(StorageDeniedError):
-        await case.data()
+    for error in (StorageDeniedError, DamagedError):
+        with pytest.raises(error):
+            await case.data()
+    case.store.place(REF, b"mended")
 
-    assert await case.data() == b"old"
+    assert await case.data() == b"mended"
 
 
 async def test_a_failed_revalidation_is_a_failure() -> None:
-    """What is over its time is not given because the store cannot be asked."""
+    """An expired result is not returned because the store fails."""
     case = _Case()
     await case.data()
     case.clock.now += _TTL_S
     case.store.failure = StorageUnavailableError(REF, "for the test")
     with pytest.raises(StorageUnavailableError):
         await case.data()
-
-
-async def test_damage_names_the_object() -> None:
-    """What cannot be decoded is an error with the object and the reason in it."""
-    case = _Case(b"bad")
-    with pytest.raises(DamagedError) as caught:
-        await case.data()
-
-    assert (caught.value.ref, caught.value.reason) == (REF, "it begins with bad")
-
-
-async def test_damage_is_not_remembered() -> None:
-    """Once the object is mended it is read."""
-    case = _Case(b"bad")
-    with pytest.raises(DamagedError):
-        await case.data()
-    case.store.place(REF, b"mended")
-
-    assert await case.data() == b"mended"
-
-
-async def test_an_object_too_short_for_the_read_is_damaged() -> None:
-    """An empty object where metadata should be is damage, not absence."""
-    case = _Case(b"")
-    with pytest.raises(DamagedError, match="0 bytes are too few for its metadata"):
-        await case.fetch(case.read._replace(request=ByteRange(0, 10)))
 
 
 async def test_callers_of_one_read_share_it() -> None:
@@ -201,7 +131,7 @@ async def test_callers_of_one_read_share_it() -> None:
 
 
 async def test_what_was_forgotten_is_read_anew() -> None:
-    """After `forget` the answer comes from the store, without a condition."""
+    """After `forget` the read is unconditional."""
     case = _Case()
     await case.data()
     case.store.place(REF, b"new")
@@ -213,7 +143,7 @@ async def test_what_was_forgotten_is_read_anew() -> None:
 
 
 async def test_forgetting_concerns_one_object() -> None:
-    """What is known of other objects stays."""
+    """Results of other objects stay fresh."""
     case = _Case()
     await case.data()
     case.fetch.forget(ObjectRef("memory://bucket", "data/other"))
@@ -224,7 +154,7 @@ async def test_forgetting_concerns_one_object() -> None:
 
 
 async def test_what_was_forgotten_is_not_known_again() -> None:
-    """However many other objects are forgotten after it."""
+    """Forgetting many other objects does not make it fresh again."""
     case = _Case()
     await case.data()
     case.store.place(REF, b"new")
@@ -237,7 +167,7 @@ async def test_what_was_forgotten_is_not_known_again() -> None:
 
 
 async def test_a_read_under_way_is_not_joined_after_forgetting() -> None:
-    """A read that began before `forget` may tell the old; who asks afterwards gets the new."""
+    """A read that began before `forget` may return the old version."""
     case = _Case()
     case.store.gate.clear()
     before = asyncio.create_task(case.data())
@@ -254,7 +184,7 @@ async def test_a_read_under_way_is_not_joined_after_forgetting() -> None:
 
 
 async def test_a_read_that_began_before_forgetting_is_not_believed() -> None:
-    """Its answer is for those who waited; the next caller asks again."""
+    """Its result is for its callers only; the next caller reads again."""
     case = _Case()
     case.store.gate.clear()
     before = asyncio.create_task(case.data())
@@ -270,7 +200,7 @@ async def test_a_read_that_began_before_forgetting_is_not_believed() -> None:
 
 
 async def test_a_read_of_a_version_never_goes_stale() -> None:
-    """Neither time nor `forget` makes a pinned answer wrong."""
+    """Neither time nor `forget` outdates it."""
     case = _Case()
     pinned = case.read._replace(version=case.store.place(REF, b"old"))
     await case.fetch(pinned)
@@ -283,21 +213,11 @@ async def test_a_read_of_a_version_never_goes_stale() -> None:
     assert (found.value.data, len(case.store.calls)) == (b"old", 1)
 
 
-@pytest.mark.parametrize("data", [b"new", None])
-async def test_a_read_of_another_version_is_refused(data: bytes | None) -> None:
-    """A pinned read of an object that was replaced or removed is no absence."""
-    case = _Case(data)
-    with pytest.raises(VersionChangedError) as caught:
-        await case.fetch(case.read._replace(version=ETag('"old"')))
-
-    assert caught.value.ref == REF
-
-
 _FIXED = Fixed(ETag('"name"'))
 
 
 async def test_a_read_of_what_never_changes_never_goes_stale() -> None:
-    """It needs no condition, and neither time nor `forget` makes it wrong."""
+    """It is unconditional, and neither time nor `forget` outdates it."""
     case = _Case()
     fixed = case.read._replace(version=_FIXED)
     first = await case.fetch(fixed)
@@ -311,7 +231,7 @@ async def test_a_read_of_what_never_changes_never_goes_stale() -> None:
 
 
 async def test_the_absence_of_what_never_changes_ends() -> None:
-    """A file may be read before it is written: its absence is good for its ttl."""
+    """A file may be read before it is written: absence expires after `ttl_s`."""
     case = _Case(None)
     fixed = case.read._replace(version=_FIXED)
     assert await case.fetch(fixed) is None
@@ -331,30 +251,21 @@ async def test_the_absence_of_what_never_changes_ends() -> None:
 async def test_what_must_not_have_changed_is_damaged_where_it_has(
     data: bytes | None, condition: Condition
 ) -> None:
-    """Whoever refers to it told how it was: to ask again would not help."""
+    """A reference says which version it was; a retry would not help."""
     case = _Case(data)
     with pytest.raises(DamagedError, match="not as it was"):
         await case.fetch(case.read._replace(version=Fixed(ETag('"name"'), condition)))
     assert case.store.calls[0].if_match == condition
 
 
-async def test_what_was_there_once_can_be_enough() -> None:
-    """Asked for so, what is known is never asked for again, however old."""
+async def test_a_read_for_ever_takes_any_known_version() -> None:
+    """It expires never, until another reader finds a new version."""
     case = _Case()
     first = await case.fetch(case.read, ever=True)
     case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
-
     assert await case.fetch(case.read, ever=True) is first
     assert len(case.store.calls) == 1
-
-
-async def test_what_was_there_once_may_be_asked_for_anew_by_others() -> None:
-    """Who wants to know how it is now asks, and who took it as it was learns of that."""
-    case = _Case()
-    await case.fetch(case.read, ever=True)
-    case.store.place(REF, b"new")
-    case.clock.now += _TTL_S
     assert await case.data() == b"new"
     found = await case.fetch(case.read, ever=True)
 
@@ -364,7 +275,7 @@ async def test_what_was_there_once_may_be_asked_for_anew_by_others() -> None:
 
 
 async def test_what_was_there_once_can_be_forgotten() -> None:
-    """Who finds that it cannot be right makes everyone ask."""
+    """After `forget` a read for ever asks the store."""
     case = _Case()
     await case.fetch(case.read, ever=True)
     case.store.place(REF, b"new")
@@ -376,7 +287,7 @@ async def test_what_was_there_once_can_be_forgotten() -> None:
 
 
 async def test_what_was_not_there_once_is_asked_for_again() -> None:
-    """Absence is good for its ttl, whoever asks."""
+    """Absence expires after `ttl_s` for a read for ever too."""
     case = _Case(None)
     assert await case.fetch(case.read, ever=True) is None
     case.store.place(REF, b"new")
@@ -387,61 +298,35 @@ async def test_what_was_not_there_once_is_asked_for_again() -> None:
 
 
 async def test_what_was_there_once_is_good_for_ever() -> None:
-    """So an answer that rests on it alone expires never, but absence does."""
+    """A read for ever has no expiry, unless it found nothing."""
     case = _Case()
     other = case.read._replace(ref=ObjectRef("memory://bucket", "data/none"))
 
-    assert (await case.fetch.remember(case.read, ever=True)).expires_at == inf
-    assert (await case.fetch.remember(case.read)).expires_at == case.clock.now + _TTL_S
-    assert (await case.fetch.remember(other, ever=True)).expires_at == case.clock.now + _TTL_S
+    assert (await case.fetch.get_or_fetch(case.read, ever=True)).expires_at == inf
+    assert (await case.fetch.get_or_fetch(case.read)).expires_at == case.clock.now + _TTL_S
+    assert (await case.fetch.get_or_fetch(other, ever=True)).expires_at == case.clock.now + _TTL_S
 
 
-async def test_a_stat_is_remembered() -> None:
-    """Size and version are asked for once."""
-    case = _Case()
+@pytest.mark.parametrize("data", [b"old", None])
+async def test_a_stat_is_cached(data: bytes | None) -> None:
+    """The store is asked for size and version once; an unknown stat is not one of absence."""
+    case = _Case(data)
+    assert case.fetch.cached_stat(REF) is None
     first = await case.fetch.stat(REF)
-    second = await case.fetch.stat(REF)
 
-    assert first == second
-    assert first.known == Stat(3, case.store.place(REF, b"old"))
+    assert first.known == (None if data is None else Stat(3, case.store.place(REF, data)))
+    assert first == await case.fetch.stat(REF) == case.fetch.cached_stat(REF)
     assert case.store.methods == ["stat"]
 
 
 async def test_what_was_learned_needs_no_stat() -> None:
-    """What another answer told about an object is known."""
+    """A stat from another answer is cached."""
     case = _Case()
     stat = Stat(3, ETag('"told"'))
-    case.fetch.learn(REF, stat, case.clock.now)
+    case.fetch.put_stat(REF, stat, case.clock.now)
 
     assert (await case.fetch.stat(REF)).known == stat
     assert case.store.calls == []
-
-
-async def test_nothing_is_recalled_of_what_was_not_asked() -> None:
-    """`recall` tells nothing rather than that there is nothing."""
-    case = _Case(None)
-    assert case.fetch.recall(REF) is None
-    await case.fetch.stat(REF)
-    known = case.fetch.recall(REF)
-
-    assert known is not None
-    assert known.known is None
-
-
-@pytest.mark.parametrize(("nbytes", "is_here"), [(256 * 1024, True), (256 * 1024 + 1, False)])
-async def test_a_large_decode_leaves_the_loop_alone(nbytes: int, *, is_here: bool) -> None:
-    """More than 256 KiB are decoded on another thread."""
-    case = _Case(bytes(nbytes))
-    await case.fetch(case.read)
-
-    assert (case.decoder.threads == [threading.get_ident()]) is is_here
-
-
-async def test_damage_found_off_the_loop_names_the_object_too() -> None:
-    """A failure on another thread is the same failure."""
-    case = _Case(b"bad" + bytes(300 * 1024))
-    with pytest.raises(DamagedError, match="data/object: it begins with bad"):
-        await case.data()
 
 
 @pytest.mark.parametrize("old", [b"old", None])
@@ -449,7 +334,7 @@ async def test_damage_found_off_the_loop_names_the_object_too() -> None:
 async def test_the_generation_grows_when_something_known_changed(
     old: bytes | None, new: bytes | None
 ) -> None:
-    """A new version, disappearance and appearance count; confirmation does not."""
+    """New versions, disappearance and appearance count; confirmation does not."""
     case = _Case(old)
     case.read = case.read._replace(kind="shard-index")
     await case.data()
@@ -463,7 +348,7 @@ async def test_the_generation_grows_when_something_known_changed(
 
 
 async def test_the_generation_does_not_grow_by_what_is_new() -> None:
-    """To read something for the first time contradicts nothing."""
+    """A first read contradicts nothing."""
     case = _Case()
     await case.data()
     await case.fetch.stat(REF)
@@ -472,26 +357,8 @@ async def test_the_generation_does_not_grow_by_what_is_new() -> None:
     assert case.fetch.generation == 0
 
 
-async def test_the_generation_grows_by_forgetting() -> None:
-    """What was found with the help of something forgotten may be wrong."""
-    case = _Case()
-    case.fetch.forget(REF)
-
-    assert case.fetch.generation == 1
-
-
-async def test_the_bound_of_the_memory_is_kept() -> None:
-    """However much is read, no more than the bound is held."""
-    case = _Case(bytes(3000), max_bytes=20_000)
-    for start in range(30):
-        await case.fetch(case.read._replace(request=ByteRange(start, 2900)))
-        assert case.memory.nbytes <= 20_000
-
-    assert len(case.memory) in {4, 5}
-
-
 async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
-    """An index that does not fit works, at the price of a read each time, and evicts nothing."""
+    """An index over the limit costs a read each time, and evicts nothing."""
     case = _Case(bytes(5000), max_bytes=4000)
     small = case.read._replace(request=ByteRange(0, 10))
     await case.fetch(small)
@@ -503,16 +370,16 @@ async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
 
 
 def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
-    """A long name, which a client chooses, takes room in the memory."""
-    memory = Memory(2**20)
+    """Long names, which clients choose, count."""
+    memory = MetadataCache(2**20)
     fetch = ReadCache(WatchedStore(), memory, ttl_s=_TTL_S)
-    fetch.learn(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
+    fetch.put_stat(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
 
-    assert memory.nbytes >= OVERHEAD_NBYTES + 1000
+    assert memory.currsize >= OVERHEAD_NBYTES + 1000
 
 
 async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
-    """Nobody waits, so that nothing is read or kept."""
+    """Without callers nothing is read or cached."""
     case = _Case()
     case.store.gate.clear()
     tasks = [asyncio.create_task(case.data()) for _ in range(3)]
@@ -522,3 +389,53 @@ async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
     await settle()
 
     assert (case.store.cancelled, len(case.memory)) == (1, 0)
+
+
+_MAX = 10
+
+
+def _cache() -> SizedLRUCache[str, int]:
+    """Make a cache of integers, each of which is its own size."""
+    return SizedLRUCache(_MAX, lambda _, value: value)
+
+
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "get", "pop"]),
+        st.sampled_from("abcdef"),
+        st.integers(0, 4) | st.integers(0, _MAX + 3),
+    ),
+    max_size=60,
+)
+
+
+@given(_steps)
+def test_cache_evicts_the_least_recently_used(steps: list[tuple[str, str, int]]) -> None:
+    """Entries and sizes agree with a naive model; a value over the limit is not kept."""
+    cache, model = _cache(), OrderedDict[str, int]()
+    for verb, key, weight in steps:
+        if verb == "get":
+            assert cache.get(key) == model.get(key)
+            if key in model:
+                model.move_to_end(key)
+        else:
+            model.pop(key, None)
+            if verb == "pop":
+                cache.pop(key, None)
+            else:
+                cache.put(key, weight)
+                if weight <= _MAX:
+                    model[key] = weight
+            while sum(model.values()) > _MAX:
+                model.popitem(last=False)
+        assert (cache.currsize, len(cache)) == (sum(model.values()), len(model))
+        assert cache.currsize <= _MAX
+
+
+def test_size_of_a_key_counts() -> None:
+    """A long key is evicted like a large value."""
+    cache = SizedLRUCache[str, int](_MAX, lambda key, value: len(key) + value)
+    cache.put("a" * _MAX, 1)
+    cache.put("b", 1)
+
+    assert (cache.get("a" * _MAX), cache.currsize) == (None, 2)

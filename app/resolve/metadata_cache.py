@@ -1,0 +1,417 @@
+"""Cache of decoded indexes and metadata, shared reads, and the freshness of look-ups."""
+
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import inf, nextafter
+from sys import getsizeof
+from typing import Any, Final, NamedTuple, cast
+
+from cachetools import LRUCache, TTLCache
+
+from app.concurrency import SingleFlight, Unshared
+from app.errors import DamagedError, MetadataMissingError, VersionChangedError
+from app.formats.reading import Read, Versioned, Weighable
+from app.model import ETag, ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.perform import perform
+from app.storage.contract import NotModified, ObjectReader, Stat
+
+OVERHEAD_NBYTES: Final = 1024
+"""Memory of a cache entry without its value: the key, its reference, its place in the order."""
+TRUSTED_S: Final = 1.0
+"""Younger answers of a store are believed even if they contradict one another."""
+_MAX_AGE_DIFFERENCE_S: Final = 5.0
+"""Metadata older than an index by more than this may belong to another version of the array."""
+_ATTEMPTS: Final = 4
+_MAX_FORGOTTEN: Final = 65536
+_MARKER_KINDS: Final = frozenset({"metadata", "repo"})
+"""Kinds of reads that decide the meaning of the keys below a directory."""
+_MAX_MARKERS: Final = 65536
+_FILE_NBYTES: Final = 512 * 1024**2
+_DECODED_FILES: Final = 2
+"""Concurrent decodes may take so many times the largest file, and one of them more."""
+_DECODING_WAIT_S: Final = 120
+
+CHUNK: Final = "chunk"
+OBJECT: Final = "object"
+"""Objects that no format describes: passed through, or written."""
+kind_of_read: Final = ContextVar("kind_of_read", default=OBJECT)
+"""The `Read.kind` of the store request in progress, or one of the kinds above."""
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Counters of cache look-ups."""
+
+    hits: int = 0
+    joins: int = 0
+    """Look-ups that waited for a read that another caller had started."""
+    misses: int = 0
+    """Look-ups that started a read of a store."""
+    merged: int = 0
+    """Chunks read together with a neighbour."""
+
+
+class SizedLRUCache[K: Hashable, V](LRUCache[K, V]):
+    """LRU cache of at most *maxsize* bytes; *sizeof* returns the bytes of a key and its value."""
+
+    def __init__(self, maxsize: int, sizeof: Callable[[K, V], int]) -> None:
+        self._sizeof = sizeof
+        self._nbytes = 0
+        self.evictions = 0
+        super().__init__(maxsize, lambda _: self._nbytes)
+
+    def put(self, key: K, value: V) -> None:
+        """Replace the value of *key*; a value larger than the cache is not stored."""
+        self.pop(key, None)
+        self._nbytes = self._sizeof(key, value)
+        if self._nbytes <= self.maxsize:
+            self[key] = value
+
+    def popitem(self) -> tuple[K, V]:
+        """Evict the least recently used entry."""
+        self.evictions += 1
+        return super().popitem()
+
+
+class MetadataCache(SizedLRUCache[Hashable, Any]):
+    """Cache of everything decoded or found out, with a budget for decoding in progress.
+
+    Values have the attribute ``nbytes``.
+    """
+
+    def __init__(
+        self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
+    ) -> None:
+        """Derive the budget for decoding from *file_bytes*, the size of the largest file."""
+        super().__init__(max_bytes, lambda key, entry: entry.nbytes + _text_nbytes(key))
+        self.decoding = ByteBudget(_DECODED_FILES * file_bytes, wait_s=wait_s)
+
+
+class CachedRead(NamedTuple):
+    """State of an object at *asked_at*: a decoded part, its stat, or `None` for absence."""
+
+    known: Versioned[Any] | Stat | None
+    asked_at: float
+    expires_at: float
+    """`inf` for a read of one version."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the entry holds."""
+        if isinstance(self.known, Versioned):
+            return OVERHEAD_NBYTES + cast("Weighable", self.known.value).nbytes
+        return OVERHEAD_NBYTES + (0 if self.known is None else self.known.headers.nbytes)
+
+
+class ReadCache:
+    """Performs the reads that formats describe, shares them, and keeps the results in *cache*.
+
+    The state of a mutable object is fresh for *ttl_s*, then it is revalidated by its ETag; reads
+    of one version never expire; failures are not cached. A caller that finds an entry outdated
+    calls `forget`, which outdates everything read before of that object.
+    """
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        cache: MetadataCache,
+        *,
+        ttl_s: float,
+        is_shared: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Share reads in progress unless *is_shared* is false, for results newer than each call."""
+        self._store = store
+        self.cache = cache
+        self._ttl_s = ttl_s
+        self.clock = clock
+        self.is_shared = is_shared
+        self._flights: SingleFlight[tuple[Hashable, float]] | Unshared[tuple[Hashable, float]]
+        self._flights = SingleFlight() if is_shared else Unshared()
+        self._forgotten = TTLCache[ObjectRef, float](_MAX_FORGOTTEN, ttl_s, clock)
+        self._all_forgotten_at = -inf
+        self._markers = LRUCache[ObjectRef, float](_MAX_MARKERS)
+        """Markers that were present, with the time since when each is missing, or `inf`."""
+        self.counters = CacheCounters()
+        self.generation = 0
+        """Incremented whenever cached state turns out to be outdated."""
+
+    async def __call__[T: Weighable](
+        self, read: Read[T], /, *, ever: bool = False
+    ) -> Versioned[T] | None:
+        """Perform *read* unless its result is cached; see `Fetch`."""
+        return cast("Versioned[T] | None", (await self.get_or_fetch(read, ever=ever)).known)
+
+    async def get_or_fetch(self, read: Read[Any], *, ever: bool = False) -> CachedRead:
+        """Return the cached result of *read*, or perform it."""
+        entry = self._fresh(read, read.ref) or (self._last(read) if ever else None)
+        if entry is None:
+            entry = await self._share(read, read.ref, lambda: self._perform(read))
+        else:
+            self._note_hit(read)
+        return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
+
+    async def refresh(self, read: Read[Any]) -> bool:
+        """Perform *read* again, and return whether it found another version than the cached one."""
+        before = self.cache.get(read)
+        try:
+            after = await self._share(read, read.ref, lambda: self._perform(read))
+        except MetadataMissingError:
+            return True
+        return before is None or _version(before.known) != _version(after.known)
+
+    async def stat(self, ref: ObjectRef) -> CachedRead:
+        """Return the cached size and version of *ref*, or ask the store."""
+        if (entry := self.cached_stat(ref)) is None:
+            return await self._share(ref, ref, lambda: self._perform_stat(ref))
+        self._note_hit(ref)
+        return entry
+
+    def cached_stat(self, ref: ObjectRef) -> CachedRead | None:
+        """Return the size and version of *ref* if they are cached and fresh."""
+        return self._fresh(ref, ref)
+
+    def put_stat(self, ref: ObjectRef, stat: Stat | None, asked_at: float) -> CachedRead:
+        """Cache the size and version of *ref*, taken from an answer with some of its bytes."""
+        return self._put(ref, stat, asked_at)
+
+    def put(self, read: Read[Any], known: Versioned[Any]) -> None:
+        """Cache *known* as the result of *read*, after the object has just been written.
+
+        The entry is dated a moment later than now, to be newer than a `forget` of now.
+        """
+        self._put(read, known, nextafter(self.clock(), inf))
+
+    def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
+        """Outdate everything cached of *ref*, unless that was done since *known_at*.
+
+        Of many concurrent readers that find an object replaced only the first outdates it.
+        """
+        if self._forgotten_at(ref) < known_at:
+            if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
+                self._forgotten.clear()
+                self._all_forgotten_at = self.clock()
+            self._forgotten[ref] = self.clock()
+            self.generation += 1
+
+    def mark_present(self, ref: ObjectRef) -> None:
+        """Record that the marker *ref* exists; for `ttl_s` reads that miss it will fail."""
+        if self.is_shared:  # absence of markers of sessions is believed at once
+            self._markers[ref] = inf
+
+    def mark_removed(self, ref: ObjectRef) -> None:
+        """Record that the marker *ref* is absent, because this process removed it."""
+        self._markers.pop(ref, None)
+
+    def _check_absence(self, ref: ObjectRef, asked_at: float) -> None:
+        """Return if the marker *ref*, missing at *asked_at*, may be taken for absent.
+
+        Raises: `MetadataMissingError` until it has been missing for `ttl_s`.
+        """
+        if (missing_since := self._markers.get(ref)) is None:
+            return
+        if missing_since == inf:
+            self._markers[ref] = asked_at
+            self.forget(ref)
+        elif asked_at >= missing_since + self._ttl_s:
+            self.mark_removed(ref)
+            return
+        raise MetadataMissingError(ref)
+
+    def _forgotten_at(self, ref: ObjectRef) -> float:
+        """Return the time up to which everything read of *ref* is outdated."""
+        return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)
+
+    def _fresh(self, key: Hashable, ref: ObjectRef) -> CachedRead | None:
+        entry: CachedRead | None = self.cache.get(key)
+        if entry is None or entry.expires_at <= self.clock() or self._is_forgotten(entry, ref):
+            return None
+        return entry
+
+    def _last(self, read: Read[Any]) -> CachedRead | None:
+        """Return the object that *read* last found, fresh or not."""
+        entry: CachedRead | None = self.cache.get(read)
+        if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
+            return None
+        return entry
+
+    def _is_forgotten(self, entry: CachedRead, ref: ObjectRef) -> bool:
+        if entry.expires_at == inf:
+            return False
+        if not self._forgotten:
+            return entry.asked_at <= self._all_forgotten_at
+        return entry.asked_at <= self._forgotten_at(ref)
+
+    def _put(
+        self,
+        key: Hashable,
+        known: Versioned[Any] | Stat | None,
+        asked_at: float,
+        *,
+        is_pinned: bool = False,
+    ) -> CachedRead:
+        before = self.cache.get(key)
+        if before is not None and _version(before.known) != _version(known):
+            self.generation += 1
+        entry = CachedRead(known, asked_at, inf if is_pinned else asked_at + self._ttl_s)
+        self.cache.put(key, entry)
+        return entry
+
+    def _note_hit(self, _: Hashable) -> None:
+        self.counters.hits += 1
+
+    async def _share(
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
+    ) -> CachedRead:
+        """Join a call of *key* that started after *ref* was last forgotten, or start one."""
+        flight = (key, self._forgotten_at(ref))
+        if flight in self._flights:
+            self.counters.joins += 1
+        else:
+            self.counters.misses += 1
+        return await self._flights.run(flight, call)
+
+    async def _perform_stat(self, ref: ObjectRef) -> CachedRead:
+        asked_at = self.clock()
+        return self._put(ref, await self._store.stat(ref), asked_at)
+
+    async def _perform[T: Weighable](self, read: Read[T]) -> CachedRead:
+        asked_at = self.clock()
+        last = self._last(read)
+        known = None if last is None else last.known
+        kind = kind_of_read.set(read.kind)
+        try:
+            found = await perform(self._store, read, _version(known), self.cache.decoding)
+        finally:
+            kind_of_read.reset(kind)
+        if read.kind in _MARKER_KINDS:
+            if found is None or not _is_metadata(found):
+                self._check_absence(read.ref, asked_at)
+            elif asked_at > self._forgotten_at(read.ref):
+                self.mark_present(read.ref)
+        if isinstance(found, NotModified):
+            return self._put(read, known, asked_at)
+        return self._put(read, found, asked_at, is_pinned=read.is_pinned and found is not None)
+
+
+def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
+    """Return whether the content of a marker can be one, and is not an error page."""
+    return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
+
+
+def _text_nbytes(key: Hashable) -> int:
+    """Return the bytes of the text in a cache key, which clients choose: up to four a letter."""
+    match key:
+        case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (_, str(text)):
+            return getsizeof(text)
+        case _:
+            return 0
+
+
+def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
+    return None if known is None else known.etag
+
+
+class _Use(NamedTuple):
+    """Time and outcome of a read; the result itself is not referred to."""
+
+    asked_at: float
+    is_present: bool
+
+
+class FreshnessTracker:
+    """Implementation of `Fetch` that tracks the age and lifetime of all results of one look-up."""
+
+    def __init__(self, fetch: ReadCache) -> None:
+        self._fetch = fetch
+        self.began_at = fetch.clock()
+        self.generation = fetch.generation
+        self.expires_at = inf
+        self.old: dict[ObjectRef, None] = {}
+        """Objects whose state was older than `TRUSTED_S`."""
+        self._uses: dict[Read[Any], _Use] = {}
+        self._modified_s: dict[ObjectRef, int | None] = {}
+
+    async def __call__[T: Weighable](
+        self, read: Read[T], /, *, ever: bool = False
+    ) -> Versioned[T] | None:
+        """Perform *read*, and track its result."""
+        cached = await self._fetch.get_or_fetch(read, ever=ever)
+        if not read.is_pinned and cached.expires_at < inf:
+            self._uses[read] = _Use(cached.asked_at, cached.known is not None)
+        return cast("Versioned[T] | None", self.track(read.ref, cached))
+
+    def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
+        """Track *cached*, the state of *ref*, and return what is known."""
+        self.expires_at = min(self.expires_at, cached.expires_at)
+        if cached.asked_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
+            self.old[ref] = None
+        if (known := cached.known) is not None:
+            self._modified_s[ref] = known.modified_s
+        return known
+
+    @property
+    def outdated(self) -> list[Read[Any]]:
+        """Reads of present objects that are much older than another read of just now."""
+        newest = max([use.asked_at for use in self._uses.values()], default=-inf)
+        if newest < self.began_at - TRUSTED_S:
+            return []
+        oldest = newest - _MAX_AGE_DIFFERENCE_S
+        return [r for r, use in self._uses.items() if use.is_present and use.asked_at < oldest]
+
+    @property
+    def ends_in_absence(self) -> bool:
+        """True if the last read found no object, or there was no read."""
+        last = next(reversed(self._uses.values()), None)
+        return last is None or not last.is_present
+
+    @property
+    def oldest(self) -> tuple[float, ObjectRef] | None:
+        """Time and object of the oldest read of a present, mutable object."""
+        uses = self._uses.items()
+        return min([(use.asked_at, r.ref) for r, use in uses if use.is_present], default=None)
+
+    def known_before(self, began_at: float, present_s: float, absent_s: float) -> list[Read[Any]]:
+        """Return the reads that at *began_at* were older than a limit in seconds.
+
+        The limit is *present_s* for objects that were present, *absent_s* for absent ones.
+        """
+        limits = {True: present_s, False: absent_s}
+        uses = self._uses.items()
+        return [r for r, use in uses if use.asked_at < began_at - limits[use.is_present]]
+
+    def modified_s(self, ref: ObjectRef) -> int | None:
+        """Return when *ref* was last modified, if it was read and its store says so."""
+        return self._modified_s.get(ref)
+
+
+async def retry_until_consistent[T](
+    fetch: ReadCache, attempt: Callable[[FreshnessTracker], Awaitable[T]]
+) -> T:
+    """Return the result of *attempt*, repeated until all its reads are of one time.
+
+    Damage is believed once everything that led to it has been read just now, and newly read
+    indexes only together with metadata that are as new.
+
+    Raises: `VersionChangedError` if objects change during each attempt.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        tracker = FreshnessTracker(fetch)
+        try:
+            found = await attempt(tracker)
+        except VersionChangedError as changed:
+            fetch.forget(changed.ref, tracker.began_at)
+        except DamagedError as damaged:
+            fetch.forget(damaged.ref, tracker.began_at)
+            if not tracker.old:
+                raise
+            for ref in tracker.old:
+                fetch.forget(ref, tracker.began_at)
+        else:
+            outdated = [read for read in tracker.outdated if read.kind == "metadata"]
+            if not any([await fetch.refresh(read) for read in outdated]):
+                return found
+    return await attempt(FreshnessTracker(fetch))

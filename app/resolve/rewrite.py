@@ -1,0 +1,329 @@
+"""Rewrite shards: all changes that wait for one shard go into one rewrite."""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from app.concurrency import is_many, run_in_thread, yield_to_loop
+from app.errors import (
+    BusyError,
+    ConflictError,
+    DamagedError,
+    PreconditionFailedError,
+    VersionChangedError,
+)
+from app.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
+from app.formats.reading import Versioned
+from app.model import ETag, ObjectRef, Stored, VirtualKey
+from app.resolve.bodies import Demand, Entity
+from app.resolve.budget import ByteBudget
+from app.resolve.checksums import ChecksumWriter, length_of
+from app.resolve.metadata_cache import ReadCache
+from app.storage.contract import ABSENT, Conflict, ObjectStore
+
+_ATTEMPTS: Final = 20
+"""Rewrites of one shard after lost races with other replicas."""
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.2
+_LONGEST_WAIT_S: Final = 0.25
+"""Longest wait of a change for others of the same shard."""
+_MAYBE_OUTDATED: Final = (ConflictError, DamagedError)
+"""Errors that a cached, outdated index may cause."""
+_AT_ONCE: Final = 16
+_HELD_NBYTES: Final = 64 * 1024**2
+"""Most bytes that a store holds of a larger shard, in addition to pieces passed as bytes."""
+
+
+class OnRewrite(Protocol):
+    """Callback after each rewrite."""
+
+    def __call__(self, changes: int, lost: int, /) -> None:
+        """Record the number of *changes* and of *lost* races with other replicas."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkChange:
+    """An inner chunk to store, or to delete where *data* is `None`."""
+
+    key: VirtualKey
+    entry: Entry
+    data: bytes | None
+    demand: Demand | None = None
+    done: "asyncio.Future[ETag | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Resolves to the ETag of the stored inner chunk, `None` if deleted."""
+
+    def resolve(self, etag: ETag | None) -> None:
+        """Pass *etag* to the caller, if one waits still."""
+        if not self.done.done():
+            self.done.set_result(etag)
+
+    def fail(self, error: Exception) -> None:
+        """Pass *error* to the caller, if one waits still."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # else asyncio logs it if no caller waits
+
+
+type ChangeRequest = tuple[ChunkChange, ...]
+"""Changes of one shard that are made together or not at all."""
+
+
+class _Queue:
+    """Requests that wait for the rewrite of one shard."""
+
+    def __init__(self) -> None:
+        self.requests: list[ChangeRequest] = []
+        self._expected = 1
+        self._is_full = asyncio.Event()
+
+    def add(self, request: ChangeRequest) -> None:
+        self.requests.append(request)
+        if len(self.requests) >= self._expected:
+            self._is_full.set()
+
+    def take(self) -> list[ChangeRequest]:
+        """Remove and return all requests; as many are expected again once they are answered."""
+        taken, self.requests = self.requests, []
+        self._expected = len(taken)
+        return taken
+
+    async def fill(self, longest_s: float) -> None:
+        """Wait until all answered clients may have sent their next change, at most *longest_s*.
+
+        Clients that fill a shard send one change after another. Without a pause, a rewrite would
+        get only the changes that arrived during the last one: half of them, twice as often.
+        """
+        self._is_full.clear()
+        self._expected += len(self.requests)
+        if len(self.requests) < self._expected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    await self._is_full.wait()
+
+
+class SortedChanges(NamedTuple):
+    """Changes sorted by what becomes of them."""
+
+    made: dict[Entry, bytes | None]
+    """In the order of arrival."""
+    refused: set[ChunkChange]
+    relies_on_old: bool
+    """Whether the old indexes are the reason to refuse a change, or to do nothing for one."""
+
+
+def sort_changes(
+    shard: ShardRewriter[Any], old: OpenShard | None, changes: Sequence[ChunkChange]
+) -> SortedChanges:
+    """Check the precondition of each change against the shard with all changes before it."""
+    made: dict[Entry, bytes | None] = {}
+    refused = set()
+    for change in changes:
+        entry = change.entry
+        if change.demand is not None:
+            if entry not in made:
+                names = _names(shard, old, entry)
+            else:
+                names = () if made[entry] is None else (_unseen_etag(),)
+            if not change.demand(names):
+                refused.add(change)
+                continue
+        made[entry] = change.data
+    deleted = [entry for entry, data in made.items() if data is None]
+    idle = [entry for entry in deleted if old is None or old.lookup(entry) is None]
+    for entry in idle:
+        del made[entry]
+    return SortedChanges(made, refused, bool(refused or idle))
+
+
+def _names(shard: ShardRewriter[Any], old: OpenShard | None, entry: Entry) -> tuple[ETag, ...]:
+    if old is None or (place := old.lookup(entry)) is None:
+        return ()
+    return Entity.at(Stored(shard.ref, place, old.etag)).names
+
+
+def resolve_change(
+    change: ChunkChange,
+    shard: ObjectRef,
+    sorted_changes: SortedChanges,
+    places: Mapping[Entry, Stored],
+) -> None:
+    """Pass the outcome of *change* to its caller."""
+    if change in sorted_changes.refused:
+        refusal = (
+            f"{change.key}: the inner chunk of the shard {shard} is not as the request demands"
+        )
+        change.fail(PreconditionFailedError(refusal))
+    elif change.data is None:
+        change.resolve(None)
+    elif sorted_changes.made.get(change.entry) is change.data and change.entry in places:
+        change.resolve(Entity.at(places[change.entry]).etag)
+    else:  # overwritten by a later change of the same rewrite
+        change.resolve(_unseen_etag())
+
+
+def _unseen_etag() -> ETag:
+    """Make an ETag for a version that is overwritten before any client can see it."""
+    return ETag(f'"{secrets.token_hex(16)}"')
+
+
+class Rewrites:
+    """Rewrites shards; changes that arrive during a rewrite go into the next one.
+
+    A shard is replaced by compare-and-swap; after a lost race its indexes are read anew and the
+    rewrite is planned again. Once begun, a rewrite is finished even if all callers leave.
+    """
+
+    def __init__(
+        self, store: ObjectStore, fetch: ReadCache, budget: ByteBudget, on_rewrite: OnRewrite
+    ) -> None:
+        """Reserve new shards in *budget*; bodies of waiting changes are counted elsewhere."""
+        self._store = store
+        self._fetch = fetch
+        self._budget = budget
+        self._on_rewrite = on_rewrite
+        self._queues: dict[ShardRewriter[Any], _Queue] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def make(self, shard: ShardRewriter[Any], request: ChangeRequest) -> None:
+        """Return when `done` of each change of *request* has its outcome; changes are durable."""
+        queue = self._queues.get(shard)
+        if queue is None:
+            queue = self._queues[shard] = _Queue()
+            task = asyncio.create_task(self._run(shard, queue))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        queue.add(request)
+        try:
+            for change in request:  # all are done soon after the first
+                if not change.done.done():
+                    await asyncio.wait([change.done])
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # the rewrite has begun
+                queue.requests.remove(request)
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel all rewrites."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, shard: ShardRewriter[Any], queue: _Queue) -> None:
+        """Rewrite *shard* until no changes arrive."""
+        requests: Sequence[ChangeRequest] = ()
+        try:
+            while True:
+                async with self._slots:
+                    began_at = self._fetch.clock()
+                    if requests := queue.take():
+                        await self._rewrite(shard, list(_changes_of(requests)))
+                await queue.fill(min(_LONGEST_WAIT_S, self._fetch.clock() - began_at))
+                if not queue.requests:
+                    return
+        finally:
+            del self._queues[shard]
+            for change in _changes_of([*requests, *queue.requests]):
+                change.done.cancel()
+
+    async def _rewrite(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
+        """Make *changes*, and pass any error to all callers."""
+        try:
+            await self._repeat(shard, changes)
+        except Exception as error:  # noqa: BLE001  passed to the callers
+            for change in changes:
+                change.fail(error)
+
+    async def _repeat(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
+        for lost in range(_ATTEMPTS):
+            await _pause(lost)
+            began_at = self._fetch.clock()
+            with suppress(VersionChangedError, *(() if lost else _MAYBE_OUTDATED)):
+                if await self._attempt(shard, changes, is_first=not lost):
+                    self._on_rewrite(len(changes), lost)
+                    return
+            self._fetch.forget(shard.ref, began_at)
+        raise BusyError(f"{shard.ref}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
+
+    async def _attempt(
+        self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange], *, is_first: bool
+    ) -> bool:
+        """Make *changes*; return false if the shard is no longer the one that was planned for.
+
+        Only a successful swap proves that cached indexes are current. So the first attempt
+        neither refuses a change nor takes one as made already, and errors that outdated indexes
+        may cause lead to a second attempt.
+        """
+        old = await shard.open({change.entry for change in changes}, self._fetch)
+        is_long = is_many(len(changes))
+        sorted_changes = await run_in_thread(sort_changes, shard, old, changes, is_long=is_long)
+        if is_first and sorted_changes.relies_on_old:
+            return False
+        places: Mapping[Entry, Stored] = {}
+        if sorted_changes.made:
+            plan = await asyncio.to_thread(shard.plan, old, sorted_changes.made)
+            swapped = await self._swap(shard, old, plan)
+            if isinstance(swapped, Conflict):
+                return False
+            places = swapped
+        for number, change in enumerate(changes):
+            resolve_change(change, shard.ref, sorted_changes, places)
+            await yield_to_loop(number)
+        return True
+
+    async def _swap(
+        self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard | None
+    ) -> Mapping[Entry, Stored] | Conflict:
+        """Replace *old* by *plan*; return the places of the changed inner chunks."""
+        if plan is None:
+            if old is None:
+                return {}
+            deleted = await self._store.delete(shard.ref, expected=old.etag)
+            if deleted is True:
+                self._fetch.forget(shard.ref)
+                return {}
+            if isinstance(deleted, Conflict):
+                return deleted
+        return await self._put(shard, old, plan or shard.plan_empty())
+
+    async def _put(
+        self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard
+    ) -> Mapping[Entry, Stored] | Conflict:
+        version = None if old is None else old.etag
+        size = length_of(plan.pieces)
+        checksums = await asyncio.to_thread(ChecksumWriter.plan, plan.pieces)
+        nbytes = checksums.kept_nbytes + max(checksums.read_nbytes, min(_HELD_NBYTES, size))
+        async with self._budget.room(nbytes):
+            pieces = await checksums.run(self._store, shard.ref, version)
+            expected = ABSENT if version is None else version
+            etag = await self._store.put(shard.ref, pieces, expected=expected)
+        if isinstance(etag, Conflict):
+            return etag
+        self._fetch.forget(shard.ref)
+        modified_s = int(time.time())
+        for read, value in plan.indexes:
+            self._fetch.put(read, Versioned(value, etag, size, modified_s))
+        for read, value in plan.indexes_of_version:
+            known = Versioned(value, etag, size, modified_s)
+            self._fetch.put(read._replace(version=etag), known)
+        return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
+
+
+def _changes_of(requests: Iterable[ChangeRequest]) -> Iterable[ChunkChange]:
+    return (change for request in requests for change in request)
+
+
+async def _pause(lost: int) -> None:
+    """Wait for other replicas, longer after each lost race."""
+    if lost > 1:
+        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**lost)
+        await asyncio.sleep(random.uniform(0, longest))  # noqa: S311

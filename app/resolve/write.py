@@ -1,0 +1,435 @@
+"""Write virtual keys: inner chunks into shards, documents translated, other objects unchanged."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from app.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
+from app.errors import (
+    BadBodyError,
+    BadKeyError,
+    BusyError,
+    DamagedError,
+    PreconditionFailedError,
+    RangeNotSatisfiedError,
+    ShardgateError,
+    TooLargeError,
+    UnsupportedError,
+    UnwritableError,
+)
+from app.formats.compression import inflate
+from app.formats.contract import Document, ShardRewriter, Slot, Stray
+from app.formats.documents import begins_like_json, etag_of_rewritten
+from app.formats.listing import Window
+from app.formats.reading import DecodeError, Read, Versioned, Weighable
+from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
+from app.resolve.bodies import Demand, gzip_name
+from app.resolve.containers import LIKE_A_CHUNK, PassThrough
+from app.resolve.metadata_cache import FreshnessTracker, ReadCache
+from app.resolve.resolver import Dataset, Resolver
+from app.resolve.rewrite import ChunkChange, Rewrites
+from app.storage.contract import (
+    ABSENT,
+    NO_HEADERS,
+    Absent,
+    Conflict,
+    Expected,
+    Found,
+    ObjectHeaders,
+    ObjectStore,
+)
+
+_ATTEMPTS: Final = 10
+"""Writes of one object after lost races."""
+_AT_ONCE: Final = 16
+"""Objects and shards of one request written concurrently."""
+_IN_THREAD_NBYTES: Final = 32 * 1024
+"""Longer bodies are encoded off the event loop."""
+_PRESENT_S: Final = 5.0
+"""Metadata cached for longer are read again before a write."""
+_ABSENT_S: Final = 1.0
+"""The same, for absent metadata."""
+_ERASED_AT_ONCE: Final = 50_000
+"""Keys deleted together, with one rewrite of each shard."""
+_PAGE: Final = 1000
+_SET_BY_TOOLS: Final = {
+    "mtime",
+    "md5chksum",
+    "s3cmd-attrs",
+    "icclient",
+    "iccompalg",
+    "icechunkwriteid",
+    "icfiletype",
+    "icspecver",
+}
+"""User metadata that rclone, s3cmd and Icechunk add to every object and do not need."""
+
+type Outcome = ETag | ShardgateError | None
+"""The new version of a key, `None` if it was deleted, or the error that prevented the write."""
+
+
+class KeyWrite(NamedTuple):
+    """Write of a key; `None` as body deletes it."""
+
+    key: VirtualKey
+    body: bytes | None
+    headers: ObjectHeaders = NO_HEADERS
+    """Stored if the key names an object and the store keeps headers."""
+    demand: Demand | None = None
+
+
+class PassthroughWriter:
+    """Writes objects that are in no shard, and outdates what is cached of them."""
+
+    def __init__(
+        self, store: ObjectStore, fetch: ReadCache, *, document_bytes: int, decoded_bytes: int
+    ) -> None:
+        self._store = store
+        self._fetch = fetch
+        self._document_bytes = document_bytes
+        self._decoded_bytes = decoded_bytes
+
+    async def put(
+        self, ref: ObjectRef, body: bytes, headers: ObjectHeaders, *, demand: Demand | None
+    ) -> ETag:
+        """Store *body* with *headers*, or the inflated body where the store keeps no headers.
+
+        Raises: `PreconditionFailedError`, `BadBodyError`, `BusyError`, `StorageError`.
+        """
+        is_kept = self._store.keeps_headers(ref)
+        if headers.is_gzip:
+            inflated = await self._inflate(body)  # else no reader could
+            body = body if is_kept else inflated
+            del inflated  # frees its memory while the store is slow
+        headers = headers if is_kept else NO_HEADERS
+
+        async def attempt() -> ETag | Conflict:
+            expected = await self._expected(ref, demand)
+            return await self._store.put(ref, [body], expected=expected, headers=headers)
+
+        return await self._repeat(ref, attempt)
+
+    async def delete(
+        self, ref: ObjectRef, *, demand: Demand | None, is_document: bool = False
+    ) -> None:
+        """Delete *ref* if it exists; clients may know a document by the ETag of another form.
+
+        Raises: `PreconditionFailedError`, `BusyError`, `UnwritableError`, `StorageError`.
+        """
+
+        async def attempt() -> bool | Conflict:
+            expected = await self._expected(ref, demand, is_document=is_document)
+            if isinstance(expected, Absent):
+                return True
+            return await self._store.delete(ref, expected=expected)
+
+        if not await self._repeat(ref, attempt):
+            raise UnwritableError(f"{ref}: the store cannot remove one version and no other")
+        self._fetch.mark_removed(ref)
+
+    async def put_document(
+        self, document: Document, body: bytes, *, is_gzip: bool, demand: Demand | None
+    ) -> ETag:
+        """Translate *body*, the document as clients see it, to its stored form, and store that.
+
+        Raises: as `put`, and `ConflictError`, `DamagedError`, `TooLargeError`.
+        """
+        requested = await self._inflate(body) if is_gzip else body
+        if len(requested) > self._document_bytes:
+            raise TooLargeError(f"{document.ref}: over {self._document_bytes} bytes of metadata")
+        ref, translated = document.ref, requested
+
+        async def attempt() -> ETag | Conflict:
+            nonlocal translated
+            stored, etag = await self._stored(ref)
+            if demand is not None and not demand(_document_names(etag)):
+                raise _precondition_failed(ref)
+            translated = await document.translator.translate(requested, stored, self._read_anew)
+            return await self._store.put(ref, [translated], expected=etag or ABSENT)
+
+        etag = await self._repeat(ref, attempt)
+        if begins_like_json(translated):
+            self._fetch.mark_present(ref)
+        else:
+            self._fetch.mark_removed(ref)
+        return etag if translated == requested else etag_of_rewritten(etag)
+
+    async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:
+        for _ in range(_ATTEMPTS):
+            try:
+                done = await attempt()
+            finally:  # a failed write may have taken effect
+                self._fetch.forget(ref)
+            if not isinstance(done, Conflict):
+                return done
+        raise BusyError(f"{ref}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
+
+    async def _expected(
+        self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False
+    ) -> Expected:
+        """Return the version that fulfils *demand*, the only one to be replaced."""
+        if demand is None:
+            return None
+        stat = await self._store.stat(ref)
+        etag = None if stat is None else stat.etag
+        if not demand(_document_names(etag) if is_document else _object_names(etag)):
+            raise _precondition_failed(ref)
+        return ABSENT if etag is None else etag
+
+    async def _read_anew[T: Weighable](
+        self, read: Read[T], /, *, ever: bool = False
+    ) -> Versioned[T] | None:
+        """Perform *read*, cached or not: a document written by its result lasts."""
+        await self._fetch.refresh(read)
+        return await self._fetch(read, ever=ever)
+
+    async def _stored(self, ref: ObjectRef) -> tuple[bytes | None, ETag | None]:
+        """Read the stored document, and its version."""
+        max_nbytes = self._document_bytes
+        try:
+            found = await self._store.get(ref, ByteRange(0, max_nbytes + 1))
+        except RangeNotSatisfiedError:  # an empty object
+            found = await self._store.get(ref)
+        if not isinstance(found, Found):
+            return None, None
+        try:
+            data = inflate(found.data, max_nbytes) if found.is_gzip else found.data
+        except DecodeError as error:
+            raise DamagedError(ref, str(error)) from error
+        if len(data) > max_nbytes:
+            raise DamagedError(ref, f"metadata of more than {max_nbytes} bytes")
+        return data, found.etag
+
+    async def _inflate(self, body: bytes) -> bytes:
+        try:
+            return await asyncio.to_thread(inflate, body, self._decoded_bytes)
+        except DecodeError as error:
+            raise BadBodyError(str(error)) from error
+
+
+def _object_names(etag: ETag | None) -> Sequence[ETag]:
+    """Return all ETags that clients may know an object by."""
+    return () if etag is None else (etag, gzip_name(etag))
+
+
+def _document_names(etag: ETag | None) -> Sequence[ETag]:
+    """Return all ETags that clients may know a document by, rewritten or not."""
+    if etag is None:
+        return ()
+    return (*_object_names(etag), *_object_names(etag_of_rewritten(etag)))
+
+
+def _precondition_failed(ref: ObjectRef) -> PreconditionFailedError:
+    return PreconditionFailedError(f"{ref}: the object is not as the request demands")
+
+
+class Writer:
+    """Writes virtual keys durably; readers of this process see each write once it returns."""
+
+    def __init__(
+        self, store: ObjectStore, fetch: ReadCache, objects: PassthroughWriter, rewrites: Rewrites
+    ) -> None:
+        self._store = store
+        self._fetch = fetch
+        self._objects = objects
+        self._rewrites = rewrites
+
+    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        """Write one key, and return its new version, `None` if it was deleted.
+
+        Raises: `PreconditionFailedError`, `BadKeyError`, `BadBodyError`, `UnknownCodingError`,
+        `ConflictError`, `ReadOnlyError`, `UnwritableError`, `DamagedError`, `StorageError`,
+        `BusyError`.
+        """
+        await self._store.verify_conditional_writes(dataset.root)
+        target = await self._target(dataset, write, self._fetch.clock())
+        if not isinstance(target, Slot):
+            return await self._write(target, write)
+        change = await _encode(target, write)
+        await self._rewrites.make(target.shard, (change,))
+        return change.done.result()
+
+    async def put_whole(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        """Write a key that is known to name an object; see `put`."""
+        await self._store.verify_conditional_writes(dataset.root)
+        target = Whole(dataset.root.join(write.key))
+        self._check_metadata(target, write)
+        return await self._write(target, write)
+
+    async def demand_place(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
+    ) -> None:
+        """Raise what `put` would for *key*, whatever the body."""
+        await self._store.verify_conditional_writes(dataset.root)
+        await self._target(dataset, KeyWrite(key, b"", headers), self._fetch.clock())
+
+    async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
+        """Write many keys, those of a shard in one rewrite, and return the outcome of each.
+
+        The last write of a key wins.
+        """
+        await self._store.verify_conditional_writes(dataset.root)
+        began_at = self._fetch.clock()
+        outcomes: dict[VirtualKey, Outcome] = {}
+        shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, ChunkChange]] = defaultdict(dict)
+        objects: list[tuple[Document | Whole, KeyWrite]] = []
+        for number, each in enumerate({each.key: each for each in writes}.values()):
+            await yield_to_loop(number)
+            try:
+                target = await self._target(dataset, each, began_at)
+                if isinstance(target, Slot):
+                    shards[target.shard][each.key] = await _encode(target, each)
+                else:
+                    objects.append((target, each))
+            except ShardgateError as error:
+                outcomes[each.key] = error
+
+        async def rewrite(
+            shard: ShardRewriter[Any], changes: Mapping[VirtualKey, ChunkChange]
+        ) -> None:
+            await self._rewrites.make(shard, tuple(changes.values()))
+            for number, (key, change) in enumerate(changes.items()):
+                outcomes[key] = await _outcome(change.done)
+                await yield_to_loop(number)
+
+        async def put(target: Document | Whole, each: KeyWrite) -> None:
+            outcomes[each.key] = await _outcome(self._write(target, each))
+
+        jobs = [partial(rewrite, *each) for each in shards.items()]
+        jobs += [partial(put, *each) for each in objects]
+        await bounded_gather(lambda job: job(), jobs, limit=_AT_ONCE)
+        return [outcomes[each.key] for each in writes]
+
+    async def _target(
+        self, dataset: Dataset, write: KeyWrite, began_at: float
+    ) -> Slot | Document | Whole:
+        """Return where a key is written, by metadata that were fresh when the request *began_at*.
+
+        A chunk of a new array must not be written as an object: a key like a chunk's names an
+        object only if there is no array yet.
+        """
+        key = write.key
+        tracker = FreshnessTracker(self._fetch)
+        target = await dataset.containers.target(dataset.root, key, tracker)
+        absent_s = inf
+        if isinstance(target, Whole | Stray):
+            is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
+            absent_s = 0 if is_doubtful else _ABSENT_S
+        old = tracker.known_before(began_at, _PRESENT_S, absent_s)
+        if any(await bounded_gather(self._fetch.refresh, old)):
+            target = await dataset.containers.target(dataset.root, key, self._fetch)
+        if not isinstance(target, Stray):
+            self._check_metadata(target, write)
+            return target
+        if write.body is not None:
+            raise BadKeyError(f"{key} is no chunk: write the metadata of its array first")
+        return Whole(target.ref)
+
+    def _check_metadata(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
+        """Raise `UnsupportedError` for user metadata that would be lost."""
+        if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
+            return
+        for name, _ in write.headers.metadata:
+            if name not in _SET_BY_TOOLS:
+                reason = "cannot be kept, only objects in S3 have metadata"
+                raise UnsupportedError(f"{write.key}: x-amz-meta-{name} {reason}")
+
+    async def _write(self, target: Document | Whole, write: KeyWrite) -> ETag | None:
+        _, body, headers, demand = write
+        is_document = isinstance(target, Document)
+        if body is None:
+            await self._objects.delete(target.ref, demand=demand, is_document=is_document)
+            return None
+        if isinstance(target, Document):
+            return await self._objects.put_document(
+                target, body, is_gzip=headers.is_gzip, demand=demand
+            )
+        return await self._objects.put(target.ref, body, headers, demand=demand)
+
+
+async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
+    """Encode the body of an inner chunk."""
+    shard, entry = slot
+    body = write.body
+    if body is not None:
+        encode = partial(shard.encode, entry, body, is_gzip=write.headers.is_gzip)
+        body = await run_in_thread(encode, is_long=len(body) > _IN_THREAD_NBYTES)
+    return ChunkChange(write.key, entry, body, write.demand)
+
+
+async def _outcome(write: Awaitable[ETag | None]) -> Outcome:
+    try:
+        return await write
+    except ShardgateError as error:
+        return error
+
+
+class Eraser:
+    """Deletes all keys below a prefix, durably."""
+
+    def __init__(self, resolver: Resolver, objects: PassthroughWriter, writer: Writer) -> None:
+        self._resolver = resolver
+        self._objects = objects
+        self._writer = writer
+
+    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        """Delete all keys that begin with *prefix*, which ends in a slash; return their number.
+
+        Of whole containers, and outside of containers, objects are deleted and counted.
+
+        Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
+        """
+        await self._demand_place(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
+        root = self._resolver.root(dataset)
+        layout, rest = await dataset.containers.find(dataset.root, prefix, root.fetch)
+        if not rest or isinstance(layout, PassThrough):
+            await self._demand_erasable(dataset, prefix)
+            return await self._erase_objects(dataset, prefix)
+        return await self._erase_keys(dataset, prefix)
+
+    async def _demand_place(self, dataset: Dataset, key: str) -> None:
+        """Raise if no key beside *key* can be written."""
+        with suppress(BadKeyError):  # that is the name of no chunk, but others may be
+            await self._writer.demand_place(dataset, VirtualKey(key))
+
+    async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
+        """Raise if any object below *prefix* is read-only, before the first is deleted.
+
+        Raises: `ReadOnlyError`, `DamagedError`.
+        """
+        root, checked = self._resolver.root(dataset), None
+        async for each in root.store.list(dataset.root.join(prefix).prefix):
+            path = root.key_of(each.ref).rpartition("/")[0]
+            if path != checked:
+                checked = path
+                await self._demand_place(dataset, f"{path}/_")
+
+    async def _erase_objects(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        listed = self._resolver.root(dataset).store.list(dataset.root.join(prefix).prefix)
+        count = 0
+        while batch := await take(listed, _PAGE):
+            await bounded_gather(
+                lambda each: self._objects.delete(each.ref, demand=None), batch, limit=_AT_ONCE
+            )
+            count += len(batch)
+        return count
+
+    async def _erase_keys(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        count = 0
+        after: str | None = ""
+        while after is not None:
+            keys: list[VirtualKey] = []
+            while after is not None and len(keys) < _ERASED_AT_ONCE:
+                page = await self._resolver.page(dataset, Window(prefix, after), _PAGE)
+                keys += [VirtualKey(entry.key) for entry in page.entries]
+                after = page.after
+            writes = [KeyWrite(key, None) for key in keys]
+            for outcome in await self._writer.put_each(dataset, writes):
+                if isinstance(outcome, ShardgateError):
+                    raise outcome
+            count += len(keys)
+        return count

@@ -11,7 +11,7 @@ from app.formats.neuroglancer_precomputed.layout import Precomputed
 from app.formats.zarr.draft_2022 import Zarr2022
 from app.formats.zarr.layout import MARKER as ZARR_JSON
 from app.formats.zarr.layout import Zarr3
-from app.http.credentials.minted import grant_to_read
+from app.http.auth.tokens import read_grant
 from app.model import ObjectRef
 from app.resolve.containers import Containers
 from app.resolve.resolver import Dataset
@@ -36,7 +36,7 @@ def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
         format=dataset.format,
         cache_control=_cache_control(dataset).encode(),
         is_writable=dataset.writable,
-        readers=writers.union(dataset.read, {grant_to_read(name)}),
+        readers=writers.union(dataset.read, {read_grant(name)}),
         writers=writers,
     )
 

@@ -13,8 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import ConfigurationError
-from app.http import viewer
-from app.http.neuroglancer import PUBLIC_PAGE, link, precomputed_source, zarr_source
+from app.http.links import (
+    PUBLIC_VIEWER,
+    VIEWER,
+    link,
+    precomputed_source,
+    viewer_folder,
+    zarr_source,
+)
 
 INNER_CHUNK: Final = (32, 32, 32)
 SHARD: Final = (128, 128, 128)
@@ -63,7 +69,7 @@ def write(folder: Path) -> dict[str, Path]:
 def guide(base: str) -> str:
     """Say what to open while the examples are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
-    page = f"{base}/{viewer.PAGE}" if viewer.is_installed() else PUBLIC_PAGE
+    page = f"{base}/{VIEWER}" if viewer_folder() is not None else PUBLIC_VIEWER
     lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
     states = {"tagged": f"{base}/history/@tag.{TAG}", "now": f"{base}/history/@branch.main"}
     lines += [

@@ -9,31 +9,26 @@ from typing import NamedTuple
 from fastapi import APIRouter, FastAPI
 
 from app.datasets import open_datasets, session_formats
-from app.http import viewer
-from app.http.asked import Limits
-from app.http.control import build_control
-from app.http.cors import Cors, Hosts
-from app.http.credentials.access import Datasets
-from app.http.credentials.bearers import Bearers
-from app.http.credentials.door import Door
-from app.http.credentials.issuers import Issuers
-from app.http.credentials.minted import Minter
-from app.http.credentials.signatures import Signatures
-from app.http.credentials.tokens import build_tokens
-from app.http.crowd import Crowd
-from app.http.dataplane import DataPlane
-from app.http.documents import DocumentReader
+from app.http.api import build_api
+from app.http.auth.access import Datasets
+from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts
+from app.http.auth.oidc import Issuers
+from app.http.auth.sigv4 import Signatures
+from app.http.auth.tokens import TokenSigner, build_tokens
+from app.http.body import RequestBodyReader
 from app.http.gateway import Gateway
 from app.http.icechunk.commits import build_commits
 from app.http.icechunk.repository_changes import build_creation, build_repository_changes
 from app.http.icechunk.sessions import build_sessions
 from app.http.instrumentation import InstrumentedApp
-from app.http.shard_of import ShardNames
-from app.http.start.figures import watch
-from app.http.start.glances import Glances
-from app.http.start.page import StartPage
-from app.http.taking import Taker
-from app.http.writing import WritingPlane
+from app.http.limits import ConcurrencyLimiter
+from app.http.links import viewer_folder
+from app.http.read import DataPlane
+from app.http.responses import Cors
+from app.http.s3_uploads import Copier, MultipartUploads
+from app.http.shard_affinity import ShardAffinity
+from app.http.start_page import GlanceCache, StartPage, figures_of
+from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
 from app.observability.metrics import Metrics
 from app.observability.repositories import CountingCommitter, CountingSessions
@@ -97,7 +92,7 @@ def create_app(
     inside = _open_inside(shared)
     paths = _open_paths(shared, inside)
     issuers = Issuers(settings.issuers)
-    minter = Minter(settings.tokens)
+    signer = TokenSigner(settings.tokens)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -109,23 +104,25 @@ def create_app(
 
     cors = Cors(settings.server.cors_origins)
     datasets = Datasets(open_datasets(shared.stores, settings), settings.server.metrics)
-    bearers = Bearers(settings.callers, [minter.identify, issuers.identify])
+    tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
     hosts = Hosts(settings.server.host, settings.server.hosts)
-    door = Door(datasets, bearers, Signatures(settings.callers), hosts)
-    routes = _build_routes(shared, paths.resolver, datasets, minter)
+    authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
+    routes = _build_routes(shared, paths.resolver, datasets, signer)
     start_page = StartPage(
         datasets,
-        Glances(paths.resolver),
-        watch(shared.fetch.cache, shared.chunks, shared.metrics.requests),
-        has_viewer=viewer.is_installed(),
+        GlanceCache(paths.resolver),
+        figures_of(shared.fetch.cache, shared.chunks, shared.metrics.requests),
+        has_viewer=viewer_folder() is not None,
     )
-    control = build_control(
+    api = build_api(
         datasets, paths.resolver, shared.metrics, lifespan, routes, start_page=start_page
     )
-    writing = _build_writing(shared, paths, door)
-    data = DataPlane(datasets, door, paths.resolver, writing, cors)
-    shards = ShardNames(datasets, paths.resolver, settings.server.trusted_proxies)
-    gateway = Gateway(control, data, shards, door=door, cors=cors, crowd=_build_crowd(settings))
+    writing = _build_writing(shared, paths, authenticator)
+    data = DataPlane(datasets, authenticator, paths.resolver, writing, cors)
+    shards = ShardAffinity(datasets, paths.resolver, settings.server.trusted_proxies)
+    gateway = Gateway(
+        api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
+    )
     return InstrumentedApp(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
@@ -136,11 +133,11 @@ def create_app(
     )
 
 
-def _build_crowd(settings: Settings) -> Crowd:
+def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
     limits = settings.limits
-    return Crowd(
+    return ConcurrencyLimiter(
         most=limits.requests,
-        most_of_one=limits.client_requests,
+        most_per_client=limits.client_requests,
         longest_s=limits.answer_s,
         proxies=settings.server.trusted_proxies,
     )
@@ -256,7 +253,7 @@ def _object_writer(
 
 
 def _build_routes(
-    shared: Shared, resolver: Resolver, datasets: Datasets, minter: Minter
+    shared: Shared, resolver: Resolver, datasets: Datasets, signer: TokenSigner
 ) -> list[APIRouter]:
     """Build the routes that change repositories, and the one that mints tokens."""
     limits = shared.settings.limits
@@ -264,35 +261,36 @@ def _build_routes(
     files = ChunkFiles(shared.stores)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
     committer = CountingCommitter(swaps, rewriting, shared.metrics.commits)
-    documents = DocumentReader(shared.budget, limits.timeout_s)
+    bodies = RequestBodyReader(shared.budget, timeout_s=limits.timeout_s)
     commits = build_commits(
         datasets,
         resolver,
-        Taker(shared.budget, timeout_s=limits.timeout_s),
+        bodies,
         files,
         StatelessCommits(committer, files),
         max_chunk_nbytes=limits.max_chunk_bytes,
         decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
     )
     return [
-        build_creation(datasets, swaps, documents),
-        build_repository_changes(datasets, resolver, swaps, documents),
+        build_creation(datasets, swaps, bodies),
+        build_repository_changes(datasets, resolver, swaps, bodies),
         commits,
-        build_sessions(datasets, resolver, shared.sessions, committer, documents),
-        build_tokens(datasets.find, minter, documents),
+        build_sessions(datasets, resolver, shared.sessions, committer, bodies),
+        build_tokens(datasets, signer, bodies),
     ]
 
 
-def _build_writing(shared: Shared, paths: Paths, door: Door) -> WritingPlane:
+def _build_writing(shared: Shared, paths: Paths, authenticator: Authenticator) -> WritePlane:
     limits = shared.settings.limits
-    bounds = Limits(limits.max_chunk_bytes, limits.timeout_s)
+    bounds = BodyLimits(limits.max_chunk_bytes, limits.timeout_s)
+    copier = Copier(paths.resolver, bounds)
     uploads = Uploads(shared.stores, paths.writer, max_nbytes=limits.max_chunk_bytes)
-    return WritingPlane(
-        door,
-        paths.resolver,
+    return WritePlane(
+        authenticator,
         paths.writer,
         paths.eraser,
-        uploads,
+        copier.copy,
+        MultipartUploads(uploads, copier, bounds).steps,
         budget=shared.budget,
         limits=bounds,
     )

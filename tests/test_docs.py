@@ -106,7 +106,7 @@ def test_every_route_is_there() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
     service: Any = create_app(Settings()).app
-    paths = set(service._control.openapi()["paths"])
+    paths = set(service._api.openapi()["paths"])
 
     assert paths <= routes
     assert {route for route in routes if route.startswith(("/api", "/healthz", "/ready"))} <= paths

@@ -9,9 +9,17 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
-from app.http.answer import AtHand, Body, Given, Headers, Later, Write, combined
-from app.http.clients import Networks, name_client, peer_of
-from app.http.shard_of import PREFIX as SHARDS
+from app.http.limits import Networks, client_of, peer_of
+from app.http.problems import Headers
+from app.http.responses import (
+    Body,
+    DeferredResponse,
+    ImmediateResponse,
+    RequestHeaders,
+    ResponseWriter,
+    combine_headers,
+)
+from app.http.shard_affinity import PREFIX as SHARDS
 from app.observability.logging import AccessLog, AccessRecord
 from app.observability.metrics import RequestMetrics
 from app.observability.requests import (
@@ -33,12 +41,14 @@ class App(Protocol):
     """The application inside; see `Gateway`."""
 
     def begin(
-        self, raw_path: bytes, headers: Given, peer: bytes, now: float, /
-    ) -> AtHand | Later | None:
+        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float, /
+    ) -> ImmediateResponse | DeferredResponse | None:
         """Begin to answer a GET outside of ASGI, *now* by the clock of the event loop."""
         ...
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: Given, /) -> AtHand:
+    def refuse(
+        self, status: HTTPStatus, detail: str, headers: RequestHeaders, /
+    ) -> ImmediateResponse:
         """Answer a malformed request."""
         ...
 
@@ -74,15 +84,15 @@ class InstrumentedApp:
         self._has_keys = access_log is not None and access_log.has_keys
 
     def begin(
-        self, raw_path: bytes, headers: Given, peer: bytes, now: float
-    ) -> AtHand | Later | None:
+        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
+    ) -> ImmediateResponse | DeferredResponse | None:
         """Begin to answer a GET outside of ASGI; see `GatewayProtocol`.
 
         *peer* is the address of the connection. Requests to ``/_shard``, which balancers send
         before each other one, are neither counted nor logged.
         """
         begun = self.app.begin(raw_path, headers, peer, now)
-        if not isinstance(begun, AtHand):
+        if not isinstance(begun, ImmediateResponse):
             if begun is None or raw_path.startswith(SHARDS):
                 return begun
             return partial(self._respond, begun, raw_path, headers, peer)
@@ -103,7 +113,7 @@ class InstrumentedApp:
             )  # fmt: skip
         return begun
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: Given) -> AtHand:
+    def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> ImmediateResponse:
         """Answer a malformed request: it is counted, but not logged."""
         refusal = self.app.refuse(status, detail, headers)
         self.metrics.count(NO_DATASET, OTHER_METHOD, outcome_of(status), len(refusal.body))
@@ -115,7 +125,7 @@ class InstrumentedApp:
             await self._run_lifespan(scope, receive, send)
             return
         method = method_label(scope["method"])
-        headers = combined(scope["headers"])
+        headers = combine_headers(scope["headers"])
         request = self._context(method, scope["raw_path"], headers, peer_of(scope["client"]))
 
         async def send_and_count(message: MutableMapping[str, Any]) -> None:
@@ -141,7 +151,12 @@ class InstrumentedApp:
             self._access_log.close()
 
     async def _respond(
-        self, begun: Later, raw_path: bytes, headers: Given, peer: bytes, write: Write
+        self,
+        begun: DeferredResponse,
+        raw_path: bytes,
+        headers: RequestHeaders,
+        peer: bytes,
+        write: ResponseWriter,
     ) -> None:
         request = self._context("GET", raw_path, headers, peer)
 
@@ -162,7 +177,9 @@ class InstrumentedApp:
         with self._in_flight(request):
             await begun(write_and_count)
 
-    def _context(self, method: str, raw_path: bytes, headers: Given, peer: bytes) -> RequestContext:
+    def _context(
+        self, method: str, raw_path: bytes, headers: RequestHeaders, peer: bytes
+    ) -> RequestContext:
         dataset, key = self._split(raw_path)
         is_public = self._is_public.get(dataset, self._is_all_public)
         client = self._client(peer, headers)
@@ -193,7 +210,12 @@ class InstrumentedApp:
             self._record(request, seconds)
 
     def _record_immediate(
-        self, begun: AtHand, outcome: Outcome, raw_path: bytes, headers: Given, peer: bytes
+        self,
+        begun: ImmediateResponse,
+        outcome: Outcome,
+        raw_path: bytes,
+        headers: RequestHeaders,
+        peer: bytes,
     ) -> None:
         """Log and trace a response from memory where its path or a span is needed."""
         request = self._context("GET", raw_path, headers, peer)
@@ -223,11 +245,11 @@ class InstrumentedApp:
         if self._tracing is not None:
             self._tracing.end(request)
 
-    def _client(self, peer: bytes, headers: Given) -> bytes:
+    def _client(self, peer: bytes, headers: RequestHeaders) -> bytes:
         """Return the address of the client, which *peer* may be a proxy of."""
         if not self._proxies:
             return peer
-        return name_client(peer.decode(), headers, self._proxies).encode()
+        return client_of(peer.decode(), headers, self._proxies).encode()
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:
         """Return the dataset of a path and its key; the whole path if it names no dataset."""

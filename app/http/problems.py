@@ -1,9 +1,8 @@
-"""Errors as answers: one table of statuses, RFC 9457 problem documents."""
+"""Errors as responses: one table of statuses, RFC 9457 problem documents."""
 
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Final
 
 from app import errors
@@ -57,28 +56,25 @@ STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
     errors.DamagedError: HTTPStatus.BAD_GATEWAY,
     errors.ConfigurationError: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-"""Every leaf of the error tree and its status."""
+"""Status of every leaf of the error tree."""
 
 RETRY_AFTER_S: Final = 1
-_NO_MEMBERS: Final[Mapping[str, object]] = MappingProxyType({})
-_RETRIED: Final = frozenset(
-    {
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
+_RETRIED: Final = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
 )
 
 type Headers = list[tuple[bytes, bytes]]
 
 
 def status_of(error: ShardgateError) -> HTTPStatus:
-    """Find the status of *error*."""
+    """Return the status of *error*."""
     return STATUS[type(error)]
 
 
-def members_of(error: Exception) -> Mapping[str, object]:
-    """Tell what a problem document says of *error* besides its text (RFC 9457 §3.2)."""
+def extension_members(error: Exception) -> Mapping[str, object]:
+    """Return the members of a problem document that only this type of error has (RFC 9457 §3.2)."""
     if not isinstance(error, errors.CommitConflictError):
         return {}
     return {
@@ -89,20 +85,20 @@ def members_of(error: Exception) -> Mapping[str, object]:
 
 
 def problem(
-    status: HTTPStatus, detail: str, members: Mapping[str, object] = _NO_MEMBERS
+    status: HTTPStatus, detail: str, members: Mapping[str, object] | None = None
 ) -> tuple[Headers, bytes]:
-    """Write a problem document with further *members*, and the headers that go with it."""
-    told = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
-    body = json.dumps({**told, **members}).encode()
+    """Return the headers and body of a problem document, with extension *members*."""
+    document = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
+    body = json.dumps({**document, **(members or {})}).encode()
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),
     ]
-    return headers + further_headers(status), body
+    return headers + status_headers(status), body
 
 
-def further_headers(status: HTTPStatus) -> Headers:
-    """Say when to come back, where that is worth it, or with what."""
+def status_headers(status: HTTPStatus) -> Headers:
+    """Return the headers that every response with *status* has: Retry-After, WWW-Authenticate."""
     if status is HTTPStatus.UNAUTHORIZED:
         return [(b"www-authenticate", b'Bearer realm="shardgate"')]
     return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in _RETRIED else []

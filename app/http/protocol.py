@@ -24,16 +24,23 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import ShardgateError
-from app.http.answer import AtHand, Body, Given, Headers, Later, combined
-from app.http.bodies import is_announced
-from app.http.clients import peer_of
+from app.http.body import has_body
 from app.http.heads import encode_headers
+from app.http.limits import peer_of
+from app.http.problems import Headers
 from app.http.request_head import (
     HEAD_NBYTES,
     MALFORMED,
     TOO_LARGE,
     RefusedRequestError,
     check_head,
+)
+from app.http.responses import (
+    Body,
+    DeferredResponse,
+    ImmediateResponse,
+    RequestHeaders,
+    combine_headers,
 )
 
 MAX_PIPELINED: Final = 256
@@ -155,13 +162,15 @@ class GatewayProtocol(HttpToolsProtocol):
         is_complete = self.cycle is None or self.cycle.response_complete
         return is_complete and not self.flow.write_paused
 
-    def _begin(self, path: bytes, headers: Given) -> bool:
+    def _begin(self, path: bytes, headers: RequestHeaders) -> bool:
         """Respond, or begin to; return `False` where the request is left to ASGI."""
         now = self.loop.time()
-        begun: AtHand | Later | None = self.app.begin(path, headers, self._peer, now)
+        begun: ImmediateResponse | DeferredResponse | None = self.app.begin(
+            path, headers, self._peer, now
+        )
         if begun is None:
             return False
-        if isinstance(begun, AtHand):
+        if isinstance(begun, ImmediateResponse):
             self.write_response(begun.status, begun.head, begun.body)
             self._waiting_since = now
             self._patience_s = self.timeout_keep_alive
@@ -194,7 +203,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
-        if cycle.waiting_for_100_continue and not is_announced(combined(cycle.scope["headers"])):
+        if cycle.waiting_for_100_continue and not has_body(combine_headers(cycle.scope["headers"])):
             # botocore up to 1.43.62 takes a final status line in its place for later answers too.
             self.transport.write(_CONTINUE_LINE)
             cycle.waiting_for_100_continue = False
@@ -278,8 +287,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _write_refusal(self, refused: RefusedRequestError) -> None:
         _log.debug("refused a request of %s: %s", self.client, refused)
-        headers = combined(self.headers or [])
-        refusal: AtHand = self.app.refuse(refused.status, str(refused), headers)
+        headers = combine_headers(self.headers or [])
+        refusal: ImmediateResponse = self.app.refuse(refused.status, str(refused), headers)
         head = refusal.head + encode_headers([_CLOSE])
         self.write_response(refusal.status, head, refusal.body)
 
@@ -296,7 +305,7 @@ class _Exchange:
     when the service stops, and sets `disconnected` and the event when the client has gone.
     """
 
-    def __init__(self, protocol: GatewayProtocol, begun: Later) -> None:
+    def __init__(self, protocol: GatewayProtocol, begun: DeferredResponse) -> None:
         self._protocol = protocol
         self.response_started = self.response_complete = False
         self.keep_alive = True
@@ -310,7 +319,7 @@ class _Exchange:
         """Cancel the work for a client that has gone."""
         self._task.cancel()
 
-    async def _run(self, begun: Later) -> None:
+    async def _run(self, begun: DeferredResponse) -> None:
         """Respond; a connection whose response broke off can only be closed."""
         try:
             await begun(self.write)

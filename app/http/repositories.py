@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from app.http.credentials.access import Datasets
-from app.http.routers import new_router
-from app.http.target import check_key
+from app.http.auth.access import Datasets
+from app.http.openapi import new_router
+from app.http.paths import check_key
 from app.resolve.icechunk.history import read_history
 from app.resolve.icechunk.operations import SetStatus, read_operations
 from app.resolve.icechunk.refs import read_branches, read_tags

@@ -5,7 +5,8 @@ from typing import Any, Final, NamedTuple
 
 import httptools
 
-from app.http.answer import Given, Headers, combined
+from app.http.problems import Headers
+from app.http.responses import RequestHeaders, combine_headers
 
 HEAD_NBYTES: Final = 64 * 1024
 """Longest head; also the most that may follow a body, such as trailers. Keys have up to 3 KiB."""
@@ -37,7 +38,7 @@ class RequestHead(NamedTuple):
     """As `httptools.parse_url` returns it."""
     headers: Headers
     """In their order, with lower-case names; ``host`` is that of an absolute target."""
-    by_name: Given
+    by_name: RequestHeaders
     expects_continue: bool
 
 
@@ -50,7 +51,7 @@ def check_head(parser: Any, url: bytes, headers: Headers, received_nbytes: int) 
         raise RefusedRequestError(*TOO_LARGE)
     if received_nbytes > HEAD_NBYTES and _nbytes(url, headers) > HEAD_NBYTES:
         raise RefusedRequestError(*TOO_LARGE)
-    by_name = combined(headers)
+    by_name = combine_headers(headers)
     is_1_1 = parser.get_http_version() == "1.1"
     if len(by_name) == len(headers):
         hosts = int(b"host" in by_name)
@@ -69,7 +70,7 @@ def check_head(parser: Any, url: bytes, headers: Headers, received_nbytes: int) 
         authority = url.split(b"/", 3)[2].rpartition(b"@")[2]
         headers = [each for each in headers if each[0] != b"host"]
         headers.append((b"host", authority))
-        by_name = combined(headers)
+        by_name = combine_headers(headers)
     expected = by_name.get(b"expect")
     is_expecting = expected is not None and _CONTINUE in expected.lower().split(b", ")
     return RequestHead(target, headers, by_name, is_expecting and is_1_1)

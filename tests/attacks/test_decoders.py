@@ -42,11 +42,11 @@ from app.formats.icechunk.snapshot import (
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.metadata_writing import parse_given
-from app.http import aws_chunked
+from app.http.auth.oidc import decode_jwks
+from app.http.body import decode_aws_chunked
 from app.http.commit_bodies import parse_commit
-from app.http.credentials.verification_keys import decode_jwks
-from app.http.s3_delete import parse_deletion
-from app.http.s3_parts import parse_parts
+from app.http.s3 import parse_deletion
+from app.http.s3_uploads import parse_parts
 from app.storage.http_headers import parse_content_range, parse_unsatisfied
 from tests import repositories
 from tests.attacks.mutating import Change, changes
@@ -128,8 +128,8 @@ DECODERS: Final = {
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
     "metadata_writing.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
-    "aws_chunked.decode": Decoder(
-        lambda data: aws_chunked.decode(data, 4),
+    "decode_aws_chunked": Decoder(
+        lambda data: decode_aws_chunked(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
         (RequestError,),
     ),

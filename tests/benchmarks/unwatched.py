@@ -4,8 +4,8 @@ from typing import Any
 
 from app import server
 from app.__main__ import main
-from app.http.answer import AtHand, Given, Later
 from app.http.instrumentation import InstrumentedApp
+from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
 from app.main import create_app
 from app.settings import Settings
 
@@ -19,8 +19,8 @@ class _Uninstrumented:
         self.refuse = app.app.refuse
 
     def begin(
-        self, raw_path: bytes, headers: Given, peer: bytes, now: float
-    ) -> AtHand | Later | None:
+        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
+    ) -> ImmediateResponse | DeferredResponse | None:
         """Begin to answer."""
         return self._app.begin(raw_path, headers, peer, now)
 

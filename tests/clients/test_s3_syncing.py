@@ -14,7 +14,7 @@ import zarr
 from tests.clients.taking import Taker, files_in, taking_into_folder
 from tests.clients.test_s3_writing import open_boto3
 from tests.clients.writing import counted, same
-from tests.http.credentials.test_signing_clients import program
+from tests.http.auth.test_signing_clients import program
 
 VALUES: Final = counted((16, 16), "u2")
 KEYS: Final = sorted(f"array/c/{y}/{x}" for y in range(8) for x in range(8))

@@ -10,7 +10,7 @@ import pytest
 
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import exchange
-from tests.http.credentials.people import TOKENS, caller
+from tests.http.auth.people import TOKENS, caller
 from tests.http.taking import get
 from tests.serving import serving
 

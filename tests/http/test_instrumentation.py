@@ -12,9 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import TruncatedReadError
-from app.http.answer import AtHand, Given, Headers, Later, Write
-from app.http.clients import Networks
 from app.http.instrumentation import InstrumentedApp
+from app.http.limits import Networks
+from app.http.problems import Headers
+from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders, ResponseWriter
 from app.main import create_app
 from app.model import ObjectRef
 from app.observability.logging import AccessLog, AccessRecord
@@ -27,25 +28,29 @@ type Asgi = Callable[..., Awaitable[None]]
 
 HEADERS: Headers = [(b"content-length", b"4"), (b"x-request-id", b"id-1")]
 HEAD = b"content-length: 4\r\nx-request-id: id-1\r\n"
-HIT = AtHand(HTTPStatus.OK, HEAD, b"body", b"id-1", "em", "ana")
+HIT = ImmediateResponse(HTTPStatus.OK, HEAD, b"body", b"id-1", "em", "ana")
 
 
 class Stub:
     """An application that gives the same response to every request."""
 
-    def __init__(self, begun: AtHand | Later | None = None, respond: Asgi | None = None) -> None:
+    def __init__(
+        self, begun: ImmediateResponse | DeferredResponse | None = None, respond: Asgi | None = None
+    ) -> None:
         self._begun = begun
         self._respond = respond
 
     def begin(
-        self, _path: bytes, _headers: Given, _peer: bytes, _now: float, /
-    ) -> AtHand | Later | None:
+        self, _path: bytes, _headers: RequestHeaders, _peer: bytes, _now: float, /
+    ) -> ImmediateResponse | DeferredResponse | None:
         """Begin."""
         return self._begun
 
-    def refuse(self, status: HTTPStatus, detail: str, _headers: Given, /) -> AtHand:
+    def refuse(
+        self, status: HTTPStatus, detail: str, _headers: RequestHeaders, /
+    ) -> ImmediateResponse:
         """Refuse."""
-        return AtHand(status, HEAD, detail.encode())
+        return ImmediateResponse(status, HEAD, detail.encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any, /) -> None:
         """Respond."""
@@ -89,8 +94,8 @@ class Instrumented(InstrumentedApp):
         )
 
     def get(
-        self, path: bytes = b"/em/c/0", headers: Given | None = None, peer: bytes = b"::1"
-    ) -> AtHand | Later | None:
+        self, path: bytes = b"/em/c/0", headers: RequestHeaders | None = None, peer: bytes = b"::1"
+    ) -> ImmediateResponse | DeferredResponse | None:
         """Begin a GET."""
         return self.begin(path, headers or {}, peer, asyncio.get_running_loop().time())
 
@@ -210,7 +215,7 @@ async def test_keys_are_logged_for_debugging_only(*, is_in_memory: bool, has_key
     assert [record.key for record in app.log.records] == ["c/7/~/8" if has_keys else ""]
 
 
-async def _run(later: Later) -> Instrumented:
+async def _run(later: DeferredResponse) -> Instrumented:
     """Respond to a GET; leave after a moment."""
     app = Instrumented(Stub(later))
     begun = app.get()
@@ -241,7 +246,7 @@ async def _run(later: Later) -> Instrumented:
 async def test_the_status_of_a_complete_response_is_its_outcome(status: int, outcome: str) -> None:
     """The time, and the bytes of the body, are counted at its end."""
 
-    async def later(write: Write) -> None:
+    async def later(write: ResponseWriter) -> None:
         await write(HTTPStatus(status), list(HEADERS), b"body")
 
     app = await _run(later)
@@ -266,7 +271,7 @@ async def test_a_response_that_breaks_off_has_failed() -> None:
         yield b"piece"
         raise TruncatedReadError(ObjectRef("s3://bucket", "key"), "cut")
 
-    async def later(write: Write) -> None:
+    async def later(write: ResponseWriter) -> None:
         await write(HTTPStatus.OK, list(HEADERS), pieces())
 
     app = await _run(later)

@@ -22,9 +22,9 @@ from uvicorn.server import ServerState
 from uvicorn.supervisors import Multiprocess
 
 from app.errors import TruncatedReadError
-from app.http.answer import AtHand, Given, Later
 from app.http.gateway import Gateway
 from app.http.protocol import GatewayProtocol
+from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, NotModified
@@ -411,8 +411,8 @@ def test_a_fault_ends_its_connection_only(port: int, monkeypatch: pytest.MonkeyP
     begin = Gateway.begin
 
     def broken(
-        self: Gateway, raw_path: bytes, headers: Given, peer: bytes, now: float
-    ) -> AtHand | Later | None:
+        self: Gateway, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
+    ) -> ImmediateResponse | DeferredResponse | None:
         if raw_path == b"/em/fault":
             raise RuntimeError("as ordered")
         return begin(self, raw_path, headers, peer, now)

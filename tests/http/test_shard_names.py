@@ -1,4 +1,4 @@
-"""Names of shards, which hold many chunks: no mistake with one costs more than one chunk."""
+"""Keys of shard objects behind the service: writes through them lose no chunk."""
 
 from collections.abc import Generator
 from typing import Final, NamedTuple

@@ -14,7 +14,7 @@ import zarr
 from cloudvolume import CloudVolume
 
 from app.settings import DatasetSettings, Settings
-from tests.http.credentials.people import TOKENS, caller
+from tests.http.auth.people import TOKENS, caller
 from tests.serving import serving
 from tests.viewers.viewing import Neuroglancer, sections
 

@@ -12,6 +12,8 @@ from app.formats.icechunk.changes import Edit, read_edits
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.write_ids import WriteId
+from app.http.auth.access import Datasets
+from app.http.body import RequestBodyReader
 from app.http.commit_bodies import (
     CommitBody,
     Committed,
@@ -19,11 +21,8 @@ from app.http.commit_bodies import (
     parse_commit,
     parse_key,
 )
-from app.http.credentials.access import Datasets
-from app.http.described import CommitProblem, problems
 from app.http.icechunk.writable import opens_writable
-from app.http.routers import new_router
-from app.http.taking import Taker
+from app.http.openapi import CommitProblem, new_router, problems
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit_request import CommitRequest
@@ -40,7 +39,7 @@ _MEMORY_PER_BYTE: Final = 16
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
     datasets: Datasets,
     resolver: Resolver,
-    taker: Taker,
+    taker: RequestBodyReader,
     files: ChunkFiles,
     commits: StatelessCommits,
     *,
@@ -63,7 +62,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
 
         Chunks that no commit ever refers to are collected with what else is unused.
         """
-        async with taker.taken(request, max_chunk_nbytes) as body:
+        async with taker.read_body(request, max_chunk_nbytes) as body:
             chunk_id = await files.put(opened, body)
             return WrittenChunk(chunk_id=encode_id(chunk_id), length=len(body))
 
@@ -87,7 +86,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
         """
         key = parse_key(idempotency_key)
         async with (
-            taker.taken(request, _MAX_NBYTES) as body,
+            taker.read_body(request, _MAX_NBYTES) as body,
             decoded.room(_MEMORY_PER_BYTE * len(body)),
         ):
             asked, edits = await asyncio.to_thread(_read, body)

@@ -11,13 +11,12 @@ from app.errors import (
     BadParameterError,
 )
 from app.formats.icechunk.repo_info import Availability
-from app.http.credentials.access import Datasets
-from app.http.described import problems
-from app.http.documents import Document, DocumentReader, documented
+from app.http.auth.access import Datasets
+from app.http.body import RequestBodyReader, RequestDocument, describe_document
+from app.http.conditions import parse_demand
 from app.http.icechunk.writable import opens_writable
-from app.http.preconditions import parse_demand
+from app.http.openapi import new_router, problems
 from app.http.repositories import NamedRef
-from app.http.routers import new_router
 from app.resolve.icechunk.creation import create_repository
 from app.resolve.icechunk.refs import Named, RefChanges
 from app.resolve.icechunk.repo_swap import RepoSwaps
@@ -30,7 +29,7 @@ _SEGMENTS_BEFORE_NAME: Final = 6
 """Of ``/api/datasets/DATASET/branches/NAME``, with the empty one at the start."""
 
 
-class NewRepository(Document):
+class NewRepository(RequestDocument):
     """The repository that is to be made."""
 
     name: str
@@ -46,7 +45,7 @@ class CreatedRepository(BaseModel, use_attribute_docstrings=True):
     """The empty snapshot that the branch is at."""
 
 
-class NewRef(Document):
+class NewRef(RequestDocument):
     """The branch or tag that is to be made."""
 
     name: str
@@ -54,13 +53,13 @@ class NewRef(Document):
     """The snapshot it is to be at."""
 
 
-class NewTip(Document):
+class NewTip(RequestDocument):
     """Where a branch is to be put."""
 
     snapshot_id: str
 
 
-class NewStatus(Document):
+class NewStatus(RequestDocument):
     """What may be done with the repository from now on."""
 
     availability: Literal["online", "read_only"]
@@ -87,7 +86,7 @@ type _IfMatch = Annotated[
 
 
 def build_repository_changes(
-    datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, documents: DocumentReader
+    datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, documents: RequestBodyReader
 ) -> APIRouter:
     """Build the routes that change repositories as a whole."""
     router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
@@ -108,7 +107,7 @@ def build_repository_changes(
     )
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Make a branch at a snapshot."""
-        given = await documents.read(request, NewRef)
+        given = await documents.read_document(request, NewRef)
         return _tell(response, await changes.create_branch(given.name, given.snapshot_id))
 
     @router.put(
@@ -124,7 +123,7 @@ def build_repository_changes(
         if_match: _IfMatch = None,
     ) -> NamedRef:
         """Put a branch at another snapshot, if it still is where `If-Match` says."""
-        given = await documents.read(request, NewTip)
+        given = await documents.read_document(request, NewTip)
         if (demand := parse_demand(if_match, None)) is None:
             raise BadHeaderError("If-Match has to name the snapshot that the branch is at")
         return _tell(response, await changes.reset_branch(name, given.snapshot_id, demand))
@@ -146,7 +145,7 @@ def build_repository_changes(
     )
     async def create_tag(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Make a tag at a snapshot, where it stays."""
-        given = await documents.read(request, NewRef)
+        given = await documents.read_document(request, NewRef)
         return _tell(response, await changes.create_tag(given.name, given.snapshot_id))
 
     @router.delete(
@@ -164,14 +163,14 @@ def build_repository_changes(
     )
     async def set_status(request: Request, changes: Changes) -> None:
         """Say what may be done with the repository: all, or only reading."""
-        given = await documents.read(request, NewStatus)
+        given = await documents.read_document(request, NewStatus)
         availability = Availability[given.availability.upper()]
         await changes.set_status(availability, given.reason)
 
     return router
 
 
-def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: DocumentReader) -> APIRouter:
+def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: RequestBodyReader) -> APIRouter:
     """Build the route that makes repositories."""
     router = new_router(_DATASETS, _TAG)
 
@@ -184,7 +183,7 @@ def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: DocumentRead
     )
     async def create(request: Request) -> CreatedRepository:
         """Make an Icechunk repository where there is nothing: at the empty root of a dataset."""
-        given = await documents.read(request, NewRepository)
+        given = await documents.read_document(request, NewRepository)
         dataset = datasets.find_writable(given.name, request.scope["caller"])
         snapshot_id = await create_repository(swaps, dataset)
         return CreatedRepository(name=dataset.name, branch="main", snapshot_id=snapshot_id)
@@ -192,8 +191,8 @@ def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: DocumentRead
     return router
 
 
-def _body(model: type[Document]) -> dict[str, Any]:
-    return dict(documented(model))
+def _body(model: type[RequestDocument]) -> dict[str, Any]:
+    return dict(describe_document(model))
 
 
 def _tell(response: Response, ref: Named) -> NamedRef:

@@ -11,12 +11,11 @@ from app.formats.icechunk.changes import ChangeSet
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.session import SessionDocument
 from app.formats.icechunk.write_ids import WriteId
+from app.http.auth.access import Datasets
+from app.http.body import RequestBodyReader, RequestDocument, describe_document
 from app.http.commit_bodies import CommitOptions, Committed, parse_key
-from app.http.credentials.access import Datasets
-from app.http.described import CommitProblem, problems
-from app.http.documents import Document, DocumentReader, documented
 from app.http.icechunk.writable import opens_writable
-from app.http.routers import new_router
+from app.http.openapi import CommitProblem, new_router, problems
 from app.resolve.icechunk.commit_request import CommitRequest
 from app.resolve.icechunk.committing import Committer
 from app.resolve.icechunk.repositories import OpenedRepository
@@ -26,14 +25,14 @@ from app.resolve.icechunk.sessions import SessionReport, Sessions, report
 from app.resolve.resolver import Resolver
 
 
-class SessionOptions(Document):
+class SessionOptions(RequestDocument):
     """Where a session begins."""
 
     branch: str = "main"
     """At its tip the session begins, and onto it the session is committed."""
 
 
-class SessionCommitOptions(CommitOptions, Document):
+class SessionCommitOptions(CommitOptions, RequestDocument):
     """How a session is committed."""
 
 
@@ -65,7 +64,7 @@ def build_sessions(
     resolver: Resolver,
     sessions: Sessions,
     committer: Committer,
-    documents: DocumentReader,
+    documents: RequestBodyReader,
 ) -> APIRouter:
     """Build the routes of sessions."""
     router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
@@ -80,7 +79,7 @@ def build_sessions(
     @router.post(
         "",
         status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(documented(SessionOptions)),
+        openapi_extra=dict(describe_document(SessionOptions)),
         responses=problems(400, 403, 404, 405, 423),
     )
     async def begin_session(opened: Opened, request: Request) -> SessionState:
@@ -88,7 +87,7 @@ def build_sessions(
 
         Its keys are read and written like those of plain Zarr, through any replica.
         """
-        options = await documents.read(request, SessionOptions)
+        options = await documents.read_document(request, SessionOptions)
         return _tell(await sessions.create(opened, options.branch))
 
     @router.get("", responses=problems(400, 404, 405))
@@ -113,7 +112,7 @@ def build_sessions(
     @router.post(
         "/{session_id}/commit",
         status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(documented(SessionCommitOptions)),
+        openapi_extra=dict(describe_document(SessionCommitOptions)),
         responses=problems(400, 404, 405, 409, 423, conflict=CommitProblem),
     )
     async def commit_session(
@@ -127,7 +126,7 @@ def build_sessions(
         Who commits at the same time, or again, is answered the same. After a conflict the session
         goes on.
         """
-        options = await documents.read(request, SessionCommitOptions)
+        options = await documents.read_document(request, SessionCommitOptions)
         making = _Making(committer, opened, options)
         made = await SessionCommit(session, making.make, parse_key(idempotency_key)).run()
         return Committed(snapshot_id=made.snapshot_id, parent_id=made.parent_id)

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
-from app.http.credentials.access import Datasets
+from app.http.auth.access import Datasets
+from app.http.paths import check_key
 from app.http.repositories import RepositoryPath
-from app.http.target import check_key
 from app.resolve.icechunk.repositories import OpenedRepository, open_repository
 from app.resolve.resolver import Resolver
 

@@ -13,7 +13,7 @@ from app.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from app.http.target import split_target
+from app.http.paths import split_target
 from app.model import VirtualKey, escape_ref
 
 FIRST = "1CECHNKREP0F1RSTCMT0"

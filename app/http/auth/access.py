@@ -1,0 +1,128 @@
+"""Callers, and which datasets they may read and write.
+
+A dataset that the caller may not read is indistinguishable from one that does not exist.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from app.errors import ForbiddenError, ReadOnlyError, UnauthenticatedError, UnknownDatasetError
+from app.resolve.resolver import Dataset
+from app.setting_fields import PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Caller whose credentials are valid."""
+
+    name: str
+    """The name in logs."""
+    grants: frozenset[str]
+    """Rules that the caller fulfils: `public`, the name of a caller, `ISSUER:VALUE`."""
+
+
+NOBODY: Final = Caller("", frozenset({PUBLIC}))
+"""Caller without credentials."""
+
+
+def configured_caller(name: str) -> Caller:
+    """Return the caller that is called *name* in the configuration."""
+    return Caller(name, frozenset({PUBLIC, name}))
+
+
+class Identity(NamedTuple):
+    """Caller that a token belongs to, for a time."""
+
+    caller: Caller
+    until_s: float
+    """In seconds since 1970."""
+
+
+class Datasets:
+    """Datasets by name; *watchers* are the rules of those who may see metrics."""
+
+    def __init__(
+        self, datasets: Mapping[str, Dataset], watchers: Collection[str] | None = None
+    ) -> None:
+        self._datasets = datasets
+        is_all_public = all(
+            dataset.is_public and (not dataset.is_writable or PUBLIC in dataset.writers)
+            for dataset in datasets.values()
+        )
+        everybody = (PUBLIC,) if is_all_public else ()
+        self._watchers = frozenset(everybody if watchers is None else watchers)
+        self.is_all_public = is_all_public and PUBLIC in self._watchers
+        """Whether credentials make no difference."""
+
+    def __iter__(self) -> Iterator[Dataset]:
+        """Iterate over all datasets, whoever the caller is."""
+        return iter(self._datasets.values())
+
+    def get(self, name: str) -> Dataset | None:
+        """Return the dataset *name*, whoever the caller is."""
+        return self._datasets.get(name)
+
+    def seen_by(self, caller: Caller) -> list[Dataset]:
+        """Return the datasets that *caller* may read."""
+        return [dataset for dataset in self if may_read(caller, dataset)]
+
+    def find(self, name: str, caller: Caller) -> Dataset:
+        """Return the dataset *name*, if *caller* may read it.
+
+        Raises: `UnknownDatasetError`, or `UnauthenticatedError` where credentials might help: 404
+        would be fill value to a reader that forgot them.
+        """
+        dataset = self._datasets.get(name)
+        if dataset is not None and may_read(caller, dataset):
+            return dataset
+        if caller is NOBODY and not self.is_all_public:
+            raise UnauthenticatedError(f"{name} needs credentials, or there is no such dataset")
+        raise UnknownDatasetError(f"there is no dataset {name}")
+
+    def find_writable(self, name: str, caller: Caller) -> Dataset:
+        """Return the dataset *name*, if *caller* may write to it.
+
+        Raises: `ReadOnlyError`, and see `find` and `demand_writing`.
+        """
+        dataset = self.find(name, caller)
+        if not dataset.is_writable:
+            raise ReadOnlyError(f"{name} is not writable")
+        demand_writing(caller, dataset)
+        return dataset
+
+    def may_watch(self, caller: Caller) -> bool:
+        """Return whether *caller* may see metrics of all datasets."""
+        return not self._watchers.isdisjoint(caller.grants)
+
+    def demand_watching(self, caller: Caller) -> None:
+        """Check that *caller* may see metrics of all datasets.
+
+        Raises: `UnauthenticatedError`, `ForbiddenError`.
+        """
+        _demand(caller, self._watchers, "see metrics of all datasets")
+
+
+def may_read(caller: Caller, dataset: Dataset) -> bool:
+    """Return whether *caller* may read *dataset*."""
+    return not dataset.readers.isdisjoint(caller.grants)
+
+
+def may_write(caller: Caller, dataset: Dataset) -> bool:
+    """Return whether the rules of *dataset*, which *caller* may read, let them write as well."""
+    return not dataset.writers.isdisjoint(caller.grants)
+
+
+def demand_writing(caller: Caller, dataset: Dataset) -> None:
+    """Check `may_write`.
+
+    Raises: `UnauthenticatedError`, `ForbiddenError`.
+    """
+    _demand(caller, dataset.writers, f"write to {dataset.name}")
+
+
+def _demand(caller: Caller, rules: frozenset[str], action: str) -> None:
+    if rules.isdisjoint(caller.grants):
+        if caller is NOBODY:
+            raise UnauthenticatedError(f"credentials are needed to {action}")
+        raise ForbiddenError(f"{caller.name} may not {action}")

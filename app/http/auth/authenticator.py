@@ -1,0 +1,247 @@
+"""Authentication of requests: bearer tokens in headers and paths, and signatures of S3."""
+
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from math import inf
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from app.errors import MisdirectedError, UnauthenticatedError
+from app.http.auth.access import (
+    NOBODY,
+    Caller,
+    Datasets,
+    Identity,
+    configured_caller,
+    demand_writing,
+    may_read,
+)
+from app.http.auth.sigv4 import Signatures
+from app.http.paths import Scope, token_in
+from app.http.responses import RequestHeaders, combine_headers
+from app.observability.requests import note_caller
+from app.resolve.resolver import Dataset
+from app.setting_fields import PUBLIC, RESERVED
+from app.settings import CallerSettings
+
+_READS: Final = ("GET", "HEAD")
+_RESERVED: Final = RESERVED | {""}
+_CACHED_CALLERS: Final = 4096
+_CACHED_S: Final = 1.0
+_BEARER: Final = b"bearer "
+_CACHED_TOKENS: Final = 4096
+_LONGEST_CACHED: Final = 4096
+"""Longest spelling of a token that is cached: percent-encoding spells one token in many ways."""
+_LONGEST_NBYTES: Final = 16 * 1024
+"""Longest token; headers are not longer."""
+_HOST: Final = re.compile(r"(?:\[(.+)\]|([^:]+?)\.?)(?::[0-9]*)?")
+_HOST_NBYTES: Final = 300
+"""Longest ``Host`` that is parsed and cached."""
+_ADDRESS: Final = ""
+"""Stands for all IP addresses in `Hosts`."""
+
+
+class Hosts:
+    """Names that the service answers to, against DNS rebinding.
+
+    A page of another site whose name is pointed here later shares its origin with the service under
+    that name. No name server can do this to an IP address.
+    """
+
+    def __init__(self, host: str, names: Sequence[str]) -> None:
+        """Answer to *names*, or to all with ``*``, and to *host*, which is listened on."""
+        self._any = "*" in names
+        self._names = frozenset({_ADDRESS, "localhost", host.lower(), *names})
+
+    def admits(self, host: bytes) -> bool:
+        """Return whether the header *host* is a name of the service, with any port."""
+        return self._any or _hostname(host[:_HOST_NBYTES]) in self._names
+
+
+@lru_cache(maxsize=1024)
+def _hostname(host: bytes) -> str | None:
+    found = _HOST.fullmatch(host.decode("latin-1").lower())
+    if found is None:
+        return None
+    address, name = found.groups()
+    try:
+        ip_address(address or name)
+    except ValueError:
+        return name
+    return _ADDRESS
+
+
+type SentToken = bytes | str
+"""A token as it was sent: the value of ``Authorization``, or as text the segment of a path."""
+
+type Identify = Callable[[str], Awaitable[Identity | None]]
+"""Identifies the caller of a token; `None` if it is of another kind.
+
+Raises: `UnauthenticatedError` if it has expired or is forged.
+"""
+
+
+class BearerTokens:
+    """Identifies bearer tokens (RFC 6750) by configured digests, then by *others*.
+
+    The digest of a token is compared with each configured one in constant time. Results are cached
+    by what was sent, which costs a tenth of a digest: the look-up compares only what has the same
+    hash, under a key that nobody knows.
+    """
+
+    def __init__(self, callers: Mapping[str, CallerSettings], others: Sequence[Identify]) -> None:
+        self._others = others
+        self._digests = [
+            (bytes.fromhex(digest), Identity(configured_caller(name), inf))
+            for name, caller in callers.items()
+            for digest in caller.token_sha256
+        ]
+        self._cached: dict[SentToken, Identity] = {}
+
+    def cached(self, sent: SentToken) -> Identity | None:
+        """Return the identity of the token *sent*, if it is cached and valid."""
+        known = self._cached.get(sent)
+        return known if known is not None and known.until_s > time.time() else None
+
+    async def identify(self, sent: SentToken) -> Caller:
+        """Return the caller of the token *sent*.
+
+        Raises: `UnauthenticatedError`, `IssuerUnavailableError`.
+        """
+        if (cached := self.cached(sent)) is not None:
+            return cached.caller
+        token = unquote_to_bytes(sent) if isinstance(sent, str) else sent[len(_BEARER) :].strip()
+        known = self._configured(token) or await self._ask_others(token)
+        if known is None:
+            raise UnauthenticatedError("the token is not known to this service")
+        if len(sent) <= _LONGEST_CACHED:
+            if len(self._cached) >= _CACHED_TOKENS:
+                del self._cached[next(iter(self._cached))]
+            self._cached[sent] = known
+        return known.caller
+
+    def _configured(self, token: bytes) -> Identity | None:
+        found, digest = None, hashlib.sha256(token).digest()
+        for each, known in self._digests:
+            if hmac.compare_digest(each, digest):
+                found = known
+        return found
+
+    async def _ask_others(self, token: bytes) -> Identity | None:
+        if len(token) > _LONGEST_NBYTES or not token.isascii():
+            return None
+        for identify in self._others:
+            if (known := await identify(token.decode("ascii"))) is not None:
+                return known
+        return None
+
+
+class Authenticator:
+    """Identifies callers, and checks what they may do.
+
+    Where a rule admits everybody, credentials are not looked at: S3 clients send some everywhere,
+    and a public chunk must cost nothing more.
+    """
+
+    def __init__(
+        self, datasets: Datasets, tokens: BearerTokens, signatures: Signatures, hosts: Hosts
+    ) -> None:
+        self._hosts = hosts
+        self._datasets = datasets
+        self._tokens = tokens
+        self._signatures = signatures
+        self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
+        """Callers who may read, and until when that is good, by the clock of the event loop.
+
+        By dataset, credentials as they were sent, and whether those were in the path.
+        """
+
+    def cached_reader(
+        self, dataset: Dataset, headers: RequestHeaders, now: float, segment: bytes | None
+    ) -> Caller | None:
+        """Return the caller of a private *dataset*, if it is cached that they may read it.
+
+        *now* is the time of the event loop, *segment* the ``/~TOKEN`` of the path if it had one.
+        """
+        sent = segment or headers.get(b"authorization", b"")
+        key = dataset.name, sent, segment is not None
+        caller, until = self._readers.get(key, (None, -inf))
+        if until <= now:
+            known = self._tokens.cached(sent if segment is None else token_in(segment))
+            if known is None or not may_read(known.caller, dataset):
+                return None
+            if len(self._readers) >= _CACHED_CALLERS:
+                self._readers.clear()
+            caller = known.caller
+            self._readers[key] = caller, now + min(known.until_s - time.time(), _CACHED_S)
+        return caller if self._hosts.admits(headers.get(b"host", b"")) else None
+
+    def demand_host(self, scope: Scope) -> None:
+        """Check that the request names a host of the service, unless it only reads public data.
+
+        Raises: `MisdirectedError`.
+        """
+        if scope["method"] in _READS and not self._is_private(scope["path"]):
+            return
+        host = combine_headers(scope["headers"]).get(b"host", b"")
+        if not self._hosts.admits(host):
+            raise MisdirectedError(f"server.hosts does not name {host.decode('latin-1')[:255]!r}")
+
+    async def caller(self, scope: Scope) -> Caller:
+        """Return the caller of a request.
+
+        Raises: `UnauthenticatedError`, `SignatureError`, `IssuerUnavailableError`.
+        """
+        if "caller" not in scope:
+            is_same = self._datasets.is_all_public
+            scope["caller"] = NOBODY if is_same else await self._identify(scope)
+        found: Caller = scope["caller"]
+        note_caller(found.name)
+        return found
+
+    async def enter(self, scope: Scope, name: str) -> Dataset:
+        """Return the dataset *name*, if the caller may read it.
+
+        Raises: `UnknownDatasetError`, and see `caller`.
+        """
+        dataset = self._datasets.get(name)
+        if dataset is not None and dataset.is_public:
+            return dataset
+        return self._datasets.find(name, await self.caller(scope))
+
+    async def demand_writing(self, scope: Scope, dataset: Dataset) -> None:
+        """Check that the caller may write to *dataset*.
+
+        Raises: `ForbiddenError`, and see `caller`.
+        """
+        if PUBLIC not in dataset.writers:
+            demand_writing(await self.caller(scope), dataset)
+
+    def _is_private(self, path: str) -> bool:
+        """Return whether *path* names a dataset that is not public, or one that does not exist.
+
+        The two are indistinguishable where any dataset is private.
+        """
+        name = path.removeprefix("/api/datasets")[1:].partition("/")[0]
+        dataset = self._datasets.get(name)
+        if dataset is not None:
+            return not dataset.is_public
+        return name not in _RESERVED and not self._datasets.is_all_public
+
+    async def _identify(self, scope: Scope) -> Caller:
+        if "token" in scope:
+            return await self._tokens.identify(scope["token"])
+        authorization = combine_headers(scope["headers"]).get(b"authorization", b"")
+        if authorization[: len(_BEARER)].lower() == _BEARER:
+            return await self._tokens.identify(authorization)
+        if (signed := self._signatures.check(scope)) is not None:
+            scope["signed"] = signed
+            return signed.caller
+        if authorization:
+            raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
+        return NOBODY

@@ -1,0 +1,346 @@
+"""Bearer tokens signed by OpenID Connect issuers (JWT, RFC 7519 and RFC 8725)."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from http import HTTPStatus
+from math import inf
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import httpx
+import jwt
+import orjson
+from cryptography.exceptions import UnsupportedAlgorithm
+from jwt import exceptions
+from jwt.algorithms import AllowedPublicKeys
+
+from app.errors import IssuerUnavailableError, UnauthenticatedError
+from app.http.auth.access import Caller, Identity
+from app.setting_fields import PUBLIC, issuer_url
+from app.settings import IssuerSettings
+
+TIMEOUT_S: Final = 5.0
+"""Longest wait for the keys of an issuer."""
+
+LEEWAY_S: Final = 60
+"""Tolerated difference of an issuer's clock."""
+
+IDENTITY_S: Final = 300.0
+"""Time after which a token is verified again, as its key may have been withdrawn."""
+
+KEYS_S: Final = 3600.0
+"""Time after which keys are read again, at the latest; so long a withdrawn key may be used."""
+
+RETRY_S: Final = 60.0
+"""Time for which expired keys are used after the issuer could not be reached."""
+
+APART_S: Final = 10.0
+"""Shortest time between two reads of keys."""
+
+_TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
+"""Types of tokens that are accepted: issuers sign other things as well (RFC 8725 §3.11)."""
+_REQUIRED: Final = ("iss", "aud", "sub", "exp")
+_LONGEST_NAME: Final = 255
+_SPACED: Final = frozenset({"scope", "scp"})
+"""Claims whose values are separated by spaces (RFC 8693 §4.2)."""
+_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+_CURVES: Final = {
+    "P-256": frozenset({"ES256"}),
+    "P-384": frozenset({"ES384"}),
+    "P-521": frozenset({"ES512"}),
+    "Ed25519": frozenset({"EdDSA"}),
+    "Ed448": frozenset({"EdDSA"}),
+}
+ALGORITHMS: Final = _RSA.union(*_CURVES.values())
+"""Asymmetric algorithms only: whoever can verify a symmetric signature can forge it."""
+_REASONS: Final[Mapping[type[Exception], str]] = {
+    exceptions.ExpiredSignatureError: "has expired",
+    exceptions.ImmatureSignatureError: "is not valid yet",
+    exceptions.InvalidAudienceError: "is for another audience",
+    exceptions.InvalidSignatureError: "is not signed by its issuer",
+}
+_DISCOVERY: Final = "/.well-known/openid-configuration"
+_MOST_NBYTES: Final = 1024**2
+_ENCRYPTED: Final = "https://"
+_log = logging.getLogger(__name__)
+
+
+class VerificationKey(NamedTuple):
+    """A public key, and the algorithms that may be used with it, whatever a token says."""
+
+    kid: str | None
+    algorithms: frozenset[str]
+    key: AllowedPublicKeys
+
+
+type ReadKeys = Callable[[], Awaitable[Sequence[VerificationKey]]]
+
+
+class _Issuer(NamedTuple):
+    name: str
+    settings: IssuerSettings
+    keys: "IssuerKeys"
+
+
+class Issuers:
+    """Identifies the callers of tokens that one of the issuers has signed."""
+
+    def __init__(
+        self, settings: Mapping[str, IssuerSettings], *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._issuers: dict[str, _Issuer] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if not self._settings:
+            return self
+        client = await self._stack.enter_async_context(open_client(self._timeout_s))
+        for name, issuer in self._settings.items():
+            keys = IssuerKeys(functools.partial(read_keys, client, issuer, self._timeout_s))
+            self._stack.push_async_callback(keys.aclose)
+            self._issuers[issuer.url] = _Issuer(name, issuer, keys)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def identify(self, token: str) -> Identity | None:
+        """Return the identity of *token*; `None` if its ``iss`` is none of the issuers.
+
+        Raises: `UnauthenticatedError`, `IssuerUnavailableError` if no keys can be read.
+        """
+        try:
+            claimed = jwt.decode_complete(token, options={"verify_signature": False})
+        except jwt.PyJWTError:
+            return None
+        url = claimed["payload"].get("iss")
+        issuer = self._issuers.get(url) if isinstance(url, str) else None
+        if issuer is None:
+            return None
+        key = await _find_key(issuer.keys, claimed["header"])
+        claims = _verify(token, key, issuer.settings)
+        subject: str = claims["sub"]
+        if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
+            raise UnauthenticatedError("the sub of the token cannot be a name")
+        granted = grants(issuer.name, claims, issuer.settings.claims)
+        caller = Caller(f"{issuer.name}:{subject}", granted)
+        return Identity(caller, min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S))
+
+
+async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> VerificationKey:
+    kind, algorithm = header.get("typ", "jwt"), header.get("alg")
+    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+        raise UnauthenticatedError("the type of the token is not accepted")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise UnauthenticatedError("the algorithm of the token is not accepted")
+    key = await keys.find(header.get("kid"), algorithm)
+    if key is None:
+        raise UnauthenticatedError("the token is signed by a key that its issuer does not have")
+    return key
+
+
+def _verify(token: str, key: VerificationKey, issuer: IssuerSettings) -> Mapping[str, Any]:
+    """Return the verified claims of *token*."""
+    try:
+        return jwt.decode(
+            token,
+            key.key,
+            algorithms=sorted(key.algorithms),
+            options={"require": list(_REQUIRED), "enforce_minimum_key_length": True},
+            audience=issuer.audience,
+            issuer=issuer.url,
+            leeway=LEEWAY_S,
+        )
+    except jwt.MissingRequiredClaimError as error:
+        raise UnauthenticatedError(f"the token has no {error.claim}") from None
+    except jwt.PyJWTError as error:
+        reason = _REASONS.get(type(error), "is malformed")
+        raise UnauthenticatedError(f"the token {reason}") from None
+
+
+def grants(issuer: str, claims: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
+    """Return the rules ``ISSUER:VALUE`` that the claims called *names* fulfil, and `public`.
+
+    The name of an issuer has no colon, so no value can pass for another issuer's.
+    """
+    values = {value for name in names for value in _claim_values(claims, name)}
+    return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
+
+
+def _claim_values(claims: Mapping[str, Any], name: str) -> Iterator[str]:
+    match _find_claim(claims, name):
+        case str(text) if name in _SPACED:
+            yield from text.split()
+        case str(text):
+            yield text
+        case list(values):
+            yield from (value for value in values if isinstance(value, str))
+
+
+def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
+    """Return the claim *name*, dots and all, or else ``a.b`` as ``b`` within ``a``."""
+    if name in claims:
+        return claims[name]
+    for at, letter in enumerate(name):
+        inner = claims.get(name[:at]) if letter == "." else None
+        if isinstance(inner, dict) and (found := _find_claim(inner, name[at + 1 :])) is not None:
+            return found
+    return None
+
+
+class IssuerKeys:
+    """Keys of one issuer, read when needed and cached, also while the issuer is down.
+
+    `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects. A
+    read goes on when the request that began it is cancelled: clients that come and go could
+    otherwise keep the keys from all others.
+    """
+
+    def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._read_keys = read
+        self._clock = clock
+        self._keys: Sequence[VerificationKey] | None = None
+        self._stale_at = -inf
+        self._quiet_until = -inf
+        self._reading: asyncio.Task[None] | None = None
+
+    async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
+        """Return the key *kid*, after another read if it is unknown.
+
+        Without a *kid* there must be exactly one key for *algorithm*.
+
+        Raises: `IssuerUnavailableError` if no keys were ever read.
+        """
+        if self._clock() >= self._stale_at:
+            await self._refresh()
+        found = self._choose(kid, algorithm)
+        if found is None:
+            await self._refresh()
+            found = self._choose(kid, algorithm)
+        if self._keys is None:
+            raise IssuerUnavailableError("the keys of the token's issuer cannot be read")
+        return found
+
+    async def aclose(self) -> None:
+        """Cancel a read."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
+        keys = [
+            key
+            for key in self._keys or ()
+            if kid in (None, key.kid) and algorithm in key.algorithms
+        ]
+        return keys[0] if len(keys) == 1 else None
+
+    async def _refresh(self) -> None:
+        """Read the keys, unless they were read less than `APART_S` ago."""
+        if self._reading is None:
+            if self._clock() < self._quiet_until:
+                return
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
+
+    async def _read(self) -> None:
+        try:
+            self._keys = await self._read_keys()
+            self._stale_at = self._clock() + KEYS_S
+        except IssuerUnavailableError as error:
+            _log.warning("no keys of the issuer %s", error)
+            self._stale_at = self._clock() + RETRY_S
+        finally:
+            self._quiet_until = self._clock() + APART_S
+            self._reading = None
+
+
+def open_client(timeout_s: float) -> httpx.AsyncClient:
+    """Open a client that follows no redirects."""
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    return httpx.AsyncClient(headers=headers, follow_redirects=False, timeout=timeout_s)
+
+
+async def read_keys(
+    client: httpx.AsyncClient, issuer: IssuerSettings, timeout_s: float
+) -> tuple[VerificationKey, ...]:
+    """Read the keys of *issuer*, in *timeout_s* altogether.
+
+    Raises: `IssuerUnavailableError`, whose text is for the operator.
+    """
+    with _translated(issuer.url):
+        async with asyncio.timeout(timeout_s):
+            url = issuer.jwks_url or await _discover(client, issuer.url)
+            return decode_jwks(await _get(client, url))
+
+
+async def _discover(client: httpx.AsyncClient, issuer: str) -> str:
+    """Return the ``jwks_uri`` of *issuer* (OpenID Connect Discovery §4)."""
+    match orjson.loads(await _get(client, f"{issuer.rstrip('/')}{_DISCOVERY}")):
+        case {"issuer": str(named), "jwks_uri": str(url)} if named == issuer:
+            if issuer.startswith(_ENCRYPTED) and not url.startswith(_ENCRYPTED):
+                raise ValueError("its jwks_uri is not https://")
+            return issuer_url(url)
+        case _:
+            raise ValueError("its configuration is of another issuer, or names no jwks_uri")
+
+
+async def _get(client: httpx.AsyncClient, url: str) -> bytes:
+    async with client.stream("GET", url) as response:
+        if response.status_code != HTTPStatus.OK:
+            raise ValueError(f"{url} answers {response.status_code}")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError(f"{url} has a Content-Encoding that was not accepted")
+        body = bytearray()
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > _MOST_NBYTES:
+                raise ValueError(f"{url} has more than {_MOST_NBYTES} bytes")
+        return bytes(body)
+
+
+@contextmanager
+def _translated(issuer: str) -> Generator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise IssuerUnavailableError(f"{issuer}: does not answer in time") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
+
+
+def decode_jwks(data: bytes) -> tuple[VerificationKey, ...]:
+    """Decode the usable keys of a JWK Set (RFC 7517); keys for other purposes are skipped.
+
+    Raises: `ValueError` if *data* is no JWK Set.
+    """
+    match orjson.loads(data):
+        case {"keys": list(keys)}:
+            decoded = [_decode_jwk(jwk) for jwk in keys if isinstance(jwk, dict)]
+            return tuple(key for key in decoded if key is not None)
+        case _:
+            raise ValueError("its jwks_uri is no JWK Set")
+
+
+def _decode_jwk(jwk: Mapping[str, Any]) -> VerificationKey | None:
+    texts = {name: value for name, value in jwk.items() if isinstance(value, str)}
+    able = _RSA if texts.get("kty") == "RSA" else _CURVES.get(texts.get("crv", ""), frozenset())
+    algorithms = able & {texts["alg"]} if "alg" in texts else able
+    if not algorithms or texts.get("use", "sig") != "sig" or "d" in jwk:
+        return None
+    try:
+        key = jwt.PyJWK(texts, min(algorithms)).key
+    except (jwt.PyJWTError, UnsupportedAlgorithm):
+        return None
+    return VerificationKey(texts.get("kid"), algorithms, key)

@@ -1,0 +1,431 @@
+"""Request bodies: read in time and within bounds, decoded, and checked against their checksums."""
+
+import asyncio
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from http import HTTPStatus
+from io import BytesIO
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import crc32c
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from app.concurrency import run_in_thread
+from app.errors import (
+    BadBodyError,
+    DigestError,
+    LengthRequiredError,
+    ShardgateError,
+    SignatureError,
+    SlowBodyError,
+    TooLargeError,
+    UnknownCodingError,
+)
+from app.formats.compression import inflated_nbytes
+from app.http.auth.sigv4 import ChunkSigner, SignatureChain, chunk_signer_of
+from app.http.disconnect import ClientGoneError
+from app.http.problems import Headers
+from app.http.responses import Body, RequestHeaders, ResponseWriter, combine_headers
+from app.resolve.budget import ByteBudget, ByteReservation
+
+SLOWEST_NBYTES_PER_S: Final = 16 * 1024
+"""Slowest average rate of a client after the first while; a slower one holds memory in vain."""
+
+_AHEAD_NBYTES: Final = 1024**2
+"""Bytes that are reserved beyond those that have arrived."""
+_LINGER_S: Final = 2.0
+"""A connection closed at once, while bytes still arrive, would lose the response."""
+_LINGER_NBYTES: Final = 64 * 1024**2
+_DOCUMENT_NBYTES: Final = 64 * 1024
+_IN_THREAD_NBYTES: Final = 128 * 1024
+"""Checksums of longer bodies are computed off the event loop."""
+_FRAMES_NBYTES: Final = 16 * 1024
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_NO_SCOPE: Final[Mapping[str, Any]] = MappingProxyType({})
+_CLOSE: Final = (b"connection", b"close")
+_DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
+_NO_CODING: Final = frozenset({b"", b"identity"})
+_GZIP: Final = frozenset({b"gzip", b"x-gzip"})
+_CRC_NBYTES: Final = 4
+_SHA256: Final = re.compile(rb"[0-9a-f]{64}")
+_CONTENT_SHA256: Final = b"x-amz-content-sha256"
+"""Holds a digest of the body as it was sent, or a word for the way in which it was signed."""
+
+
+class IncomingBody:
+    """Body of the request *scope* with *headers*, read from the ASGI callable *receive*."""
+
+    def __init__(
+        self,
+        receive: Any,
+        headers: RequestHeaders,
+        *,
+        timeout_s: float,
+        scope: Mapping[str, Any] = _NO_SCOPE,
+    ) -> None:
+        self.receive = receive
+        self._scope = scope
+        self._timeout_s = timeout_s
+        self._length = headers.get(b"content-length")
+        self._is_chunked = b"transfer-encoding" in headers
+        self._is_expecting = b"expect" in headers
+        self.is_unread = has_body(headers)
+        """Whether some of it may still arrive."""
+
+    @property
+    def signer(self) -> ChunkSigner | None:
+        """Signer of its frames; known once the caller is authenticated."""
+        return chunk_signer_of(self._scope)
+
+    def length(self, most_nbytes: int) -> int:
+        """Return the announced Content-Length; nothing is read.
+
+        Raises: `LengthRequiredError`, `TooLargeError`.
+        """
+        if self._is_chunked or self._length is None or not _LENGTH.fullmatch(self._length):
+            raise LengthRequiredError("the request has no valid Content-Length")
+        if (length := int(self._length)) > most_nbytes:
+            raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
+        return length
+
+    async def read(self, length: int, held: ByteReservation) -> bytes:
+        """Read the *length* bytes, reserved in *held* as they arrive.
+
+        Raises: `BusyError`, `SlowBodyError`, `ClientGoneError`, `BadBodyError` for another length.
+        """
+        body = await _join(self._arriving(length, held))
+        if len(body) != length:
+            raise BadBodyError(f"the body has not the {length} bytes of its Content-Length")
+        return body
+
+    async def read_framed(self, most_nbytes: int, held: ByteReservation) -> bytes:
+        """Read an aws-chunked body, which marks its own end: Content-Length may be absent.
+
+        Raises: see `read` and `length`.
+        """
+        if not self._is_chunked or self._length is not None:
+            return await self.read(self.length(most_nbytes), held)
+        return await _join(self._arriving(most_nbytes, held))
+
+    async def _arriving(self, most_nbytes: int, held: ByteReservation) -> AsyncIterator[bytes]:
+        """Yield up to *most_nbytes* as they arrive."""
+        arrived = reserved = 0
+        waited_s = 0.0
+        is_more = self.is_unread
+        while is_more:
+            if arrived >= reserved:
+                reserved = min(most_nbytes, arrived + _AHEAD_NBYTES)
+                await held.reserve(reserved)
+            left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
+            began_at = asyncio.get_running_loop().time()
+            piece, is_more = await self._next(min(left_s, self._timeout_s))
+            waited_s += asyncio.get_running_loop().time() - began_at
+            arrived += len(piece)
+            if arrived > most_nbytes:
+                break
+            yield piece
+        self.is_unread = is_more
+        if arrived > most_nbytes:
+            raise BadBodyError(f"the body has more than {most_nbytes} bytes")
+
+    async def drain(self) -> None:
+        """Read and drop the rest, for a bounded time and up to a bounded size."""
+        if self._is_expecting:
+            return
+        dropped = 0
+        with suppress(TimeoutError, ClientGoneError):
+            async with asyncio.timeout(_LINGER_S):
+                while self.is_unread and dropped < _LINGER_NBYTES:
+                    piece, self.is_unread = await self._next(_LINGER_S)
+                    dropped += len(piece)
+
+    async def _next(self, longest_s: float) -> tuple[bytes, bool]:
+        """Receive a piece, and whether more follow."""
+        try:
+            async with asyncio.timeout(longest_s):
+                message = await self.receive()
+        except TimeoutError:
+            raise SlowBodyError("the body did not arrive in time") from None
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        return message.get("body", b""), message.get("more_body", False)
+
+
+async def _join(pieces: AsyncIterator[bytes]) -> bytes:
+    """Join *pieces* as they arrive, so that memory never holds them twice."""
+    body = BytesIO()
+    async for piece in pieces:
+        body.write(piece)
+    return body.getvalue()
+
+
+def has_body(headers: RequestHeaders) -> bool:
+    """Return whether a request with *headers* has a body."""
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"").strip(b"0") != b""
+
+
+def lingering_writer(send: Any, incoming: IncomingBody) -> ResponseWriter:
+    """Return a writer to an ASGI server that closes the connection if *incoming* is unread."""
+
+    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
+        is_last = incoming.is_unread
+        if is_last:
+            headers.append(_CLOSE)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body, "more_body": is_last})
+        else:
+            async for piece in body:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            is_last = True
+        if incoming.is_unread:
+            await incoming.drain()
+        if is_last:
+            await send({"type": "http.response.body", "body": b""})
+
+    return write
+
+
+class Payload(NamedTuple):
+    """Bytes that the client means to store, without the coding of the transfer."""
+
+    body: bytes
+    is_gzip: bool
+
+
+class ContentCoding(NamedTuple):
+    """Codings of a body."""
+
+    is_gzip: bool
+    is_framed: bool
+    """Whether it is ``aws-chunked``."""
+
+    @classmethod
+    def parse(cls, headers: RequestHeaders) -> "ContentCoding":
+        """Parse Content-Encoding; old clients announce frames by x-amz-content-sha256 only.
+
+        Raises: `UnknownCodingError`.
+        """
+        is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
+        listed = headers.get(b"content-encoding", b"").lower().split(b",")
+        codings = [each.strip() for each in listed if each.strip() not in _NO_CODING]
+        if b"aws-chunked" in codings:
+            codings.remove(b"aws-chunked")
+            is_framed = True
+        if codings and (len(codings) > 1 or codings[0] not in _GZIP):
+            raise UnknownCodingError("a body may come with Content-Encoding: gzip, or none")
+        return cls(bool(codings), is_framed)
+
+
+async def read_payload(
+    incoming: IncomingBody, headers: RequestHeaders, held: ByteReservation, *, most_nbytes: int
+) -> Payload:
+    """Read and check a body of up to *most_nbytes*.
+
+    Raises: `UnknownCodingError`, `DigestError`, `SignatureError`, and see `IncomingBody`.
+    """
+    coding = ContentCoding.parse(headers)
+    if coding.is_framed:
+        length = _decoded_length(headers, most_nbytes)
+        framed = await incoming.read_framed(length + length // 8 + _FRAMES_NBYTES, held)
+        await held.reserve(len(framed) + length)
+        is_long = len(framed) > _IN_THREAD_NBYTES
+        body = await run_in_thread(
+            _unframe, framed, length, headers, incoming.signer, is_long=is_long
+        )
+        del framed
+    else:
+        body = await incoming.read(incoming.length(most_nbytes), held)
+        is_long = len(body) > _IN_THREAD_NBYTES
+        await run_in_thread(check_digests, body, body, headers, is_long=is_long)
+    # What gzip says to hold is reserved as well: it is inflated before it is stored in a shard.
+    inflated = min(inflated_nbytes(body), most_nbytes) if coding.is_gzip else 0
+    await held.reserve(len(body) + inflated)
+    return Payload(body, coding.is_gzip)
+
+
+def _decoded_length(headers: RequestHeaders, most_nbytes: int) -> int:
+    length = headers.get(_DECODED_LENGTH, b"")
+    if not _LENGTH.fullmatch(length):
+        raise LengthRequiredError(f"the request has no valid {_DECODED_LENGTH.decode()}")
+    if int(length) > most_nbytes:
+        raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
+    return int(length)
+
+
+def _unframe(
+    framed: bytes, length: int, headers: RequestHeaders, signer: ChunkSigner | None
+) -> bytes:
+    body, trailers = decode_aws_chunked(framed, length, None if signer is None else signer.chain())
+    announced = {name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")}
+    if not announced - {b""} <= trailers.keys():
+        raise BadBodyError("a trailer is missing that x-amz-trailer announces")
+    check_digests(framed, body, {**trailers, **headers})
+    return body
+
+
+_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,12}")
+_CRLF: Final = b"\r\n"
+_CHUNK_SIGNATURE: Final = b"chunk-signature="
+_TRAILER_SIGNATURE: Final = b"x-amz-trailer-signature"
+_LONGEST_LINE: Final = 1024
+_LONGEST_TRAILERS: Final = 16 * 1024
+
+
+def decode_aws_chunked(
+    data: bytes, length: int, chain: SignatureChain | None = None
+) -> tuple[bytes, Mapping[bytes, bytes]]:
+    """Return the *length* bytes that are framed in *data*, and the trailers by name.
+
+    A frame is ``size;chunk-signature=…`` in hexadecimal, CRLF, as many bytes, CRLF; an empty one
+    is the last, and trailers may follow it. Signatures are checked by *chain*, if there is one.
+
+    Raises: `BadBodyError`, `SignatureError`.
+    """
+    pieces, at, view = [], 0, memoryview(data)
+    while True:
+        size, signature, at = _parse_frame_line(data, at)
+        piece = view[at : at + size]
+        if chain is not None:
+            chain.check_chunk(piece, signature)
+        if size == 0:
+            break
+        at += size
+        if len(piece) < size or data[at : at + len(_CRLF)] != _CRLF:
+            raise BadBodyError("a frame of the aws-chunked body has another size than announced")
+        at += len(_CRLF)
+        pieces.append(piece)
+    body = b"".join(pieces)
+    if len(body) != length:
+        raise BadBodyError(f"the body has not the bytes of {_DECODED_LENGTH.decode()}")
+    trailers = _parse_trailers(data[at:])
+    if chain is not None:
+        _check_trailers(chain, trailers)
+    return body, dict(trailers)
+
+
+def _parse_frame_line(data: bytes, at: int) -> tuple[int, bytes, int]:
+    """Return the size of the frame at *at*, its signature if any, and where its bytes begin."""
+    end = data.find(_CRLF, at, at + _LONGEST_LINE)
+    size, _, extension = data[at : max(at, end)].partition(b";")
+    if not _SIZE.fullmatch(size):
+        raise BadBodyError("the aws-chunked body is truncated, or malformed")
+    return int(size, 16), extension.removeprefix(_CHUNK_SIGNATURE), end + len(_CRLF)
+
+
+def _parse_trailers(data: bytes) -> Sequence[tuple[bytes, bytes]]:
+    if not (data == _CRLF or data.endswith(b"\n" + _CRLF)) or len(data) > _LONGEST_TRAILERS:
+        raise BadBodyError("the trailers of the aws-chunked body are truncated, or too long")
+    trailers = []
+    for line in data.split(b"\n"):
+        if line.strip():
+            name, colon, value = line.partition(b":")
+            if not colon:
+                raise BadBodyError("a trailer of the aws-chunked body is malformed")
+            trailers.append((name.strip().lower(), value.strip()))
+    return trailers
+
+
+def _check_trailers(chain: SignatureChain, trailers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Check the signature of the trailers, which is the last of them."""
+    if not chain.signs_trailers:
+        if trailers:
+            raise SignatureError("SignatureDoesNotMatch", "the trailers are not signed")
+        return
+    *signed, (name, signature) = trailers or [(b"", b"")]
+    if name != _TRAILER_SIGNATURE:
+        raise SignatureError("SignatureDoesNotMatch", "the trailers end without a signature")
+    chain.check_trailers(b"".join(b"%b:%b\n" % trailer for trailer in signed), signature)
+
+
+_DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
+    b"content-md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
+    b"x-amz-checksum-crc32": lambda data: zlib.crc32(data).to_bytes(_CRC_NBYTES, "big"),
+    b"x-amz-checksum-crc32c": lambda data: crc32c.crc32c(data).to_bytes(_CRC_NBYTES, "big"),
+    b"x-amz-checksum-sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
+    b"x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
+    b"x-amz-checksum-sha512": lambda data: hashlib.sha512(data).digest(),
+}
+"""Algorithms of the libraries in use; other checksums are not checked."""
+
+
+def check_digests(framed: bytes, body: bytes, headers: RequestHeaders) -> None:
+    """Check *body*, and *framed*, the same with its frames, against the checksums in *headers*.
+
+    Raises: `DigestError`.
+    """
+    for name, compute in _DIGESTS.items():
+        if name in headers and base64.b64encode(compute(body)) != headers[name].strip():
+            raise DigestError(f"the body does not match {name.decode()}")
+    signed = headers.get(_CONTENT_SHA256, b"")
+    if _SHA256.fullmatch(signed) and hashlib.sha256(framed).hexdigest().encode() != signed:
+        raise DigestError(f"the body does not match {_CONTENT_SHA256.decode()}")
+
+
+class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
+    """JSON body of a request to ``/api``; unknown members are refused."""
+
+
+@cache
+def describe_document(model: type[RequestDocument]) -> Mapping[str, Any]:
+    """Return the OpenAPI members of a route that reads *model*."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    is_required = any(field.is_required() for field in model.model_fields.values())
+    return {"requestBody": {"required": is_required, "content": content}}
+
+
+class RequestBodyReader:
+    """Reads bodies of requests to ``/api``, whose bytes count as in flight in *budget*."""
+
+    def __init__(self, budget: ByteBudget, *, timeout_s: float) -> None:
+        self._budget = budget
+        self._timeout_s = timeout_s
+
+    @asynccontextmanager
+    async def read_body(self, request: Request, most_nbytes: int) -> AsyncGenerator[bytes]:
+        """Hold the body of *request*, of up to *most_nbytes*, while the block lasts.
+
+        Raises: `LengthRequiredError`, `TooLargeError`, `UnknownCodingError`, `SlowBodyError`,
+        `DigestError`, `SignatureError`, `BusyError`.
+        """
+        headers = combine_headers(request.headers.raw)
+        incoming = IncomingBody(
+            request.receive, headers, timeout_s=self._timeout_s, scope=request.scope
+        )
+        held = ByteReservation(self._budget)
+        try:
+            if ContentCoding.parse(headers).is_gzip:
+                raise UnknownCodingError("the body must come without Content-Encoding")
+            payload = await read_payload(incoming, headers, held, most_nbytes=most_nbytes)
+            yield payload.body
+        except ShardgateError:
+            await incoming.drain()
+            raise
+        finally:
+            await held.release()
+
+    async def read_document[M: RequestDocument](self, request: Request, model: type[M]) -> M:
+        """Read the body of *request* as *model*; without a body its defaults hold.
+
+        Raises: `BadBodyError`, and see `read_body`.
+        """
+        try:
+            headers = combine_headers(request.scope["headers"])
+            if not has_body(headers):
+                check_digests(b"", b"", headers)
+                if chunk_signer_of(request.scope) is not None:
+                    raise BadBodyError("the signed aws-chunked body is empty")
+                return model.model_validate_json(b"{}")
+            async with self.read_body(request, _DOCUMENT_NBYTES) as body:
+                return model.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the body"
+            raise BadBodyError(f"{where}: {first['msg']}") from None

@@ -1,0 +1,276 @@
+"""Conditional requests and ranges (RFC 9110 §13, §14): preconditions first, then Range (§13.2.2).
+
+Only here are ranges inclusive.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from app.errors import BadHeaderError
+from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
+from app.resolve.bodies import Coding, Demand, Entity
+from app.storage.http_headers import parse_date
+
+_RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
+_QUOTED_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_TAG: Final = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"|[^\s",*][^\s",]*'
+"""Clients of S3 may leave the quotes out."""
+_TAG_LIST: Final = re.compile(rf"[\s,]*(?:{_TAG})(?:\s*,[\s,]*(?:{_TAG}))*[\s,]*")
+_EACH_TAG: Final = re.compile(_TAG)
+_NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
+_YEAR_10000_S: Final = 253_402_300_800
+_FIELDS: Final = {
+    b"range": "range",
+    b"if-match": "if_match",
+    b"if-none-match": "if_none_match",
+    b"if-range": "if_range",
+    b"if-modified-since": "if_modified_since",
+    b"if-unmodified-since": "if_unmodified_since",
+}
+
+
+class UnsatisfiableError(Exception):
+    """No byte of the entity lies in the range."""
+
+
+def parse_range(header: str) -> ByteRequest | None:
+    """Parse Range; `None` asks for the whole body, as do other units and several ranges.
+
+    Raises: `BadHeaderError` for a malformed range, `UnsatisfiableError` for the last 0 bytes.
+    """
+    unit, equals, spec = header.partition("=")
+    if unit.strip().lower() != "bytes" or "," in spec:
+        return None
+    found = _RANGE.fullmatch(spec.strip())
+    if not equals or found is None or found.group() == "-":
+        raise BadHeaderError("Range is not of the form bytes=a-b, bytes=a- or bytes=-n")
+    first, last = found.groups()
+    if not first:
+        if int(last) == 0:
+            raise UnsatisfiableError
+        return SuffixRange(int(last))
+    start, stop = int(first), int(last) + 1 if last else EVERYTHING.stop
+    if stop <= start:
+        raise BadHeaderError("Range ends before it begins")
+    return ByteRange(start, stop)
+
+
+def resolve_range(request: ByteRequest, length: int) -> ByteRange:
+    """Clamp *request* to an entity of *length* bytes.
+
+    Raises: `UnsatisfiableError` if no byte is left.
+    """
+    if isinstance(request, SuffixRange):
+        resolved = ByteRange(max(0, length - request.length), length)
+    elif request.start >= length:
+        raise UnsatisfiableError
+    else:
+        resolved = ByteRange(request.start, min(request.stop, length))
+    if resolved.length == 0:
+        raise UnsatisfiableError
+    return resolved
+
+
+def content_range(byte_range: ByteRange, length: int) -> bytes:
+    """Format Content-Range."""
+    return b"bytes %d-%d/%d" % (byte_range.start, byte_range.stop - 1, length)
+
+
+def is_http_date(epoch_s: float) -> bool:
+    """Return whether the year of *epoch_s* has four digits (RFC 9110 §5.6.7)."""
+    return 0 <= epoch_s < _YEAR_10000_S
+
+
+@lru_cache(maxsize=4096)
+def last_modified(epoch_s: int | None) -> list[tuple[bytes, bytes]]:
+    """Return the header Last-Modified; none for a time that is unknown or no HTTP date."""
+    if epoch_s is None or not is_http_date(epoch_s):
+        return []
+    return [(b"last-modified", formatdate(epoch_s, usegmt=True).encode())]
+
+
+def parse_demand(if_match: str | None, if_none_match: str | None) -> Demand | None:
+    """Parse the preconditions of a write (§13.1); `None` if there are none.
+
+    Raises: `BadHeaderError` for a list that cannot be parsed: it must not pass for fulfilled.
+    """
+    if if_match is None and if_none_match is None:
+        return None
+    is_wanted = None if if_match is None else _parse_tags("If-Match", if_match)
+    is_unwanted = None if if_none_match is None else _parse_tags("If-None-Match", if_none_match)
+
+    def demand(current: Sequence[ETag]) -> bool:
+        if is_wanted is not None and not is_wanted(current):
+            return False
+        return is_unwanted is None or not is_unwanted(current)
+
+    return demand
+
+
+def _parse_tags(name: str, value: str) -> Demand:
+    """Parse a list of entity tags; only If-None-Match compares weakly (§13.1.2)."""
+    if value.strip() == "*":
+        return bool
+    if not _TAG_LIST.fullmatch(value):
+        raise BadHeaderError(f"{name} is no list of entity tags")
+    tags = {tag if tag.endswith('"') else f'"{tag}"' for tag in _EACH_TAG.findall(value)}
+    if name == "If-None-Match":
+        tags = {tag.removeprefix("W/") for tag in tags}
+    return lambda current: not tags.isdisjoint(current)
+
+
+class Selection(NamedTuple):
+    """Status of a response, and the part of the entity that is its body."""
+
+    status: HTTPStatus
+    part: ByteRange | None = None
+    """The part that the headers describe; `None` for responses without a representation."""
+    reads: ByteRange | None = None
+    """The part that is sent: *part*, or nothing for HEAD."""
+    is_gzip: bool = False
+    """Whether the entity is sent as the gzip that is stored."""
+
+
+class Conditions(NamedTuple):
+    """Conditional headers and Range of a GET or HEAD."""
+
+    is_head: bool = False
+    range: str | None = None
+    if_match: str | None = None
+    if_none_match: str | None = None
+    if_range: str | None = None
+    """A date never matches: versions that are replaced within a second share it (§8.8.2.2)."""
+    if_modified_since: str | None = None
+    if_unmodified_since: str | None = None
+    takes_gzip: bool = False
+    """Whether the client asked for the whole body and accepts gzip."""
+
+    @staticmethod
+    def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
+        """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
+        takes_gzip = method == "GET" and accepts_gzip(headers.get(b"accept-encoding"))
+        if method == "GET" and _FIELDS.keys().isdisjoint(headers):
+            return _GZIP_GET if takes_gzip else _PLAIN_GET
+        fields = {
+            field: headers[name].decode("latin-1")
+            for name, field in _FIELDS.items()
+            if name in headers
+        }
+        is_head = method == "HEAD"
+        if is_head:
+            fields.pop("range", None)
+        return Conditions(is_head, **fields, takes_gzip=takes_gzip and "range" not in fields)
+
+    @property
+    def is_plain_get(self) -> bool:
+        """Return whether the whole body is asked for."""
+        return not self.is_head and self.range is None
+
+    @property
+    def reading(self) -> ByteRequest | None:
+        """The bytes that will be read of any entity; `None` if that depends on the entity.
+
+        Raises: `BadHeaderError`.
+        """
+        dates = self.if_modified_since or self.if_unmodified_since
+        if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
+            return None
+        try:
+            return (self.range and parse_range(self.range)) or EVERYTHING
+        except UnsatisfiableError:
+            return None
+
+    def precondition(self, etag: ETag, modified_s: int | None) -> HTTPStatus | None:
+        """Return the status that a precondition demands for a version, if any (§13.2.2).
+
+        Dates count only where tags are absent and the modification time is known.
+        """
+        if self.if_match is not None:
+            if not _matches(self.if_match, etag, weakly=False):
+                return HTTPStatus.PRECONDITION_FAILED
+        elif _is_later(modified_s, self.if_unmodified_since) is True:
+            return HTTPStatus.PRECONDITION_FAILED
+        if self.if_none_match is not None:
+            is_known = _matches(self.if_none_match, etag, weakly=True)
+        else:
+            is_known = _is_later(modified_s, self.if_modified_since) is False
+        return HTTPStatus.NOT_MODIFIED if is_known else None
+
+    def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
+        """Select a part of an entity of *length* bytes and version *etag*.
+
+        Raises: `BadHeaderError`.
+        """
+        if self is _PLAIN_GET or self is _GZIP_GET:
+            return _whole_of(length)
+        if (status := self.precondition(etag, modified_s)) is not None:
+            return Selection(status)
+        whole = ByteRange(0, length)
+        if self.range is None or (self.if_range is not None and self.if_range != etag):
+            return Selection(HTTPStatus.OK, whole, None if self.is_head else whole)
+        try:
+            request = parse_range(self.range)
+            if request is None:
+                return Selection(HTTPStatus.OK, whole, whole)
+            part = resolve_range(request, length)
+        except UnsatisfiableError:
+            return Selection(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+        return Selection(HTTPStatus.PARTIAL_CONTENT, part, part)
+
+
+_PLAIN_GET: Final = Conditions()
+_GZIP_GET: Final = Conditions(takes_gzip=True)
+
+
+@lru_cache(maxsize=4096)
+def _whole_of(length: int) -> Selection:
+    """Select the whole body; cached because many chunks have one length."""
+    whole = ByteRange(0, length)
+    return Selection(HTTPStatus.OK, whole, whole)
+
+
+def choose(conditions: Conditions, entity: Entity) -> Selection | None:
+    """Select a part of *entity*; `None` if that needs the length of its inflated gzip.
+
+    HEAD never answers with Content-Encoding: viewers take the Content-Length of HEAD for the
+    length of the decoded body.
+    """
+    if entity.coding is not Coding.GZIP:
+        return conditions.choose(entity.etag, entity.length, entity.modified_s)
+    if conditions.takes_gzip:
+        chosen = conditions.choose(entity.gzip_etag, entity.length, entity.modified_s)
+        return chosen._replace(is_gzip=True)
+    status = conditions.precondition(entity.etag, entity.modified_s)
+    return None if status is None else Selection(status)
+
+
+def etag_of_selected(entity: Entity, selection: Selection) -> ETag:
+    """Return the ETag of the representation that is sent: gzip has one of its own."""
+    return entity.gzip_etag if selection.is_gzip else entity.etag
+
+
+@lru_cache(maxsize=256)
+def accepts_gzip(header: bytes | None) -> bool:
+    """Parse Accept-Encoding; without it gzip is not sent (§12.5.3; obstore cannot decode it)."""
+    codings = (each.partition(b";") for each in (header or b"").lower().split(b","))
+    refused = {
+        name.strip(): _NO_WEIGHT.fullmatch(weight) is not None for name, _, weight in codings
+    }
+    named = next((name for name in (b"gzip", b"x-gzip", b"*") if name in refused), None)
+    return named is not None and not refused[named]
+
+
+def _is_later(modified_s: int | None, header: str | None) -> bool | None:
+    """Return whether *modified_s* is after the date *header*; `None` if either is unknown."""
+    since_s = None if header is None else parse_date(header)
+    return None if modified_s is None or since_s is None else modified_s > since_s
+
+
+def _matches(header: str, etag: ETag, *, weakly: bool) -> bool:
+    if header.strip() in (etag, "*", etag[1:-1]):  # clients of S3 may leave the quotes out
+        return True
+    return any(tag == etag and (weakly or not weak) for weak, tag in _QUOTED_TAG.findall(header))

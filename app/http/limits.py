@@ -1,0 +1,190 @@
+"""Limits on concurrent requests, in all and of each client, and on the wait for a response."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from types import TracebackType
+from typing import Final, Self
+
+from app.errors import BusyError, OverdueError, TooManyRequestsError
+from app.http.paths import Scope
+from app.http.responses import RequestHeaders, combine_headers
+
+type Networks = Sequence[IPv4Network | IPv6Network]
+
+_SWEEP_S: Final = 1.0
+_READS: Final = ("GET", "HEAD")
+_SITE_BITS: Final = 64
+"""Prefix length of the IPv6 network that one client usually holds."""
+
+
+def peer_of(client: tuple[str, int] | None) -> bytes:
+    """Return the address of an ASGI *client* for logs; empty if the connection has none."""
+    return b"" if client is None else client[0].encode(errors="backslashreplace")
+
+
+def client_of(peer: str, headers: RequestHeaders, proxies: Networks) -> str:
+    """Return the client of a request that comes through a connection of *peer*.
+
+    That is the last address in X-Forwarded-For that is none of the *proxies*: each of those adds
+    the peer of its own connection. An IPv6 client is named by its network.
+    """
+    forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
+    client = peer
+    while forwarded and is_within(client, proxies):
+        address = forwarded.pop().strip()
+        if address and not _is_loggable(address):
+            break
+        client = address or client
+    return _network_of(client)
+
+
+def _is_loggable(text: str) -> bool:
+    """Return whether *text* is an address without a zone, which could hold any characters."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def is_within(client: str, networks: Networks) -> bool:
+    """Return whether the address *client* lies in one of *networks*."""
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    return any(address in network for network in networks)
+
+
+def _network_of(client: str) -> str:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return client
+    if not isinstance(address, IPv6Address):
+        return client
+    return str(address.ipv4_mapped or IPv6Network((address, _SITE_BITS), strict=False))
+
+
+class ConcurrencyLimiter:
+    """Admits *most* requests at a time, and *most_per_client* of each client unless that is 0.
+
+    A read whose response has not begun after *longest_s* is cancelled.
+    """
+
+    def __init__(
+        self, *, most: int, most_per_client: int, longest_s: float, proxies: Networks
+    ) -> None:
+        self._most = most
+        self._most_per_client = most_per_client
+        self._longest_s = longest_s
+        self._proxies = proxies
+        self._running = 0
+        self._by_client: Counter[str] = Counter()
+        self._waiting: dict[Permit, float] = {}
+        """Permits whose responses have not begun, oldest first, and their start times."""
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def permit(self, scope: Scope) -> "Permit":
+        """Return the permit of a request, to be entered."""
+        client = None
+        if self._most_per_client and scope["client"] is not None:
+            headers = combine_headers(scope["headers"])
+            client = client_of(scope["client"][0], headers, self._proxies)
+        return Permit(self, client, is_read=scope["method"] in _READS)
+
+    def read_permit(self) -> "Permit | None":
+        """Return a permit of a read; `None` if none is free, or if the client matters."""
+        if self._most_per_client or self._running >= self._most:
+            return None
+        return Permit(self, None, is_read=True)
+
+    def acquire(self, permit: "Permit") -> None:
+        """Admit a request.
+
+        Raises: `BusyError`, `TooManyRequestsError`.
+        """
+        if self._running >= self._most:
+            raise BusyError(f"too many concurrent requests (limit {self._most})")
+        if permit.client is not None:
+            if self._by_client[permit.client] >= self._most_per_client:
+                limit = self._most_per_client
+                raise TooManyRequestsError(
+                    f"too many concurrent requests from this client (limit {limit})"
+                )
+            self._by_client[permit.client] += 1
+        self._running += 1
+        if permit.is_read:
+            loop = asyncio.get_running_loop()
+            self._waiting[permit] = loop.time()
+            if self._sweeping is None:
+                self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
+
+    def release(self, permit: "Permit") -> None:
+        """End a request."""
+        self._running -= 1
+        self.begun(permit)
+        if permit.client is not None:
+            self._by_client[permit.client] -= 1
+            if not self._by_client[permit.client]:
+                del self._by_client[permit.client]
+
+    def begun(self, permit: "Permit") -> None:
+        """Note that the response has begun."""
+        self._waiting.pop(permit, None)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for permit, since in list(self._waiting.items()):
+            if since > loop.time() - self._longest_s:
+                break
+            self.begun(permit)
+            permit.cancel()
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._waiting else None
+
+
+class Permit:
+    """Permission to answer one request while the block lasts.
+
+    Raises: on entering `BusyError`, `TooManyRequestsError`; on leaving `OverdueError` if the
+    response did not begin in time.
+    """
+
+    __slots__ = ("_is_cancelled", "_limiter", "_task", "client", "is_read")
+
+    def __init__(self, limiter: ConcurrencyLimiter, client: str | None, *, is_read: bool) -> None:
+        self._limiter = limiter
+        self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
+        self.client = client
+        self.is_read = is_read
+
+    def __enter__(self) -> Self:
+        self._limiter.acquire(self)
+        self._task = asyncio.current_task()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._limiter.release(self)
+        if self._is_cancelled and self._task is not None:
+            self._task.uncancel()
+            raise OverdueError("the answer took too long") from error
+
+    def begun(self) -> None:
+        """Note that the response has begun."""
+        self._limiter.begun(self)
+
+    def cancel(self) -> None:
+        """Cancel the task that answers."""
+        if self._task is not None:
+            self._is_cancelled = True
+            self._task.cancel()

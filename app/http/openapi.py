@@ -1,0 +1,96 @@
+"""Routers of ``/api``, and the responses other than success that OpenAPI describes."""
+
+import json
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+type Responses = dict[int | str, dict[str, Any]]
+
+_MEDIA_TYPE: Final = "application/problem+json"
+_DESCRIPTIONS: Final = {
+    HTTPStatus.BAD_REQUEST: "A parameter, a header or the body is invalid.",
+    HTTPStatus.UNAUTHORIZED: "Credentials are missing or invalid.",
+    HTTPStatus.FORBIDDEN: "The store or the configuration denies it.",
+    HTTPStatus.NOT_FOUND: "There is no such dataset, repository, ref, snapshot or session.",
+    HTTPStatus.METHOD_NOT_ALLOWED: "The dataset is not `writable`, or the repository is of a "
+    "version of the format that is only read.",
+    HTTPStatus.CONFLICT: "It conflicts with the current state.",
+    HTTPStatus.LENGTH_REQUIRED: "The body comes without its length.",
+    HTTPStatus.PRECONDITION_FAILED: "The branch is not where `If-Match` says.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
+    HTTPStatus.LOCKED: "The repository is read-only or offline.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "It may succeed later; see `Retry-After`.",
+}
+
+
+class Problem(BaseModel, use_attribute_docstrings=True):
+    """Problem document (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    """The reason, in one sentence."""
+
+
+class CommitProblem(Problem):
+    """Reason why nothing was committed; the further members only after a conflict."""
+
+    expected_parent: str | None = None
+    """The snapshot that the changes were made against."""
+    actual_parent: str | None = None
+    """The snapshot that the branch is at now."""
+    conflicts: list[dict[str, Any]] = []
+    """Changes of others that conflict with the commit: `kind`, `path`, and in `chunks` the
+    coordinates of the first of `count` chunks."""
+
+
+DEFAULT: Final[Responses] = {
+    "default": {
+        "description": "A problem document (RFC 9457): the parameters are wrong, there is no such "
+        "thing, the store cannot be reached, or another reason that `detail` gives.",
+        "content": {_MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+    }
+}
+"""Responses of every route."""
+
+
+def problems(*statuses: int, conflict: type[Problem] = Problem) -> Responses:
+    """Describe the problems of a route that have these *statuses*; 409 as the model *conflict*."""
+    return {int(status): _describe(HTTPStatus(status), conflict) for status in sorted(statuses)}
+
+
+def _describe(status: HTTPStatus, conflict: type[Problem]) -> dict[str, Any]:
+    model = conflict if status is HTTPStatus.CONFLICT else Problem
+    return {
+        "description": _DESCRIPTIONS[status],
+        "content": {_MEDIA_TYPE: {"schema": _schema(model)}},
+    }
+
+
+@cache
+def _schema(model: type[Problem]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
+class AsciiJson(JSONResponse):
+    """JSON in ASCII: names in metadata may have characters that UTF-8 cannot encode."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode *content*."""
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def new_router(prefix: str, tag: str) -> APIRouter:
+    """Return a router whose routes are appended to an application as they are.
+
+    `FastAPI.include_router` would parse the signature of each route a second time.
+    """
+    return APIRouter(
+        prefix=prefix, tags=[tag], responses=dict(DEFAULT), default_response_class=AsciiJson
+    )

@@ -1,0 +1,302 @@
+"""GET, HEAD and OPTIONS of ``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
+
+import html
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
+from app.formats.listing import Name
+from app.http import s3
+from app.http.auth.access import NOBODY, Caller, Datasets
+from app.http.auth.authenticator import Authenticator
+from app.http.body import lingering_writer
+from app.http.conditions import Conditions, Selection, choose, etag_of_selected
+from app.http.disconnect import ClientGoneError, UntilDisconnect
+from app.http.heads import encode_headers
+from app.http.paths import Scope, quote_segment, split_target
+from app.http.problems import Headers
+from app.http.responses import (
+    ALLOW,
+    NO_STORE,
+    Cors,
+    DeferredResponse,
+    ImmediateResponse,
+    RequestHeaders,
+    Responder,
+    ResponseWriter,
+    asgi_writer,
+    cache_headers,
+    combine_headers,
+    describe_entity,
+    entity_head,
+    entity_headers,
+    page_headers,
+    request_id,
+)
+from app.http.write import WritePlane, allowed_methods
+from app.model import VirtualKey
+from app.observability.requests import note_caller
+from app.resolve.bodies import Entity, Opened
+from app.resolve.resolver import Dataset, Resolver
+
+MOST_LINKS: Final = 10_000
+"""Most links of one HTML page."""
+_EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_log = logging.getLogger(__name__)
+
+
+class DataPlane:
+    """Answers requests for virtual keys; those that write go on to `WritePlane`."""
+
+    def __init__(
+        self,
+        datasets: Datasets,
+        authenticator: Authenticator,
+        resolver: Resolver,
+        writing: WritePlane,
+        cors: Cors,
+    ) -> None:
+        self._authenticator = authenticator
+        self._datasets = datasets
+        self._resolver = resolver
+        self._writing = writing
+        self._cors = cors
+
+    def begin(
+        self, raw_path: bytes, headers: RequestHeaders, now: float, segment: bytes | None = None
+    ) -> ImmediateResponse | DeferredResponse | None:
+        """Begin to answer a GET of a chunk or document outside of ASGI; see `GatewayProtocol`.
+
+        `None` leaves the request to ASGI. *now* is the time of the event loop, *segment* the first
+        one of the path if it held a token.
+        """
+        try:
+            name, key = split_target(raw_path)
+            dataset = self._datasets.get(name)
+            if dataset is None or not key or key.endswith("/"):
+                return None
+            caller: Caller | None = NOBODY
+            if not dataset.is_public:
+                caller = self._authenticator.cached_reader(dataset, headers, now, segment)
+            if caller is None:
+                return None
+            conditions = Conditions.parse("GET", headers)
+            entity = self._resolver.recall(dataset, key)
+            selection = None if entity is None else choose(conditions, entity)
+            body = None
+            if entity is not None and selection is not None:
+                body = self._resolver.at_hand(entity, selection.reads)
+        except RequestError:
+            return None
+        if entity is None or selection is None or body is None:
+            read = partial(self._read, dataset, key, conditions)
+            return partial(self._read_later, headers, caller, read)
+        if (described := describe_entity(dataset, key, entity, selection)) is None:
+            return None
+        fields, more = described
+        request = request_id(headers.get(b"x-request-id"))
+        head = b"%b%b%bx-request-id: %b\r\n" % (
+            entity_head(fields),
+            self._cors.head(headers.get(b"origin")),
+            encode_headers(more) if more else b"",
+            request,
+        )
+        return ImmediateResponse(selection.status, head, body, request, name, caller.name)
+
+    def _read_later(
+        self,
+        headers: RequestHeaders,
+        caller: Caller,
+        read: Callable[[Responder], Awaitable[None]],
+        write: ResponseWriter,
+    ) -> Awaitable[None]:
+        note_caller(caller.name)
+        responder = Responder(headers, write, self._cors)
+        return self._guarded(responder, partial(read, responder))
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer one request of the ASGI type ``http``."""
+        headers, query = combine_headers(scope["headers"]), scope["query_string"]
+        with suppress(ClientGoneError):
+            if scope["method"] in _READS:
+                responder = Responder(headers, asgi_writer(send), self._cors, query)
+                async with UntilDisconnect(receive):
+                    await self._guarded(responder, partial(self._respond, responder, scope))
+            else:
+                incoming = self._writing.incoming(scope, receive, headers)
+                writer = lingering_writer(send, incoming)
+                responder = Responder(headers, writer, self._cors, query)
+                respond = partial(self._writing.respond, responder, scope, incoming)
+                await self._guarded(responder, respond)
+
+    async def list_buckets(self, responder: Responder, caller: Caller) -> None:
+        """Answer ListBuckets of an S3 client."""
+        names = [each.name for each in self._datasets.seen_by(caller)]
+        await responder.send_document(s3.MEDIA_TYPE, s3.bucket_list(names))
+
+    async def _guarded(self, responder: Responder, respond: Callable[[], Awaitable[None]]) -> None:
+        """Turn errors of *respond* into a problem document, or raise them if a response began."""
+        try:
+            await respond()
+        except ShardgateError as error:
+            if responder.has_started:
+                _log.warning("an answer broke off", exc_info=error)
+                raise
+            await responder.fail(error)
+        except ClientGoneError:
+            raise
+        except Exception:
+            if responder.has_started:
+                raise
+            _log.exception("a request failed")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            await responder.problem(status, "a fault of this service")
+
+    async def _respond(self, responder: Responder, scope: Scope) -> None:
+        method, query = scope["method"], scope["query_string"]
+        names = s3.parameter_names(query) if query else frozenset[bytes]()
+        if method == "OPTIONS":
+            await responder.preflight(self._allowed(scope["raw_path"], names))
+            return
+        name, key = split_target(scope["raw_path"])
+        dataset = await self._authenticator.enter(scope, name)
+        operation = s3.unserved_operation(method, names, {}, of_key=bool(key))
+        if operation is not None and responder.is_s3:
+            raise UnsupportedError(f"{operation} is not served")
+        if key and b"tagging" in names and responder.is_s3:
+            await self._list_tags(responder, dataset, key)
+        elif key and not key.endswith("/"):
+            conditions = Conditions.parse(method, responder.headers)
+            await self._read(dataset, key, conditions, responder)
+        elif not key and s3.lists_objects(method, names, is_s3=responder.is_s3):
+            await self._list_objects(responder, dataset, s3.ListRequest.parse(query))
+        elif not key and responder.is_s3:
+            await _describe_bucket(responder, method, names)
+        elif key is None:
+            detail = "a dataset is no object; its keys follow a slash"
+            await _send_missing(responder, dataset, "", detail)
+        else:
+            await self._list(responder, dataset, key)
+
+    def _allowed(self, raw_path: bytes, names: frozenset[bytes]) -> bytes:
+        """Return the methods that are served of *raw_path*, which may name nothing."""
+        try:
+            name, key = split_target(raw_path)
+        except BadKeyError:
+            return ALLOW
+        dataset = self._datasets.get(name)
+        if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
+            return _EVERY_METHOD  # a private dataset is indistinguishable from a missing one
+        return allowed_methods(dataset, key, names)
+
+    async def _read(
+        self, dataset: Dataset, key: VirtualKey, conditions: Conditions, responder: Responder
+    ) -> None:
+        choose_part = partial(choose, conditions)
+        async with self._resolver.open(dataset, key, choose_part, conditions.reading) as opened:
+            if opened is not None:
+                await _send_entity(responder, dataset, key, opened)
+            elif conditions.is_plain_get and await self._resolver.is_group(dataset, key):
+                # fsspec asks for the page of a nested group without the slash.
+                location = f"./{quote_segment(key.rpartition('/')[2])}/"
+                headers = [(b"location", location.encode()), (b"content-length", b"0")]
+                headers += cache_headers(dataset, key)
+                await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
+            else:
+                await _send_missing(responder, dataset, key, f"{dataset.name} has no {key}")
+
+    async def _list_objects(
+        self, responder: Responder, dataset: Dataset, request: s3.ListRequest
+    ) -> None:
+        page = await self._resolver.page(dataset, request.window, request.limit)
+        body = request.format(dataset.name, page)
+        headers = _listing_headers(dataset, request.window.prefix, s3.MEDIA_TYPE, body)
+        await responder.send(HTTPStatus.OK, headers, body)
+
+    async def _list_tags(self, responder: Responder, dataset: Dataset, key: VirtualKey) -> None:
+        def choose_nothing(_: Entity) -> Selection:
+            return Selection(HTTPStatus.OK)
+
+        async with self._resolver.open(dataset, key, choose_nothing) as opened:
+            if opened is None:
+                await _send_missing(responder, dataset, key, f"{dataset.name} has no {key}")
+            else:
+                await responder.send_document(s3.MEDIA_TYPE, s3.no_tags())
+
+    async def _list(self, responder: Responder, dataset: Dataset, prefix: VirtualKey) -> None:
+        listed: list[Name] = []
+        async with aclosing(self._resolver.list(dataset, prefix)) as names:
+            async for name in names:
+                listed.append(name)
+                if len(listed) > MOST_LINKS:
+                    break
+        if not listed:
+            detail = f"{dataset.name} has nothing below {prefix}"
+            await _send_missing(responder, dataset, prefix, detail)
+            return
+        body = listing_page(f"/{dataset.name}/{prefix}", listed)
+        headers = _listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
+        headers += [header for header in page_headers() if header not in headers]
+        await responder.send(HTTPStatus.OK, headers, body)
+
+
+async def _describe_bucket(responder: Responder, method: str, names: frozenset[bytes]) -> None:
+    """Answer HeadBucket, GetBucketLocation or GetBucketVersioning."""
+    if method == "HEAD":
+        headers = [(b"content-length", b"0"), (b"x-amz-bucket-region", b"us-east-1"), NO_STORE]
+        await responder.send(HTTPStatus.OK, headers)
+    else:
+        await responder.send_document(s3.MEDIA_TYPE, s3.bucket_property(names))
+
+
+async def _send_missing(responder: Responder, dataset: Dataset, key: str, detail: str) -> None:
+    """Send 404; clients may cache absence like any response that can change."""
+    await responder.problem(HTTPStatus.NOT_FOUND, detail, *cache_headers(dataset, key))
+
+
+async def _send_entity(
+    responder: Responder, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+) -> None:
+    status, entity = opened.choice.status, opened.entity
+    if (headers := entity_headers(dataset, key, opened)) is not None:
+        await responder.send(status, headers, opened.body)
+    elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        unsatisfied = (b"content-range", b"bytes */%d" % entity.length)
+        detail = f"{key} has {entity.length} bytes, none of them in the range"
+        await responder.problem(status, detail, unsatisfied)
+    else:
+        etag = etag_of_selected(entity, opened.choice)
+        detail = f"the current version of {key} is {etag}"
+        await responder.problem(status, detail, (b"etag", etag.encode("latin-1")))
+
+
+def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:
+    length = (b"content-length", b"%d" % len(body))
+    return [(b"content-type", media_type), length, *cache_headers(dataset, prefix)]
+
+
+def listing_page(path: str, listed: Sequence[Name]) -> bytes:
+    """Return the HTML page of *path*, which ends in a slash; links are relative to it.
+
+    Beyond `MOST_LINKS` it refers to ListObjectsV2.
+    """
+    rows = "\n".join(map(_link, listed[:MOST_LINKS]))
+    if len(listed) > MOST_LINKS:
+        rows += "\n<li>and more: <code>?list-type=2</code> gives all by the page</li>"
+    title = html.escape(path)
+    return (
+        f"<!doctype html>\n<html><head><title>{title}</title></head>\n"
+        f"<body><h1>{title}</h1>\n<ul>\n{rows}\n</ul></body></html>\n"
+    ).encode()
+
+
+def _link(listed: Name) -> str:
+    name, nbytes = listed
+    size = "" if nbytes is None else f" {nbytes:,} bytes"
+    # "./" keeps a name with a colon from being read as a scheme.
+    return f'<li><a href="./{quote_segment(name)}">{html.escape(name)}</a>{size}</li>'

@@ -1,0 +1,366 @@
+"""Responses: CORS and the other headers of every response, and the headers of an entity."""
+
+import itertools
+import re
+import secrets
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol
+
+from app.errors import ShardgateError
+from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
+from app.http.heads import encode_headers
+from app.http.problems import Headers, problem, status_of
+from app.http.s3 import error_code, error_document, speaks_s3
+from app.model import ETag, VirtualKey
+from app.observability.logging import log_failure
+from app.observability.requests import note_request_id
+from app.resolve.bodies import Coding, Entity, Opened
+from app.resolve.icechunk.session_keys import is_of_session
+from app.resolve.resolver import Dataset
+from app.storage.contract import ObjectHeaders
+from app.storage.http_headers import METADATA
+
+type RequestHeaders = Mapping[bytes, bytes]
+"""Headers of a request by lower-case name; see `combine_headers`."""
+
+type Body = bytes | AsyncIterator[bytes]
+
+ALLOW: Final = b"GET, HEAD, OPTIONS"
+NO_REFERRER: Final = (b"referrer-policy", b"no-referrer")
+NO_STORE: Final = (b"cache-control", b"no-store")
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_process: Final = secrets.token_hex(4).encode()
+_numbers: Final = itertools.count(1)
+
+_EXPOSED: Final = (
+    b"access-control-expose-headers",
+    b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
+)
+_FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
+_HEAD_FOR_ALL: Final = encode_headers(_FOR_ALL)
+_ALLOWED: Final = (
+    b"Authorization, Cache-Control, Content-Encoding, Content-MD5, Content-Type, Idempotency-Key,"
+    b" If-Match, If-None-Match, If-Range, Range, X-Request-ID"
+)
+_OF_S3: Final = re.compile(rb"(?i:x-amz-|amz-sdk-)[A-Za-z0-9-]+")
+
+
+class Cors:
+    """CORS headers (Fetch standard §3.2) for pages of *origins*, or of all with ``*``.
+
+    Errors carry them too: without them Neuroglancer takes an error for a missing chunk.
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._any = "*" in origins
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def admits(self, origin: bytes) -> bool:
+        """Return whether pages of *origin* may read responses."""
+        return self._any or origin in self._origins
+
+    def headers(self, origin: bytes | None) -> Headers:
+        """Return the headers of any response to a page of *origin*."""
+        if self._any:
+            return _FOR_ALL
+        if origin is None or not self.admits(origin):
+            return [(b"vary", b"Origin")]
+        return [(b"access-control-allow-origin", origin), _EXPOSED, (b"vary", b"Origin")]
+
+    def head(self, origin: bytes | None) -> bytes:
+        """Return `headers` as HTTP/1.1 writes them."""
+        return _HEAD_FOR_ALL if self._any else encode_headers(self.headers(origin))
+
+    def preflight(self, allow: bytes, requested: bytes | None = None) -> Headers:
+        """Return the further headers of a response to OPTIONS where the methods *allow* are served.
+
+        Of the headers that are *requested*, those of S3 are allowed: they are too many to list.
+        """
+        names = (each.strip() for each in (requested or b"").split(b","))
+        return [
+            (b"access-control-allow-methods", allow),
+            (
+                b"access-control-allow-headers",
+                b", ".join([_ALLOWED, *filter(_OF_S3.fullmatch, names)]),
+            ),
+            (b"access-control-max-age", b"86400"),
+            (b"access-control-allow-private-network", b"true"),
+        ]
+
+
+class ImmediateResponse(NamedTuple):
+    """Whole response that was made without waiting."""
+
+    status: HTTPStatus
+    head: bytes
+    """Its headers, as HTTP/1.1 writes them."""
+    body: bytes
+    request_id: bytes = b""
+    """For logs, as the following fields."""
+    dataset: str = ""
+    """Empty for a response that is neither logged nor counted."""
+    caller: str = ""
+
+
+class ResponseWriter(Protocol):
+    """Writes a response, with all its headers, to the connection."""
+
+    async def __call__(self, status: HTTPStatus, headers: Headers, body: Body, /) -> None:
+        """Return when all of it is handed on."""
+        ...
+
+
+type DeferredResponse = Callable[[ResponseWriter], Awaitable[None]]
+"""Response that needs I/O; it may raise after it has begun to be written."""
+
+
+class Responder:
+    """Sends the response to one request with *headers*."""
+
+    __slots__ = ("_cors", "_query", "_write", "has_started", "headers", "request_id")
+
+    def __init__(
+        self, headers: RequestHeaders, write: ResponseWriter, cors: Cors, query: bytes = b""
+    ) -> None:
+        self.headers = headers
+        self._query = query
+        self.request_id = request_id(headers.get(b"x-request-id"))
+        note_request_id(self.request_id)
+        self.has_started = False
+        self._write = write
+        self._cors = cors
+
+    async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
+        """Send *headers*, to which CORS and the request id are added, and *body*."""
+        headers += self._cors.headers(self.headers.get(b"origin"))
+        headers.append((b"x-request-id", self.request_id))
+        self.has_started = True
+        await self._write(status, headers, body)
+
+    async def send_document(self, media_type: bytes, body: bytes) -> None:
+        """Send 200 with a *body* that must not be cached."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.send(HTTPStatus.OK, [(b"content-type", media_type), length, NO_STORE], body)
+
+    @property
+    def is_s3(self) -> bool:
+        """Return whether the client speaks S3."""
+        return speaks_s3(self.headers, self._query)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Return whether a page sent the request that is of another origin and not allowed by CORS.
+
+        Browsers send some requests that write without a preflight.
+        """
+        origin = self.headers.get(b"origin")
+        if origin is None or self._cors.admits(origin):
+            return False
+        return origin.partition(b"://")[2] != self.headers.get(b"host")
+
+    async def fail(self, error: ShardgateError) -> None:
+        """Send the problem that *error* is."""
+        status = status_of(error)
+        log_failure(status, error)
+        if status is HTTPStatus.UNAUTHORIZED and self.is_s3:
+            status = HTTPStatus.FORBIDDEN
+        extra = [(b"allow", ALLOW)] if status is HTTPStatus.METHOD_NOT_ALLOWED else []
+        await self.problem(status, str(error), *extra, code=error_code(status, error))
+
+    async def problem(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *extra: tuple[bytes, bytes],
+        code: str | None = None,
+    ) -> None:
+        """Send a problem document, or S3's error with *code* to a client of S3.
+
+        It is not cached unless *extra* has Cache-Control.
+        """
+        if self.is_s3:
+            code = code or error_code(status)
+            request_id = self.request_id.decode()
+            headers, body = error_document(status, code, detail, request_id, self.headers)
+        else:
+            headers, body = problem(status, detail)
+        headers += extra
+        if not any(name == b"cache-control" for name, _ in extra):
+            headers.append(NO_STORE)
+        await self.send(status, headers, body)
+
+    async def preflight(self, allow: bytes = ALLOW) -> None:
+        """Answer OPTIONS where the methods *allow* are served."""
+        headers = self._cors.preflight(allow, self.headers.get(b"access-control-request-headers"))
+        await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", allow), NO_STORE])
+
+    def completed(self, headers: Headers) -> Headers:
+        """Return the *headers* of another ASGI application with those of every response."""
+        present = {name for name, _ in headers}
+        more = [*self._cors.headers(self.headers.get(b"origin")), NO_STORE, NO_REFERRER]
+        more.append((b"x-request-id", self.request_id))
+        return [*headers, *(header for header in more if header[0] not in present)]
+
+
+def asgi_writer(send: Any) -> ResponseWriter:
+    """Return a writer to an ASGI server."""
+
+    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body})
+            return
+        async for piece in body:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return write
+
+
+def combine_headers(headers: Headers) -> dict[bytes, bytes]:
+    """Return request headers by name; values of a repeated one become a list (RFC 9110 §5.3)."""
+    combined = dict(headers)
+    if len(combined) == len(headers):
+        return combined
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(each) for name, each in values.items()}
+
+
+def request_id(sent: bytes | None) -> bytes:
+    """Return the client's request id if it is fit for a header and a log, else a new one."""
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent
+    return b"%b-%x" % (_process, next(_numbers))
+
+
+_GZIP: Final = (b"content-encoding", b"gzip")
+_LASTING: Final = b"public, max-age=31536000, immutable"
+"""For keys that name the same for ever (RFC 8246)."""
+_LASTING_PRIVATE: Final = b"private, max-age=31536000, immutable"
+_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
+"""For responses that depend on the caller; a token may be in the path."""
+_VARY: Final = (b"vary", b"Accept-Encoding")
+_SANDBOX: Final = (b"content-security-policy", b"sandbox")
+"""For every object, whatever its type: it shares its origin with the pages of the service."""
+_CONTENT_TYPES: Final = {
+    "json": b"application/json",
+    "info": b"application/json",
+    "zarray": b"application/json",
+    "zattrs": b"application/json",
+    "zgroup": b"application/json",
+    "zmetadata": b"application/json",
+    "txt": b"text/plain; charset=utf-8",
+    "md": b"text/plain; charset=utf-8",
+    "png": b"image/png",
+    "jpg": b"image/jpeg",
+    "jpeg": b"image/jpeg",
+}
+"""By name or file extension; no type that a browser would run."""
+
+type EntityFields = tuple[
+    ETag, int | None, VirtualKey, bytes, bool, bool, int | None, ObjectHeaders
+]
+"""Values that the headers of all responses with the same body depend on, as a cache key."""
+
+
+def content_type(key: str) -> bytes:
+    """Return the media type of an object by its *key*."""
+    extension = key.rpartition("/")[2].rpartition(".")[2]
+    return _CONTENT_TYPES.get(extension, b"application/octet-stream")
+
+
+def cache_headers(dataset: Dataset, key: str) -> Headers:
+    """Return the headers that say who may cache a response about *key* that can change."""
+    cache_control = (b"cache-control", _cache_control(dataset, key))
+    return [cache_control, *([] if dataset.is_public else _PRIVATE)]
+
+
+def _cache_control(dataset: Dataset, key: str) -> bytes:
+    """Return Cache-Control for *key*; keys of sessions are not cached."""
+    return NO_STORE[1] if is_of_session(key) else dataset.cache_control
+
+
+def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
+    """Return the headers of a selected entity; `None` if the response is a problem instead."""
+    described = describe_entity(dataset, key, opened.entity, opened.choice)
+    return described and [*_common_headers(described[0]), *described[1]]
+
+
+def describe_entity(
+    dataset: Dataset, key: VirtualKey, entity: Entity, selection: Selection
+) -> tuple[EntityFields, Headers] | None:
+    """Return the fields that the common headers depend on, and the other headers."""
+    status, part, _, is_gzip = selection
+    if part is None and status is not HTTPStatus.NOT_MODIFIED:
+        return None
+    more: Headers = []
+    if status is HTTPStatus.PARTIAL_CONTENT and part is not None:
+        more.append((b"content-range", content_range(part, entity.length)))
+    if is_gzip and part is not None:
+        more.append(_GZIP)
+    if entity.is_lasting:
+        cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
+    else:
+        cache_control = _cache_control(dataset, key)
+    fields = (
+        etag_of_selected(entity, selection),
+        None if part is None else part.length,
+        key,
+        cache_control,
+        dataset.is_public,
+        entity.coding is not Coding.PLAIN,
+        entity.modified_s,
+        entity.headers,
+    )
+    return fields, more
+
+
+@lru_cache(maxsize=4096)
+def entity_head(fields: EntityFields) -> bytes:
+    """Return the headers as HTTP/1.1 writes them: those of hot chunks are written once."""
+    return encode_headers(_common_headers(fields))
+
+
+@lru_cache(maxsize=4096)
+def _common_headers(fields: EntityFields) -> Headers:
+    etag, length, key, cache_control, is_public, varies, modified_s, stored = fields
+    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control), _SANDBOX]
+    if length is not None:
+        headers += [
+            (b"accept-ranges", b"bytes"),
+            (b"content-length", b"%d" % length),
+            (b"content-type", stored.content_type.encode() or content_type(key)),
+            *((METADATA + name.encode(), value.encode()) for name, value in stored.metadata),
+        ]
+    if not is_public:
+        headers += _PRIVATE
+    if varies:
+        headers.append(_VARY)
+    return headers + last_modified(modified_s)
+
+
+def page_headers(*, style: str = "", script: str = "") -> Headers:
+    """Return the headers of an HTML page that may use its own *style* and *script* only.
+
+    Names from outside are in it, and a token may be in its address.
+    """
+    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "img-src data:"]
+    if style:
+        policy.append(f"style-src '{csp_digest(style)}'")
+    if script:
+        policy += [f"script-src '{csp_digest(script)}'", "connect-src 'self'"]
+    return [
+        (b"content-security-policy", "; ".join([*policy, "frame-ancestors 'none'"]).encode()),
+        NO_REFERRER,
+    ]
+
+
+def csp_digest(text: str) -> str:
+    """Return the source expression by which a policy allows an inline style or script."""
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

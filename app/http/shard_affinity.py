@@ -1,0 +1,142 @@
+"""``/_shard/{dataset}/{key}``: keys that belong on one replica, for consistent hashing.
+
+A balancer asks before each request for a chunk; no index is read. It has no credentials: of a
+private dataset only trusted proxies get the name of a shard. Others, and requests for anything that
+does not exist, get a hash of the path.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from cachetools import TTLCache
+
+from app.errors import BadKeyError, ShardgateError
+from app.formats.contract import Layout
+from app.http.auth.access import Datasets
+from app.http.heads import encode_headers
+from app.http.limits import Networks, is_within, peer_of
+from app.http.paths import Scope, split_target, split_token
+from app.http.problems import Headers
+from app.http.responses import DeferredResponse, ImmediateResponse, ResponseWriter, asgi_writer
+from app.model import VirtualKey
+from app.resolve.icechunk.session_keys import session_of
+from app.resolve.metadata_cache import SizedLRUCache
+from app.resolve.resolver import Dataset, Resolver
+
+PREFIX: Final = b"/_shard/"
+"""Beginning of the paths; the name is reserved."""
+_LONGEST_S: Final = 2.0
+"""Longest look-up; after it the hash of the path has to do, as any replica can answer."""
+_CACHED_NBYTES: Final = 16 * 1024**2
+_CACHED_S: Final = 60.0
+_CONTAINERS: Final = 256
+_OVERHEAD_NBYTES: Final = 512
+
+
+class _ShardName(NamedTuple):
+    name: bytes
+    expires_at: float
+
+
+class ShardAffinity:
+    """Answers with an opaque name that is equal for all keys of a shard, or of a session."""
+
+    def __init__(self, datasets: Datasets, resolver: Resolver, proxies: Networks) -> None:
+        self._proxies = proxies
+        self._datasets = datasets
+        self._resolver = resolver
+        self._names: SizedLRUCache[bytes, _ShardName]
+        self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
+        self._containers: TTLCache[tuple[str, str], Layout] = TTLCache(_CONTAINERS, _CACHED_S)
+
+    def begin(self, raw_path: bytes, peer: bytes) -> ImmediateResponse | DeferredResponse:
+        """Begin to answer outside of ASGI; see `GatewayProtocol`."""
+        path = _target(raw_path)
+        if not self._may_know(path, peer):
+            return ImmediateResponse(
+                HTTPStatus.NO_CONTENT, encode_headers(_hash_headers(path)), b""
+            )
+        known = self._names.get(path)
+        if known is None or known.expires_at < time.monotonic():
+            return partial(self._respond, path)
+        head = encode_headers([(b"x-shard", known.name)])
+        return ImmediateResponse(HTTPStatus.NO_CONTENT, head, b"")
+
+    async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
+        """Answer an ASGI request of any method."""
+        path, write = _target(scope["raw_path"]), asgi_writer(send)
+        if self._may_know(path, peer_of(scope["client"])):
+            await self._respond(path, write)
+        else:
+            await write(HTTPStatus.NO_CONTENT, _hash_headers(path), b"")
+
+    def _may_know(self, path: bytes, peer: bytes) -> bool:
+        """Return whether *peer* may know which keys share a shard with that of *path*."""
+        try:
+            dataset = self._datasets.get(split_target(path)[0])
+        except BadKeyError:
+            return True
+        if dataset is None or dataset.is_public:
+            return True
+        return is_within(peer.decode(), self._proxies)
+
+    async def _respond(self, path: bytes, write: ResponseWriter) -> None:
+        headers = _hash_headers(path)
+        if headers:
+            with suppress(ShardgateError, TimeoutError):
+                async with asyncio.timeout(_LONGEST_S):
+                    name = _hash(await self._name(path))
+                self._names.put(path, _ShardName(name, time.monotonic() + _CACHED_S))
+                headers = [(b"x-shard", name)]
+        await write(HTTPStatus.NO_CONTENT, headers, b"")
+
+    async def _name(self, path: bytes) -> bytes:
+        """Name the shard or session that *path* leads into; *path* itself if there is none.
+
+        Raises: `BadKeyError`, `DamagedError`, `StorageError`.
+        """
+        name, key = split_target(path)
+        dataset = self._datasets.get(name)
+        if dataset is None or key is None:
+            return path
+        if (session := session_of(key)) is not None:
+            return f"{name}/{session}".encode()
+        layout, rest = await self._enclosing(dataset, key)
+        shard = await layout.shard(rest, self._resolver.root(dataset).fetch)
+        return path if shard is None else shard.encode()
+
+    async def _enclosing(self, dataset: Dataset, key: VirtualKey) -> tuple[Layout, VirtualKey]:
+        """Return the layout that holds *key*, and the key in it, from a cache if it can."""
+        ends = [at for at, letter in enumerate(key, 1) if letter == "/"]
+        for at in (0, *ends):
+            known = self._containers.get((dataset.name, key[:at]))
+            rest = VirtualKey(key[at:])
+            if known is not None and known.encloses(rest):
+                return known, rest
+        root = self._resolver.root(dataset)
+        layout, rest = await root.containers.find(root.ref, key, root.fetch)
+        if layout.encloses(rest):
+            lead = key[: len(key) - len(rest)]
+            self._containers[dataset.name, lead] = layout
+        return layout, rest
+
+
+def _target(raw_path: bytes) -> bytes:
+    """Return ``/{dataset}/{key}`` of a request, without a token."""
+    _, path = split_token(raw_path[len(PREFIX) - 1 :])
+    return path
+
+
+def _hash(name: bytes) -> bytes:
+    return blake2b(name, digest_size=8).hexdigest().encode()
+
+
+def _hash_headers(path: bytes) -> Headers:
+    """Return the headers of a key that shares its name with no other; none without a key."""
+    _, _, key = path[1:].partition(b"/")
+    return [(b"x-shard", _hash(path))] if key else []

@@ -1,0 +1,386 @@
+"""`app.http.auth.oidc`: tokens, keys and claims of issuers."""
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jwt.algorithms import RSAAlgorithm
+
+from app.errors import IssuerUnavailableError, UnauthenticatedError
+from app.http.auth.oidc import (
+    IDENTITY_S,
+    LEEWAY_S,
+    Issuers,
+    grants,
+)
+from tests.http.auth.issuing import (
+    JWKS,
+    Issuer,
+    forge,
+    issuing,
+    make_key,
+    public_pem,
+    spell,
+    spell_bytes,
+)
+from tests.storage.faulty import Fault
+
+SECRET = "marmalade"
+
+"""Is in each wrong token, and in no error."""
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Generator[Issuer]:
+    """Run an issuer with keys of several kinds."""
+    with issuing() as issuer:
+        issuer.publish(
+            make_key("first"),
+            make_key("second"),
+            make_key("p256", "P-256"),
+            make_key("p384", "P-384"),
+            make_key("p521", "P-521"),
+            make_key("ed", "Ed25519"),
+        )
+        yield issuer
+
+
+@pytest.fixture
+async def issuers(issuer: Issuer) -> AsyncGenerator[Issuers]:
+    """Open a checker of its tokens."""
+    async with Issuers({"sso": issuer.settings}, timeout_s=0.3) as issuers:
+        yield issuers
+
+
+async def refusal(issuers: Issuers, token: str) -> str:
+    """Tell why *token* is refused."""
+    with pytest.raises(UnauthenticatedError) as caught:
+        await issuers.identify(token)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kid", "kind", "alg"),
+    [
+        ("first", "RSA", "RS256"),
+        ("second", "RSA", "RS384"),
+        ("first", "RSA", "RS512"),
+        ("first", "RSA", "PS256"),
+        ("first", "RSA", "PS384"),
+        ("first", "RSA", "PS512"),
+        ("p256", "P-256", "ES256"),
+        ("p384", "P-384", "ES384"),
+        ("p521", "P-521", "ES512"),
+        ("ed", "Ed25519", "EdDSA"),
+    ],
+)
+async def test_what_the_issuer_signed_is_believed(
+    issuer: Issuer, issuers: Issuers, kid: str, kind: str, alg: str
+) -> None:
+    """By every algorithm with which only it can sign."""
+    known = await issuers.identify(issuer.sign(key=make_key(kid, kind), alg=alg))
+
+    assert known is not None
+    assert known.caller.name == "sso:ada"
+
+
+async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
+    """Those that the settings name, and what everybody may."""
+    token = issuer.sign({"scope": "openid em", "groups": ["lab"], "roles": ["admin"]})
+
+    known = await issuers.identify(token)
+
+    assert known is not None
+    assert known.caller.grants == {"public", "sso:openid", "sso:em", "sso:lab"}
+
+
+@pytest.mark.parametrize("audience", [["other", "shardgate"], "shardgate"])
+async def test_a_token_may_be_for_others_too(
+    issuer: Issuer, issuers: Issuers, audience: object
+) -> None:
+    """We are one of those it is for."""
+    assert await issuers.identify(issuer.sign({"aud": audience})) is not None
+
+
+@pytest.mark.parametrize("kind", ["JWT", "jwt", "at+jwt", "application/at+jwt", None])
+async def test_access_tokens_say_so(issuer: Issuer, issuers: Issuers, kind: str | None) -> None:
+    """In the ways that RFC 7519 and RFC 9068 know."""
+    assert await issuers.identify(issuer.sign(header={"typ": kind})) is not None
+
+
+async def test_a_token_is_known_no_longer_than_it_is_good(issuer: Issuer, issuers: Issuers) -> None:
+    """Clocks may differ a little."""
+    expires = int(time.time()) + 30
+
+    known = await issuers.identify(issuer.sign({"exp": expires}))
+
+    assert known is not None
+    assert known.until_s == expires + LEEWAY_S
+
+
+async def test_a_long_lived_token_is_looked_at_again(issuer: Issuer, issuers: Issuers) -> None:
+    """Its key may have been withdrawn."""
+    known = await issuers.identify(issuer.sign({"exp": int(time.time()) + 10**6}))
+
+    assert known is not None
+    assert known.until_s <= time.time() + IDENTITY_S
+
+
+@pytest.mark.parametrize(
+    "changes", [{"exp": -LEEWAY_S // 2}, {"nbf": LEEWAY_S // 2}, {"iat": LEEWAY_S // 2}]
+)
+async def test_clocks_may_differ(issuer: Issuer, issuers: Issuers, changes: dict[str, int]) -> None:
+    """A token that has just expired there may not have here."""
+    at = {name: int(time.time()) + offset for name, offset in changes.items()}
+
+    assert await issuers.identify(issuer.sign(at)) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"exp": 1}, "expired"),
+        ({"exp": None}, "no exp"),
+        ({"exp": 1e400}, "malformed"),
+        ({"exp": "soon"}, "malformed"),
+        ({"nbf": 2**40}, "not valid yet"),
+        ({"iat": 2**40}, "not valid yet"),
+        ({"aud": "other"}, "another audience"),
+        ({"aud": ["other", "shardgate.other"]}, "another audience"),
+        ({"aud": {"shardgate": True}}, "another audience"),
+        ({"aud": None}, "no aud"),
+        ({"sub": None}, "no sub"),
+        ({"sub": ""}, "cannot be a name"),
+        ({"sub": 7}, "malformed"),
+        ({"sub": "ada\nroot"}, "cannot be a name"),
+        ({"sub": "a" * 256}, "cannot be a name"),
+    ],
+)
+async def test_a_token_that_is_not_good_now_is_refused(
+    issuer: Issuer, issuers: Issuers, changes: dict[str, object], reason: str
+) -> None:
+    """Though the issuer signed it; it is not told what is in it."""
+    said = await refusal(issuers, issuer.sign({"secret": SECRET, **changes}))
+
+    assert reason in said
+    assert SECRET not in said
+
+
+@pytest.mark.parametrize("kind", ["logout+jwt", "shardgate+jwt", "secevent+jwt", "", 7])
+async def test_what_is_signed_for_another_purpose_is_refused(
+    issuer: Issuer, issuers: Issuers, kind: object
+) -> None:
+    """An issuer signs other things with the same key."""
+    token = f"{spell({'alg': 'RS256', 'kid': 'first', 'typ': kind})}.{spell(issuer.claims())}.AAAA"
+
+    assert "type" in await refusal(issuers, token)
+
+
+FORGERIES: dict[str, Callable[[Issuer], str]] = {
+    "not signed": lambda issuer: forge({"alg": "none"}, issuer.claims()),
+    "not signed, in capitals": lambda issuer: forge(
+        {"alg": "NONE", "kid": "first"}, issuer.claims()
+    ),
+    "no algorithm": lambda issuer: forge({"kid": "first"}, issuer.claims()),
+    "an odd algorithm": lambda issuer: forge({"alg": ["RS256"], "kid": "first"}, issuer.claims()),
+    "the public key as a secret": lambda issuer: forge(
+        {"alg": "HS256", "kid": "first"}, issuer.claims(), public_pem(make_key("first"))
+    ),
+    "the JWK as a secret": lambda issuer: forge(
+        {"alg": "HS256", "kid": "first"},
+        issuer.claims(),
+        json.dumps(make_key("first").as_dict(private=False)).encode(),
+    ),
+    "no signature": lambda issuer: issuer.sign().rpartition(".")[0] + ".",
+    "another key of that name": lambda issuer: issuer.sign(
+        key=make_key("strange"), header={"kid": "first"}
+    ),
+    "a key that is not there": lambda issuer: issuer.sign(key=make_key("strange")),
+    "a key that it brings": lambda issuer: issuer.sign(
+        key=make_key("strange"), header={"jwk": make_key("strange").as_dict(private=False)}
+    ),
+    "one of several, unnamed": lambda issuer: issuer.sign(header={"kid": None}),
+    "a key of another kind": lambda issuer: issuer.sign(header={"kid": "p256"}),
+    "other claims": lambda issuer: tamper(issuer.sign(), issuer.claims({"sub": "root"})),
+    "a signature with other bits": lambda issuer: flip(issuer.sign()),
+}
+
+
+def tamper(token: str, claims: object) -> str:
+    """Put other claims into *token*."""
+    header, _, signature = token.split(".")
+    return f"{header}.{spell(claims)}.{signature}"
+
+
+def flip(token: str) -> str:
+    """Change the signature."""
+    at = token.rindex(".") + 9
+    return token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_forgery_is_refused(issuer: Issuer, issuers: Issuers, name: str) -> None:
+    """Only what was signed by a key of the issuer, as it signs, is believed."""
+    token = FORGERIES[name](issuer)
+
+    said = await refusal(issuers, token)
+
+    assert not any(part and part in said for part in token.split("."))
+
+
+JSON: st.SearchStrategy[object] = st.sampled_from(
+    [None, True, 0, -1.5, 1e400, 10**400, "", "RS256", "none", "é", [], ["b64"], {}, {"a": {}}]
+)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]), JSON),
+    claims=st.dictionaries(st.sampled_from(["exp", "aud", "sub", "nbf", "groups"]), JSON),
+    signature=st.binary(max_size=8),
+)
+async def test_no_token_is_too_odd(
+    issuer: Issuer,
+    issuers: Issuers,
+    header: dict[str, object],
+    claims: dict[str, object],
+    signature: bytes,
+) -> None:
+    """It is refused, or is none."""
+    said = {**issuer.claims(), **claims}
+    named = {"alg": "RS256", "kid": "first", **header}
+    token = f"{spell(named)}.{spell(said)}.{spell_bytes(signature)}"
+
+    with suppress(UnauthenticatedError):
+        assert await issuers.identify(token) is None
+
+
+async def test_no_key_is_read_from_where_a_token_says(issuer: Issuer, issuers: Issuers) -> None:
+    """Anybody could publish one there."""
+    there = f"{issuer.url}/theirs/keys"
+    token = issuer.sign(key=make_key("strange"), header={"jku": there, "x5u": there})
+
+    await refusal(issuers, token)
+
+    assert issuer.reads("/theirs/keys") == 0
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "opaque",
+        "a.b",
+        "a.b.c",
+        "..",
+        "a.b.c.d.e",
+        f"{spell({'alg': 'RS256'})}.{spell([])}.AAAA",
+        f"{spell({'alg': 'RS256'})}.{spell({})}.AAAA",
+        f"{spell({'alg': 'RS256'})}.{spell({'iss': ['sso']})}.AAAA",
+        f"{spell({'alg': 'RS256'})}.{spell({'iss': 'sso'})}.AAAA",
+        f"{spell({'alg': 'RS256'})}.{spell({'iss': 'https://other.example'})}.AAAA",
+        "é.é.é",
+        "[" * 5000,
+    ],
+)
+async def test_what_is_of_no_issuer_may_be_known_to_others(issuers: Issuers, token: str) -> None:
+    """It is neither good nor wrong here."""
+    assert await issuers.identify(token) is None
+
+
+async def test_an_issuer_is_spelled_exactly(issuer: Issuer, issuers: Issuers) -> None:
+    """A slash more is somebody else."""
+    assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
+
+
+async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
+    """A token that names one and is signed by another is of neither."""
+    with issuing() as other:
+        other.publish(make_key("theirs"))
+        settings = {"sso": issuer.settings, "other": other.settings}
+        async with Issuers(settings) as issuers:
+            known = await issuers.identify(other.sign({"groups": ["em"]}, key=make_key("theirs")))
+            forged = other.sign({"iss": issuer.url}, key=make_key("theirs"))
+
+            assert known is not None
+            assert known.caller.grants == {"public", "other:em"}
+            assert "does not have" in await refusal(issuers, forged)
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.STALL, Fault.REDIRECT])
+async def test_when_keys_cannot_be_read_nobody_is_refused(fault: Fault) -> None:
+    """A good token could not be told from a wrong one; what is wrong by itself still is."""
+    with issuing() as issuer:
+        issuer.server.fail(fault, path=JWKS)
+        async with Issuers({"sso": issuer.settings}, timeout_s=0.2) as issuers:
+            with pytest.raises(IssuerUnavailableError):
+                await issuers.identify(issuer.sign())
+            await refusal(issuers, forge({"alg": "none"}, issuer.claims()))
+
+
+async def test_a_short_key_is_not_good() -> None:
+    """It could be found out."""
+    short = rsa.generate_private_key(65537, 1024)  # noqa: S505  it is
+    jwk = {**RSAAlgorithm.to_jwk(short.public_key(), as_dict=True), "kid": "short"}
+    with issuing() as issuer:
+        issuer.server.objects[JWKS] = json.dumps({"keys": [jwk]}).encode()
+        token = f"{spell({'alg': 'RS256', 'kid': 'short'})}.{spell(issuer.claims())}"
+        signature = short.sign(token.encode(), padding.PKCS1v15(), hashes.SHA256())
+        async with Issuers({"sso": issuer.settings}) as issuers:
+            assert "malformed" in await refusal(issuers, f"{token}.{spell_bytes(signature)}")
+
+
+CLAIMS: dict[str, Any] = {
+    "scope": "openid em write:em",
+    "groups": ["lab", "data team"],
+    "group": "data team",
+    "realm_access": {"roles": ["admin"]},
+    "resource_access": {"my.client": {"roles": ["reader"]}, "roles": 7},
+    "https://lab.example/roles": ["writer"],
+    "https://lab": {"example/roles": ["wrong"]},
+    "mixed": ["a", 5, None, ["b"], {"c": "d"}, ""],
+    "number": 5,
+    "object": {"em": True},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("scope", {"openid", "em", "write:em"}),
+        ("groups", {"lab", "data team"}),
+        ("group", {"data team"}),
+        ("realm_access.roles", {"admin"}),
+        ("resource_access.my.client.roles", {"reader"}),
+        ("https://lab.example/roles", {"writer"}),
+        ("mixed", {"a", ""}),
+        ("number", set()),
+        ("object", set()),
+        ("nothing", set()),
+        ("missing", set()),
+        ("realm_access.groups", set()),
+        ("groups.lab", set()),
+        ("resource_access.roles.deep", set()),
+        ("", set()),
+        (".", set()),
+    ],
+)
+def test_the_values_of_a_claim_are_granted(name: str, values: set[str]) -> None:
+    """Only scopes are split at spaces; a path leads within, and a whole name comes first."""
+    assert grants("sso", CLAIMS, [name]) == {"public", *(f"sso:{value}" for value in values)}
+
+
+@pytest.mark.parametrize("value", ["~em", "other:admin", "bob", "public", ":", "", "other:~em"])
+def test_an_issuer_grants_in_its_own_name_only(value: str) -> None:
+    """Whatever it says, no rule of another issuer, of a caller, or of ours is kept by it."""
+    granted = grants("sso", {"groups": [value]}, ["groups"]) - {"public"}
+
+    assert granted == {f"sso:{value}"}

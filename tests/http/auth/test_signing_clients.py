@@ -1,0 +1,299 @@
+"""What real clients sign is let in, whatever the key is called; what is not theirs is not."""
+
+import hashlib
+import io
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Generator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import boto3
+import httpx
+import obstore
+import pytest
+import s3fs
+import tensorstore as ts
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from minio import Minio
+from obstore.store import S3Store
+
+from tests.http.auth.signing_service import KEY_ID, SECRET, Served, environ, signing_service
+
+KEYS: Final = [
+    "plain",
+    "a b/c  d",
+    "\u00fc/\u65e5\u672c",
+    "a+b",
+    "a%2Fb/%20",
+    "x=1/y&z;w",
+    "(z)!~*'$,:@",
+]
+DATA: Final = bytes(range(256)) * 3
+PART: Final = 5 * 1024**2
+LARGE: Final = random.Random(7).randbytes(PART + 70_000)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """Serve an empty folder."""
+    with signing_service(tmp_path_factory.mktemp("data")) as served:
+        yield served
+
+
+@pytest.fixture
+def url(served: Served) -> str:
+    """Tell where."""
+    return served.url
+
+
+def open_boto3(url: str, key_id: str = KEY_ID, secret: str = SECRET, **options: Any) -> Any:
+    """Open boto3's client."""
+    config = {"retries": {"total_max_attempts": 1}, "signature_version": "s3v4"} | options
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="eu-central-1",
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+        config=Config(**config),
+    )
+
+
+def open_obstore(url: str) -> S3Store:
+    """Open obstore's client."""
+    return S3Store(
+        "lab",
+        endpoint=url,
+        region="us-east-1",
+        access_key_id=KEY_ID,
+        secret_access_key=SECRET,
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_boto3(url: str, key: str) -> None:
+    """It writes, reads, lists, copies and deletes."""
+    client, name = open_boto3(url), f"boto3/{key}"
+
+    etag = client.put_object(Bucket="lab", Key=name, Body=DATA, Metadata={"mtime": "b  c"})["ETag"]
+    read = client.get_object(Bucket="lab", Key=name, Range="bytes=3-9", IfMatch=etag)
+    assert read["Body"].read() == DATA[3:10]
+    client.copy_object(Bucket="lab", Key=f"{name}.copy", CopySource={"Bucket": "lab", "Key": name})
+    listed = client.list_objects_v2(Bucket="lab", Prefix=name, Delimiter="", StartAfter=name)
+    assert [each["Key"] for each in listed["Contents"]] == [f"{name}.copy"]
+    objects = [{"Key": each} for each in (name, f"{name}.copy")]
+    client.delete_objects(Bucket="lab", Delete={"Objects": objects})
+    assert client.list_objects_v2(Bucket="lab", Prefix=name)["KeyCount"] == 0
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_presigned_urls_of_boto3(url: str, key: str) -> None:
+    """Whoever has such a URL writes and reads that key, without a key of their own."""
+    client = open_boto3(url)
+    asked = {"Bucket": "lab", "Key": f"presigned/{key}"}
+
+    put = client.generate_presigned_url("put_object", Params=asked)
+    assert httpx.put(put, content=DATA).status_code == 200
+    get = client.generate_presigned_url("get_object", Params=asked, ExpiresIn=60)
+    assert httpx.get(get).content == DATA
+    assert httpx.get(get, headers={"range": "bytes=1-2"}).content == DATA[1:3]
+    assert httpx.delete(get).status_code == 403
+    assert httpx.get(get.replace("Expires=60", "Expires=61")).status_code == 403
+
+
+def test_names_of_refs_within_keys(url: str) -> None:
+    """They are percent-encoded twice, as the slash in them is no slash of the key."""
+    key, client = "@branch.a%2Fb/c/0", open_boto3(url)
+    client.put_object(Bucket="lab", Key=key, Body=DATA)
+
+    assert obstore.get(open_obstore(url), key).bytes().to_bytes() == DATA
+    get = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": key})
+    assert "/%40branch.a%252Fb/c/0?" in get
+    assert httpx.get(get).content == DATA
+    assert httpx.get(get.replace("%40", "@")).status_code == 403
+
+
+def test_a_presigned_url_demands_the_headers_that_it_signs(url: str) -> None:
+    """Such as the checksum of the one body that may be written."""
+    checksum = "WrGHr8pzlV1WUYHIx3mIzSWbdDh29ufW7Od1VY2zZPE="
+    asked = {"Bucket": "lab", "Key": "demanded", "ChecksumSHA256": checksum}
+    put = open_boto3(url).generate_presigned_url("put_object", Params=asked)
+    signed = {"x-amz-checksum-sha256": checksum}
+
+    assert httpx.put(put, content=DATA).status_code == 403
+    assert httpx.put(put, content=DATA, headers=signed).status_code == 400
+    right = hashlib.sha256(DATA).hexdigest()
+    assert httpx.put(put, headers={**signed, "x-amz-content-sha256": right}).status_code == 403
+
+
+def test_signatures_of_the_older_kind_are_refused(url: str) -> None:
+    """boto3 presigns so for some regions unless told otherwise; the answer names what is taken."""
+    client = open_boto3(url, signature_version="s3")
+    old = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": "a"})
+
+    assert "AWSAccessKeyId=" in old
+    assert httpx.get(old).status_code == 403
+    assert "AWS4-HMAC-SHA256" in httpx.get(old).text
+    with pytest.raises(ClientError, match="AWS4-HMAC-SHA256"):
+        client.get_object(Bucket="lab", Key="a")
+
+
+@pytest.mark.parametrize("extra", [{}, {"ChecksumAlgorithm": "SHA256"}])
+def test_uploads_in_parts_by_boto3(url: str, extra: dict[str, str]) -> None:
+    """Each step and each part is signed."""
+    client, name = open_boto3(url), "boto3/large"
+    config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
+    client.upload_fileobj(io.BytesIO(LARGE), "lab", name, Config=config, ExtraArgs=extra)
+
+    assert client.get_object(Bucket="lab", Key=name)["Body"].read() == LARGE
+
+
+def test_what_boto3_streams_without_a_digest(url: str) -> None:
+    """As it does over TLS: the payload is not signed, and says so."""
+    client = open_boto3(url, s3={"payload_signing_enabled": False})
+    client.put_object(Bucket="lab", Key="unsigned", Body=io.BytesIO(DATA))
+
+    assert client.get_object(Bucket="lab", Key="unsigned")["Body"].read() == DATA
+
+
+@pytest.mark.parametrize(
+    ("key_id", "secret", "code"),
+    [
+        (KEY_ID, "another", "SignatureDoesNotMatch"),
+        ("another", SECRET, "InvalidAccessKeyId"),
+    ],
+)
+def test_wrong_keys_are_told_as_amazon_tells_them(
+    url: str, key_id: str, secret: str, code: str
+) -> None:
+    """With its status and its code, so that clients understand."""
+    with pytest.raises(ClientError) as refused:
+        open_boto3(url, key_id, secret).list_objects_v2(Bucket="lab")
+
+    assert refused.value.response["Error"]["Code"] == code
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_s3fs(url: str, key: str) -> None:
+    """It writes, reads, lists and deletes."""
+    options = {"key": KEY_ID, "secret": SECRET, "endpoint_url": url}
+    files, name = s3fs.S3FileSystem(**options, skip_instance_cache=True), f"lab/s3fs/{key}/x"
+
+    files.pipe_file(name, DATA)
+    assert files.cat_file(name, start=2, end=7) == DATA[2:7]
+    assert files.ls(f"lab/s3fs/{key}") == [name]
+    files.rm(name)
+    assert not files.exists(name)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_obstore(url: str, key: str) -> None:
+    """It writes, reads, lists, copies, presigns and deletes."""
+    store, name = open_obstore(url), f"obstore/{key}/x"
+
+    obstore.put(store, name, DATA, attributes={"Content-Type": "a/b"})
+    assert obstore.get_range(store, name, start=2, end=7).to_bytes() == DATA[2:7]
+    found = obstore.list(store, prefix=f"obstore/{key}").collect()
+    assert [each["path"] for each in found] == [name]
+    assert httpx.get(obstore.sign(store, "GET", name, timedelta(minutes=1))).content == DATA
+    obstore.copy(store, name, f"{name}.copy")
+    obstore.delete(store, [name, f"{name}.copy"])
+    assert obstore.list(store, prefix=f"obstore/{key}").collect() == []
+
+
+def test_uploads_in_parts_by_obstore(url: str) -> None:
+    """Each part is signed with its digest."""
+    store = open_obstore(url)
+    obstore.put(store, "obstore-large", LARGE, chunk_size=PART, use_multipart=True)
+
+    assert obstore.get(store, "obstore-large").bytes().to_bytes() == LARGE
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_tensorstore(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its s3 key-value store, which signs by code of its own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    spec = {"driver": "s3", "bucket": "lab", "endpoint": url, "aws_region": "us-east-1"}
+    credentials = {"aws_credentials": {"type": "environment"}}
+    store = ts.KvStore.open(spec | credentials | {"path": f"tensorstore/{key}/"}).result()
+
+    store.write(b"x y", DATA).result()
+    assert store.read(b"x y").result().value == DATA
+    assert store.list().result() == [b"x y"]
+    store.write(b"x y", None).result()
+    assert store.list().result() == []
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_minio(url: str, key: str) -> None:
+    """MinIO's library: it writes, reads, lists, presigns and deletes."""
+    client = Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
+    name = f"minio/{key}"
+
+    client.put_object("lab", name, io.BytesIO(DATA), len(DATA), metadata={"mtime": "b"})
+    with client.get_object("lab", name, offset=2, length=5) as read:
+        assert read.data == DATA[2:7]
+    listed = client.list_objects("lab", prefix=name, recursive=True)
+    assert [each.object_name for each in listed] == [name]
+    assert httpx.get(client.presigned_get_object("lab", name)).content == DATA
+    client.remove_object("lab", name)
+
+
+def test_uploads_in_parts_by_minio(url: str) -> None:
+    """Of a length that it does not know beforehand."""
+    client = Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
+    client.put_object("lab", "minio-large", io.BytesIO(LARGE), -1, part_size=PART)
+
+    with client.get_object("lab", "minio-large") as read:
+        assert read.read() == LARGE
+
+
+def program(name: str) -> str:
+    """Find a program, without which a test is skipped, but not where all have to be run."""
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def test_curl(url: str) -> None:
+    """Of any version, where it is told what to sign of the body."""
+    signing = ["--aws-sigv4", "aws:amz:us-east-1:s3", "-u", f"{KEY_ID}:{SECRET}"]
+    unsigned = ["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
+    command = [program("curl"), "-sS", "--fail-with-body", *signing, *unsigned]
+    target = f"{url}/lab/@branch.a%2Fb/(c)%20d"
+
+    subprocess.run([*command, "--data-binary", "@-", "-X", "PUT", target], input=DATA, check=True)
+    read = subprocess.run([*command, f"{target}"], capture_output=True, check=True)
+    assert read.stdout == DATA
+
+
+def test_restic_signs_each_frame_of_a_body(served: Served, tmp_path: Path) -> None:
+    """What it writes, lists, reads and locks goes through whole."""
+    (tmp_path / "data").write_bytes(LARGE)
+    settings = {
+        "RESTIC_REPOSITORY": f"s3:{served.url}/lab/backup",
+        "RESTIC_PASSWORD": "any",
+        "RESTIC_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [program("restic"), "-q"]
+    served.payloads.clear()
+    for words in ("init", "backup data", "restore latest --target restored"):
+        whole, env = [*command, *words.split()], environ() | settings
+        subprocess.run(whole, env=env, cwd=tmp_path, check=True, timeout=60)
+
+    assert b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD" in served.payloads
+    restored = list((tmp_path / "restored").rglob("data"))
+    assert [file.read_bytes() for file in restored] == [LARGE]

@@ -1,0 +1,502 @@
+"""`app.http.auth.sigv4`: signatures of requests and of frames."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import SignatureError
+from app.http.auth.access import Caller
+from app.http.auth.sigv4 import Signatures
+from tests.http.auth.checking import CALLERS, check, code_of, who
+from tests.http.auth.sigv4 import (
+    HOST,
+    KEY_ID,
+    NOW,
+    PLAIN,
+    SECRET,
+    UNSIGNED,
+    Headers,
+    Request,
+    Scope,
+    Signer,
+    authorization,
+    with_header,
+)
+
+ANN: Final = Caller("ann", frozenset({"public", "ann"}))
+
+SIGNER: Final = Signer()
+
+
+@pytest.mark.parametrize(
+    ("request_", "signature"),
+    [
+        (
+            Request(path="/test.txt", headers=(HOST, ("range", "bytes=0-9"))),
+            "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+        ),
+        (
+            Request(
+                "PUT",
+                "/test%24file.text",
+                headers=(
+                    HOST,
+                    ("date", "Fri, 24 May 2013 00:00:00 GMT"),
+                    ("x-amz-storage-class", "REDUCED_REDUNDANCY"),
+                ),
+                payload="44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072",
+            ),
+            "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
+        ),
+        (
+            Request(path="/", query="lifecycle"),
+            "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+        ),
+        (
+            Request(path="/", query="max-keys=2&prefix=J"),
+            "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+        ),
+    ],
+)
+def test_examples_of_the_specification(request_: Request, signature: str) -> None:
+    """The signatures that Amazon publishes as examples are right, and are what tests sign."""
+    scope = SIGNER.signed(request_)
+
+    assert authorization(scope).endswith(signature)
+    assert who(scope) == "ann"
+
+
+def test_the_presigned_example_of_the_specification() -> None:
+    """So is that of a URL which is good for a day, and no longer."""
+    scope = SIGNER.presigned(Request(path="/test.txt"), 86400)
+
+    signature = b"aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    assert scope["query_string"].endswith(signature)
+    assert who(scope) == who(scope, at=NOW + 86400) == "ann"
+    assert code_of(scope, at=NOW + 86401) == "AccessDenied"
+
+
+def test_callers_keep_the_rules_that_name_them() -> None:
+    """What a signature shows is who has signed."""
+    signed = check(SIGNER.signed(PLAIN))
+
+    assert signed is not None
+    assert signed.caller == ANN
+    assert who(Signer("B0B", "another").signed(PLAIN)) == "bob"
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        PLAIN.scope(),
+        PLAIN.scope(("authorization", "Bearer AWS4")),
+        PLAIN.scope(("authorization", "")),
+        replace(PLAIN, query="prefix=X-Amz-Signature=1&list-type=2").scope(),
+    ],
+)
+def test_what_is_not_signed_is_somebody_elses_matter(scope: Scope) -> None:
+    """There is nothing to check where no signature of S3 is."""
+    assert check(scope) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/lab/a%20b", ""),
+        ("/lab/%C3%BC/%2B/%3D/%40branch.a%252Fb/c/0", ""),
+        ("/lab/a%2Fb", ""),
+        ("/lab/@branch.a%2Fb/(c)", ""),
+        ("/lab//a/../b/./", ""),
+        ("//lab", ""),
+        ("/lab", "list-type=2&prefix=a+b%2F*~&delimiter=/"),
+        ("/lab", "list-type=2&prefix=&delimiter=%2F&encoding-type=url"),
+        ("/lab/k", "uploads"),
+        ("/lab/k", "uploadId=a%3Db&partNumber=1"),
+        ("/lab", "b=2&a=1&b=1&a=%C3%BC&A=3&"),
+    ],
+)
+@pytest.mark.parametrize("sign", [SIGNER.signed, SIGNER.presigned])
+def test_paths_are_signed_as_they_are_sent(
+    path: str, query: str, sign: Callable[[Request], Scope]
+) -> None:
+    """And parameters by what they mean, however they are spelled."""
+    assert who(sign(Request(path=path, query=query))) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("sent", "other"),
+    [("/lab/a%20b", "/lab/a+b"), ("/lab/a%2Fb", "/lab/a/b"), ("/lab/b", "/lab/a/../b")],
+)
+def test_another_spelling_of_the_path_is_another_path(sent: str, other: str) -> None:
+    """Nothing is decoded or resolved before it is compared."""
+    scope = SIGNER.signed(Request(path=sent))
+
+    assert code_of({**scope, "raw_path": other.encode()}) == "SignatureDoesNotMatch"
+
+
+def test_spaces_in_headers_count_once() -> None:
+    """As the specification has it."""
+    scope = SIGNER.signed(replace(PLAIN, headers=(HOST, ("x-amz-meta-a", "a  b"))))
+
+    assert who(with_header(scope, "x-amz-meta-a", " a b ")) == "ann"
+
+
+def test_repeated_headers_are_signed_in_their_order() -> None:
+    """All values of one count."""
+    headers = (HOST, ("x-amz-meta-a", "1"), ("x-amz-meta-a", "2"))
+    scope = SIGNER.signed(replace(PLAIN, headers=headers))
+
+    assert who(scope) == "ann"
+    swapped = with_header(with_header(scope, "x-amz-meta-a", "2"), "x-amz-meta-b", None)
+    swapped["headers"].append((b"x-amz-meta-a", b"1"))
+    assert code_of(swapped) == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize("late_s", [-900, 0, 900])
+def test_clocks_may_differ_by_fifteen_minutes(late_s: int) -> None:
+    """Either way."""
+    assert who(SIGNER.signed(PLAIN), at=NOW + late_s) == "ann"
+
+
+@pytest.mark.parametrize("late_s", [-86400, -901, 901, 86400])
+def test_clocks_may_not_differ_by_more(late_s: int) -> None:
+    """So long can a request be replayed, and no longer."""
+    assert code_of(SIGNER.signed(PLAIN), at=NOW + late_s) == "RequestTimeTooSkewed"
+
+
+@pytest.mark.parametrize(
+    ("expires", "late_s", "is_good"),
+    [(1, 1, True), (1, 2, False), (1, -900, True), (1, -901, False), (604800, 604800, True)],
+)
+def test_presigned_urls_are_good_for_as_long_as_they_say(
+    expires: int, late_s: int, *, is_good: bool
+) -> None:
+    """From the time that they were signed at, whoever's clock is late."""
+    scope = SIGNER.presigned(PLAIN, expires)
+
+    if is_good:
+        assert who(scope, at=NOW + late_s) == "ann"
+    else:
+        assert code_of(scope, at=NOW + late_s) == "AccessDenied"
+
+
+@pytest.mark.parametrize("expires", ["0", "604801", "-1", "", "1.5", "9" * 50, "\u0663"])
+def test_presigned_urls_are_good_for_a_week_at_most(expires: str) -> None:
+    """And for some time at least."""
+    assert code_of(SIGNER.presigned(PLAIN, expires)) == "AuthorizationQueryParametersError"
+
+
+def test_nobody_signs_with_the_key_of_another() -> None:
+    """Nor with one that nobody has."""
+    assert code_of(Signer(secret="another").signed(PLAIN)) == "SignatureDoesNotMatch"
+    assert code_of(Signer("AKID").signed(PLAIN)) == "InvalidAccessKeyId"
+    assert code_of(Signer("", "").signed(PLAIN)) == "AuthorizationHeaderMalformed"
+
+
+def test_an_unknown_key_costs_what_a_known_one_costs() -> None:
+    """Its signature is computed too: only then is it refused."""
+    signatures = Signatures(CALLERS, clock=lambda: NOW)
+    with pytest.raises(SignatureError, match="access key id"):
+        signatures.check(Signer("AKID").signed(PLAIN))
+
+    assert signatures._derive_key.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("region", ["eu-central-1", "auto", "US", "x" * 64])
+def test_any_region_may_be_signed_for(region: str) -> None:
+    """There is but one here, whatever clients call it."""
+    assert who(Signer(region=region).signed(PLAIN)) == "ann"
+    assert who(Signer(region=region).presigned(PLAIN)) == "ann"
+
+
+@pytest.mark.parametrize("sign", [SIGNER.signed, SIGNER.presigned])
+def test_the_host_is_signed(sign: Callable[[Request], Scope]) -> None:
+    """What was signed for another service is not good here."""
+    other = sign(replace(PLAIN, headers=(("content-type", "a/b"),)))
+    other["headers"].append((b"host", b"examplebucket.s3.amazonaws.com"))
+
+    assert code_of(other) == "AccessDenied"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["", "A" * 64, "a" * 63, "STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD", "STREAMING-", "unsigned"],
+)
+def test_other_payloads_are_refused(payload: str) -> None:
+    """What could not be checked would not be."""
+    assert code_of(SIGNER.signed(replace(PLAIN, payload=payload))) == "InvalidArgument"
+
+
+def test_a_signed_header_says_what_the_body_is() -> None:
+    """One without it, as old versions of curl send, is refused with S3's name for that."""
+    scope = SIGNER.signed(PLAIN)
+    value = authorization(scope).replace("x-amz-content-sha256;", "")
+    without = with_header(scope, "x-amz-content-sha256", None)
+
+    assert code_of(with_header(without, "authorization", value)) == "MissingSecurityHeader"
+
+
+def test_a_presigned_url_says_only_that_its_body_is_not_signed() -> None:
+    """As Amazon's library for JavaScript lets it say; a digest there would not be compared."""
+    query = "X-Amz-Content-Sha256="
+
+    assert who(SIGNER.presigned(replace(PLAIN, query=query + UNSIGNED))) == "ann"
+    assert code_of(SIGNER.presigned(replace(PLAIN, query=query + "0" * 64))) == "InvalidArgument"
+
+
+@pytest.mark.parametrize("path", ["/lab/a#b", "/lab/a\tb", "/lab/\u00fc"])
+def test_paths_that_no_client_sends_are_refused(path: str) -> None:
+    """They would be signed as other paths."""
+    for signed in (path, path.partition("#")[0], path.replace("\t", "")):
+        scope = {**SIGNER.signed(Request(path=signed)), "raw_path": path.encode()}
+
+        assert code_of(scope) == "SignatureDoesNotMatch"
+
+
+def test_no_secret_is_shown() -> None:
+    """Neither of what was signed, nor of what it was signed with."""
+    request = replace(PLAIN, method="PUT", payload="STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
+    signed = check(SIGNER.signed(request))
+
+    shown = repr(signed)
+    assert "ann" in shown
+    assert SECRET not in shown
+    assert repr(SIGNER.key())[2:12] not in shown
+    assert "key" not in shown
+
+
+@pytest.mark.parametrize(
+    "signer",
+    [
+        Signer(service="s3-object-lambda"),
+        Signer(terminal="aws5_request"),
+        Signer(region=""),
+        Signer(region="x" * 65),
+        Signer(timestamp="2013-05-24T00:00:00Z"),
+        Signer(timestamp="20131324T000000Z"),
+        Signer(timestamp="20130524T0000\u0663\u0663Z"),
+    ],
+)
+def test_other_scopes_are_refused(signer: Signer) -> None:
+    """What is signed for something else is not good here."""
+    assert code_of(signer.signed(PLAIN)) == "AuthorizationHeaderMalformed"
+
+
+MALFORMED: Final[list[tuple[str, str]]] = [
+    (", Signature=", ", Signature=0"),
+    ("Signature=", "Signature=A"),
+    (", SignedHeaders=", ", SignedHeader="),
+    (", SignedHeaders=host;", ", SignedHeaders=host;host;"),
+    (", SignedHeaders=host;", ", SignedHeaders=Host;"),
+    (", SignedHeaders=host;x-amz-content-sha256", ", SignedHeaders=x-amz-content-sha256;host"),
+    ("Credential=", f"Credential={KEY_ID}, Credential="),
+    ("/aws4_request", ""),
+    ("/us-east-1", "/us\teast-1"),
+    (", ", " "),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), MALFORMED)
+def test_malformed_headers_are_refused(old: str, new: str) -> None:
+    """Each has one spelling, in which each part is once."""
+    scope = SIGNER.signed(PLAIN)
+    value = authorization(scope)
+    assert old in value
+
+    broken = with_header(scope, "authorization", value.replace(old, new, 1))
+    assert code_of(broken) == "AuthorizationHeaderMalformed"
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
+def test_the_parts_of_the_header_come_in_any_order(order: tuple[int, ...]) -> None:
+    """With or without spaces between them, as clients differ."""
+    scope = SIGNER.signed(PLAIN)
+    algorithm, _, rest = authorization(scope).partition(" ")
+    parts = rest.split(", ")
+    value = f"{algorithm} {','.join(parts[at] for at in order)}"
+
+    assert who(with_header(scope, "authorization", value)) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("scope", "what"),
+    [
+        (PLAIN.scope(("authorization", "AWS AKID:c2lnbmF0dXJl")), "AWS"),
+        (replace(PLAIN, query="AWSAccessKeyId=A&Signature=b&Expires=1").scope(), "Version 2"),
+        (PLAIN.scope(("authorization", "AWS4-ECDSA-P256-SHA256 Credential=A")), "ECDSA"),
+        (
+            replace(
+                PLAIN,
+                query="X-Amz-Algorithm=AWS4-ECDSA-P256-SHA256&X-Amz-Credential=A&X-Amz-Date=1"
+                "&X-Amz-Expires=1&X-Amz-SignedHeaders=host&X-Amz-Signature=a",
+            ).scope(),
+            "ECDSA",
+        ),
+        (PLAIN.scope(("authorization", "aws4-hmac-sha256 Credential=A")), "aws4"),
+    ],
+)
+def test_other_ways_to_sign_are_refused_by_their_name(scope: Scope, what: str) -> None:
+    """Older ones are weak, and newer ones not served."""
+    with pytest.raises(SignatureError, match=what) as refused:
+        check(scope)
+
+    assert refused.value.code == "InvalidRequest"
+
+
+@pytest.mark.parametrize("value", ["Bearer token", None])
+def test_a_request_is_signed_in_one_way(value: str | None) -> None:
+    """By its header or its query; nor does it show other credentials besides a signed query."""
+    scope = SIGNER.presigned(PLAIN)
+    value = value or authorization(SIGNER.signed(PLAIN))
+
+    assert code_of(with_header(scope, "authorization", value)) == "InvalidArgument"
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-amz-date", "x-amz-content-sha256", "host"])
+def test_what_signatures_build_on_is_not_repeated(name: str) -> None:
+    """Whoever reads the first would do something else than who reads the last."""
+    scope = SIGNER.signed(PLAIN)
+    value = dict(scope["headers"])[name.encode()]
+
+    repeated = {**scope, "headers": [*scope["headers"], (name.encode(), value)]}
+    assert code_of(repeated) == "AuthorizationHeaderMalformed"
+
+
+PARAMETERS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("spell", [str, str.lower])
+def test_nor_are_parameters(name: str, spell: Callable[[str], str]) -> None:
+    """In whatever case."""
+    scope = SIGNER.presigned(PLAIN)
+    query = scope["query_string"]
+
+    repeated = query + f"&{spell('X-Amz-' + name)}=1".encode()
+    assert code_of({**scope, "query_string": repeated}) == "AuthorizationQueryParametersError"
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nor_is_any_missing(name: str) -> None:
+    """All of them make a presigned URL."""
+    scope = SIGNER.presigned(PLAIN)
+    query = re.sub(rf"&?X-Amz-{name}=[^&]*".encode(), b"", scope["query_string"])
+
+    assert code_of({**scope, "query_string": query}) == "AuthorizationQueryParametersError"
+
+
+TEXT: Final = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="%#?"))
+
+SPELLED: Final = st.text(st.sampled_from("abc/-_.~@+=:!*'()")).map(lambda text: "/" + text)
+
+PAIRS: Final = st.lists(
+    st.tuples(st.sampled_from("abcde"), st.text("xyz19-_.~", max_size=5)), max_size=3
+)
+
+REQUESTS: Final = st.builds(
+    Request,
+    st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
+    SPELLED,
+    PAIRS.map(lambda pairs: "&".join(f"{k}={v}" for k, v in pairs)),
+    st.builds(lambda v: (HOST, ("content-type", "a/b"), ("x-amz-meta-a", v)), TEXT),
+)
+
+
+def _in_header(old: str, new: str) -> Callable[[Scope], Scope]:
+    def mutate(scope: Scope) -> Scope:
+        value = authorization(scope)
+        assert old in value
+        return with_header(scope, "authorization", value.replace(old, new, 1))
+
+    return mutate
+
+
+def _header(name: str, value: str | None) -> Callable[[Scope], Scope]:
+    return lambda scope: with_header(scope, name, value)
+
+
+def _flip(scope: Scope) -> Scope:
+    value = authorization(scope)
+    last = "0" if value[-1] != "0" else "1"
+    return with_header(scope, "authorization", value[:-1] + last)
+
+
+def _new(part: str, change: Callable[[Any], Any]) -> Callable[[Scope], Scope]:
+    return lambda scope: {**scope, part: change(scope[part])}
+
+
+MUTATIONS: Final[dict[str, Callable[[Scope], Scope]]] = {
+    "method": _new("method", lambda method: "PATCH" if method == "GET" else "GET"),
+    "longer path": _new("raw_path", lambda path: path + b"x"),
+    "shorter path": _new("raw_path", lambda path: path[:-1]),
+    "doubled slash": _new("raw_path", lambda path: b"/" + path),
+    "escaped": _new("raw_path", lambda path: path + b"%20"),
+    "more query": _new("query_string", lambda query: query + b"&z=1"),
+    "only a name": _new("query_string", lambda query: query + b"&acl"),
+    "longer value": _new("query_string", lambda query: query + b"0" if query else b"a=0"),
+    "host": _header("host", "evil.example"),
+    "signed header": _header("content-type", "a/c"),
+    "signed header gone": _header("content-type", None),
+    "header of amazon": _header("x-amz-meta-a", "\x7f"),
+    "header of amazon gone": _header("x-amz-meta-a", None),
+    "new header of amazon": _header("x-amz-meta-b", "1"),
+    "digest": _header("x-amz-content-sha256", "0" * 64),
+    "no digest": _header("x-amz-content-sha256", UNSIGNED),
+    "time": _header("x-amz-date", "20130524T000001Z"),
+    "day": _header("x-amz-date", "20130523T235959Z"),
+    "region": _in_header("us-east-1", "us-east-2"),
+    "key id": _in_header(KEY_ID, "B0B"),
+    "day of the key": _in_header("20130524", "20130525"),
+    "service": _in_header("/s3/", "/s4/"),
+    "one header less": _in_header("content-type;", ""),
+    "signature": _flip,
+    "second value": lambda scope: {
+        **scope,
+        "headers": [*scope["headers"], (b"content-type", b"a/b")],
+    },
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+@settings(max_examples=20)
+@given(REQUESTS)
+def test_no_part_of_a_request_can_be_changed(name: str, request_: Request) -> None:
+    """Whatever was signed, it is refused once any one part is another."""
+    scope = SIGNER.signed(request_)
+    changed = MUTATIONS[name](scope)
+
+    assert who(scope) == "ann"
+    assert changed != scope
+    code_of(changed)
+
+
+@given(REQUESTS, st.data())
+def test_no_letter_of_a_presigned_request_can_be_changed(
+    request_: Request, data: st.DataObject
+) -> None:
+    """Of the path and the query, its signature included."""
+    scope = SIGNER.presigned(request_)
+    part = data.draw(st.sampled_from(["raw_path", "query_string"]))
+    at = data.draw(st.integers(0, len(scope[part]) - 1))
+    old = scope[part][at : at + 1]
+    new = data.draw(st.sampled_from(b"q5").map(lambda code: bytes([code])).filter(old.__ne__))
+    changed = {**scope, part: scope[part][:at] + new + scope[part][at + 1 :]}
+
+    assert who(scope) == "ann"
+    code_of(changed)
+
+
+@given(REQUESTS, TEXT, TEXT)
+def test_headers_that_are_not_signed_may_change(request_: Request, old: str, new: str) -> None:
+    """Proxies add and change some."""
+    unsigned: Headers = [("range", old), ("user-agent", "any")]
+    scope = SIGNER.signed(request_, unsigned=unsigned)
+
+    assert who(scope) == "ann"
+    assert who(with_header(scope, "range", new)) == "ann"
+    assert who(with_header(scope, "user-agent", "\u00fc")) == "ann"

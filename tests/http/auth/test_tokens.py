@@ -1,0 +1,314 @@
+"""`app.http.auth.tokens`: signed tokens, and the route that makes them."""
+
+import re
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from fastapi import FastAPI, Request, Response
+from joserfc import jws
+from joserfc.errors import BadSignatureError
+from joserfc.jwk import OctKey
+
+from app.errors import ShardgateError, UnauthenticatedError
+from app.http.auth.access import NOBODY, Caller, Datasets
+from app.http.auth.oidc import Issuers
+from app.http.auth.tokens import TokenSigner, build_tokens, read_grant
+from app.http.body import RequestBodyReader
+from app.http.problems import problem, status_of
+from app.model import ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.containers import Containers
+from app.resolve.resolver import Dataset
+from app.settings import TokenSettings
+from tests.http.auth.issuing import forge, issuing, spell
+
+NOW = 1_000_000.0
+LONGEST_S = 7200
+
+SECRET = "a secret that all replicas share"
+
+
+def minter(secret: str = SECRET, now: float = NOW, longest_s: int = LONGEST_S) -> TokenSigner:
+    """Make a signer at a time that stands still."""
+    return TokenSigner(
+        TokenSettings.model_validate({"secret": secret, "longest_s": longest_s}), lambda: now
+    )
+
+
+async def refusal(minter: TokenSigner, token: str) -> str:
+    """Tell why *token* is refused."""
+    with pytest.raises(UnauthenticatedError) as caught:
+        await minter.identify(token)
+    return str(caught.value)
+
+
+async def test_a_token_lets_read_what_it_was_minted_for() -> None:
+    """On every replica that has the secret, and until it expires."""
+    minted = minter().sign("sso:ada", ["em", "lm"], 60)
+
+    known = await minter().identify(minted.token)
+
+    assert known is not None
+    assert known.caller.name == "sso:ada"
+    assert known.caller.grants == {"public", read_grant("em"), read_grant("lm")}
+    assert known.until_s == minted.expires_at_s == 1_000_060
+
+
+def test_a_token_is_short_and_fits_a_path() -> None:
+    """No character of it is written in another way there."""
+    token = minter().sign("sso:ada", ["em"], 60).token
+
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", token)
+    assert len(token) < 220
+
+
+@pytest.mark.parametrize("name", ['a"b', "ü", "a/b", "~em", "sso:ada\\"])
+async def test_any_name_is_kept(name: str) -> None:
+    """A token tells logs who minted it."""
+    known = await minter().identify(minter().sign(name, ["em"], 60).token)
+
+    assert known is not None
+    assert known.caller.name == name
+
+
+async def test_a_token_expires() -> None:
+    """At the second that was told."""
+    minted = minter().sign("ada", ["em"], 60)
+
+    assert await minter(now=1_000_059.9).identify(minted.token) is not None
+    assert "expired" in await refusal(minter(now=1_000_060), minted.token)
+
+
+async def test_another_secret_signs_nothing_here() -> None:
+    """Of a service that nobody told it to."""
+    minted = minter("the secret of somebody else, as long").sign("ada", ["em"], 60)
+
+    assert "not signed by this service" in await refusal(minter(), minted.token)
+
+
+async def test_a_secret_is_made_at_each_start() -> None:
+    """Two services that have none configured do not take the tokens of each other."""
+    token = TokenSigner(TokenSettings()).sign("ada", ["em"], 60).token
+
+    assert "not signed by this service" in await refusal(TokenSigner(TokenSettings()), token)
+
+
+def tampered(**changes: object) -> str:
+    """Change the claims of a good token."""
+    header, claims, signature = minter().sign("ada", ["em"], 60).token.split(".")
+    said = jwt.decode(f"{header}.{claims}.{signature}", options={"verify_signature": False})
+    return f"{header}.{spell({**said, **changes})}.{signature}"
+
+
+HEADER = {"alg": "HS256", "typ": "shardgate+jwt"}
+
+CLAIMS = {"iss": "shardgate", "sub": "ada", "exp": 2_000_000, "datasets": ["em"]}
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        tampered(datasets=["secret"]),
+        tampered(exp=2**40),
+        tampered(sub="root"),
+        forge({**HEADER, "alg": "none"}, CLAIMS),
+        forge({**HEADER, "alg": "None"}, CLAIMS),
+        forge(HEADER, CLAIMS),
+        forge(HEADER, CLAIMS, b""),
+        forge(HEADER, CLAIMS, SECRET.encode()),
+        f"{spell(HEADER)}..",
+    ],
+)
+async def test_a_forgery_is_refused(token: str) -> None:
+    """Nobody signs but who has the secret, and with nothing but it."""
+    said = await refusal(minter(), token)
+
+    assert not any(part and part in said for part in token.split("."))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "opaque",
+        "a.b.c",
+        forge({"alg": "HS256"}, CLAIMS),
+        forge({"typ": 5}, CLAIMS),
+        minter().sign("ada", ["em"], 60).token[:-1],
+        minter().sign("ada", ["em"], 60).token + ".x",
+    ],
+)
+async def test_what_is_not_of_ours_may_be_known_to_others(token: str) -> None:
+    """The type in the header says what is ours."""
+    assert await minter().identify(token) is None
+
+
+async def test_issuers_and_minters_do_not_take_each_others_tokens() -> None:
+    """Neither by a claim nor by a type, though each token is good."""
+    minted = TokenSigner(TokenSettings())
+    with issuing() as issuer:
+        ours = minted.sign("ada", ["em"], 60).token
+        theirs = issuer.sign({"datasets": ["em"]})
+        as_ours = issuer.sign({"datasets": ["em"]}, header={"typ": "shardgate+jwt"})
+        async with Issuers({"sso": issuer.settings}) as issuers:
+            assert await issuers.identify(ours) is None
+            assert await minted.identify(theirs) is None
+            assert "not signed by this service" in await refusal(minted, as_ours)
+            with pytest.raises(UnauthenticatedError, match="type"):
+                await issuers.identify(as_ours)
+
+
+def test_the_secret_is_not_the_key() -> None:
+    """A secret that is put to another use as well signs no token."""
+    token = minter().sign("ada", ["em"], 60).token
+
+    with pytest.raises(BadSignatureError):
+        jws.deserialize_compact(token, OctKey.import_key(SECRET))
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither what signs tokens nor a token that was made."""
+    made = minter()
+    minted = made.sign("ada", ["em"], 60)
+
+    assert SECRET not in repr(made)
+    assert minted.token not in repr(minted)
+
+
+ADA = Caller("ada", frozenset({"public", "ada"}))
+
+
+class Door:
+    """Tells who asks, as the door of the service does."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.caller = ADA
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Speak ASGI."""
+        await self.app({**scope, "caller": self.caller}, receive, send)
+
+
+def datasets() -> Datasets:
+    """Let Ada, and tokens for them, read two datasets."""
+    return Datasets(
+        {
+            name: Dataset(
+                name,
+                ObjectRef("memory://store", name),
+                Containers([]),
+                "auto",
+                b"",
+                readers=frozenset({"ada", read_grant(name)}),
+            )
+            for name in ("em", "lm")
+        }
+    )
+
+
+def door(longest_s: int = LONGEST_S) -> Door:
+    """Build the route behind a door."""
+    app = FastAPI()
+    documents = RequestBodyReader(ByteBudget(2**20, wait_s=1), timeout_s=1)
+    app.include_router(build_tokens(datasets(), minter(longest_s=longest_s), documents))
+
+    @app.exception_handler(ShardgateError)
+    async def on_error(_: Request, error: ShardgateError) -> Response:
+        return Response(problem(status_of(error), str(error))[1], status_of(error))
+
+    return Door(app)
+
+
+@pytest.fixture
+async def ada() -> AsyncGenerator[httpx.AsyncClient]:
+    """Let ada ask."""
+    async with asking(door()) as client:
+        yield client
+
+
+def asking(door: Door) -> httpx.AsyncClient:
+    """Open a client of the route."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://gateway")
+
+
+async def mint(client: httpx.AsyncClient, document: object) -> httpx.Response:
+    """Ask for a token."""
+    return await client.post("/api/tokens", json=document)
+
+
+async def test_a_token_is_minted_for_a_dataset(ada: httpx.AsyncClient) -> None:
+    """With the path that viewers take, and when it ends."""
+    answer = await mint(ada, {"dataset": "em", "expires_in_s": 60})
+
+    told = answer.json()
+    known = await minter().identify(told["token"])
+    assert answer.status_code == 201
+    assert answer.headers["cache-control"] == "no-store"
+    assert known is not None
+    assert known.caller == Caller("ada", frozenset({"public", read_grant("em")}))
+    assert datetime.fromisoformat(told["expires_at"]) == datetime.fromtimestamp(NOW + 60, UTC)
+    assert told["paths"] == {"em": f"/~{told['token']}/em/"}
+
+
+async def test_a_token_may_be_for_several_datasets(ada: httpx.AsyncClient) -> None:
+    """Each has its path."""
+    told = (await mint(ada, {"datasets": ["em", "lm", "em"]})).json()
+
+    assert told["paths"] == {name: f"/~{told['token']}/{name}/" for name in ("em", "lm")}
+
+
+@pytest.mark.parametrize(("longest_s", "lifetime_s"), [(LONGEST_S, 3600), (600, 600)])
+async def test_a_token_lives_an_hour(longest_s: int, lifetime_s: int) -> None:
+    """Or as long as it may, where that is less."""
+    async with asking(door(longest_s)) as client:
+        told = (await mint(client, {"dataset": "em"})).json()
+
+    assert datetime.fromisoformat(told["expires_at"]).timestamp() == NOW + lifetime_s
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"dataset": "em", "datasets": ["lm"]},
+        {"datasets": []},
+        {"datasets": ["em"] * 33},
+        {"datasets": "em"},
+        {"dataset": 5},
+        {"dataset": "em", "expires_in_s": LONGEST_S + 1},
+        {"dataset": "em", "expires_in_s": 10**30},
+        {"dataset": "em", "expires_in_s": 0},
+        {"dataset": "em", "expires_in_s": -5},
+        {"dataset": "em", "expires_in_s": True},
+        {"dataset": "em", "expires_in_s": 1.5},
+        {"dataset": "em", "expires_in_s": "60"},
+        {"dataset": "em", "write": True},
+        [],
+    ],
+)
+async def test_what_cannot_be_asked_for_is_refused(
+    ada: httpx.AsyncClient, document: object
+) -> None:
+    """Nothing is guessed."""
+    assert (await mint(ada, document)).status_code == 400
+
+
+async def test_the_longest_life_may_be_asked_for(ada: httpx.AsyncClient) -> None:
+    """The bound is within."""
+    assert (await mint(ada, {"dataset": "em", "expires_in_s": LONGEST_S})).status_code == 201
+
+
+@pytest.mark.parametrize("document", [{"dataset": "em"}, {"dataset": "none"}, {"x": 5}])
+async def test_nobody_mints(document: object) -> None:
+    """Nor learns which datasets there are."""
+    gate = door()
+    gate.caller = NOBODY
+    async with asking(gate) as client:
+        answer = await mint(client, document)
+
+    assert answer.status_code == 401

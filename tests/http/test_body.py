@@ -1,0 +1,347 @@
+"""`app.http.body`: bodies are bounded, in time, decoded and checked."""
+
+import asyncio
+import gzip
+import io
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
+
+from app.errors import (
+    BadBodyError,
+    BusyError,
+    DigestError,
+    LengthRequiredError,
+    SlowBodyError,
+    TooLargeError,
+    UnknownCodingError,
+)
+from app.http.body import (
+    ContentCoding,
+    IncomingBody,
+    check_digests,
+    decode_aws_chunked,
+    lingering_writer,
+    read_payload,
+)
+from app.http.disconnect import ClientGoneError
+from app.resolve.budget import ByteBudget, ByteReservation
+
+MIB = 1024**2
+
+
+class Client:
+    """Sends *pieces*, and tells how often it was asked to, and what was held then."""
+
+    def __init__(self, pieces: Sequence[bytes], budget: ByteBudget | None = None) -> None:
+        self._pieces = list(pieces)
+        self._budget = budget
+        self.asked: list[int] = []
+        self.heard: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        """Give the next piece."""
+        self.asked.append(self._budget.held_bytes if self._budget else 0)
+        if not self._pieces:
+            return {"type": "http.disconnect"}
+        piece = self._pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Hear a part of the answer."""
+        self.heard.append(message)
+
+
+def incoming(client: Client, length: int, *, timeout_s: float = 1) -> IncomingBody:
+    """Announce *length* bytes."""
+    given = {b"content-length": b"%d" % length}
+    return IncomingBody(client.receive, given, timeout_s=timeout_s)
+
+
+async def read(client: Client, length: int, budget: ByteBudget | None = None) -> bytes:
+    """Read a body of which *length* bytes are announced."""
+    held = ByteReservation(budget or ByteBudget(10 * MIB, wait_s=0.01))
+    try:
+        return await incoming(client, length).read(length, held)
+    finally:
+        await held.release()
+
+
+async def test_what_arrives_is_counted_as_it_does() -> None:
+    """Who announces much and sends little holds little."""
+    budget = ByteBudget(100 * MIB, wait_s=0.01)
+    client = Client([bytes(MIB)] * 4, budget)
+
+    assert len(await read(client, 4 * MIB, budget)) == 4 * MIB
+    assert client.asked == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
+    assert budget.held_bytes == 0
+
+
+async def test_nothing_is_read_for_which_there_is_no_room() -> None:
+    """The client is not even asked for the body."""
+    budget = ByteBudget(MIB, wait_s=0.01)
+    await budget.acquire(MIB)
+    client = Client([b"abc"])
+
+    with pytest.raises(BusyError):
+        await read(client, 3, budget)
+    assert client.asked == []
+
+
+@pytest.mark.parametrize("pieces", [[b"abcd"], [b"ab"], [b"abc", b"d"], [b"a", b"b"], [b""]])
+async def test_another_length_than_was_announced_is_refused(pieces: list[bytes]) -> None:
+    """More bytes, or fewer."""
+    with pytest.raises(BadBodyError):
+        await read(Client(pieces), 3)
+
+
+async def test_a_client_that_leaves_is_gone() -> None:
+    """What it has sent is no body."""
+    with pytest.raises(ClientGoneError):
+        await read(Client([]), 3)
+
+
+async def test_no_body_is_not_asked_for() -> None:
+    """It has arrived."""
+    client = Client([])
+
+    assert await read(client, 0) == b""
+    assert client.asked == []
+
+
+async def test_a_silence_is_not_waited_for() -> None:
+    """Longer than is said."""
+
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    body = IncomingBody(never, {b"content-length": b"3"}, timeout_s=0.02)
+    with pytest.raises(SlowBodyError):
+        await body.read(3, ByteReservation(ByteBudget(MIB, wait_s=1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({}, LengthRequiredError),
+        ({b"transfer-encoding": b"chunked"}, LengthRequiredError),
+        ({b"transfer-encoding": b"chunked", b"content-length": b"3"}, LengthRequiredError),
+        ({b"content-length": b"-3"}, LengthRequiredError),
+        ({b"content-length": b"3, 3"}, LengthRequiredError),
+        ({b"content-length": b"5"}, TooLargeError),
+    ],
+)
+def test_the_length_is_told_and_bounded(given: dict[bytes, bytes], error: type[Exception]) -> None:
+    """Before anything is read."""
+    with pytest.raises(error):
+        IncomingBody(None, given, timeout_s=1).length(4)
+
+
+@pytest.mark.parametrize("pieces", [[b"abc", b"de"], [b"abcd", b"ef"]])
+async def test_a_body_that_tells_where_it_ends_is_bounded(pieces: list[bytes]) -> None:
+    """Its length need not be announced."""
+    client = Client(pieces)
+    body = IncomingBody(client.receive, {b"transfer-encoding": b"chunked"}, timeout_s=1)
+    held = ByteReservation(ByteBudget(MIB, wait_s=1))
+    if sum(map(len, pieces)) > 5:
+        with pytest.raises(BadBodyError):
+            await body.read_framed(5, held)
+    else:
+        assert await body.read_framed(5, held) == b"abcde"
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_connection_with_an_unread_body_is_closed(is_read: bool) -> None:  # noqa: FBT001
+    """What still arrives is dropped first, or the answer could be lost."""
+    client = Client([b"abc"] * 3)
+    body = incoming(client, 9)
+    if is_read:
+        await body.read(9, ByteReservation(ByteBudget(MIB, wait_s=1)))
+    await lingering_writer(client.send, body)(HTTPStatus.OK, [], b"answer")
+    start, *rest = client.heard
+
+    assert ((b"connection", b"close") in start["headers"]) is not is_read
+    assert b"".join(each["body"] for each in rest) == b"answer"
+    assert len(client.asked) == 3
+    assert not rest[-1].get("more_body")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "signed", "coding"),
+    [
+        (None, None, (False, False)),
+        ("identity", None, (False, False)),
+        ("", None, (False, False)),
+        ("gzip", None, (True, False)),
+        ("X-GZip", None, (True, False)),
+        ("aws-chunked", None, (False, True)),
+        ("gzip,aws-chunked", None, (True, True)),
+        ("aws-chunked, gzip", None, (True, True)),
+        (None, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", (False, True)),
+        ("gzip", "STREAMING-UNSIGNED-PAYLOAD-TRAILER", (True, True)),
+        (None, "UNSIGNED-PAYLOAD", (False, False)),
+    ],
+)
+def test_codings(encoding: str | None, signed: str | None, coding: tuple[bool, bool]) -> None:
+    """A body is gzip or not, and framed or not."""
+    given = {b"content-encoding": encoding, b"x-amz-content-sha256": signed}
+    headers = {name: value.encode() for name, value in given.items() if value is not None}
+
+    assert ContentCoding.parse(headers) == coding
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"deflate", b"gzip, gzip", b"zstd, aws-chunked"])
+def test_other_codings_are_refused(encoding: bytes) -> None:
+    """What cannot be undone for whoever reads it is not stored."""
+    with pytest.raises(UnknownCodingError):
+        ContentCoding.parse({b"content-encoding": encoding})
+
+
+async def test_what_is_in_memory_twice_is_counted_twice() -> None:
+    """A body beside its frames, and gzip beside what it holds."""
+    body = gzip.compress(bytes(MIB))
+    framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    given = {
+        b"content-encoding": b"gzip, aws-chunked",
+        b"content-length": b"%d" % len(framed),
+        b"x-amz-decoded-content-length": b"%d" % len(body),
+    }
+    budget = NotingBudget(10 * MIB, wait_s=1)
+    arriving = incoming(Client([framed]), len(framed))
+    payload = await read_payload(arriving, given, ByteReservation(budget), most_nbytes=2 * MIB)
+
+    assert payload == (body, True)
+    assert budget.held == [len(framed), len(framed) + len(body), len(body) + MIB]
+
+
+class NotingBudget(ByteBudget):
+    """Notes what is held whenever that has grown."""
+
+    def __init__(self, max_bytes: int, *, wait_s: float) -> None:
+        super().__init__(max_bytes, wait_s=wait_s)
+        self.held: list[int] = []
+
+    async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
+        """Acquire, and note."""
+        await super().acquire(nbytes, held_nbytes=held_nbytes)
+        self.held.append(self.held_bytes)
+
+
+SIGNATURE = b";chunk-signature=" + b"a" * 64
+
+TRAILED = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "body", "trailers"),
+    [
+        (b"0\r\n\r\n", b"", {}),
+        (b"3\r\nabc\r\n0\r\n\r\n", b"abc", {}),
+        (b"3%b\r\nabc\r\n2%b\r\nde\r\n0%b\r\n\r\n" % ((SIGNATURE,) * 3), b"abcde", {}),
+        (b"00A\r\n0123456789\r\n0\r\n\r\n", b"0123456789", {}),
+        (b"4\r\n\r\n0\r\n"[:-3] + b"\r\n\r\n0\r\n\r\n", b"\r\n\r\n", {}),
+        (TRAILED, b"abc", {b"x-amz-checksum-crc32": b"NSRBwg=="}),
+        (b"0\r\nA:1\nB: 2 \n\r\n", b"", {b"a": b"1", b"b": b"2"}),
+    ],
+)
+def test_frames(data: bytes, body: bytes, trailers: dict[bytes, bytes]) -> None:
+    """Signed or not, with trailers or without, the body is what is between the frames."""
+    assert decode_aws_chunked(data, len(body)) == (body, trailers)
+
+
+def test_frames_of_botocore() -> None:
+    """What botocore sends over TLS is understood, whatever the size of its chunks."""
+    body = bytes(range(256)) * 100
+    for size in (1, 7, 1000, len(body)):
+        wrapper = AwsChunkedWrapper(
+            io.BytesIO(body), Crc32Checksum, "x-amz-checksum-crc32", chunk_size=size
+        )
+        decoded, trailers = decode_aws_chunked(wrapper.read(), len(body))
+
+        assert decoded == body
+        assert set(trailers) == {b"x-amz-checksum-crc32"}
+
+
+@pytest.mark.parametrize("length", range(len(TRAILED)))
+def test_no_part_of_a_body_passes_for_it(length: int) -> None:
+    """Wherever it is cut, it is refused."""
+    with pytest.raises(BadBodyError):
+        decode_aws_chunked(TRAILED[:length], 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"abc",
+        b"3\nabc\n0\n\n",
+        b"-3\r\nabc\r\n0\r\n\r\n",
+        b"0x3\r\nabc\r\n0\r\n\r\n",
+        b"2\r\nabc\r\n0\r\n\r\n",
+        b"4\r\nabc\r\n0\r\n\r\n",
+        b"3\r\nabcX\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n",
+        b"3" + b";" * 2000 + b"\r\nabc\r\n0\r\n\r\n",
+        b"2\r\nab\r\n0\r\n\r\n",
+        b"4\r\nabcd\r\n0\r\n\r\n",
+        b"ffffffffffff\r\nabc\r\n0\r\n\r\n",
+    ],
+)
+def test_malformed_frames_are_refused(data: bytes) -> None:
+    """Nor is more or less taken than was told."""
+    with pytest.raises(BadBodyError):
+        decode_aws_chunked(data, 3)
+
+
+BODY = b"123456789"
+
+TOLD = {  # of the catalogue of CRCs, and of OpenSSL
+    b"content-md5": b"JfnnlDI7RTiF9RgfG2JNCw==",
+    b"x-amz-checksum-crc32": b"y/Q5Jg==",
+    b"x-amz-checksum-crc32c": b"4waSgw==",
+    b"x-amz-checksum-sha1": b"98O8HYCOBHMq32eZZczDTKeuNEE=",
+    b"x-amz-checksum-sha256": b"FeKw08M4keuw8e9gnsQZQgwg4yDOlMZfvIwzEkSOsiU=",
+    b"x-amz-content-sha256": b"15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_told_is_checked(name: bytes) -> None:
+    """The right checksum passes, and no other body under it."""
+    told = {name: TOLD[name]}
+    check_digests(BODY, BODY, told)
+
+    with pytest.raises(DigestError, match=name.decode()):
+        check_digests(BODY + b"0", BODY + b"0", told)
+
+
+@pytest.mark.parametrize("value", [b"", b"y/Q5Jg", b"cbf43926", b"y/Q5Jg== x"])
+def test_only_the_one_spelling_is_right(value: bytes) -> None:
+    """Base64 with its padding."""
+    with pytest.raises(DigestError):
+        check_digests(BODY, BODY, {b"x-amz-checksum-crc32": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-amz-checksum-crc64nvme", b"AAAAAAAAAAA="),
+        (b"x-amz-checksum-of-the-future", b"x"),
+        (b"x-amz-content-sha256", b"UNSIGNED-PAYLOAD"),
+        (b"x-amz-content-sha256", b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"),
+    ],
+)
+def test_what_cannot_be_checked_is_not(name: bytes, value: bytes) -> None:
+    """Nor what is no checksum."""
+    check_digests(BODY, BODY, {name: value})
+
+
+def test_signatures_are_of_what_was_sent() -> None:
+    """The digest that is signed sums up the body with its frames, all others what is in them."""
+    signed, md5 = b"x-amz-content-sha256", b"content-md5"
+
+    check_digests(BODY, b"x", {signed: TOLD[signed]})
+    check_digests(b"x", BODY, {md5: TOLD[md5]})

@@ -1,0 +1,313 @@
+"""`app.http.conditions`: ranges, preconditions, and which comes first."""
+
+from email.utils import formatdate
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadHeaderError
+from app.http.conditions import (
+    Conditions,
+    Selection,
+    UnsatisfiableError,
+    accepts_gzip,
+    content_range,
+    parse_demand,
+    parse_range,
+    resolve_range,
+)
+from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("bytes=0-0", ByteRange(0, 1)),
+        ("bytes=8-99", ByteRange(8, 10)),
+        ("bytes=9-", ByteRange(9, 10)),
+        ("bytes=-3", ByteRange(7, 10)),
+        ("bytes=-99", ByteRange(0, 10)),
+        ("Bytes= 2-3 ", ByteRange(2, 4)),
+        ("bytes=0-999999999999999999", ByteRange(0, 10)),
+    ],
+)
+def test_resolves(header: str, expected: ByteRange) -> None:
+    """A range is clamped to the ten bytes there are."""
+    request = parse_range(header)
+
+    assert request is not None
+    assert resolve_range(request, 10) == expected
+
+
+@pytest.mark.parametrize("header", ["bytes=0-1,4-5", "bytes=0-,0-", "lines=1-2", "lines"])
+def test_asks_for_everything(header: str) -> None:
+    """Several ranges, and units that are not ours, are answered with the whole body."""
+    assert parse_range(header) is None
+
+
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-12", "bytes=-0"])
+def test_is_unsatisfiable(header: str) -> None:
+    """No byte of ten lies in the range."""
+    with pytest.raises(UnsatisfiableError):
+        resolve_range(parse_range(header) or ByteRange(0, 1), 10)
+
+
+def test_nothing_of_an_empty_entity_is_satisfiable() -> None:
+    """An empty entity has no last bytes."""
+    with pytest.raises(UnsatisfiableError):
+        resolve_range(parse_range("bytes=-5") or ByteRange(0, 1), 0)
+
+
+@pytest.mark.parametrize(
+    "header", ["bytes=", "bytes=-", "bytes=a-b", "bytes=5-2", "bytes", "bytes=+1-2", "bytes=٣-٤"]
+)
+def test_is_malformed(header: str) -> None:
+    """What is no range is a fault of the client."""
+    with pytest.raises(BadHeaderError):
+        parse_range(header)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 40))
+def test_agrees_with_slicing(first: int, last: int, length: int) -> None:
+    """An inclusive range takes what a slice of the body takes."""
+    body = bytes(range(length))
+    try:
+        part = resolve_range(parse_range(f"bytes={first}-{last}") or ByteRange(0, 0), length)
+    except (BadHeaderError, UnsatisfiableError):
+        assert not body[first : last + 1]
+    else:
+        assert body[part.start : part.stop] == body[first : last + 1]
+
+
+def test_content_range_is_inclusive() -> None:
+    """The last byte is named, not the one after it."""
+    assert content_range(ByteRange(2, 5), 9) == b"bytes 2-4/9"
+
+
+A, B = ETag('"a"'), ETag('"b"')
+
+
+@pytest.mark.parametrize(
+    ("if_match", "if_none_match", "fulfilled_by"),
+    [
+        ("*", None, {"a", "b", "ab"}),
+        ('"a"', None, {"a", "ab"}),
+        ('"x", "a"', None, {"a", "ab"}),
+        (' , "x" ,, "a",', None, {"a", "ab"}),
+        ("a", None, {"a", "ab"}),
+        ('W/"a"', None, set()),
+        (None, "*", {""}),
+        (None, '"a"', {"", "b"}),
+        (None, 'W/"a"', {"", "b"}),
+        (None, '"a","b"', {""}),
+        (None, "b", {"", "a"}),
+        ('"a"', '"b"', {"a"}),
+        ("*", "*", set()),
+    ],
+)
+def test_demands(if_match: str | None, if_none_match: str | None, fulfilled_by: set[str]) -> None:
+    """One of all names of the current version decides; where nothing is there are none."""
+    demand = parse_demand(if_match, if_none_match)
+    current = {"": (), "a": (A,), "b": (B,), "ab": (A, B)}
+
+    assert demand is not None
+    assert {name for name, tags in current.items() if demand(tags)} == fulfilled_by
+
+
+def test_no_header_is_no_demand() -> None:
+    """A plain PUT replaces whatever is there."""
+    assert parse_demand(None, None) is None
+
+
+@pytest.mark.parametrize("value", ["", '"a', 'a"', '"a" "b"', '*, "a"', '"a\n"', "a b"])
+def test_what_is_no_list_of_tags_is_refused(value: str) -> None:
+    """A condition that is not understood must not pass for one that holds."""
+    with pytest.raises(BadHeaderError):
+        parse_demand(value, None)
+    with pytest.raises(BadHeaderError):
+        parse_demand(None, value)
+
+
+ETAG = ETag('"v1"')
+
+WHOLE = ByteRange(0, 10)
+
+PART = ByteRange(2, 4)
+
+MODIFIED_S = 784111777
+
+
+def choose(method: str = "GET", **headers: str) -> Selection:
+    """Choose of ten bytes of the version v1."""
+    given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Conditions.parse(method, given).choose(ETAG, 10, MODIFIED_S)
+
+
+def at(after_s: int) -> str:
+    """Write the date *after_s* the entity was modified."""
+    return formatdate(MODIFIED_S + after_s, usegmt=True)
+
+
+DATE = at(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "status"),
+    [
+        *(("if_none_match", tag, 304) for tag in ('"v1"', 'W/"v1"', "*", ' "v1" ', "v1")),
+        *(("if_none_match", tags, 304) for tags in ('"v0", "v1"', '"v0",W/"v1"')),
+        *(("if_none_match", tag, 200) for tag in ('"v2"', "v2", '"v1', "", '"V1"')),
+        *(("if_match", tag, 412) for tag in ('"v2"', 'W/"v1"', "v2")),
+        *(("if_match", tag, 200) for tag in ('"v1"', "*", '"v0", "v1"', "v1")),
+    ],
+)
+def test_tags(name: str, header: str, status: int) -> None:
+    """If-None-Match compares weakly, If-Match strongly; icechunk leaves the quotes out."""
+    assert choose(**{name: header}).status == status
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"if_modified_since": DATE}, 304),
+        ({"if_modified_since": at(1)}, 304),
+        ({"if_modified_since": at(-1)}, 200),
+        ({"if_modified_since": "Sunday, 06-Nov-94 08:49:37 GMT"}, 304),
+        ({"if_modified_since": "Sun Nov  6 08:49:37 1994"}, 304),
+        ({"if_modified_since": "Sun, 06 Nov 1994 25:49:37 GMT"}, 200),
+        ({"if_modified_since": f"{at(1)}, {at(1)}"}, 200),
+        ({"if_modified_since": "tomorrow"}, 200),
+        ({"if_modified_since": DATE, "if_none_match": '"v2"'}, 200),
+        ({"if_modified_since": at(-1), "if_none_match": '"v1"'}, 304),
+        ({"if_unmodified_since": DATE}, 200),
+        ({"if_unmodified_since": at(-1)}, 412),
+        ({"if_unmodified_since": "yesterday"}, 200),
+        ({"if_unmodified_since": at(-1), "if_match": '"v1"'}, 200),
+        ({"if_unmodified_since": DATE, "if_match": '"v2"'}, 412),
+        ({"if_unmodified_since": at(-1), "if_modified_since": DATE}, 412),
+        ({"if_unmodified_since": DATE, "if_modified_since": DATE}, 304),
+        ({"if_match": '"v1"', "if_modified_since": DATE}, 304),
+    ],
+)
+def test_dates(method: str, headers: dict[str, str], status: int) -> None:
+    """Dates count to the second, where no tag says more; what is no date is ignored (§13)."""
+    assert choose(method, **headers).status == status
+
+
+@pytest.mark.parametrize("name", [b"if-modified-since", b"if-unmodified-since"])
+def test_dates_are_ignored_for_what_has_no_time(name: bytes) -> None:
+    """Nothing is known then of whether it was modified."""
+    conditions = Conditions.parse("GET", {name: DATE.encode()})
+
+    assert conditions.choose(ETAG, 10, None).status is HTTPStatus.OK
+    assert conditions.reading is None
+
+
+def test_if_match_goes_before_if_none_match() -> None:
+    """A failed precondition is told even where the client has the version."""
+    chosen = choose(if_match='"v2"', if_none_match='"v1"')
+
+    assert chosen.status is HTTPStatus.PRECONDITION_FAILED
+
+
+def test_not_modified_goes_before_range() -> None:
+    """A client that has the version gets no range of it."""
+    chosen = choose(if_none_match='"v1"', range="bytes=2-3")
+
+    assert chosen.status is HTTPStatus.NOT_MODIFIED
+
+
+def test_part() -> None:
+    """A range is what is read, and what is described."""
+    assert choose(range="bytes=2-3") == Selection(HTTPStatus.PARTIAL_CONTENT, PART, PART)
+
+
+@pytest.mark.parametrize(
+    ("tag", "status"), [('"v1"', 206), ('"v2"', 200), ('W/"v1"', 200), (DATE, 200)]
+)
+def test_if_range(tag: str, status: int) -> None:
+    """The range counts only for the version the client has; a date does not name one strongly."""
+    assert choose(if_range=tag, range="bytes=2-3").status == status
+
+
+def test_head_describes_everything_and_reads_nothing() -> None:
+    """Range means something for GET only (RFC 9110 §14.2)."""
+    assert choose("HEAD", range="bytes=2-3") == Selection(HTTPStatus.OK, WHOLE, None)
+
+
+def test_head_is_conditional() -> None:
+    """HEAD can be answered with 304."""
+    assert choose("HEAD", if_none_match='"v1"').status is HTTPStatus.NOT_MODIFIED
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, EVERYTHING),
+        ({b"range": b"bytes=2-3"}, PART),
+        ({b"range": b"bytes=-3"}, SuffixRange(3)),
+        ({b"range": b"bytes=0-1,3-4"}, EVERYTHING),
+        ({b"range": b"bytes=-0"}, None),
+        ({b"range": b"bytes=2-3", b"if-range": b'"v1"'}, None),
+        ({b"if-none-match": b'"v1"'}, None),
+        ({b"if-match": b'"v1"'}, None),
+    ],
+)
+def test_reading_is_certain_only_without_conditions(
+    headers: dict[bytes, bytes], expected: object
+) -> None:
+    """What will be read in any case is known only where no condition can change it."""
+    assert Conditions.parse("GET", headers).reading == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "gzip", "GZIP", "x-gzip", "*", "gzip, deflate, br", "br,gzip", "gzip;q=1", "gzip;q=0.001",
+        "gzip ; q=0.5", "deflate;q=0, gzip", "identity;q=0, *", "*;q=0, gzip",
+        "identity, gzip;q=0.5",
+        "br;q=0,*;q=0.1", "deflate, gzip, br, zstd", "gzip;level=1",
+    ],
+)  # fmt: skip
+def test_gzip_is_accepted(header: str) -> None:
+    """By its name, its old name, or as any coding, with a weight above zero (RFC 9110 §12.5.3)."""
+    assert accepts_gzip(header.encode())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None, "", "identity", "br", "deflate, br, zstd", "gzip;q=0", "gzip;q=0.000", "GZIP; Q=0",
+        "gzip ; q=0 ", "*;q=0", "gzip;q=0, *", "*, gzip;q=0", "gzipped", "bgzip", "gz", ";q=1", ",",
+        "identity;q=1, *;q=0", "br;q=1, *;q=0.0",
+    ],
+)  # fmt: skip
+def test_gzip_is_not_accepted(header: str | None) -> None:
+    """Not named, or refused by its name or as the rest; silence is no wish for it."""
+    assert not accepts_gzip(None if header is None else header.encode())
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "takes_gzip"),
+    [
+        ("GET", {}, True),
+        ("GET", {b"if-none-match": b'"v1"', b"if-match": b"*"}, True),
+        ("GET", {b"if-range": b'"v1"'}, True),
+        ("GET", {b"range": b"bytes=0-"}, False),
+        ("GET", {b"range": b"bytes=0-1,3-4"}, False),
+        ("GET", {b"range": b"lines=1-2"}, False),
+        ("HEAD", {}, False),
+        ("HEAD", {b"range": b"bytes=0-"}, False),
+    ],
+)
+def test_a_body_comes_as_gzip_only_if_all_of_it_is_asked_for(
+    method: str, headers: dict[bytes, bytes], *, takes_gzip: bool
+) -> None:
+    """Not for HEAD, nor with a Range, be it one that is then ignored."""
+    plain = Conditions.parse(method, headers)
+    accepting = Conditions.parse(method, {**headers, b"accept-encoding": b"br, gzip"})
+
+    assert (plain.takes_gzip, accepting.takes_gzip) == (False, takes_gzip)

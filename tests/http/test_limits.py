@@ -1,0 +1,228 @@
+"""`app.http.limits`: too many requests, and too long waits, are refused at once."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_network
+from threading import Event, Semaphore
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.http.limits import client_of, peer_of
+from app.model import ByteRequest, Condition, ETag, ObjectRef
+from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
+from app.storage.contract import Found, Listed, NotModified
+from app.storage.memory import MemoryStore
+from tests.serving import serving
+
+ORIGIN = {"origin": "https://a.example"}
+
+LONG_S = 20
+
+
+class Gated(MemoryStore):
+    """Gives no object called ``slow`` before its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = Semaphore(0)
+        self.gate = Event()
+        for name in ("slow", "fast"):
+            self.place(ObjectRef("memory://any", name), name.encode())
+
+    async def get(
+        self,
+        ref: ObjectRef,
+        request: ByteRequest | None = None,
+        *,
+        if_match: Condition | None = None,
+        if_none_match: ETag | None = None,
+    ) -> Found | NotModified | None:
+        """Read."""
+        if ref.key.startswith("slow"):
+            self.asked.release()
+            await self._opened()
+        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List."""
+        await self._opened()
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+    async def _opened(self) -> None:
+        while not self.gate.is_set():  # noqa: ASYNC110 - it is opened by another thread
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class Service:
+    """The service, and a pool of threads for those who wait."""
+
+    client: httpx.Client
+    store: Gated
+    pool: ThreadPoolExecutor
+
+    def wait(self, number: int, path: str = "/any/slow") -> list[Future[httpx.Response]]:
+        """Let so many requests wait for the store."""
+        waiting = [self.pool.submit(self.client.get, f"{path}{n}") for n in range(number)]
+        for _ in waiting:
+            assert self.store.asked.acquire(timeout=LONG_S)
+        return waiting
+
+
+@contextmanager
+def service(server: ServerSettings | None = None, **limits: Any) -> Generator[Service]:
+    """Serve a store that waits."""
+    store = Gated()
+    settings = Settings(
+        server=server or ServerSettings(cors_origins=("https://a.example",)),
+        limits=LimitSettings(**limits),
+        datasets={"any": DatasetSettings(url="memory://any", writable=True, view="raw")},
+    )
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(settings, wrap=lambda _: store))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=LONG_S))
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        stack.callback(store.gate.set)
+        yield Service(client, store, pool)
+
+
+def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
+    """With when to come back, and so that pages can read it; what is ours answers still."""
+    with service(requests=2) as served:
+        served.client.get("/any/fast")
+        waiting = served.wait(1) + served.wait(1, "/any/slow?v=")
+        answers = [
+            served.client.get("/any/other", headers=ORIGIN),
+            served.client.get("/any/other?v=1", headers=ORIGIN),
+            served.client.get("/api/datasets", headers=ORIGIN),
+            served.client.put("/any/k", content=b"x", headers=ORIGIN),
+        ]
+        alive = [served.client.get(path).status_code for path in ("/healthz", "/metrics")]
+        at_hand = served.client.get("/any/fast")
+        preflight = served.client.options("/any/slow")
+        served.store.gate.set()
+
+        for answer in answers:
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
+            assert "too many concurrent requests (limit 2)" in answer.json()["detail"]
+        assert alive == [200, 200]
+        assert at_hand.content == b"fast"
+        assert preflight.is_success
+        assert [each.result().status_code for each in waiting] == [404, 200]
+        assert served.client.get("/any/other").status_code == 404
+
+
+def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
+    """Who waits to be asked for it is not."""
+    head = (
+        b"PUT /any/k HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with service(requests=1) as served:
+        served.wait(1)
+        where = urlsplit(str(served.client.base_url))
+        with socket.create_connection((where.hostname, where.port or 0), LONG_S) as connection:
+            connection.sendall(head)
+
+            assert connection.recv(65536).startswith(b"HTTP/1.1 503 ")
+
+
+def test_each_client_has_a_bound_of_its_own() -> None:
+    """Whoever the proxies that are trusted say that it is."""
+    proxies = ServerSettings(trusted_proxies=("127.0.0.0/8", "10.0.0.0/8"))
+    with service(proxies, client_requests=1) as served:
+
+        def ask(forwarded: str | None) -> httpx.Response:
+            headers = {} if forwarded is None else {"x-forwarded-for": forwarded}
+            return served.client.get("/any/other", headers=headers)
+
+        headers = {"x-forwarded-for": "9.9.9.9, 192.0.2.1, 10.0.0.7"}
+        waiting = served.pool.submit(served.client.get, "/any/slow", headers=headers)
+        assert served.store.asked.acquire(timeout=LONG_S)
+        refused = [ask("192.0.2.1"), ask("9.9.9.9, 192.0.2.1"), ask("192.0.2.1,10.2.0.1")]
+        served_ones = [ask(None), ask("9.9.9.9"), ask("192.0.2.2"), ask("192.0.2.1, 192.0.2.3")]
+        served.store.gate.set()
+
+        assert [answer.status_code for answer in refused] == [429] * 3
+        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+        assert [answer.status_code for answer in served_ones] == [404] * 4
+        assert waiting.result().content == b"slow"
+        assert ask("192.0.2.1").status_code == 404
+
+
+def test_nobody_is_believed_who_is_no_proxy() -> None:
+    """A client that names others counts as itself."""
+    with service(client_requests=1) as served:
+        served.wait(1)
+        answer = served.client.get("/any/other", headers={"x-forwarded-for": "192.0.2.1"})
+
+    assert answer.status_code == 429
+
+
+@pytest.mark.parametrize("path", ["/any/slow", "/any/slow?v=1", "/any?list-type=2"])
+def test_who_waits_too_long_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the answer waits for; what was done for it ends."""
+    monkeypatch.setattr("app.http.limits._SWEEP_S", 0.02)
+    with service(answer_s=0.1) as served:
+        answer = served.client.get(path, headers=ORIGIN)
+
+        assert answer.status_code == 504
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
+        served.store.gate.set()
+        assert served.client.get("/any/slow").content == b"slow"
+
+
+PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("192.0.2.1", None, "192.0.2.1"),
+        ("192.0.2.1", "9.9.9.9", "192.0.2.1"),
+        ("10.0.0.1", None, "10.0.0.1"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "192.0.2.1", "192.0.2.1"),
+        ("10.0.0.1", "9.9.9.9, 192.0.2.1", "192.0.2.1"),
+        ("10.0.0.1", "9.9.9.9,192.0.2.1 , 10.0.0.2,", "192.0.2.1"),
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
+        ("::ffff:10.0.0.1", "192.0.2.1", "192.0.2.1"),
+        ("10.0.0.1", "9.9.9.9, nobody", "10.0.0.1"),
+        ("fd00::1", "2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:1", None, "2001:db8::/64"),
+        ("::ffff:192.0.2.1", None, "192.0.2.1"),
+    ],
+)
+def test_the_last_that_is_no_proxy_is_the_client(
+    peer: str, forwarded: str | None, client: str
+) -> None:
+    """Each proxy adds who connects to it; what stands before anybody can write."""
+    given = {} if forwarded is None else {b"x-forwarded-for": forwarded.encode()}
+
+    assert client_of(peer, given, PROXIES) == client
+
+
+@pytest.mark.parametrize("told", ["", "unknown", 'a","caller":"ana', 'fe80::1%"', "1.2.3"])
+def test_what_is_no_address_names_nobody(told: str) -> None:
+    """Logs name the client, and a client could tell anything."""
+    proxies = [ip_network("10.0.0.0/8")]
+
+    assert client_of("10.0.0.1", {b"x-forwarded-for": told.encode()}, proxies) == "10.0.0.1"
+
+
+def test_a_connection_has_an_address_or_none() -> None:
+    """Sockets in the file system have none."""
+    assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
+    assert peer_of(None) == b""

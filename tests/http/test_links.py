@@ -1,0 +1,118 @@
+"""`app.http.links`: the files of Neuroglancer, as the service serves them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.http.links import VIEWER
+from app.http.responses import csp_digest
+from app.settings import Settings
+from tests.pages import parse
+from tests.serving import serving
+
+
+@pytest.fixture(scope="module")
+def client() -> Generator[httpx.Client]:
+    """Serve nothing but the viewer."""
+    with serving(Settings()) as url, httpx.Client(base_url=url, timeout=20) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(client: httpx.Client) -> httpx.Response:
+    """Open its page."""
+    return client.get(f"/{VIEWER}")
+
+
+def names(page: httpx.Response) -> list[str]:
+    """Name the files that the page loads."""
+    return re.findall(r'(?:src|href)="([^"]+)"', page.text)
+
+
+@pytest.mark.parametrize("path", ["/viewer", "/viewer/", f"/{VIEWER}".rstrip("/")])
+def test_short_names_lead_to_the_page(client: httpx.Client, path: str) -> None:
+    """A browser keeps what follows ``#``."""
+    answer = client.get(path)
+
+    assert answer.status_code == 307
+    assert urlsplit(answer.headers["location"]).path == f"/{VIEWER}"
+
+
+def test_the_page_runs_scripts_of_its_own_only(page: httpx.Response) -> None:
+    """Those that lie beside it, and the one that it begins with."""
+    policy = page.headers["content-security-policy"]
+    first = next(parse(page.text).iter("script"))
+
+    assert first.text
+    assert "EventSource" in first.text
+    assert f"script-src 'self' '{csp_digest(first.text)}' 'wasm-unsafe-eval' blob:;" in policy
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert page.headers["cache-control"] == "no-cache"
+
+
+def test_all_files_of_the_page_are_there_for_good(
+    client: httpx.Client, page: httpx.Response
+) -> None:
+    """They have their types, an ETag, and names that change with what is in them."""
+    types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+    for name in names(page):
+        answer = client.get(f"/{VIEWER}{name}")
+        headers = answer.headers
+
+        assert answer.status_code == 200
+        assert headers["content-type"] == types[name.rpartition(".")[2]]
+        assert headers["cache-control"] == "public, max-age=31536000, immutable"
+        again = client.get(f"/{VIEWER}{name}", headers={"if-none-match": headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+def test_what_is_no_file_is_absent(client: httpx.Client) -> None:
+    """As everywhere."""
+    answer = client.get(f"/{VIEWER}nothing.js")
+
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../__init__.py",
+        "../../__init__.py",
+        "%2e%2e/__init__.py",
+        "..%2f..%2f__init__.py",
+        "....//__init__.py",
+        "..%5c__init__.py",
+        "%00",
+        "//etc/passwd",
+        "%2fetc%2fpasswd",
+    ],
+)
+def test_nothing_else_is_given_away(client: httpx.Client, path: str) -> None:
+    """No path leads out of the folder."""
+    connection = HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=10)
+    connection.request("GET", f"/{VIEWER}{path}")
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+
+    assert answer.status in {400, 404}
+    assert b"import" not in body
+    assert b"root:" not in body
+
+
+def test_the_package_is_never_imported() -> None:
+    """It would bring a web server and much more into memory."""
+    code = (
+        "import sys; from app.main import create_app; from app.settings import Settings;"
+        "create_app(Settings()); print('neuroglancer' in sys.modules, 'tornado' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,158 @@
+"""`app.http.read`: pages of links, damaged shards, and objects uploaded as gzip."""
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urljoin
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ByteSize
+
+from app.formats.listing import Name
+from app.http.paths import split_target
+from app.http.read import MOST_LINKS, listing_page
+from app.http.responses import content_type
+from app.settings import CacheSettings, DatasetSettings, Settings
+from tests.formats.zarr.building import build, chunk_bytes
+from tests.serving import serving
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
+
+
+@given(NAMES.filter(lambda name: name not in {".", ".."}), st.booleans())
+def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # noqa: FBT001
+    """Whatever a name has in it, the link resolves to it, and nothing of it becomes markup."""
+    slash = "/" * is_prefix
+    listed = Name(f"{name}{slash}", None if is_prefix else 3)
+    page = listing_page("/em/", [listed]).decode()
+    (link,) = re.findall(r'<a href="([^"]*)">', page)
+
+    assert unquote(urljoin("http://host/em/", link)) == f"http://host/em/{name}{slash}"
+    assert page.count("<") == 17
+
+
+@pytest.mark.parametrize("name", ["@branch.a%2Fb", "@tag.100%25", '@tag.é "<%0A', "@branch."])
+def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
+    """A link to a ref leads to the key that it has in the listing."""
+    page = listing_page("/em/", [Name(f"{name}/")]).decode()
+    (link,) = re.findall(r'<a href="([^"]*)">', page)
+    path = urljoin("http://host/em/", link).removeprefix("http://host")
+
+    assert split_target(path.encode()) == ("em", f"{name}/")
+    assert page.count("<") == 17
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("a/zarr.json", b"application/json"),
+        ("a/.zattrs", b"application/json"),
+        ("c/0/0", b"application/octet-stream"),
+        ("page.html", b"application/octet-stream"),
+        ("picture.svg", b"application/octet-stream"),
+        ("info", b"application/json"),
+        ("vol/mesh/info", b"application/json"),
+        ("vol/information", b"application/octet-stream"),
+        ("a.json/7", b"application/octet-stream"),
+        ("notes.txt", b"text/plain; charset=utf-8"),
+    ],
+)
+def test_content_type(key: str, expected: bytes) -> None:
+    """Metadata is JSON, and nothing is offered for a browser to run."""
+    assert content_type(key) == expected
+
+
+def test_a_page_has_an_end() -> None:
+    """Who wants more names than it has room for is told where they are."""
+    page = listing_page("/em/c/", [Name(str(n)) for n in range(MOST_LINKS + 1)])
+
+    assert page.count(b"<a href") == MOST_LINKS
+    assert b"list-type=2" in page
+    assert b"list-type=2" not in listing_page("/em/c/", [Name("0")])
+
+
+CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}
+
+"""All of one shard."""
+
+NEW: Final = chunk_bytes(9)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """Store an array whose one shard has a bit of its last chunk changed."""
+    for key, data in build(CHUNKS, trailer=True).items():
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(data)
+    path = tmp_path / "c/0/0"
+    data = path.read_bytes()
+    at = data.index(CHUNKS["c/1/1"])
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    return path
+
+
+@pytest.fixture
+def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
+    """Serve it."""
+    datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
+    with serving(Settings(datasets=datasets)) as url, httpx.Client(base_url=url) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("body", [NEW, None])
+def test_damage_is_told_and_not_blessed(
+    client: httpx.Client, shard: Path, body: bytes | None
+) -> None:
+    """With a checksum made anew nobody would ever notice it."""
+    before = shard.read_bytes()
+    answer = client.request("PUT" if body else "DELETE", "/em/c/0/0", content=body)
+
+    assert answer.status_code == 502
+    assert f"{shard.as_uri()}: the checksum at the end of [0, " in answer.json()["detail"]
+    assert shard.read_bytes() == before
+    assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+
+
+def test_a_damaged_shard_can_be_taken_away(client: httpx.Client, shard: Path) -> None:
+    """As a whole, and be written anew."""
+    assert client.delete("/em?prefix=c/").json() == {"deleted": 4}
+    assert not shard.exists()
+    assert client.put("/em/c/0/0", content=NEW).is_success
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/em/c/0/0"),
+        ("HEAD", "/em/c/0/0"),
+        ("PUT", "/em/c/0/1"),
+        ("DELETE", "/em/c/0/0"),
+        ("DELETE", "/em?prefix=c/"),
+        ("POST", "/em/c/0/1?uploads"),
+        ("GET", "/em?list-type=2&prefix=c/"),
+        ("GET", "/em/c/"),
+        ("GET", "/em/zarr.json"),
+    ],
+)
+def test_while_metadata_are_missing_chunks_are_not_served(
+    tmp_path: Path, shard: Path, method: str, path: str
+) -> None:
+    """A client is told to come back, and no shard is taken for a chunk, whatever is in memory."""
+    datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
+    settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
+    before = shard.read_bytes()
+    with serving(settings) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+        (tmp_path / "zarr.json").rename(tmp_path / "aside")
+        for _ in range(2):
+            answer = client.request(method, path, content=NEW if method == "PUT" else None)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert method == "HEAD" or "zarr.json: was there before" in answer.text
+        (tmp_path / "aside").rename(tmp_path / "zarr.json")
+        assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
+    assert shard.read_bytes() == before
+    assert [each.name for each in shard.parent.iterdir()] == ["0"]

@@ -1,0 +1,293 @@
+"""`app.http.s3`: requests of S3 clients, and its XML."""
+
+# ruff: noqa: S314  what is parsed here we wrote
+
+from http import HTTPStatus
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from app.errors import BadBodyError, BadKeyError, DigestError, UnknownDatasetError, UnsupportedError
+from app.http.problems import STATUS
+from app.http.s3 import (
+    bucket_list,
+    deleted,
+    error_code,
+    error_document,
+    lists_objects,
+    parameter_names,
+    parse_deletion,
+    speaks_s3,
+    unserved_operation,
+    upload_step,
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "is_s3"),
+    [
+        ({}, b"", False),
+        ({b"authorization": b"AWS4-HMAC-SHA256 Credential=a"}, b"", True),
+        ({b"authorization": b"AWS key:signature"}, b"", True),
+        ({b"authorization": b"Bearer AWS4-HMAC-SHA256"}, b"", False),
+        ({b"amz-sdk-invocation-id": b"1"}, b"", True),
+        ({}, b"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=0", True),
+        ({}, b"x-amz-signature=0", True),
+        ({}, b"a=1&x-id=GetObject", True),
+        ({}, b"list-type=2", True),
+        ({}, b"a=list-type=2", False),
+    ],
+)
+def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
+    """Who signs, in a header or in the query, and who asks as only S3 clients do."""
+    assert speaks_s3(headers, query) is is_s3
+
+
+@pytest.mark.parametrize(
+    ("method", "of_key", "query", "operation"),
+    [
+        ("PUT", True, b"", None),
+        ("PUT", True, b"x-id=PutObject", None),
+        ("PUT", True, b"acl", "PutObjectAcl"),
+        ("PUT", True, b"%61cl", "PutObjectAcl"),
+        ("PUT", True, b"tagging", "PutObjectTagging"),
+        ("PUT", True, b"legal-hold", "PutObjectLegalHold"),
+        ("PUT", True, b"partNumber=1", "PutObjectPartNumber"),
+        ("PUT", True, b"partNumber=1&uploadId=u", None),
+        ("PUT", True, b"partNumber=1&uploadId=u&acl", "PutObjectAcl"),
+        ("PUT", False, b"partNumber=1&uploadId=u", "UploadPart"),
+        ("POST", True, b"uploads", None),
+        ("POST", True, b"uploads=", None),
+        ("POST", False, b"uploads", "CreateMultipartUpload"),
+        ("POST", True, b"uploadId=u", None),
+        ("DELETE", True, b"uploadId=u", None),
+        ("GET", True, b"uploadId=u", "ListParts"),
+        ("GET", True, b"tagging", None),
+        ("GET", False, b"tagging", "GetBucketTagging"),
+        ("DELETE", True, b"versionId=v", "DeleteObjectVersionId"),
+        ("GET", False, b"location", None),
+        ("GET", False, b"versioning", None),
+        ("PUT", False, b"versioning", "PutBucketVersioning"),
+        ("GET", True, b"versioning", "GetObjectVersioning"),
+        ("GET", False, b"versions", "ListObjectVersions"),
+        ("GET", False, b"uploads", "ListMultipartUploads"),
+        ("GET", False, b"policy", "GetBucketPolicy"),
+        ("POST", False, b"delete", None),
+        ("GET", False, b"list-type=2&prefix=acl", None),
+    ],
+)
+def test_operations(method: str, of_key: bool, query: bytes, operation: str | None) -> None:  # noqa: FBT001
+    """What S3 does about a part of a bucket or object is named, and taken for nothing else."""
+    assert unserved_operation(method, parameter_names(query), {}, of_key=of_key) == operation
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"x-amz-write-offset-bytes",
+        b"x-amz-server-side-encryption-customer-algorithm",
+        b"x-amz-object-lock-mode",
+        b"if-unmodified-since",
+        b"x-amz-if-match-size",
+        b"x-amz-tagging",
+        b"x-amz-acl",
+        b"x-amz-grant-read",
+    ],
+)
+def test_headers_that_make_another_operation(header: bytes) -> None:
+    """A part of an object is no PUT of all, and a condition is heeded or refused."""
+    assert unserved_operation("PUT", frozenset(), {header: b"x"}, of_key=True) is not None
+    assert unserved_operation("GET", frozenset(), {header: b"x"}, of_key=True) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "step"),
+    [
+        ("POST", b"uploads", "CreateMultipartUpload"),
+        ("POST", b"uploads=&x-id=CreateMultipartUpload", "CreateMultipartUpload"),
+        ("PUT", b"partNumber=1&uploadId=u", "UploadPart"),
+        ("POST", b"uploadId=u", "CompleteMultipartUpload"),
+        ("DELETE", b"uploadId=u", "AbortMultipartUpload"),
+        ("GET", b"uploadId=u", None),
+        ("PUT", b"partNumber=1", None),
+        ("PUT", b"uploads", None),
+        ("POST", b"", None),
+    ],
+)
+def test_steps_of_uploads(method: str, query: bytes, step: str | None) -> None:
+    """They are served, of keys."""
+    assert upload_step(method, parameter_names(query)) == step
+
+
+@pytest.mark.parametrize("acl", [b"private", b"bucket-owner-full-control"])
+def test_access_lists_that_let_nobody_in_are_accepted(acl: bytes) -> None:
+    """Clients such as rclone 1.60 send one with each object."""
+    assert unserved_operation("PUT", frozenset(), {b"x-amz-acl": acl}, of_key=True) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "is_s3", "is_listing"),
+    [
+        ("GET", b"", True, True),
+        ("GET", b"", False, False),
+        ("HEAD", b"", True, False),
+        ("GET", b"location", True, False),
+        ("GET", b"delimiter=%2F&prefix=", False, True),
+        ("GET", b"list-type=2", False, True),
+    ],
+)
+def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
+    """Any GET of a bucket that asks for nothing else; of unsigned clients one with parameters."""
+    assert lists_objects(method, parameter_names(query), is_s3=is_s3) is is_listing
+
+
+NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+
+
+def test_every_status_of_an_error_has_a_code() -> None:
+    """Only what is our own fault, or the store's, is an internal error."""
+    internal = {status for status in STATUS.values() if error_code(status) == "InternalError"}
+
+    assert internal == {
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "NoSuchKey"), (412, "PreconditionFailed"), (411, "MissingContentLength"),
+     (413, "EntityTooLarge"), (403, "AccessDenied"), (503, "SlowDown"), (405, "MethodNotAllowed"),
+     (408, "RequestTimeout"), (416, "InvalidRange"), (501, "NotImplemented")],
+)  # fmt: skip
+def test_codes_are_those_of_s3(status: int, code: str) -> None:
+    """Clients act on the code."""
+    assert error_code(HTTPStatus(status)) == code
+
+
+def test_some_errors_have_codes_of_their_own() -> None:
+    """A missing bucket is no missing key."""
+    assert error_code(HTTPStatus.NOT_FOUND, UnknownDatasetError()) == "NoSuchBucket"
+    assert error_code(HTTPStatus.BAD_REQUEST, DigestError()) == "BadDigest"
+    assert error_code(HTTPStatus.BAD_REQUEST, BadKeyError()) == "InvalidRequest"
+
+
+def test_an_error_is_xml_whatever_it_is_about() -> None:
+    """Control characters, which XML cannot hold, are left out."""
+    headers, body = error_document(
+        HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown", "<\x01&\ud800", "7", {}
+    )
+    root = ET.fromstring(body)
+
+    assert {each.tag: each.text for each in root} == {
+        "Code": "SlowDown",
+        "Message": "<?&?",
+        "RequestId": "7",
+    }
+    assert dict(headers)[b"content-length"] == b"%d" % len(body)
+    assert dict(headers)[b"content-type"] == b"application/xml"
+    assert b"retry-after" in dict(headers)
+
+
+@pytest.mark.parametrize(
+    ("status", "names", "condition"),
+    [
+        (412, (b"if-none-match",), "If-None-Match"),
+        (412, (b"if-match", b"range"), "If-Match"),
+        (412, (b"x-amz-copy-source-if-match",), "x-amz-copy-source-If-Match"),
+        (412, (b"if-match", b"if-none-match"), None),
+        (404, (b"if-match",), None),
+    ],
+)
+def test_the_condition_that_failed_is_named(
+    status: int, names: tuple[bytes, ...], condition: str | None
+) -> None:
+    """Unless it may have been one of several."""
+    _, body = error_document(HTTPStatus(status), "Code", "why", "7", dict.fromkeys(names, b"*"))
+
+    assert ET.fromstring(body).findtext("Condition") == condition
+
+
+def test_buckets_are_listed() -> None:
+    """By name, in their order."""
+    assert [each.text for each in ET.fromstring(bucket_list(["b", "a"])).iter(f"{NS}Name")] == [
+        "b",
+        "a",
+    ]
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_deleted_keys_are_told_of(is_quiet: bool) -> None:  # noqa: FBT001
+    """Errors always, successes unless that is not wanted."""
+    text = deleted(["a", "b"], [None, BadKeyError("no")], is_quiet=is_quiet)
+    told = [(each.tag, each.findtext(f"{NS}Key")) for each in ET.fromstring(text)]
+
+    assert told == [(f"{NS}Deleted", "a")] * (not is_quiet) + [(f"{NS}Error", "b")]
+
+
+A = b"<Object><Key>a</Key></Object>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "keys", "is_quiet"),
+    [
+        (A, [("a", None)], False),
+        (A + b"<Quiet>true</Quiet>", [("a", None)], True),
+        (b"<Quiet>true</Quiet>" + A, [("a", None)], True),
+        (A + b"<Quiet>false</Quiet>", [("a", None)], False),
+        (b"\n <Object>\n <Key>a &amp; b</Key>\n </Object>\n", [("a & b", None)], False),
+        (A + b'<Object><ETag>"e"</ETag><Key>b</Key></Object>', [("a", None), ("b", '"e"')], False),
+        ("<Object><Key>é&#x20AC;</Key></Object>".encode(), [("é€", None)], False),
+    ],
+)
+def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: bool) -> None:  # noqa: FBT001
+    """Keys in their order, with or without the namespace and the declaration."""
+    namespace = b"http://s3.amazonaws.com/doc/2006-03-01/"
+    for text in (
+        b"<Delete>" + inside + b"</Delete>",
+        b'<Delete xmlns="' + namespace + b'">' + inside + b"</Delete>",
+        b'<?xml version="1.0" encoding="UTF-8"?><Delete>' + inside + b"</Delete>",
+    ):
+        found = parse_deletion(text)
+
+        assert (found.keys, found.is_quiet) == (keys, is_quiet)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"<Delete>",
+        b"<Delete></Delete>",
+        b"<Remove>" + A + b"</Remove>",
+        b"<Delete><Object/></Delete>",
+        b"<Delete><Object><Key></Key></Object></Delete>",
+        b"<Delete><Object><Key>a</Key><Other/></Object></Delete>",
+        b"<Delete><Key>a</Key></Delete>",
+        b"<Delete>" + A * 1001 + b"</Delete>",
+        b"<!DOCTYPE Delete><Delete>" + A + b"</Delete>",
+        b'<!DOCTYPE D [<!ENTITY x "y">]><Delete><Object><Key>&x;</Key></Object></Delete>',
+        b"<Delete><Object><Key>&x;</Key></Object></Delete>",
+        b"<Delete><Object><Key>\xff</Key></Object></Delete>",
+        b"<a>" * 100_000,
+    ],
+)
+def test_anything_else_is_refused(body: bytes) -> None:
+    """Other elements, too many keys, entities, deep trees."""
+    with pytest.raises(BadBodyError):
+        parse_deletion(body)
+
+
+@pytest.mark.parametrize("name", [b"VersionId", b"Size", b"LastModifiedTime"])
+def test_conditions_that_cannot_be_held_are_told(name: bytes) -> None:
+    """A version is not deleted as if it were the key."""
+    element = b"<%b>1</%b>" % (name, name)
+    with pytest.raises(UnsupportedError):
+        parse_deletion(b"<Delete><Object><Key>a</Key>" + element + b"</Object></Delete>")
+
+
+def test_a_thousand_keys_are_taken() -> None:
+    """As many as S3 takes."""
+    assert len(parse_deletion(b"<Delete>" + A * 1000 + b"</Delete>").keys) == 1000

@@ -1,0 +1,428 @@
+"""`app.http.start_page` and `dataset_cards`: their parts, without a server."""
+
+import ast
+import asyncio
+import html
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi import Request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import DamagedError
+from app.formats.surveying import Description
+from app.http.auth.access import NOBODY, Datasets
+from app.http.dataset_cards import Address, format_shape, make_snippets, visible
+from app.http.links import PUBLIC_VIEWER, VIEWER
+from app.http.paths import quote_key
+from app.http.start_page import (
+    Figures,
+    GlanceCache,
+    StartPage,
+    address_of,
+    figures_of,
+    format_nbytes,
+    format_seconds,
+)
+from app.model import ByteRange, ETag, ObjectRef, Stored
+from app.observability.metrics import Metrics
+from app.resolve.inspect import CollectionSummary, GroupSummary
+from app.setting_fields import PUBLIC
+from app.storage.memory import MemoryStore
+from tests.pages import parse
+from tests.resolve.stores import Clock, WatchedStore
+from tests.resolve.test_inspect import ARRAY, filled
+from tests.resolving import ROOT, reading
+
+
+def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> Request:
+    """Ask for the page, with a token in the path or without."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "server": ("10.0.0.7", 8000),
+        "path": "/",
+        "query_string": query,
+        "headers": [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ],
+        "caller": NOBODY,
+    }
+    return Request(scope if token is None else {**scope, "token": token})
+
+
+def address(token: str | None = None, *, has_viewer: bool = True, **headers: str) -> Address:
+    """Return the address of a request with *headers*."""
+    return address_of(request(token, query=b"", **headers), has_viewer=has_viewer)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"host": "lab.example:8000"}, "http://lab.example:8000"),
+        ({"host": "[::1]:80"}, "http://[::1]:80"),
+        ({"host": "lab.example", "x_forwarded_proto": "https"}, "https://lab.example"),
+        ({"host": "lab.example", "x_forwarded_proto": "javascript"}, "http://lab.example"),
+        ({"host": 'x"><script>'}, "http://10.0.0.7:8000"),
+        ({"host": "lab.example/path"}, "http://10.0.0.7:8000"),
+        ({"host": "user@lab.example"}, "http://10.0.0.7:8000"),
+        ({}, "http://10.0.0.7:8000"),
+    ],
+)
+def test_base(headers: dict[str, Any], expected: str) -> None:
+    """Snippets name the host as the browser does, if that is one."""
+    assert address(**headers).base == expected
+
+
+def test_a_token_stays_in_the_path() -> None:
+    """What lies below a token is told below it; the viewer, which needs none, is not."""
+    found = address("ab%2Fc", host="lab.example")
+
+    assert found.base == "http://lab.example/~ab%2Fc"
+    assert found.viewer == f"../{VIEWER}"
+
+
+@pytest.mark.parametrize(
+    ("host", "proto", "expected"),
+    [
+        ("lab.example", "https", PUBLIC_VIEWER),
+        ("localhost:8000", "http", PUBLIC_VIEWER),
+        ("127.0.0.1:8000", "http", PUBLIC_VIEWER),
+        ("lab.example", "http", None),
+        ("127.0.0.1.example", "http", None),
+    ],
+)
+def test_without_a_viewer_of_our_own(host: str, proto: str, expected: str | None) -> None:
+    """The public page may read from ``https``, and from the machine that it is shown on."""
+    assert address(has_viewer=False, host=host, x_forwarded_proto=proto).viewer == expected
+
+
+async def test_watches_the_caches_and_what_is_answered() -> None:
+    """What is in them now is told, and what has been sent."""
+    opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Metrics([]).requests
+    tell = figures_of(opened.fetch.cache, opened.chunks, requests)
+    chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
+    assert dict(tell())["Chunks from memory"] == "none of 0"
+    opened.chunks.cache.put(chunk, b"abc")
+    assert opened.chunks.cached(chunk) is not None
+    requests.count("em", "GET", "hit", 3)
+    requests.count("", "GET", "absent", 4, 0.1)
+
+    assert dict(tell()) == {
+        "Running for": "0 s",
+        "Requests": "2",
+        "Sent": "7 bytes",
+        "Chunks from memory": "100% of 1",
+        "Indexes and metadata in memory": "0 · 0 bytes of 7 bytes",
+        "Chunks in memory": f"1 · {format_nbytes(int(opened.chunks.cache.currsize))} of 2.0 KiB",
+    }
+
+
+async def test_what_was_seen_is_kept_for_a_while() -> None:
+    """Views of the page cost no reads until then."""
+    clock, store = Clock(), filled(WatchedStore(), a=ARRAY)
+    opened = reading(store, ttl_s=0)
+    glances = GlanceCache(opened.resolver, clock=clock)
+    first = await glances.look_at([opened.dataset])
+    reads = len(store.calls)
+
+    assert await glances.look_at([opened.dataset]) == first
+    assert len(store.calls) == reads
+    clock.now += 30
+    assert await glances.look_at([opened.dataset]) == first
+    assert len(store.calls) > reads
+
+
+async def test_all_who_ask_at_once_share_a_look() -> None:
+    """A crowd costs as much as one."""
+    alone, crowd = filled(WatchedStore(), a=ARRAY), filled(WatchedStore(), a=ARRAY)
+    for store, views in ((alone, 1), (crowd, 20)):
+        opened = reading(store, ttl_s=0)
+        glances = GlanceCache(opened.resolver)
+        await asyncio.gather(*(glances.look_at([opened.dataset]) for _ in range(views)))
+
+    assert crowd.calls == alone.calls
+
+
+async def test_datasets_are_looked_at_together() -> None:
+    """Many that hang hold the page up as long as one."""
+    store = filled(WatchedStore(), a=ARRAY)
+    store.gate.clear()
+    opened = reading(store)
+    many = [replace(opened.dataset, name=f"d{n}", root=ROOT.join(str(n))) for n in range(50)]
+
+    async with asyncio.timeout(2):
+        seen = await GlanceCache(opened.resolver, within_s=0.05).look_at(many)
+
+    assert {glance.reason for glance in seen} == {"the store has told no more within 0.05 s"}
+
+
+async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the others are shown."""
+    store = filled(WatchedStore(), a=ARRAY)
+    opened = reading(store)
+    odd = replace(opened.dataset, name="odd", root=ObjectRef("memory://other", "odd"))
+    store.failure = ZeroDivisionError("of ours")
+
+    with caplog.at_level(logging.ERROR, logger="app"):
+        broken, sound = await GlanceCache(opened.resolver).look_at([odd, opened.dataset])
+
+    assert broken.reason == "a fault of this service"
+    assert [each.path for each in sound.collections] == ["a"]
+    assert "odd" in caplog.text
+
+
+FIGURES: Figures = [("Running for", "0 s")]
+
+
+async def show(
+    *names: str,
+    asked: Request | None = None,
+    has_viewer: bool = True,
+    hidden: str = "",
+    watchers: Collection[str] = (PUBLIC,),
+) -> tuple[str, list[str]]:
+    """Give the page of datasets with these *names*, and its links."""
+    opened = reading(filled(MemoryStore(), a=ARRAY))
+    datasets = {name: replace(opened.dataset, name=name) for name in names}
+    if hidden:
+        datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
+    page = StartPage(
+        Datasets(datasets, watchers),
+        GlanceCache(opened.resolver),
+        lambda: FIGURES,
+        has_viewer=has_viewer,
+    )
+    text = bytes((await page(asked or request(host="lab.example"))).body).decode()
+    return text, [link.attrib["href"] for link in parse(text).iter("a")]
+
+
+async def test_figures_are_for_who_may_watch() -> None:
+    """Others see neither those nor a script that asks for them."""
+    shown, links = await show("em")
+    hidden, fewer = await show("em", watchers=())
+
+    assert "Running for" in shown
+    assert "Running for" not in hidden
+    assert "<script" not in hidden
+    assert set(links) - set(fewer) == {"./metrics"}
+
+
+async def test_figures_that_one_may_not_see_do_not_come_alone_either() -> None:
+    """The answer is empty."""
+    opened = reading(MemoryStore())
+    page = StartPage(
+        Datasets({}, ()), GlanceCache(opened.resolver), lambda: FIGURES, has_viewer=True
+    )
+
+    assert (await page(request(query=b"figures"))).body == b""
+
+
+async def test_who_may_see_nothing_is_told_so() -> None:
+    """The page is there all the same."""
+    text, _ = await show()
+
+    assert "There is no dataset that you may see." in text
+
+
+async def test_a_token_goes_along() -> None:
+    """Links are relative to it, and what is copied from the page has it in its URLs."""
+    text, links = await show("em", asked=request("abc", host="lab.example"))
+
+    assert "curl -sS 'http://lab.example/~abc/em/a/zarr.json'" in html.unescape(text)
+    assert {"./em/", "./em/a/zarr.json"} < set(links)
+    (viewer,) = (link for link in links if "viewer" in link)
+    assert viewer.startswith("../viewer/v/page/#!")
+    assert "http://lab.example/~abc/em/a/" in viewer
+
+
+async def test_of_very_many_datasets_the_first_are_shown() -> None:
+    """And how many there are besides."""
+    text, _ = await show(*(f"d{number:03}" for number in range(103)))
+
+    assert text.count("<article") == 100
+    assert "And 3 more" in text
+
+
+async def test_where_no_viewer_can_read() -> None:
+    """The page says why there are no links to one."""
+    text, links = await show("em", has_viewer=False)
+
+    assert "shardgate[viewer]" in text
+    assert not [link for link in links if "#!" in link]
+
+
+async def test_where_the_public_viewer_can_read() -> None:
+    """The links lead there."""
+    text, links = await show("em", asked=request(host="localhost:8000"), has_viewer=False)
+
+    assert "shardgate[viewer]" not in text
+    assert [link for link in links if link.startswith("https://neuroglancer-demo.appspot.com/#!")]
+
+
+LEVEL = Description("s0", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3))
+
+GROUP = GroupSummary("", is_consolidated=True)
+
+S0 = CollectionSummary("s0", "s0", "s0", GROUP, LEVEL)
+
+URL = "http://host/em"
+
+DAMAGED = DamagedError(ObjectRef("memory://b", "k"), "it is torn")
+
+
+def titles(*seen: CollectionSummary) -> list[str]:
+    """Name the snippets for *seen*."""
+    return [snippet.title for snippet in make_snippets(URL, seen)]
+
+
+def level(name: str, **more: Any) -> CollectionSummary:
+    """Make an array in the group of `S0`."""
+    return CollectionSummary(name, name, name, GROUP, replace(LEVEL, **more))
+
+
+def xarray(*seen: CollectionSummary) -> str:
+    """Give the snippet for xarray."""
+    return dict(make_snippets(URL, seen))["xarray"]
+
+
+def test_levels_of_other_sizes_are_left_out() -> None:
+    """Only what goes together is opened."""
+    code = xarray(S0, level("s1", shape=(2, 3)), level("mask"))
+
+    assert 'xarray.open_zarr("http://host/em", consolidated=True, drop_variables=["s1"])' in code
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        level("s0", dimension_names=None),
+        level("s0", dimension_names=("y", None)),
+        level("s0", dimension_names=("x", "x")),
+        CollectionSummary("", "", "", None, LEVEL),
+    ],
+)
+def test_xarray_needs_names_and_a_group(seen: CollectionSummary) -> None:
+    """It opens no array without names for the dimensions, and none that is in no group."""
+    assert titles(seen) == ["curl", "zarr-python", "TensorStore"]
+
+
+def test_one_array_without_names_spoils_its_group() -> None:
+    """All arrays of a group are looked at, those that are left out too."""
+    assert "xarray" not in titles(S0, level("other", dimension_names=None))
+    unnamed = replace(LEVEL, dimension_names=None)
+    elsewhere = CollectionSummary("g/a", "g/a", "g/a", GroupSummary("g"), unnamed)
+    assert "xarray" in titles(S0, elsewhere)
+
+
+def test_what_is_damaged_is_not_offered() -> None:
+    """The first that is sound is."""
+    damaged = CollectionSummary("a", "a", None, None, DAMAGED)
+
+    assert titles(damaged) == []
+    assert make_snippets(URL, [damaged, S0])[0].code == f"curl -sS {URL}/s0/zarr.json"
+
+
+def test_a_name_cannot_leave_its_quotes() -> None:
+    """Whatever an array is called, the code is what it seems to be, in one line of ASCII."""
+    name = "\"'); import os;\n\u202e`$(id)`"
+    hostile = replace(S0, path=name, container=name, node=name)
+    curl, *python = make_snippets(URL, [hostile, level(f"{name}2", shape=(9, 9)), S0])
+
+    assert len(curl.code.splitlines()) == 1
+    assert curl.code.isascii()
+    for title, code in python:
+        assert code.isascii()
+        assert len(ast.parse(code).body) == (4 if title == "TensorStore" else 3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (S0, "s0/zarr.json"),
+        (replace(S0, path="", container="", node=""), "zarr.json"),
+        (replace(S0, node="@branch.main/s0"), "@branch.main/s0/zarr.json"),
+        (CollectionSummary("v/8", "v", None, None, replace(LEVEL, format="precomputed")), "v/info"),
+        (CollectionSummary("draft/a", "draft", None, None, LEVEL), "draft/zarr.json"),
+    ],
+)
+def test_curl_reads_the_document(seen: CollectionSummary, expected: str) -> None:
+    """It describes the collection, or its container."""
+    assert make_snippets(URL, [seen])[0].code == f"curl -sS {URL}/{expected}"
+
+
+TIMES = " \N{MULTIPLICATION SIGN} "
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_text_is_visible_and_can_be_sent(text: str) -> None:
+    """Nothing turns lines around, ends them, or has no bytes, as half a surrogate pair."""
+    shown = visible(text)
+
+    assert shown.isprintable()
+    assert shown.encode().decode() == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain é🧊 שלום", "plain é🧊 שלום"),
+        ("two\nlines", "two\\nlines"),
+        ("\u202etxt.exe", "\\u202etxt.exe"),
+        ("\ud800", "\\ud800"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a" * 201, "a" * 200 + "…"),
+    ],
+)
+def test_visible(text: str, expected: str) -> None:
+    """Letters of all scripts stay as they are, and what is none is written out."""
+    assert visible(text) == expected
+
+
+def test_a_path_is_spelled_by_segments() -> None:
+    """The names of refs keep what is encoded in them; the rest is encoded once."""
+    assert quote_key("@branch.a%2Fb/x y/100%/#") == "@branch.a%2Fb/x%20y/100%25/%23"
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (None, ""),
+        ((), "scalar"),
+        ((0,), "0"),
+        ((3, 2), f"3{TIMES}2"),
+        ((1,) * 13, TIMES.join(["1"] * 12 + ["…"])),
+    ],
+)
+def test_shape(shape: tuple[int, ...] | None, expected: str) -> None:
+    """Shapes of many dimensions are cut."""
+    assert format_shape(shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (2**60, "1024.0 PiB"),
+    ],
+)
+def test_nbytes(nbytes: int, expected: str) -> None:
+    """The unit is the largest that fits."""
+    assert format_nbytes(nbytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.9, "0 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (90_000, "1 d 1 h")],
+)
+def test_seconds(seconds: float, expected: str) -> None:
+    """Two units are enough."""
+    assert format_seconds(seconds) == expected

@@ -1,0 +1,480 @@
+"""`app.http.write`: bodies on sockets, preconditions, and errors in plain words."""
+
+import base64
+import json
+import re
+import socket
+import time
+import zlib
+from collections.abc import Generator
+
+import httpx
+import pytest
+
+from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from tests.zipped import zipped
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve an array and more, which may be written."""
+    with taking(tmp_path_factory.mktemp("writing")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a/b"])
+def test_put_and_delete(client: httpx.Client, path: str) -> None:
+    """A body is there as soon as it is taken, under the ETag of the answer; and gone again."""
+    put = client.put(path, content=NEW)
+    got = client.get(path)
+
+    assert (put.status_code, put.content, put.headers["content-length"]) == (200, b"", "0")
+    assert (put.headers["etag"], put.headers["cache-control"]) == (got.headers["etag"], "no-store")
+    assert got.content == NEW
+    for _ in range(2):
+        gone = client.delete(path)
+        assert (gone.status_code, gone.content) == (204, b"")
+        assert get(client, path) is None
+
+
+@pytest.mark.parametrize("path", ["/em/c/1/1", "/any/conditions"])
+def test_preconditions(client: httpx.Client, path: str) -> None:
+    """A write that demands another state than there is changes nothing."""
+    etag = client.put(path, content=NEW).headers["etag"]
+    for method in ("PUT", "DELETE"):
+        for headers in (
+            {"if-match": '"x"'},
+            {"if-none-match": "*"},
+            {"if-none-match": f'"x", {etag}'},
+        ):
+            answer = client.request(method, path, headers=headers, content=NEW[::-1])
+            assert (answer.status_code, get(client, path)) == (412, NEW)
+    assert client.put(path, headers={"if-match": '"x'}, content=b"").status_code == 400
+
+    assert client.put(path, headers={"if-match": etag}, content=NEW[::-1]).status_code == 200
+    assert client.delete(path, headers={"if-match": etag}).status_code == 412
+    assert client.delete(path, headers={"if-match": "*"}).status_code == 204
+    assert client.put(path, headers={"if-match": "*"}, content=NEW).status_code == 412
+    assert client.put(path, headers={"if-none-match": "*"}, content=NEW).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/fixed/c/0/0"),
+        ("DELETE", "/fixed/c/0/0"),
+        ("POST", "/fixed?delete"),
+        ("DELETE", "/fixed?prefix=c/"),
+        ("POST", "/fixed/c/0/0?uploads"),
+        ("POST", "/em/c/0/0"),
+        ("PATCH", "/em/c/0/0"),
+    ],
+)
+def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path: str) -> None:
+    """405 names the methods that there are, which OPTIONS names too."""
+    answer = client.request(method, path, content=b"x")
+    preflight = client.options(path)
+
+    assert answer.status_code == 405
+    assert method not in answer.headers["allow"].split(", ") or "?delete" in path
+    assert answer.headers["allow"] == preflight.headers["allow"]
+    assert preflight.headers["access-control-allow-methods"] == preflight.headers["allow"]
+    assert get(client, "/fixed/c/0/0") == CHUNKS["c/0/0"]
+
+
+def test_pages_may_write(client: httpx.Client) -> None:
+    """Browsers are told which methods and headers may be sent."""
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "PUT",
+        "access-control-request-headers": "content-type, x-amz-content-sha256,x-bad header",
+    }
+    told = client.options("/em/c/0/0", headers=asked).headers
+
+    assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, OPTIONS"
+    allowed = told["access-control-allow-headers"].split(", ")
+    assert {"If-Match", "If-None-Match", "Content-Encoding", "x-amz-content-sha256"} < set(allowed)
+    assert not any("bad" in name for name in allowed)
+
+
+def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None:
+    """Who waits for leave to send it does not get it."""
+    with wire(client) as line:
+        line.say(f"PUT /any/large HTTP/1.1\nContent-Length: {MAX + 1}\nExpect: 100-continue")
+        status, headers, body = line.hear()
+
+        assert (status, headers["connection"]) == (413, "close")
+        assert "larger" in json.loads(body)["detail"]
+        assert line.hears_the_end()
+
+
+def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
+    """Who waits for it gets it, and may say more afterwards."""
+    with wire(client) as line:
+        for _ in range(2):
+            line.say("PUT /any/a HTTP/1.1\nContent-Length: 3\nExpect: 100-continue")
+            assert line.hear()[0] == 100
+            line.connection.sendall(b"abc")
+            assert line.hear()[0] == 200
+
+
+def test_leave_is_given_to_send_nothing(client: httpx.Client) -> None:
+    """A client waits for it before an empty file as well; in HTTP/1.0 there is no such answer."""
+    head = "PUT /any/a HTTP/1.%d\nContent-Length: 0\nExpect: 100-continue"
+    with wire(client) as line:
+        line.say(head % 1)
+        line.say(head % 1)
+        assert [line.hear()[0] for _ in range(4)] == [100, 200, 100, 200]
+        line.say(head % 0)
+        assert line.hear()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("PUT /any/a HTTP/1.1\nContent-Length: 60000000", 413),
+        ("PUT /fixed/a HTTP/1.1\nContent-Length: 60000000", 405),
+        ("PUT /nothing/a HTTP/1.1\nContent-Length: 60000000", 404),
+    ],
+)
+def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, status: int) -> None:
+    """The connection is closed only when the answer has had its chance."""
+    with wire(client) as line:
+        line.say(head, bytes(10_000_000))
+        line.connection.sendall(bytes(50_000_000))
+        answer = line.hear()
+
+        assert (answer[0], answer[1]["connection"]) == (status, "close")
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["PUT /any/long HTTP/1.1", "PUT /any/long HTTP/1.1\nTransfer-Encoding: chunked"],
+)
+def test_a_length_is_demanded(client: httpx.Client, head: str) -> None:
+    """Also of who would send the body in chunks."""
+    with wire(client) as line:
+        line.say(head, b"0\r\n\r\n" if "chunked" in head else b"")
+
+        assert line.hear()[0] == 411
+        assert get(client, "/any/long") is None
+
+
+def test_who_stops_sending_is_told(client: httpx.Client) -> None:
+    """After a silence; nothing is written."""
+    with wire(client) as line:
+        line.say("PUT /any/silent HTTP/1.1\nContent-Length: 10", b"12345")
+        began_at = time.monotonic()
+        status, headers, _ = line.hear()
+
+        assert (status, headers["connection"]) == (408, "close")
+        assert 0.8 < time.monotonic() - began_at < 4
+        assert line.hears_the_end()
+    assert get(client, "/any/silent") is None
+
+
+def test_who_sends_slowly_is_told(client: httpx.Client) -> None:
+    """Though there is never a long silence."""
+    with wire(client) as line:
+        line.say("PUT /any/slow HTTP/1.1\nContent-Length: 50000")
+        line.connection.settimeout(0)
+        for _ in range(40):
+            line.connection.send(b"x")
+            time.sleep(0.1)
+            try:
+                if line.connection.recv(1, socket.MSG_PEEK):
+                    break
+            except BlockingIOError:
+                continue
+        line.connection.settimeout(5)
+
+        assert line.hear()[0] == 408
+    assert get(client, "/any/slow") is None
+
+
+def test_who_leaves_writes_nothing(client: httpx.Client) -> None:
+    """Half a body is none."""
+    with wire(client) as line:
+        line.say("PUT /any/left HTTP/1.1\nContent-Length: 10", b"12345")
+    time.sleep(0.2)
+
+    assert get(client, "/any/left") is None
+
+
+def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
+    """Requests follow one another, also those whose body was read and refused."""
+    with wire(client) as line:
+        for head, body, status in (
+            ("PUT /any/k HTTP/1.1\nContent-Length: 2", b"ab", 200),
+            ("PUT /any/k HTTP/1.1\nContent-Length: 2\nContent-MD5: x", b"ab", 400),
+            ("PUT /any/k HTTP/1.1\nContent-Length: 0", b"", 200),
+            ("DELETE /any/k HTTP/1.1", b"", 204),
+            ("DELETE /fixed/k HTTP/1.1", b"", 405),
+            ("GET /any/k HTTP/1.1", b"", 404),
+        ):
+            line.say(head, body)
+            found, headers, _ = line.hear()
+
+            assert found == status
+            assert "connection" not in headers
+
+
+def test_writes_may_be_sent_one_behind_the_other(client: httpx.Client) -> None:
+    """Without waiting for answers, which come in order."""
+    with wire(client) as line:
+        for number in range(3):
+            line.say("PUT /any/p HTTP/1.1\nContent-Length: 1", b"%d" % number)
+        line.say("GET /any/p HTTP/1.1")
+
+        assert [line.hear()[0] for _ in range(3)] == [200] * 3
+        assert line.hear()[2] == b"2"
+
+
+def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
+    """What a client sent as gzip another may have without; what is none is refused."""
+    headers = {"content-encoding": "gzip"}
+
+    assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
+    assert get(client, "/any/z") == NEW
+    for body in (b"no gzip", zipped(NEW)[:-1]):
+        assert client.put("/any/z", content=body, headers=headers).status_code == 400
+    assert get(client, "/any/z") == NEW
+    headers = {"content-encoding": "br"}
+    assert client.put("/any/z", content=NEW, headers=headers).status_code == 415
+    assert get(client, "/any/z") == NEW
+
+
+def framed(body: bytes, trailer: bytes) -> bytes:
+    """Frame *body* as clients of S3 do that compute its checksum while they send it."""
+    first, rest = body[:2], body[2:]
+    return b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n%b\r\n" % (len(first), first, len(rest), rest, trailer)
+
+
+def crc_trailer(body: bytes) -> bytes:
+    """Write the trailer that sums *body* up."""
+    value = base64.b64encode(zlib.crc32(body).to_bytes(4, "big"))
+    return b"x-amz-checksum-crc32:%b\r\n" % value
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (framed(NEW, crc_trailer(NEW)), 200),
+        (framed(NEW, crc_trailer(NEW[::-1])), 400),
+        (framed(NEW, b""), 400),
+        (framed(NEW[:-1], crc_trailer(NEW[:-1])), 400),
+        (framed(NEW, crc_trailer(NEW))[:-4], 400),
+        (NEW, 400),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_frames_of_s3_are_taken_off(
+    client: httpx.Client,
+    body: bytes,
+    status: int,
+    is_chunked: bool,  # noqa: FBT001
+) -> None:
+    """And what they say of the body is checked; over TLS boto3 sends no other length."""
+    client.delete("/any/framed")
+    headers = {
+        "content-encoding": "aws-chunked",
+        "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        "x-amz-decoded-content-length": str(len(NEW)),
+        "x-amz-trailer": "x-amz-checksum-crc32",
+    }
+
+    content = iter([body[:3], body[3:]]) if is_chunked else body
+    assert client.put("/any/framed", content=content, headers=headers).status_code == status
+    assert get(client, "/any/framed") == (NEW if status == 200 else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({}, 411),
+        ({"x-amz-decoded-content-length": str(MAX + 1)}, 413),
+        ({"x-amz-decoded-content-length": "9" * 5000}, 411),
+    ],
+)
+def test_frames_need_the_length_of_what_is_in_them(
+    client: httpx.Client, told: dict[str, str], status: int
+) -> None:
+    """It is that which is bounded."""
+    headers = {"content-encoding": "aws-chunked", **told}
+
+    assert client.put("/any/framed", content=b"", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("PUT", "/em/c/0/0?acl", {}),
+        ("PUT", "/em/c/0/0?partNumber=1", {}),
+        ("PUT", "/em/c/0/0", {"x-amz-tagging": "a=b"}),
+        ("PUT", "/em/c/0/0", {"x-amz-acl": "public-read"}),
+        ("PUT", "/em/c/0/0?x-amz-acl=public-read", {}),
+        ("POST", "/em/c/0/0?uploads", {"x-amz-grant-read": 'id="a"'}),
+        ("POST", "/em/c/0/0?uploads", {"x-amz-object-lock-mode": "COMPLIANCE"}),
+        ("POST", "/em?uploads", {}),
+        ("DELETE", "/em/c/0/0?versionId=v", {}),
+        ("DELETE", "/em/c/0/0", {"if-unmodified-since": "Thu, 01 Jan 1970 00:00:00 GMT"}),
+        ("DELETE", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        ("DELETE", "/em/", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        ("POST", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+    ],
+)
+def test_what_only_s3_has_is_refused_by_name(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    """It is never taken for a write of the key."""
+    before = get(client, "/em/c/0/0")
+    answer = client.request(method, path, headers=headers, content=b"")
+
+    assert answer.status_code == 501
+    assert get(client, "/em/c/0/0") == before
+
+
+def test_folders_of_s3_clients_are_nothing(client: httpx.Client) -> None:
+    """A key with a slash at its end holds nothing, and taking it away takes nothing away."""
+    client.put("/any/folder/a", content=NEW)
+
+    assert client.put("/any/folder/", content=b"").status_code == 200
+    assert client.put("/any/folder/", content=b"x").status_code == 400
+    assert client.delete("/any/folder/").status_code == 204
+    assert get(client, "/any/folder/a") == NEW
+
+
+def test_answers_to_writes_carry_what_all_answers_do(client: httpx.Client) -> None:
+    """The request's id, and leave for pages to read them."""
+    headers = {"x-request-id": "mine"}
+    for answer in (
+        client.put("/any/a", content=b"a", headers=headers),
+        client.put("/fixed/a", content=b"a", headers=headers),
+        client.delete("/any/a", headers=headers),
+    ):
+        assert answer.headers["x-request-id"] == "mine"
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["cache-control"] == "no-store"
+
+
+def test_everything_below_a_prefix_is_taken_away(client: httpx.Client) -> None:
+    """And nothing beside it."""
+    for key in ("tree/a/1", "tree/a/2/3", "tree/ab"):
+        client.put(f"/any/{key}", content=NEW)
+    answer = client.delete("/any", params={"prefix": "tree/a/"})
+
+    assert (answer.status_code, answer.json()) == (200, {"deleted": 2})
+    assert get(client, "/any/tree/ab") == NEW
+    assert get(client, "/any/tree/a/1") is None
+
+
+@pytest.mark.parametrize("query", ["prefix=", "prefix=a", "prefix=/", "prefix=../", "prefix=%ff/"])
+def test_a_prefix_is_a_folder(client: httpx.Client, query: str) -> None:
+    """Neither everything nor the beginning of a name can be taken away."""
+    client.put("/any/kept", content=NEW)
+
+    assert client.delete(f"/any?{query}").status_code == 400
+    assert client.delete("/any/kept?prefix=kept/").status_code == 400
+    assert get(client, "/any/kept") == NEW
+
+
+def test_a_part_of_an_array_is_taken_away(client: httpx.Client) -> None:
+    """The chunks in one folder, then all; the array stays."""
+    for key in ("c/0/0", "c/0/1", "c/1/1"):
+        client.put(f"/em/{key}", content=NEW)
+
+    assert client.delete("/em?prefix=c/0/").json() == {"deleted": 2}
+    assert [get(client, f"/em/{key}") for key in ("c/0/0", "c/0/1", "c/1/1")] == [None, None, NEW]
+    assert client.delete("/em?prefix=c/9/").json() == {"deleted": 0}
+    assert client.delete("/em?prefix=c/").json() == {"deleted": 1}
+    assert get(client, "/em/c/1/1") is None
+    assert get(client, "/em/zarr.json") is not None
+
+
+CHUNK = "/em/c/0/0"
+
+UNMET = r"c/0/0: the inner chunk of the shard file://\S+/em/c/0/0 is not as the request demands"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status", "detail"),
+    [
+        ("PUT /em/c/9/9", NEW, 400, r"c/9/9 is no chunk of an array of shape \[.*\]"),
+        ("PUT /em/c/00/0", NEW, 400, r"c/00/0 is no chunk of an array of shape \[.*\]"),
+        (f"PUT {CHUNK}", b"", 400, "the inner chunk is empty"),
+        ("PUT /em/zarr.json", b"{", 400, "the document is no JSON: .* line 1 .*"),
+        ("PUT /em/zarr.json", b"[]", 400, "the document is no JSON object"),
+        ("PUT /any/a%2F%2Fb", NEW, 400, r"'a//b' has a control character or an empty, .* segment"),
+        ("PUT /any/a%00b", NEW, 400, r"'a\\x00b' has a control character or an empty, .* segment"),
+        (
+            "PUT /any/a.shardgate-b",
+            NEW,
+            400,
+            r"'a\.shardgate-b' is no key: \.shardgate- is reserved .*",
+        ),
+        (f"PUT /any/{'a' * 1025}", NEW, 400, "the key 'a{40}'… is longer than 1024 bytes"),
+        ("PUT /any/a/", NEW, 400, "a key that ends in a slash is a folder: its body must be empty"),
+        ("PUT /any/a", bytes(MAX + 1), 413, f"the body is larger than {MAX} bytes"),
+        ("PUT /fixed/c/0/0", NEW, 405, "PUT is not served here: fixed is not writable"),
+        ("PUT /none/c/0/0", NEW, 404, "there is no dataset none"),
+        ("PUT /em", NEW, 400, "PUT of a whole dataset needs a key"),
+        ("POST /em/", NEW, 400, r"POST of a whole dataset needs \?delete"),
+        ("DELETE /em", b"", 400, r"DELETE of a whole dataset needs a key, or \?prefix= of .*"),
+        ("DELETE /em?prefix=c", b"", 400, "prefix must end in a slash, found 'c'"),
+        ("DELETE /em/c?prefix=c/", b"", 400, "prefix goes with a dataset, not with a key"),
+        ("PUT /em/a?tagging", b"", 501, "PutObjectTagging is not served"),
+        ("POST /em?delete", b"<Delete/>", 400, "the body names no key"),
+    ],
+)
+def test_a_mistake_is_named(
+    client: httpx.Client, request_line: str, body: bytes, status: int, detail: str
+) -> None:
+    """So that nobody has to read the code."""
+    method, path = request_line.split()
+    answer = client.request(method, path, content=body)
+
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    assert re.fullmatch(detail, answer.json()["detail"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "detail"),
+    [
+        ({"content-encoding": "br"}, 415, "a body may come with Content-Encoding: gzip, or none"),
+        ({"content-encoding": "gzip"}, 415, "inner chunks have no content coding, only codecs"),
+        ({"content-md5": "x"}, 400, "the body does not match content-md5"),
+        ({"if-match": '"x'}, 400, "If-Match is no list of entity tags"),
+        ({"if-match": '"x"'}, 412, UNMET),
+        ({"if-none-match": "*"}, 412, UNMET),
+        ({"content-range": "bytes 0-1/2"}, 400, "a PUT with Content-Range is not served: .*"),
+        ({"x-amz-copy-source": "em/a?versionId=1"}, 501, "copying .* is not served"),
+        ({"if-unmodified-since": "x"}, 501, "If-Unmodified-Since is not served"),
+    ],
+)
+def test_a_header_that_is_not_met_is_named(
+    client: httpx.Client, headers: dict[str, str], status: int, detail: str
+) -> None:
+    """The chunk stays as it was."""
+    client.put(CHUNK, content=NEW[::-1])
+    answer = client.put(CHUNK, content=NEW, headers=headers)
+
+    assert answer.status_code == status
+    assert re.fullmatch(detail, answer.json()["detail"])
+    assert get(client, CHUNK) == NEW[::-1]
+
+
+def test_metadata_that_would_misread_chunks_are_refused(client: httpx.Client) -> None:
+    """With the member that is wrong, and what to do."""
+    document = client.get("/em/zarr.json").json() | {"fill_value": 7}
+    answer = client.put("/em/zarr.json", content=json.dumps(document))
+
+    assert answer.status_code == 409
+    assert answer.json()["detail"].startswith("fill_value cannot change: ")
+    assert "delete it with all its chunks first" in answer.json()["detail"]
+
+
+def test_what_is_ours_names_its_methods(client: httpx.Client) -> None:
+    """405 has to (RFC 9110 §15.5.6)."""
+    answer = client.put("/", content=b"x")
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")

@@ -10,6 +10,8 @@ from fastapi import APIRouter, FastAPI
 
 from app.datasets import open_datasets, session_formats
 from app.http.api import build_api
+from app.http.api_repositories import build_creation, build_repository_changes
+from app.http.api_sessions import build_commits, build_sessions
 from app.http.auth.access import Datasets
 from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from app.http.auth.oidc import Issuers
@@ -17,9 +19,6 @@ from app.http.auth.sigv4 import Signatures
 from app.http.auth.tokens import TokenSigner, build_tokens
 from app.http.body import RequestBodyReader
 from app.http.gateway import Gateway
-from app.http.icechunk.commits import build_commits
-from app.http.icechunk.repository_changes import build_creation, build_repository_changes
-from app.http.icechunk.sessions import build_sessions
 from app.http.instrumentation import InstrumentedApp
 from app.http.limits import ConcurrencyLimiter
 from app.http.links import viewer_folder
@@ -36,16 +35,15 @@ from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.session_keys import (
-    Doors,
+from app.resolve.icechunk.session_routing import (
     SessionEraser,
     SessionResolver,
+    SessionRouter,
     SessionWriter,
 )
 from app.resolve.icechunk.sessions import Sessions
-from app.resolve.icechunk.stateless import StatelessCommits
+from app.resolve.icechunk.staging import ChunkFiles
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.resolver import Resolver
 from app.resolve.rewrite import Rewrites
@@ -191,7 +189,7 @@ def _open_paths(shared: Shared, inside: Paths) -> Paths:
     """Open the ways of all keys; those of sessions go *inside*."""
     limits = shared.settings.limits
     fetch = shared.fetch
-    doors = Doors(shared.sessions, Containers(session_formats(limits)), fetch)
+    router = SessionRouter(shared.sessions, Containers(session_formats(limits)), fetch)
     resolver = SessionResolver(
         shared.stores,
         fetch,
@@ -199,15 +197,15 @@ def _open_paths(shared: Shared, inside: Paths) -> Paths:
         shared.budget,
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
-        doors=doors,
+        router=router,
         inner=inside.resolver,
     )
     objects = _object_writer(shared.stores, fetch, limits)
     rewrites = Rewrites(shared.stores, fetch, shared.room, shared.metrics.stores.on_rewrite)
     writer = SessionWriter(
-        shared.stores, fetch, objects, rewrites, doors=doors, inner=inside.writer
+        shared.stores, fetch, objects, rewrites, router=router, inner=inside.writer
     )
-    eraser = SessionEraser(resolver, objects, writer, doors=doors, inner=inside.eraser)
+    eraser = SessionEraser(resolver, objects, writer, router=router, inner=inside.eraser)
     return Paths(resolver, writer, eraser, rewrites)
 
 
@@ -258,7 +256,6 @@ def _build_routes(
     """Build the routes that change repositories, and the one that mints tokens."""
     limits = shared.settings.limits
     swaps = RepoSwaps(shared.stores, shared.fetch)
-    files = ChunkFiles(shared.stores)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
     committer = CountingCommitter(swaps, rewriting, shared.metrics.commits)
     bodies = RequestBodyReader(shared.budget, timeout_s=limits.timeout_s)
@@ -266,8 +263,8 @@ def _build_routes(
         datasets,
         resolver,
         bodies,
-        files,
-        StatelessCommits(committer, files),
+        ChunkFiles(shared.stores),
+        committer,
         max_chunk_nbytes=limits.max_chunk_bytes,
         decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
     )

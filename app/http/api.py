@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError
 from app.formats.surveying import Description
+from app.http.api_repositories import RepositoryPath, build_repositories
 from app.http.auth.access import Datasets, may_write
 from app.http.links import add_viewer
 from app.http.openapi import DEFAULT, AsciiJson
 from app.http.paths import check_key
 from app.http.problems import extension_members, problem, status_of
-from app.http.repositories import RepositoryPath, build_repositories
 from app.http.responses import ALLOW
 from app.http.start_page import StartPage
 from app.observability.logging import log_failure

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 from app.errors import ShardgateError
+from app.formats.icechunk.keys import names_session
 from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
 from app.http.heads import encode_headers
 from app.http.problems import Headers, problem, status_of
@@ -19,7 +20,6 @@ from app.model import ETag, VirtualKey
 from app.observability.logging import log_failure
 from app.observability.requests import note_request_id
 from app.resolve.bodies import Coding, Entity, Opened
-from app.resolve.icechunk.session_keys import is_of_session
 from app.resolve.resolver import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA
@@ -283,7 +283,7 @@ def cache_headers(dataset: Dataset, key: str) -> Headers:
 
 def _cache_control(dataset: Dataset, key: str) -> bytes:
     """Return Cache-Control for *key*; keys of sessions are not cached."""
-    return NO_STORE[1] if is_of_session(key) else dataset.cache_control
+    return NO_STORE[1] if names_session(key) else dataset.cache_control
 
 
 def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:

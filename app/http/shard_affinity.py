@@ -17,6 +17,7 @@ from cachetools import TTLCache
 
 from app.errors import BadKeyError, ShardgateError
 from app.formats.contract import Layout
+from app.formats.icechunk.keys import session_prefix
 from app.http.auth.access import Datasets
 from app.http.heads import encode_headers
 from app.http.limits import Networks, is_within, peer_of
@@ -24,7 +25,6 @@ from app.http.paths import Scope, split_target, split_token
 from app.http.problems import Headers
 from app.http.responses import DeferredResponse, ImmediateResponse, ResponseWriter, asgi_writer
 from app.model import VirtualKey
-from app.resolve.icechunk.session_keys import session_of
 from app.resolve.metadata_cache import SizedLRUCache
 from app.resolve.resolver import Dataset, Resolver
 
@@ -104,7 +104,7 @@ class ShardAffinity:
         dataset = self._datasets.get(name)
         if dataset is None or key is None:
             return path
-        if (session := session_of(key)) is not None:
+        if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
         layout, rest = await self._enclosing(dataset, key)
         shard = await layout.shard(rest, self._resolver.root(dataset).fetch)

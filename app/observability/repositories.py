@@ -4,13 +4,13 @@ from prometheus_client import Counter
 
 from app.errors import CommitConflictError
 from app.formats.icechunk.changes import ChangeSet
+from app.formats.icechunk.session import SessionDocument
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.commit_request import CommitRequest, Committed, Tip
-from app.resolve.icechunk.committing import Committer
+from app.resolve.icechunk.commit import BranchTip, CommitRequest, CommitResult, Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Session
-from app.resolve.icechunk.sessions import SessionReport, Sessions
+from app.resolve.icechunk.sessions import Sessions
 from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ObjectStore
 
@@ -27,11 +27,11 @@ class CountingCommitter(Committer):
         opened: OpenedRepository,
         changes: ChangeSet,
         request: CommitRequest,
-        seen: Tip | None = None,
-    ) -> Committed:
+        tip: BranchTip | None = None,
+    ) -> CommitResult:
         """Commit, and count the outcome."""
         try:
-            committed = await super().commit(opened, changes, request, seen)
+            committed = await super().commit(opened, changes, request, tip)
         except CommitConflictError:
             self._commits.labels("conflict").inc()
             raise
@@ -49,11 +49,11 @@ class CountingSessions(Sessions):
         super().__init__(store, fetch)
         self._events = events
 
-    async def create(self, opened: OpenedRepository, branch: str) -> SessionReport:
+    async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
         """Begin a session, and count it."""
-        report = await super().create(opened, branch)
+        created = await super().create(opened, branch)
         self._events.labels("begun").inc()
-        return report
+        return created
 
     async def discard(self, session: Session) -> None:
         """Discard a session, and count it."""

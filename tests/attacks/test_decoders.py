@@ -42,9 +42,9 @@ from app.formats.icechunk.snapshot import (
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.metadata_writing import parse_given
+from app.http.api_sessions import parse_commit
 from app.http.auth.oidc import decode_jwks
 from app.http.body import decode_aws_chunked
-from app.http.commit_bodies import parse_commit
 from app.http.s3 import parse_deletion
 from app.http.s3_uploads import parse_parts
 from app.storage.http_headers import parse_content_range, parse_unsatisfied
@@ -133,7 +133,7 @@ DECODERS: Final = {
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
         (RequestError,),
     ),
-    "commit_bodies.parse_commit": Decoder(parse_commit, [text(COMMIT)], (RequestError,)),
+    "api_sessions.parse_commit": Decoder(parse_commit, [text(COMMIT)], (RequestError,)),
     "verification_keys.decode_jwks": Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
     "s3_delete.parse_deletion": Decoder(
         parse_deletion, [b"<Delete><Object><Key>a</Key></Object></Delete>"], (RequestError,)

@@ -25,7 +25,7 @@ from app.formats.icechunk.repository import Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.refs import RefChanges
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders

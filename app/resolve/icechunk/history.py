@@ -10,7 +10,7 @@ from app.errors import UnknownRefError
 from app.formats.documents import Json
 from app.formats.icechunk.repo_info import SnapshotInfo
 from app.formats.surveying import State
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repository import OpenedRepository
 
 _METADATA_NBYTES: Final = 1 << 20
 """Bytes of metadata after which a page ends early."""
@@ -59,7 +59,7 @@ async def read_history(
 
 
 async def _tell(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
-    return await opened.think(opened.directory, lambda: list(map(_ancestor, infos)))
+    return await opened.decode_in_thread(opened.directory, lambda: list(map(_ancestor, infos)))
 
 
 def _ancestor(info: SnapshotInfo) -> Ancestor:

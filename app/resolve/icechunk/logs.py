@@ -9,7 +9,7 @@ from app.errors import DamagedError
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.repo_info import SnapshotInfo
 from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repository import OpenedRepository
 
 
 class Log(NamedTuple):

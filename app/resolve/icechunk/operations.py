@@ -18,7 +18,7 @@ from app.formats.icechunk.repo_info import (
 )
 from app.formats.reading import DecodeError, Read
 from app.model import ByteRange, ETag, Fixed, ObjectRef
-from app.resolve.icechunk.repositories import OpenedRepository
+from app.resolve.icechunk.repository import OpenedRepository
 
 _FILES_AT_ONCE: Final = 100
 """Number of files after which a page ends early."""
@@ -90,7 +90,7 @@ async def read_operations(
         if (info := await _read(opened, place.name, ref)) is None:
             return OperationsPage(operations, None, f"{ref} does not exist")
         tell = partial(_tell, info, place, newer, limit - len(operations))
-        told = await opened.think(ref, tell)
+        told = await opened.decode_in_thread(ref, tell)
         operations += told.operations
         if told.is_all and info.repo_before_updates is None:
             return OperationsPage(operations, None, None)

@@ -32,7 +32,7 @@ from app.formats.icechunk.virtual import Allowed, is_allowed
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
-from app.resolve.icechunk.repositories import OpenedRepository, open_repository
+from app.resolve.icechunk.repository import OpenedRepository, open_repository
 from app.resolve.inspect import DamageReport
 from app.resolve.listing import Root
 
@@ -135,7 +135,7 @@ def _container(container: VirtualContainer, allowed: Sequence[Allowed]) -> Conta
 async def _deleted_tags(opened: OpenedRepository) -> list[str]:
     """Read the names of deleted tags; version 1 has a file for each."""
     if (info := await opened.info()) is not None:
-        return await opened.think(opened.repo, info.deleted_tags)
+        return await opened.decode_in_thread(opened.repo, info.deleted_tags)
     names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
     return sorted(unescape(name.removeprefix(_TAG).removesuffix(_DELETED)) for name in names)
 

@@ -33,7 +33,7 @@ from app.formats.icechunk.repo_writer import (
 )
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
-from app.resolve.icechunk.repositories import OpenedRepository, demand_unlocked
+from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
 from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
@@ -157,7 +157,7 @@ class RepoSwaps:
             if change is None:
                 return _Prepared(answer, None, backup)
             if not isinstance(change, StatusChanged):
-                demand_unlocked(info, ref)
+                require_unlocked(info, ref)
             at_us = moment_after(info.newest_update_us(), now_us)
             data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:

@@ -1,74 +1,109 @@
-"""A session of a repository, as one replica knows it."""
+"""Session of a repository: its current state, and its chunks in the journal or the parent."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from app.errors import BusyError, ConflictError, DamagedError, UnknownSessionError
+from app.errors import (
+    BadBodyError,
+    BusyError,
+    ConflictError,
+    DamagedError,
+    UnknownSessionError,
+)
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
+from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.repository import Repository, named_by
 from app.formats.icechunk.session import (
+    ChunkAddress,
     Committed,
     Discarded,
+    Entry,
     Open,
     Sealed,
     SessionDocument,
     SessionView,
+    version_of,
 )
-from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
+from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.reading import Fetch
-from app.model import ETag, Inline
+from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.bodies import Entity
-from app.resolve.icechunk.journal import Journal, Place
-from app.resolve.icechunk.ledger import Ledger
+from app.resolve.icechunk.repository import read_snapshot
+from app.resolve.icechunk.session_objects import (
+    SessionDocumentStore,
+    SessionJournal,
+    SessionLocation,
+)
+from app.resolve.icechunk.staging import put_chunk_file
 from app.resolve.metadata_cache import SizedLRUCache
-from app.storage.contract import ObjectStore
+from app.storage.conditions import is_as_expected
+from app.storage.contract import ABSENT, CONFLICT, Absent, Conflict, Expected, ObjectStore
 
 _ENTITY_NBYTES: Final = 1024
 MAX_AGE_S: Final = 7 * 24 * 3600.0
-"""No session lasts longer from its beginning, whatever is written to it.
+"""Longest life of a session, whatever is written to it.
 
-Who collects garbage leaves alone what is younger: chunks of sessions are in no commit yet.
+Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
-_RENEWED: Final = 24
-"""A session that is written to is renewed so many times while it would last."""
+_RENEWALS: Final = 24
+"""Largest number of renewals of a session within one lifetime."""
+_FIRST_POLL_S: Final = 0.05
+_LONGEST_POLL_S: Final = 1.0
+_GRACE_S: Final = 10.0
+"""Time after the end of a lease when a write stops waiting for the commit."""
 
 type Change = Callable[[SessionView], SessionDocument]
 type Entities = SizedLRUCache[tuple[object, str, ETag], Entity]
-"""What keys were in versions that never change, by the sessions they are in."""
+"""Entities of keys in versions that are known never to change, by session, key and ETag."""
 
 
-def weigh_entity(key: tuple[object, str, ETag], entity: Entity) -> int:
-    """Tell how many bytes of memory an entity holds, roughly."""
+def entity_nbytes(key: tuple[object, str, ETag], entity: Entity) -> int:
+    """Estimate the bytes of memory of a cached entity."""
     data = entity.source.data if isinstance(entity.source, Inline) else b""
     return _ENTITY_NBYTES + len(key[1]) + len(data)
 
 
+class FoundChunk(NamedTuple):
+    """Chunk of a session, and the version of the journal entry that it was found in."""
+
+    entity: Entity | None
+    entry_etag: ETag | None
+
+    def matches(self, expected: Expected) -> bool:
+        """Return whether the chunk is in the version *expected*."""
+        return is_as_expected(None if self.entity is None else self.entity.etag, expected)
+
+
 class Session:
-    """The state of a session that was asked for last, and the means to read and to write it."""
+    """State of a session as last read, and the means to read and change it."""
 
     def __init__(  # noqa: PLR0913 - its parts
         self,
-        place: Place,
+        location: SessionLocation,
         repository: Repository,
         store: ObjectStore,
         fetch: Fetch,
-        journal: Journal,
+        journal: SessionJournal,
         *,
         entities: Entities,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.place = place
+        self.location = location
         self.repository = repository
         self.store = store
         self.fetch = fetch
         self.journal = journal
-        self.ledger = Ledger(store, place.document, limit_nbytes=repository.limit_nbytes)
+        self.documents = SessionDocumentStore(
+            store, location.document, limit_nbytes=repository.limit_nbytes
+        )
         self.clock = clock
         self._entities = entities
-        self._name = object()
+        self._cache_key = object()
         self._lifetime_s = lifetime_s
         self._view: SessionView | None = None
         self._viewed: SessionDocument | None = None
@@ -76,115 +111,239 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that are held, apart from the parent, roughly."""
+        """Estimate the bytes of memory held, without the parent."""
         document, nbytes = self._weighed
-        if document is not self.ledger.known:
-            document = self.ledger.known
+        if document is not self.documents.known:
+            document = self.documents.known
             nbytes = 0 if document is None else document.nbytes
             self._weighed = document, nbytes
         return nbytes
 
     @property
     def parent(self) -> StoredSnapshot | None:
-        """Give the snapshot that the session was last seen to build on."""
+        """Return the snapshot below the latest view."""
         return None if self._view is None else self._view.parent
 
-    async def refresh(self) -> SessionView:
-        """Ask how the session stands, at some time from now on.
+    async def read(self) -> SessionDocument:
+        """Read the current document.
 
         Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
         """
-        await self.ask()
+        return self.require_live(await self.documents.read())
+
+    async def refresh(self) -> SessionView:
+        """Read the current document, and return its view.
+
+        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
+        """
+        await self.read()
         return await self.view()
 
-    async def ask(self) -> SessionDocument:
-        """Ask how the session stands, at some time from now on, apart from what is in it.
+    async def view(self) -> SessionView:
+        """Return the view of the document last read.
 
         Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
         """
-        return self.demand_there(await self.ledger.ask())
-
-    async def view(self) -> SessionView:
-        """Show the session as it was known last."""
         while True:
-            document = self.demand_there(self.ledger.known)
+            document = self.require_live(self.documents.known)
             if self._view is not None and self._viewed is document:
                 return self._view
-            view = await self._see(document)
-            if self.ledger.known is document:
+            if isinstance(document.state, Committed):
+                base = await self._snapshot(document.state.snapshot_id)
+                view = self._view_of(replace(document, nodes={}), base)
+            else:
+                view = self._view_of(document, await self._snapshot(document.parent_id))
+            if self.documents.known is document:
                 self._view, self._viewed = view, document
 
     async def change(self, change: Change) -> None:
-        """Replace the document, as long as the session is open.
+        """Replace the document of an open session.
 
-        Raises: what *change* does, `ConflictError`, `UnknownSessionError`, `BusyError`.
+        Raises: the errors of *change*, `ConflictError`, `UnknownSessionError`, `BusyError`.
         """
         parent = (await self.view()).parent
 
         def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.demand_there(document)
-            demand_open(document)
-            return self.renewed(change(self._shown(document, parent)))
+            document = self.require_live(document)
+            require_open(document)
+            return self.renewed(change(self._view_of(document, parent)))
 
-        await self.ledger.change(edit)
+        await self.documents.edit(edit)
 
     async def renew(self, document: SessionDocument) -> None:
-        """Let the session last longer, if that is worth a write."""
+        """Postpone the end of the session in the store, if the gain is worth a write."""
         if self.renewed(document) is not document:
             await self.change(lambda view: view.session)
 
-    def demand_there(self, document: SessionDocument | None) -> SessionDocument:
-        """Give *document* if there is such a session, and it goes on.
+    def require_live(self, document: SessionDocument | None) -> SessionDocument:
+        """Return *document* if the session exists and has not ended.
 
         Raises: `UnknownSessionError`.
         """
         if document is None or isinstance(document.state, Discarded):
-            raise UnknownSessionError(f"there is no session {self.place.session_id}")
+            raise UnknownSessionError(f"there is no session {self.location.session_id}")
         if document.expires_at_s <= self.clock():
-            raise UnknownSessionError(f"the session {self.place.session_id} has expired")
+            raise UnknownSessionError(f"the session {self.location.session_id} has expired")
         return document
 
     def renewed(self, document: SessionDocument) -> SessionDocument:
-        """Let *document* last longer, up to `MAX_AGE_S`, if that is worth a write."""
+        """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
         until_s = min(self.clock() + self._lifetime_s, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < self._lifetime_s / _RENEWED:
+        if until_s - document.expires_at_s < self._lifetime_s / _RENEWALS:
             return document
         return replace(document, expires_at_s=until_s)
 
     def recall(self, key: str, etag: ETag) -> Entity | None:
-        """Tell what *key* was in the version *etag*, if that is remembered."""
-        return self._entities.get((self._name, key, etag))
+        """Return the cached entity of *key* in the version *etag*."""
+        return self._entities.get((self._cache_key, key, etag))
 
     def remember(self, key: str, entity: Entity) -> None:
-        """Keep what *key* is now."""
-        self._entities.put((self._name, key, entity.etag), entity)
+        """Cache the entity of *key*."""
+        self._entities.put((self._cache_key, key, entity.etag), entity)
 
-    async def _see(self, document: SessionDocument) -> SessionView:
-        """Show what is committed as the snapshot that it has become."""
-        if isinstance(document.state, Committed):
-            parent = await self.snapshot(document.state.snapshot_id)
-            return self._shown(replace(document, nodes={}), parent)
-        return self._shown(document, await self.snapshot(document.parent_id))
+    def _view_of(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
+        return SessionView(document, parent, self.location.document)
 
-    def _shown(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
-        return SessionView(document, parent, self.place.document)
-
-    async def snapshot(self, spelled: str) -> StoredSnapshot:
-        """Read a snapshot of the repository.
-
-        Raises: `DamagedError`, also if it is gone.
-        """
-        object_id = decode_id(spelled) or b""
-        decode = StoredSnapshotDecoder(object_id, self.repository.limit_nbytes)
-        found = await self.repository.read("snapshots", object_id, decode, self.fetch)
+    async def _snapshot(self, snapshot_id: str) -> StoredSnapshot:
+        found = await read_snapshot(self.repository, snapshot_id, self.fetch)
         if found is None:
-            name = self.repository.file("snapshots", object_id)
-            raise DamagedError(name, "does not exist, and a session builds on it")
+            name = self.repository.file("snapshots", decode_id(snapshot_id) or b"")
+            raise DamagedError(name, "does not exist, and a session is based on it")
         return found
 
+    async def find_chunk(self, view: SessionView, address: ChunkAddress) -> FoundChunk:
+        """Look up a chunk in the journal, then in the parent.
 
-def demand_open(document: SessionDocument) -> None:
-    """Return if what is written now will be in the commit.
+        Raises: `DamagedError`, `NotAllowedError`, `StorageError`.
+        """
+        node, coords = address
+        if is_journaled(view.session):
+            stored = await self.journal.get(address)
+            if stored is not None:
+                entity = None if stored.entry is None else self.entity_of(stored.entry)
+                return FoundChunk(entity, stored.etag)
+        if node.chunks is None or not node.manifests:
+            return FoundChunk(None, None)
+        found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
+        entity = None if found is None else await self._entity_in_parent(found[1])
+        return FoundChunk(entity, None)
+
+    def entity_of(self, entry: Native | Inlaid) -> Entity:
+        """Return the entity of the chunk that a journal entry refers to."""
+        match entry:
+            case Inlaid(data):
+                return Entity.at(Inline(data, version_of(data)))
+            case Native(chunk_id, byte_range):
+                file = self.repository.file("chunks", chunk_id)
+                return Entity.at(Stored(file, byte_range, named_by(chunk_id)))
+
+    async def write_chunk(
+        self, view: SessionView, address: ChunkAddress, data: bytes, expected: Expected
+    ) -> ETag | Conflict:
+        """Write a chunk and return its version; once this returns, the chunk is in the commit.
+
+        Raises: `BadBodyError`, `BusyError`, `ConflictError`, `UnknownSessionError`, `StorageError`.
+        """
+        require_open(view.session)
+        if not data:
+            raise BadBodyError("a chunk must have at least one byte")
+        replaced: ETag | Absent | None = None
+        if expected is not None:
+            found = await self.find_chunk(view, address)
+            if not found.matches(expected):
+                return CONFLICT
+            replaced = found.entry_etag or ABSENT
+        entry: Inlaid | Native
+        if len(data) <= view.session.inline_nbytes:
+            entry = Inlaid(data)
+        else:
+            chunk_id = await put_chunk_file(self.store, self.repository, data)
+            entry = Native(chunk_id, ByteRange(0, len(data)))
+        lost = await self._put_entry(address, entry, replaced)
+        return self.entity_of(entry).etag if lost is None else lost
+
+    async def delete_chunk(
+        self, view: SessionView, address: ChunkAddress, expected: ETag | None
+    ) -> Conflict | None:
+        """Delete a chunk; see `write_chunk`."""
+        require_open(view.session)
+        if expected is not None:
+            found = await self.find_chunk(view, address)
+            if not found.matches(expected):
+                return CONFLICT
+            return await self._put_entry(address, None, found.entry_etag or ABSENT)
+        if await self.lookup(address) is not None:
+            return await self._put_entry(address, None, None)
+        await self.journal.remove(address)
+        await self._confirm(address, None)
+        return None
+
+    async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
+        """Look up a chunk of the parent, and return its manifest and its reference.
+
+        Raises: `DamagedError`, `StorageError`.
+        """
+        node, coords = address
+        if node.chunks is None or not node.manifests:
+            return None
+        return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
+
+    async def _put_entry(
+        self, address: ChunkAddress, entry: Entry, expected: Expected
+    ) -> Conflict | None:
+        """Write a journal entry, and make sure that it will be committed."""
+        lost = await self.journal.put(address, entry, expected=expected)
+        if lost is None:
+            await self._confirm(address, entry)
+        return lost
+
+    async def _confirm(self, address: ChunkAddress, entry: Entry) -> None:
+        """Check that *entry*, written before this call, is or will be in the commit.
+
+        The entry may have come before or after the reads of a commit under way; the snapshot shows
+        which.
+
+        Raises: `ConflictError` if the commit does not have it, `BusyError` if that is unknown.
+        """
+        pauses, view = poll_pauses(), await self.refresh()
+        while isinstance(state := view.session.state, Sealed):
+            if state.until_s + _GRACE_S < self.clock():
+                raise BusyError("a commit of the session was interrupted: commit it again")
+            await asyncio.sleep(next(pauses))
+            view = await self.refresh()
+        if isinstance(state, Open):
+            await self.renew(view.session)
+        elif not await self._is_committed(view, address, entry):
+            raise ConflictError("the session was committed before this write")
+
+    async def _is_committed(self, view: SessionView, address: ChunkAddress, entry: Entry) -> bool:
+        """Return whether the snapshot of the commit has what *entry* says."""
+        node = next(iter(view.among({address.node.node_id})), None)
+        if node is None:
+            return False
+        if (found := await self.lookup(ChunkAddress(node, address.coords))) is None:
+            return entry is None
+        manifest, reference = found
+        if isinstance(reference, Inlined):
+            return entry == Inlaid(manifest.read(reference.place))
+        return entry == reference
+
+    async def _entity_in_parent(self, referenced: Referenced) -> Entity:
+        """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
+        place = referenced.place
+        if isinstance(place, Part):
+            ref, byte_range, version = place
+            stat = await self.store.stat(ref)
+            if stat is None or stat.size < byte_range.stop or _is_newer(stat.modified_s, version):
+                raise DamagedError(ref, "is missing or has changed since it was referenced")
+            place = Stored(ref, byte_range, stat.etag)
+        elif isinstance(place, Inline):
+            place = Inline(place.data, version_of(place.data))
+        return Entity.at(place).referenced(referenced.by, is_lasting=False)
+
+
+def require_open(document: SessionDocument) -> None:
+    """Check that a write made now will be part of the commit.
 
     Raises: `BusyError`, `ConflictError`.
     """
@@ -192,11 +351,23 @@ def demand_open(document: SessionDocument) -> None:
         case Open():
             return
         case Sealed():
-            raise BusyError("the session is being committed; if that broke off, commit it again")
+            raise BusyError("the session is being committed; if the commit failed, commit again")
         case _:
-            raise ConflictError("the session is committed, and takes no more")
+            raise ConflictError("the session is committed and accepts no more writes")
 
 
 def is_journaled(document: SessionDocument) -> bool:
-    """Tell whether entries of the journal lie over the parent."""
+    """Return whether journal entries override the chunks of the parent."""
     return not isinstance(document.state, Committed)
+
+
+def poll_pauses() -> Iterator[float]:
+    """Yield the growing pauses, in seconds, between looks at a session that is being committed."""
+    pause_s = _FIRST_POLL_S
+    while True:
+        yield pause_s
+        pause_s = min(_LONGEST_POLL_S, 2 * pause_s)
+
+
+def _is_newer(modified_s: int | None, version: UnmodifiedSince | None) -> bool:
+    return version is not None and (modified_s is None or modified_s > version.epoch_s)

@@ -1,16 +1,16 @@
-"""The commit of a session: it is sealed, all that it changed is gathered, and it is marked.
+"""Commit of a session: seal the document, gather the changes, commit, mark the document.
 
-Who seals it holds a lease. When that is over another may go on in his place: both write the same
-id into the snapshot, by which the second one finds what the first one did. An attempt that has
-failed for certain opens the session again, and the next one has another id.
+The committer holds a lease. After its end another one may take over: both put the same write id
+into the snapshot, by which the second finds the commit of the first. An attempt that certainly
+failed opens the session again, and the next attempt has another write id.
 """
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -45,14 +45,13 @@ from app.formats.icechunk.session import (
     ViewedNode,
     make_changes,
 )
-from app.resolve.icechunk.session import Session
-from app.resolve.icechunk.session_chunks import has_parent_chunk
+from app.formats.icechunk.write_ids import WriteId
+from app.resolve.icechunk.commit import CommitResult
+from app.resolve.icechunk.session import Session, poll_pauses
 
-LEASE_S: Final = 20.0
-_FIRST_POLL_S: Final = 0.05
-_LONGEST_POLL_S: Final = 1.0
+_LEASE_S: Final = 20.0
 _READS_AT_ONCE: Final = 32
-_FAILED: Final = (
+_CERTAIN_FAILURES: Final = (
     ClockSkewError,
     CommitConflictError,
     ConflictError,
@@ -63,18 +62,10 @@ _FAILED: Final = (
     RequestError,
     UnwritableError,
 )
-"""After these nothing was committed, for certain; after others nobody knows."""
+"""Errors after which nothing was committed; after others the outcome is unknown."""
 
-
-class Made(NamedTuple):
-    """The snapshot that a session has become."""
-
-    snapshot_id: str
-    parent_id: str | None
-
-
-type Make = Callable[[SessionDocument, ChangeSet, str], Awaitable[Made]]
-"""Commits what is gathered, with the id of the write, unless that was done before."""
+type CommitChanges = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
+"""Commit a change set, or find the commit made before with the same write id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,160 +73,169 @@ class SessionCommit:
     """One request to commit *session*."""
 
     session: Session
-    make: Make
+    commit: CommitChanges
     key: str | None
-    """Tells a request from others; without it any commit of the session is the one meant."""
-    lease_s: float = LEASE_S
+    """Idempotency key; without one any commit of the session is the result."""
+    _owner: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
+    """Identifies the holder of the lease."""
 
-    async def run(self) -> Made:
-        """Commit the session, or wait for who does, and tell what it has become.
+    async def run(self) -> CommitResult:
+        """Commit the session, or wait for another request that does, and return the result.
 
         Raises: `CommitConflictError`, `ConflictError`, `UnknownSessionError`, `BusyError`, and
-        what *make* does.
+        the errors of *commit*.
         """
-        by, pause_s = secrets.token_hex(8), _FIRST_POLL_S
+        pauses = poll_pauses()
         while True:
             view = await self.session.refresh()
             if isinstance(state := view.session.state, Committed):
-                return self._told(state)
-            sealed = await self._seal(by)
-            if _holds(sealed, by):
-                return await self._commit(by, sealed.attempt)
-            await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_POLL_S, 2 * pause_s)
+                return self._result(state)
+            if self._is_mine(sealed := await self._seal()):
+                return await self._commit(sealed.attempt)
+            await asyncio.sleep(next(pauses))
 
-    def _told(self, state: Committed) -> Made:
+    def _result(self, state: Committed) -> CommitResult:
         if self.key is not None and state.key != self.key:
-            raise ConflictError(f"the session is committed already, as {state.snapshot_id}")
-        return Made(state.snapshot_id, state.parent_id)
+            raise ConflictError(f"the session is already committed, as {state.snapshot_id}")
+        return CommitResult(state.snapshot_id, state.parent_id)
 
-    async def _seal(self, by: str) -> SessionDocument:
-        """Take the lease if nobody holds it; tell how the session stands then."""
+    async def _seal(self) -> SessionDocument:
+        """Take the lease if it is free, and return the document afterwards."""
 
         def edit(state: State, now_s: float) -> State:
-            is_free = isinstance(state, Open)
-            is_over = isinstance(state, Sealed) and state.until_s <= now_s
-            return Sealed(now_s + self.lease_s, by) if is_free or is_over else state
+            is_expired = isinstance(state, Sealed) and state.until_s <= now_s
+            return self._sealed(now_s) if is_expired or isinstance(state, Open) else state
 
-        return await self._mark(edit)
+        return await self._set_state(edit)
 
-    async def _commit(self, by: str, attempt: int) -> Made:
+    async def _commit(self, attempt: int) -> CommitResult:
         try:
-            made = await self._leased(by, self._make(by))
-        except _FAILED:
-            with suppress(ShardgateError):  # or others will, when the lease is over
-                await self._reopen(by)
+            made = await self._with_lease(self._gather_and_commit())
+        except _CERTAIN_FAILURES:
+            with suppress(ShardgateError):  # or another request does, when the lease has ended
+                await self._reopen()
             raise
         except Exception:
             with suppress(ShardgateError):
-                await self._let_go(by)
+                await self._end_lease()
             raise
-        await self._finish(made, attempt)
+        await self._mark_committed(made, attempt)
         return made
 
-    async def _make(self, by: str) -> Made:
-        """Gather what the session comes to, and commit it."""
+    async def _gather_and_commit(self) -> CommitResult:
         session = self.session
-        view = await self._held(by)
+        view = await self._require_lease()
         attempt = view.session.attempt
-        write_id = session.place.session_id + (f".{attempt}" if attempt else "")
+        write_id = session.location.session_id + (f".{attempt}" if attempt else "")
         try:
             chunks = await gather_chunks(session, view)
         except StorageError:
-            await self._held(by)
+            await self._require_lease()
             raise
-        await self._held(by)  # or the journal may have been cleared meanwhile
-        return await self.make(view.session, make_changes(view, chunks), write_id)
+        await self._require_lease()  # without it the journal may have been cleared by now
+        return await self.commit(view.session, make_changes(view, chunks), WriteId(write_id))
 
-    async def _held(self, by: str) -> SessionView:
+    async def _require_lease(self) -> SessionView:
         view = await self.session.refresh()
-        if not _holds(view.session, by):
-            raise BusyError("another one has gone on with the commit of the session")
+        if not self._is_mine(view.session):
+            raise BusyError("another request has taken over the commit of the session")
         return view
 
-    async def _leased[T](self, by: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do *work* and renew the lease meanwhile; break the work off where it is lost."""
+    async def _with_lease[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Run *work* and renew the lease until it is done; cancel it if the lease is lost."""
         try:
             async with asyncio.TaskGroup() as group:
-                renewing = group.create_task(self._renew(by))
+                renewing = group.create_task(self._keep_lease())
                 done = await group.create_task(work)
                 renewing.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return done
 
-    async def _renew(self, by: str) -> None:
-        """Renew the lease again and again.
+    async def _keep_lease(self) -> None:
+        """Renew the lease until cancelled.
 
-        Raises: `BusyError` where another one has it, `StorageError` where it is soon over.
+        Raises: `BusyError` if another request holds it, `StorageError` shortly before its end.
         """
 
         def edit(state: State, now_s: float) -> State:
-            return Sealed(now_s + self.lease_s, by) if _is_of(state, by) else state
+            return self._sealed(now_s) if self._is_owner(state) else state
 
-        clock, pause_s = self.session.clock, self.lease_s / 4
+        clock, pause_s = self.session.clock, _LEASE_S / 4
         renewed_s = clock()
         while True:
             await asyncio.sleep(pause_s)
             began_s = clock()
             try:
-                if not _holds(await self._mark(edit), by):
-                    raise BusyError("another one has gone on with the commit of the session")
+                if not self._is_mine(await self._set_state(edit)):
+                    raise BusyError("another request has taken over the commit of the session")
                 renewed_s = began_s
             except StorageError:
-                if clock() > renewed_s + self.lease_s - pause_s:
+                if clock() > renewed_s + _LEASE_S - pause_s:
                     raise
 
-    async def _reopen(self, by: str) -> None:
+    async def _reopen(self) -> None:
         def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.demand_there(document)
-            if not _holds(document, by):
+            document = self.session.require_live(document)
+            if not self._is_mine(document):
                 return document
             return replace(document, state=OPEN, attempt=document.attempt + 1)
 
-        await self.session.ledger.change(edit)
+        await self.session.documents.edit(edit)
 
-    async def _let_go(self, by: str) -> None:
-        """Let others go on at once, who will find what was done."""
-        await self._mark(lambda state, now_s: Sealed(now_s, by) if _is_of(state, by) else state)
+    async def _end_lease(self) -> None:
+        """End the lease now, so that the next request takes over and learns the outcome."""
+        await self._set_state(
+            lambda state, now_s: Sealed(now_s, self._owner) if self._is_owner(state) else state
+        )
 
-    async def _finish(self, made: Made, attempt: int) -> None:
-        """Mark the session; where that fails the next one who commits it finds the snapshot.
+    async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
+        """Mark the session; if that fails, the next request to commit it finds the snapshot.
 
-        If another one has opened it again it may have been written to, and is to be committed.
+        A session that another request has reopened may have new writes, and stays open.
         """
 
         def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.demand_there(document)
+            document = self.session.require_live(document)
             if isinstance(document.state, Committed) or document.attempt != attempt:
                 return document
             return replace(document, state=Committed(*made, self.key))
 
         with suppress(ShardgateError):
-            await self.session.ledger.change(edit)
+            await self.session.documents.edit(edit)
 
-    async def _mark(self, edit: Callable[[State, float], State]) -> SessionDocument:
+    async def _set_state(self, edit: Callable[[State, float], State]) -> SessionDocument:
         session = self.session
 
         def change(document: SessionDocument | None) -> SessionDocument:
-            document = session.demand_there(document)
+            document = session.require_live(document)
             state = edit(document.state, session.clock())
             if state is document.state:
                 return document
             return replace(session.renewed(document), state=state)
 
-        return session.demand_there(await session.ledger.change(change))
+        return session.require_live(await session.documents.edit(change))
+
+    def _sealed(self, now_s: float) -> Sealed:
+        return Sealed(now_s + _LEASE_S, self._owner)
+
+    def _is_owner(self, state: State) -> bool:
+        return isinstance(state, Sealed) and state.by == self._owner
+
+    def _is_mine(self, document: SessionDocument) -> bool:
+        return self._is_owner(document.state)
 
 
 async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
-    """Read from the journal which chunks of *view* were changed, by the ids of arrays.
+    """Read the changed chunks of *view* from the journal, by node id.
 
-    What is out of an array by now, or gone and was never in the parent, is left out.
+    Entries outside of the current shape are left out, and deletions of chunks that the parent
+    does not have.
 
-    Raises: `StorageUnavailableError` where an entry is listed and is not there, `DamagedError`.
+    Raises: `StorageUnavailableError` if a listed entry cannot be read, `DamagedError`.
     """
     found: dict[bytes, ChunkChanges] = {}
-    for node in view.among(await session.journal.arrays(session.place)):
+    for node in view.among(await session.journal.arrays()):
         if node.grid is not None:
             changes = await _gather_array(session, node)
             if len(changes.payloads):
@@ -244,40 +244,25 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 
 
 async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
-    place, journal = session.place, session.journal
+    journal, grid = session.journal, node.grid
     payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
-        kept = await journal.get(place, node.node_id, coords, etags[coords])
-        if kept is None:
-            entry = place.entry(node.node_id, coords)
-            raise StorageUnavailableError(entry, "it was listed, and is not there")
-        is_gone = kept.entry is None
-        if not is_gone or await has_parent_chunk(session, ChunkAddress(node, coords)):
-            payloads[coords] = kept.entry
+        address = ChunkAddress(node, coords)
+        if (stored := await journal.get(address, listed[coords].etag)) is None:
+            raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
+        if stored.entry is not None or await session.lookup(address) is not None:
+            payloads[coords] = stored.entry
 
-    listed = journal.listed(place, node.node_id)
-    etags = {each.coords: each.etag async for each in listed if _has(node, each.coords)}
-    await bounded_gather(read, list(etags), limit=_READS_AT_ONCE)
-    ndim = len(node.grid.shape) if node.grid is not None else 0
-    return await asyncio.to_thread(_in_order, payloads, ndim)
+    listed = await journal.entries(node.node_id)
+    inside = [coords for coords in listed if grid and grid.has(coords)]
+    await bounded_gather(read, inside, limit=_READS_AT_ONCE)
+    return await asyncio.to_thread(_sorted_changes, payloads, len(grid.shape) if grid else 0)
 
 
-def _in_order(
+def _sorted_changes(
     payloads: Mapping[tuple[int, ...], Native | Inlaid | None], ndim: int
 ) -> ChunkChanges:
     ordered = sorted(payloads)
     rows = np.array(ordered, np.uint32).reshape(len(ordered), ndim)
     return ChunkChanges(rows, Payloads.of(payloads[coords] for coords in ordered))
-
-
-def _has(node: ViewedNode, coords: tuple[int, ...]) -> bool:
-    return node.grid is not None and node.grid.has(coords)
-
-
-def _is_of(state: State, by: str) -> bool:
-    return isinstance(state, Sealed) and state.by == by
-
-
-def _holds(document: SessionDocument, by: str) -> bool:
-    return _is_of(document.state, by)

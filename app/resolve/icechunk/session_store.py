@@ -1,18 +1,29 @@
-"""Sessions as stores of plain Zarr: ``a/zarr.json``, ``a/c/0/0``, in a bucket for each session."""
+"""Session as a store of plain Zarr: keys ``a/zarr.json``, ``a/c/0/0``, one bucket per session."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from itertools import islice
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from app.concurrency import bounded_gather
 from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
+from app.formats.icechunk.array import Grid
+from app.formats.icechunk.coords import Coords
 from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.keys import DOCUMENT
+from app.formats.icechunk.manifest import Inlined, Native, Virtual
 from app.formats.icechunk.session import (
     ChunkAddress,
     SessionDocument,
     SessionView,
+    ViewedNode,
     delete_nodes,
     node_path,
     put_node,
@@ -30,9 +41,13 @@ from app.model import (
     condition_of,
 )
 from app.resolve.bodies import Entity
-from app.resolve.icechunk.session import Change, Session, demand_open
-from app.resolve.icechunk.session_chunks import delete_chunk, find_chunk, write_chunk
-from app.resolve.icechunk.session_listing import list_keys
+from app.resolve.icechunk.session import (
+    Change,
+    Session,
+    is_journaled,
+    require_open,
+)
+from app.resolve.icechunk.session_objects import ListedEntry
 from app.storage.conditions import check_condition, check_write, clamp, is_as_expected
 from app.storage.contract import (
     CONFLICT,
@@ -49,24 +64,31 @@ from app.storage.contract import (
 from app.storage.spans import assemble, plan_spans
 
 _READS_AT_ONCE: Final = 4
+_LISTED_AT_ONCE: Final = 256
+
+type _Journaled = dict[tuple[int, ...], ListedEntry]
 
 
-class _LostError(Exception):
-    """A document is in another version than was expected."""
+class _VersionError(Exception):
+    """A node is not in the expected version."""
 
 
 class SessionStore:
-    """One session. Nobody has to be asked for its nodes: that was done when a request began."""
+    """Object store of one session, whose document was read when the request began.
 
-    def __init__(self, session: Session) -> None:
+    *root* is the bucket of its keys among `SessionStores`.
+    """
+
+    def __init__(self, session: Session, root: ObjectRef) -> None:
         self.session = session
+        self.root = root
 
     async def verify_conditional_writes(self, _: ObjectRef) -> None:
-        """Ask the store that the session is kept in."""
-        await self.session.store.verify_conditional_writes(self.session.place.directory)
+        """Verify conditional writes of the underlying store."""
+        await self.session.store.verify_conditional_writes(self.session.location.directory)
 
     def keeps_headers(self, _: ObjectRef) -> bool:
-        """Say no: references have no headers."""
+        """Return `False`: chunk references have no headers."""
         return False
 
     async def get(
@@ -77,7 +99,7 @@ class SessionStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read a document, or the chunk that is referred to."""
+        """Read a document, or the bytes that a chunk reference points to."""
         entity = await self._find(ref.key, if_match)
         if entity is None:
             if if_match is not None:
@@ -94,38 +116,38 @@ class SessionStore:
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream from what is referred to."""
+        """Stream a document, or the bytes that a chunk reference points to."""
         entity = await self._find(ref.key, if_match)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
         check_condition(ref, if_match, entity.etag, None)
-        if isinstance(place := entity.source, Inline):
-            yield _piece(place.data[byte_range.start : byte_range.stop])
+        if isinstance(source := entity.source, Inline):
+            yield _single_piece(source.data[byte_range.start : byte_range.stop])
             return
-        inner, condition = place.byte_range.narrow(byte_range), condition_of(place.version)
-        async with self.session.store.stream(place.ref, inner, if_match=condition) as pieces:
+        inner, condition = source.byte_range.narrow(byte_range), condition_of(source.version)
+        async with self.session.store.stream(source.ref, inner, if_match=condition) as pieces:
             yield pieces
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Find out what is referred to."""
+        """Return the size and version of a document or chunk."""
         entity = await self._find(ref.key, None)
         return None if entity is None else Stat(entity.length, entity.etag)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List documents and chunks."""
+        """List documents and chunks in byte order."""
         view = await self.session.view()
         window = Window(prefix.key, after, delimiter)
-        async for key, nbytes, etag in list_keys(self.session, view, window):
-            yield Listed(ObjectRef(prefix.bucket, key), nbytes, etag)
+        async for listed in _SessionListing(self.session, view, window, prefix.bucket).run():
+            yield listed
 
     async def check_reachable(self, _: ObjectRef) -> None:
-        """Ask for the session."""
+        """Read the document of the session."""
         await self.session.refresh()
 
     async def aclose(self) -> None:
-        """Have nothing to give back."""
+        """Do nothing: the underlying store is closed by its owner."""
 
     async def put(
         self,
@@ -137,45 +159,44 @@ class SessionStore:
     ) -> ETag | Conflict:
         """Write a document or a chunk.
 
-        Raises: `BadKeyError` for all else, `BadBodyError`, `ConflictError`, `BusyError`,
+        Raises: `BadKeyError` for any other key, `BadBodyError`, `ConflictError`, `BusyError`,
         `UnknownSessionError`, `StorageError`.
         """
         if headers != NO_HEADERS:
-            raise ValueError(f"{ref}: a reference has no headers")
+            raise ValueError(f"{ref}: a chunk reference has no headers")
         view = await self.session.view()
-        demand_open(view.session)
+        require_open(view.session)
         path = node_path(ref.key)
-        address = None if path is not None else _demand_chunk(view, ref.key)
+        address = None if path is not None else _require_chunk(view, ref.key)
         try:
             data = await self._joined(ref, pieces, expected)
         except VersionChangedError:
             return CONFLICT
         if address is not None:
-            return await write_chunk(self.session, view, address, data, expected)
+            return await self.session.write_chunk(view, address, data, expected)
         new_id = secrets.token_bytes(NODE_ID_NBYTES)
         put = partial(put_node, path=path or "", document=data, new_id=new_id)
-        etag = version_of(data)
-        return etag if await self._change(path or "", expected, put) else CONFLICT
+        return version_of(data) if await self._change(path or "", expected, put) else CONFLICT
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Take a node away, with all that is below it, or a chunk."""
+        """Delete a chunk, or a node with all nodes below it."""
         view = await self.session.view()
-        demand_open(view.session)
+        require_open(view.session)
         if (path := node_path(ref.key)) is not None:
             if view.node(path) is None:
                 return expected is None or CONFLICT
             return await self._change(path, expected, partial(delete_nodes, path=path)) or CONFLICT
         if (address := view.address(ref.key)) is None:
             return expected is None or CONFLICT
-        return await delete_chunk(self.session, view, address, expected) or True
+        return await self.session.delete_chunk(view, address, expected) or True
 
     async def is_whole_chunk(self, key: str) -> bool:
-        """Tell whether *key* is that of a chunk which is stored as clients see it."""
+        """Return whether *key* names a chunk that is stored as clients see it, not a shard."""
         address = (await self.session.view()).address(key)
         return address is not None and not address.may_be_shard
 
     async def erase(self, path: str) -> int:
-        """Take the node at *path* away, and all below it; tell how many nodes that are."""
+        """Delete the node at *path* and all below it; return the number of nodes."""
         view = await self.session.view()
         count = sum(1 for _ in view.below(path)) + (view.node(path) is not None)
         if count:
@@ -183,17 +204,17 @@ class SessionStore:
         return count
 
     async def _change(self, path: str, expected: Expected, change: Change) -> bool:
-        """Change nodes, if the one at *path* is in the version *expected*."""
+        """Change nodes if the one at *path* is in the version *expected*."""
 
         def checked(view: SessionView) -> SessionDocument:
             node = view.node(path)
             if not is_as_expected(None if node is None else node.etag, expected):
-                raise _LostError
+                raise _VersionError
             return change(view)
 
         try:
             await self.session.change(checked)
-        except _LostError:
+        except _VersionError:
             return False
         return True
 
@@ -207,24 +228,24 @@ class SessionStore:
             return None if node is None else Entity.at(Inline(node.document, node.etag))
         if (address := view.address(key)) is None:
             return None
-        entity, _ = await find_chunk(session, view, address)
+        entity, _ = await session.find_chunk(view, address)
         if entity is not None:
             session.remember(key, entity)
         return entity
 
     async def _read(self, entity: Entity, wanted: ByteRange) -> bytes:
-        if isinstance(place := entity.source, Inline):
-            return place.data[wanted.start : wanted.stop]
+        if isinstance(source := entity.source, Inline):
+            return source.data[wanted.start : wanted.stop]
         if not wanted.length:
             return b""
-        inner, condition = place.byte_range.narrow(wanted), condition_of(place.version)
-        found = await self.session.store.get(place.ref, inner, if_match=condition)
+        inner, condition = source.byte_range.narrow(wanted), condition_of(source.version)
+        found = await self.session.store.get(source.ref, inner, if_match=condition)
         if not isinstance(found, Found) or found.byte_range != inner:
-            raise DamagedError(place.ref, "does not exist, or is too short, and is referred to")
+            raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
         return found.data
 
     async def _joined(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> bytes:
-        """Put *pieces* together; ranges are read from the version *expected*."""
+        """Join *pieces*; byte ranges are read from the version *expected*."""
         spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
         if not spans:
             return b"".join(piece for piece in pieces if isinstance(piece, bytes))
@@ -236,22 +257,167 @@ class SessionStore:
         return assemble(pieces, spans, read)
 
 
-def _demand_chunk(view: SessionView, key: str) -> ChunkAddress:
-    """Find the chunk that *key* names.
+def _require_chunk(view: SessionView, key: str) -> ChunkAddress:
+    """Return the chunk that *key* names.
 
-    Raises: `BadKeyError`, `ConflictError` where there is no array.
+    Raises: `BadKeyError`, `ConflictError` if the array does not exist.
     """
     if (address := view.address(key)) is not None:
         return address
     node, rest = view.around(key)
     if node is None or node.grid is None:
-        raise ConflictError(f"{key}: no zarr.json, and no array is there that it could be of")
+        raise ConflictError(f"{key} is not a zarr.json, and no array of the session contains it")
     if node.grid.keys.parse(rest) is not None:
         shape = list(node.grid.shape)
-        raise BadKeyError(f"{key}: the array /{node.path} has room for {shape} chunks only")
-    raise BadKeyError(f"{key}: neither zarr.json nor a chunk, and a repository has nothing else")
+        raise BadKeyError(
+            f"{key}: outside of the chunk grid of /{node.path}, whose shape is {shape}"
+        )
+    raise BadKeyError(f"{key} is neither a zarr.json nor a chunk; repositories hold nothing else")
 
 
-async def _piece(data: bytes) -> AsyncIterator[bytes]:
+async def _single_piece(data: bytes) -> AsyncIterator[bytes]:
     if data:
         yield data
+
+
+class _NodeKeys(NamedTuple):
+    """Contiguous keys of a node: its document, or all its chunks."""
+
+    start: str
+    """Common prefix of the keys."""
+    node: ViewedNode
+    is_document: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionListing:
+    """One listing of the keys of *view* that lie in *window*."""
+
+    session: Session
+    view: SessionView
+    window: Window
+    bucket: str
+
+    async def run(self) -> AsyncGenerator[Listed]:
+        """Yield keys in byte order, and common prefixes without a size."""
+        folded, window = None, self.window
+        for part in await asyncio.to_thread(self._parts):
+            if (start := window.fold(part.start)) is None:
+                async for listed in self._list(part):
+                    if listed.size is not None or listed.ref.key != folded:
+                        yield listed
+                    folded = listed.ref.key if listed.size is None else folded
+            elif start != folded and window.opens(start) and await self._has_keys(part, start):
+                folded = start
+                yield self._listed(start, None)
+
+    def _listed(self, key: str, nbytes: int | None, etag: ETag | None = None) -> Listed:
+        return Listed(ObjectRef(self.bucket, key), nbytes, etag)
+
+    def _parts(self) -> list[_NodeKeys]:
+        found = []
+        for path in self.view.paths():
+            if (node := self.view.node(path)) is None:
+                continue
+            found.append(_NodeKeys(node.folder + DOCUMENT, node, is_document=True))
+            if node.grid is not None:
+                start = node.folder + node.grid.keys.beginning()
+                found.append(_NodeKeys(start, node, is_document=False))
+        wanted = (part for part in found if self.window.meets(part.start))
+        return sorted(wanted, key=attrgetter("start"))
+
+    async def _has_keys(self, part: _NodeKeys, folded: str) -> bool:
+        """Return whether *part*, whose keys all begin with *folded*, has any."""
+        if part.is_document or (part.node.folder + DOCUMENT).startswith(folded):
+            return True
+        return len((await self._chunks(part.node))[0]) > 0
+
+    async def _list(self, part: _NodeKeys) -> AsyncGenerator[Listed]:
+        node, window = part.node, self.window
+        if part.is_document or node.grid is None:
+            if window.admits(part.start):
+                yield self._listed(part.start, len(node.document), node.etag)
+            return
+        rows, journaled = await self._chunks(node)
+        keys, shape = node.grid
+        grid = Grid(rows, (1,) * len(shape), shape, lambda at: node.folder + keys.beginning(at))
+        walk = grid.walk(window)
+
+        async def look_up(coords: tuple[int, ...]) -> Listed | None:
+            key = grid.spell(coords)
+            if (folded := window.fold(key)) is not None:
+                return self._listed(folded, None) if window.opens(folded) else None
+            if not window.admits(key):
+                return None
+            return await self._look_up(ChunkAddress(node, coords), key, journaled.get(coords))
+
+        while batch := await asyncio.to_thread(lambda: list(islice(walk, _LISTED_AT_ONCE))):
+            for listed in await bounded_gather(look_up, batch):
+                if listed is not None:
+                    yield listed
+
+    async def _chunks(self, node: ViewedNode) -> tuple[Coords, _Journaled]:
+        """Return the coords of an array's chunks, ``(count, ndim)`` in C order, and its journal."""
+        session = self.session
+        journaled: _Journaled = {}
+        if is_journaled(self.view.session):
+            journaled = await session.journal.entries(node.node_id)
+        stored = []
+        for object_id, _ in node.manifests:
+            manifest = await session.repository.manifest(object_id, session.fetch)
+            shape = () if node.grid is None else node.grid.shape
+            stored.append(manifest.coords(node.node_id, len(shape)))
+        return await asyncio.to_thread(_overlay, node, stored, journaled), journaled
+
+    async def _look_up(
+        self, address: ChunkAddress, key: str, entry: ListedEntry | None
+    ) -> Listed | None:
+        """Return the size of a chunk, and its ETag unless that takes a request for the object."""
+        session = self.session
+        if entry is not None:
+            kept = await session.journal.get(address, entry.etag)
+            if kept is None or kept.entry is None:
+                return None
+            entity = session.entity_of(kept.entry)
+            return self._listed(key, entity.length, entity.etag)
+        if (found := await session.lookup(address)) is None:
+            return None
+        manifest, reference = found
+        match reference:
+            case Inlined(byte_range):
+                data = manifest.read(byte_range)
+                return self._listed(key, len(data), version_of(data))
+            case Native(_, byte_range):
+                etag = session.entity_of(reference).etag
+                return self._listed(key, byte_range.length, etag)
+            case Virtual(_, byte_range, _):
+                return self._listed(key, byte_range.length)
+
+
+def _overlay(node: ViewedNode, stored: list[Coords], journaled: _Journaled) -> Coords:
+    """Merge the coords in the journal with those *stored* in the parent, ``(count, ndim)``."""
+    shape = () if node.grid is None else node.grid.shape
+    ndim = len(shape)
+    changed = _rows(list(journaled), ndim)
+    present = _rows([coords for coords, each in journaled.items() if not each.is_deletion], ndim)
+    old = np.concatenate([_rows([], ndim), *stored])
+    if len(old) and len(changed):
+        old = old[~_is_among(old, changed)]
+    rows = np.concatenate([old, present])
+    rows = rows[(rows < np.array(shape, np.uint64)).all(axis=1)]
+    return np.unique(rows, axis=0) if ndim else rows[:1]
+
+
+def _rows(coords: list[tuple[int, ...]], ndim: int) -> Coords:
+    fitting = [each for each in coords if len(each) == ndim]
+    return np.array(fitting, np.uint32).reshape(len(fitting), ndim)
+
+
+def _is_among(rows: Coords, others: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return for each of *rows* whether it is one of *others*."""
+    both = np.concatenate([rows, others])
+    if not both.shape[1]:
+        return np.ones(len(rows), np.bool_)
+    _, index = np.unique(both, axis=0, return_inverse=True)
+    index = index.reshape(-1)
+    return np.isin(index[: len(rows)], index[len(rows) :])

@@ -1,12 +1,14 @@
-"""The sessions of all repositories: begun, found on any replica, discarded, swept away."""
+"""Sessions of all repositories: created, opened on any replica, discarded, swept when expired."""
 
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+from weakref import WeakValueDictionary
 
 import cachetools
 
@@ -16,10 +18,10 @@ from app.errors import (
     ClockSkewError,
     ShardgateError,
     StorageError,
+    StorageUnavailableError,
     UnknownRefError,
     UnknownSessionError,
 )
-from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.keys import Branch
 from app.formats.icechunk.repository import Repository
@@ -32,60 +34,77 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
-from app.resolve.icechunk.journal import Journal, Place, list_sessions
-from app.resolve.icechunk.ledger import Ledger
 from app.resolve.icechunk.repo_swap import demand_clock
-from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.icechunk.session import Entities, Session, weigh_entity
+from app.resolve.icechunk.repository import OpenedRepository
+from app.resolve.icechunk.session import Entities, Session, entity_nbytes
+from app.resolve.icechunk.session_objects import (
+    EntryCache,
+    SessionDocumentStore,
+    SessionJournal,
+    SessionLocation,
+    entry_nbytes,
+    list_sessions,
+)
 from app.resolve.icechunk.session_store import SessionStore
-from app.resolve.icechunk.session_stores import SessionStores
 from app.resolve.metadata_cache import ReadCache, SizedLRUCache
 from app.storage.contract import ABSENT, Conflict, ObjectStore
+from app.storage.wrappers import StoreWrapper
 
 LIFETIME_S: Final = 24 * 3600.0
-"""A session that nobody writes to ends after so long."""
-_MOST_SWEPT: Final = 100
-"""So many sessions are looked at when another one begins."""
+"""Life of a session after its last write."""
+_MAX_SWEPT: Final = 100
+"""Sessions checked for expiry when another one is created."""
 _SWEEP_S: Final = 2.0
-"""So long that takes at most; the next one goes on."""
-_MOST_KNOWN: Final = 10_000
-_ASKED_AT_ONCE: Final = 16
-_LOOKED_AT_AGAIN_S: Final = 600.0
+"""Time limit of a sweep; the next one continues."""
+_SWEEP_AGAIN_S: Final = 600.0
+_MAX_CHECKED: Final = 10_000
+_READS_AT_ONCE: Final = 16
 _JOURNAL_NBYTES: Final = 32 * 1024**2
 _ENTITIES_NBYTES: Final = 32 * 1024**2
+_MAX_STORES: Final = 1024
+_MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class SessionReport:
-    """How a session stands."""
+class SessionStores(StoreWrapper):
+    """Stores of recently used sessions, each behind a bucket of its own."""
 
-    session_id: str
-    branch: str
-    parent_id: str
-    created_at_s: float
-    expires_at_s: float
-    state: str
-    """``open``, ``sealed`` while it is being committed, or ``committed``."""
-    snapshot_id: str | None
-    """What it became."""
+    def __init__(self) -> None:
+        self._recent = OrderedDict[str, SessionStore]()
+        self._alive = WeakValueDictionary[str, SessionStore]()
+        """Includes evicted stores that requests still use."""
 
+    def find(self, root: ObjectRef) -> SessionStore | None:
+        """Return the store of the session whose keys are below *root*."""
+        if root.bucket in self._recent:
+            self._recent.move_to_end(root.bucket)
+        return self._alive.get(root.bucket)
 
-def report(session_id: str, document: SessionDocument) -> SessionReport:
-    """Tell how a session stands."""
-    state = document.state
-    return SessionReport(
-        session_id,
-        document.branch,
-        document.parent_id,
-        document.created_at_s,
-        document.expires_at_s,
-        type(state).__name__.lower(),
-        state.snapshot_id if isinstance(state, Committed) else None,
-    )
+    def add(self, store: SessionStore) -> SessionStore:
+        """Keep *store*, and evict the least recently used ones over the limits."""
+        self._recent[store.root.bucket] = self._alive[store.root.bucket] = store
+        while len(self._recent) > 1 and self._is_full():
+            self._recent.popitem(last=False)
+        return store
+
+    def store_of(self, ref: ObjectRef) -> SessionStore:
+        """Return the store of the session that has the key *ref*."""
+        if (store := self._alive.get(ref.bucket)) is None:
+            raise StorageUnavailableError(ref, "the session was not opened")
+        return store
+
+    async def aclose(self) -> None:
+        """Do nothing: the underlying store is closed by its owner."""
+
+    def _is_full(self) -> bool:
+        """Return whether a limit is exceeded; a snapshot shared by sessions counts once."""
+        sessions = [store.session for store in self._recent.values()]
+        parents = {id(parent): parent.nbytes for each in sessions if (parent := each.parent)}
+        nbytes = sum(each.nbytes for each in sessions) + sum(parents.values())
+        return len(sessions) > _MAX_STORES or nbytes > _MAX_STORES_NBYTES
 
 
 class Sessions:
-    """Begins, finds and ends sessions; the keys of each are in a bucket of *stores*."""
+    """Creates, opens and ends sessions; their keys are served by *stores*."""
 
     def __init__(
         self,
@@ -99,14 +118,16 @@ class Sessions:
         self._fetch = fetch
         self._lifetime_s = lifetime_s
         self._clock = clock
-        self._journal = Journal(store, max_bytes=_JOURNAL_NBYTES)
-        self._entities: Entities = SizedLRUCache(_ENTITIES_NBYTES, weigh_entity)
-        self._looked_at: cachetools.LRUCache[Place, float] = cachetools.LRUCache(_MOST_KNOWN)
-        """Until when nothing has to be done about a session that nobody uses."""
+        self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
+        self._entities: Entities = SizedLRUCache(_ENTITIES_NBYTES, entity_nbytes)
+        self._sweep_at: cachetools.LRUCache[SessionLocation, float] = cachetools.LRUCache(
+            _MAX_CHECKED
+        )
+        """When a session has to be checked for expiry again."""
         self.stores = SessionStores()
 
-    async def create(self, opened: OpenedRepository, branch: str) -> SessionReport:
-        """Begin a session at the tip of *branch*.
+    async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
+        """Create a session at the tip of *branch*, and return its id and document.
 
         Raises: `UnknownRefError`, `ReadOnlyError`, `LockedError`, `ClockSkewError`,
         `UnwritableError`, `StorageError`.
@@ -117,149 +138,136 @@ class Sessions:
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
         if tip is None:
             raise UnknownRefError(f"there is no branch {branch} in {opened.directory}")
-        now_s = self._clock()
+        now_s, inline_nbytes = self._clock(), 0
+        if not isinstance(info.config, DecodeError):
+            inline_nbytes = info.config.inline_chunk_threshold_bytes
         document = SessionDocument(
-            branch, tip.snapshot_id, _inline_nbytes(info.config), now_s, now_s + self._lifetime_s
+            branch, tip.snapshot_id, inline_nbytes, now_s, now_s + self._lifetime_s
         )
-        place = Place(opened.directory, encode_id(secrets.token_bytes(OBJECT_ID_NBYTES)))
-        made = await self._store.put(place.document, [encode_session(document)], expected=ABSENT)
+        session_id = encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))
+        name = SessionLocation(opened.directory, session_id).document
+        made = await self._store.put(name, [encode_session(document)], expected=ABSENT)
         if isinstance(made, Conflict):
-            raise BusyError("no id was free")
+            raise BusyError(f"{name}: a session of this random id exists already")
         try:
-            await demand_clock(self._store, place.document, now_s)
+            await demand_clock(self._store, name, now_s)
         except ClockSkewError:
-            await self._store.delete(place.document, expected=None)
+            await self._store.delete(name, expected=None)
             raise
-        with suppress(StorageError, TimeoutError):  # others go on, when they begin a session
+        with suppress(StorageError, TimeoutError):  # the next session created continues
             async with asyncio.timeout(_SWEEP_S):
                 await self._sweep(opened)
-        return report(place.session_id, document)
+        return session_id, document
 
-    async def find(self, repository: Repository, session_id: str, fetch: Fetch) -> Session:
-        """Find a session, and ask how it stands; the snapshot that it builds on may be gone.
+    async def open(self, repository: Repository, session_id: str, fetch: Fetch) -> SessionStore:
+        """Open a session and read its document; its parent may no longer exist.
 
         Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
         """
-        session = self._session(repository, session_id, fetch)
-        await session.ask()
-        return session
+        if decode_id(session_id) is None:
+            raise UnknownSessionError(f"there is no session {session_id}")
+        root = _root_of(repository, session_id)
+        if (store := self.stores.find(root)) is None:
+            location = SessionLocation(repository.directory, session_id)
+            session = Session(
+                location,
+                repository,
+                self._store,
+                fetch,
+                SessionJournal(self._store, location, self._entries),
+                entities=self._entities,
+                lifetime_s=self._lifetime_s,
+                clock=self._clock,
+            )
+            store = self.stores.add(SessionStore(session, root))
+        await store.session.read()
+        return store
 
-    async def every(self, opened: OpenedRepository) -> list[SessionReport]:
-        """Tell how all sessions stand that go on, in the order of their ids."""
+    async def list_all(self, opened: OpenedRepository) -> dict[str, SessionDocument]:
+        """Return the documents of the live sessions of a repository, ordered by session id."""
 
-        async def ask(session_id: str) -> SessionReport | None:
-            document = await self._ledger(opened, Place(opened.directory, session_id)).ask()
+        async def read(session_id: str) -> SessionDocument | None:
+            document = await self._documents(opened, session_id).read()
             if document is None or isinstance(document.state, Discarded):
                 return None
-            return report(session_id, document) if document.expires_at_s > self._clock() else None
+            return document if document.expires_at_s > self._clock() else None
 
         ids = [each async for each in list_sessions(self._store, opened.directory)]
-        asked = await bounded_gather(ask, ids, limit=_ASKED_AT_ONCE)
-        return [each for each in asked if each is not None]
+        documents = await bounded_gather(read, ids, limit=_READS_AT_ONCE)
+        return {each: found for each, found in zip(ids, documents, strict=True) if found}
 
     async def discard(self, session: Session) -> None:
-        """End *session*, and remove what is stored of it but files of chunks.
+        """End *session* and delete its document and journal; chunk files stay.
 
         Raises: `BusyError` while it is being committed, `UnknownSessionError`.
         """
 
         def edit(document: SessionDocument | None) -> SessionDocument:
-            document = session.demand_there(document)
+            document = session.require_live(document)
             if isinstance(state := document.state, Sealed) and state.until_s > self._clock():
                 raise BusyError("the session is being committed")
             return _discarded(document)
 
-        await session.ledger.change(edit)
-        await self._remove(session.place)
-
-    def _session(self, repository: Repository, session_id: str, fetch: Fetch) -> Session:
-        if decode_id(session_id) is None:
-            raise UnknownSessionError(f"there is no session {session_id}")
-        root = root_of(repository, session_id)
-        if (store := self.stores.find(root)) is None:
-            session = Session(
-                Place(repository.directory, session_id),
-                repository,
-                self._store,
-                fetch,
-                self._journal,
-                entities=self._entities,
-                lifetime_s=self._lifetime_s,
-                clock=self._clock,
-            )
-            store = self.stores.add(root, SessionStore(session))
-        return store.session
+        await session.documents.edit(edit)
+        await self._remove(session.location)
 
     async def _sweep(self, opened: OpenedRepository) -> None:
-        """Remove what has ended, as far as that takes no long time and can be done."""
+        """Remove expired sessions, and the journals of committed ones."""
         count = 0
         async for session_id in list_sessions(self._store, opened.directory):
-            place = Place(opened.directory, session_id)
-            if self._looked_at.get(place, 0.0) > self._clock():
+            location = SessionLocation(opened.directory, session_id)
+            if self._sweep_at.get(location, 0.0) > self._clock():
                 continue
-            self._looked_at[place] = self._clock() + _LOOKED_AT_AGAIN_S
+            self._sweep_at[location] = self._clock() + _SWEEP_AGAIN_S
             try:
                 with suppress(ShardgateError):
-                    await self._tidy(place, self._ledger(opened, place))
+                    await self._tidy(location, self._documents(opened, session_id))
             except asyncio.CancelledError:
-                self._looked_at.pop(place, None)
+                self._sweep_at.pop(location, None)
                 raise
             count += 1
-            if count == _MOST_SWEPT:
+            if count == _MAX_SWEPT:
                 return
 
-    def _ledger(self, opened: OpenedRepository, place: Place) -> Ledger:
-        """Ask for the document of a session of which nothing else is wanted."""
-        return Ledger(self._store, place.document, limit_nbytes=opened.repository.limit_nbytes)
+    def _documents(self, opened: OpenedRepository, session_id: str) -> SessionDocumentStore:
+        name = SessionLocation(opened.directory, session_id).document
+        limit_nbytes = opened.repository.limit_nbytes
+        return SessionDocumentStore(self._store, name, limit_nbytes=limit_nbytes)
 
-    async def _tidy(self, place: Place, ledger: Ledger) -> None:
-        document = await ledger.ask()
-        if document is None:
-            return
-        if await self._is_over(ledger, document):
-            await self._remove(place)
-        elif isinstance(document.state, Committed):
-            await self._journal.clear(place)
-            self._looked_at[place] = document.expires_at_s
+    async def _tidy(self, location: SessionLocation, documents: SessionDocumentStore) -> None:
+        """Remove one session if it has ended, or its journal if it is committed.
 
-    async def _is_over(self, ledger: Ledger, document: SessionDocument) -> bool:
-        """Tell whether nobody writes to a session any more, and none will.
-
-        It is marked before anything is removed: who writes to it or commits it at this moment
-        either has made it last longer, or finds out.
+        The document is marked before anything is removed: a write or commit at the same time
+        either postpones the end before, or sees the mark.
         """
 
-        def edit(document: SessionDocument | None) -> SessionDocument | None:
-            if document is None or document.expires_at_s > self._clock():
-                return document
-            return _discarded(document)
+        def discard_expired(document: SessionDocument | None) -> SessionDocument | None:
+            is_live = document is None or document.expires_at_s > self._clock()
+            return document if is_live or document is None else _discarded(document)
 
-        now: SessionDocument | None = document
-        if document.expires_at_s <= self._clock():
-            now = await ledger.change(edit)
-        return now is not None and isinstance(now.state, Discarded)
+        document = await documents.read()
+        if document is not None and document.expires_at_s <= self._clock():
+            document = await documents.edit(discard_expired)
+        if document is None:
+            return
+        if isinstance(document.state, Discarded):
+            await self._remove(location)
+        elif isinstance(document.state, Committed):
+            await SessionJournal(self._store, location, self._entries).clear()
+            self._sweep_at[location] = document.expires_at_s
 
-    async def _remove(self, place: Place) -> None:
-        """Remove the journal, then the document, by which others would find the rest."""
-        await self._journal.clear(place)
-        await self._store.delete(place.document, expected=None)
+    async def _remove(self, location: SessionLocation) -> None:
+        """Remove the journal, and the document last: a sweep finds the journal by it."""
+        await SessionJournal(self._store, location, self._entries).clear()
+        await self._store.delete(location.document, expected=None)
 
 
-def root_of(repository: Repository, session_id: str) -> ObjectRef:
-    """Name the root of the keys of a session.
-
-    Who may follow other references sees another session.
-    """
+def _root_of(repository: Repository, session_id: str) -> ObjectRef:
+    """Return the root of a session's keys, which depends on the permitted virtual references."""
     more = f"+{hash(repository.allowed):x}" if repository.allowed else ""
     return ObjectRef(f"{repository.directory}/@session.{session_id}{more}", "")
 
 
 def _discarded(document: SessionDocument) -> SessionDocument:
-    """Mark *document*, once."""
     is_marked = isinstance(document.state, Discarded)
     return document if is_marked else replace(document, state=Discarded(), nodes={})
-
-
-def _inline_nbytes(config: Config | DecodeError) -> int:
-    """Tell which chunks are kept inline; who cannot know that keeps none."""
-    return 0 if isinstance(config, DecodeError) else config.inline_chunk_threshold_bytes

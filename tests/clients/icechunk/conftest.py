@@ -45,6 +45,12 @@ def _silent() -> None:
     icechunk.set_logs_filter("error")
 
 
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    """Return each version of repositories."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write every repository once: a bucket of many, ``eventful/v2`` and so on."""
@@ -74,7 +80,7 @@ def remote(written: Path, seaweedfs: SeaweedFS) -> Generator[str]:
 
 @pytest.fixture(scope="session", params=["local", "remote"])
 def service(request: pytest.FixtureRequest) -> str:
-    """Give the URL of the service, once in front of each store."""
+    """Return the URL of the service, for each store."""
     url: str = request.getfixturevalue(request.param)
     return url
 

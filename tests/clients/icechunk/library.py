@@ -1,4 +1,4 @@
-"""What the library itself tells of a repository: the answer that ours is compared with."""
+"""Reading by the library, and comparisons of the service with it."""
 
 import asyncio
 import itertools
@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import icechunk
+import numpy as np
+import obstore.store
+import zarr
+import zarr.storage
 from icechunk import Repository, Session
 from zarr.core.buffer import default_buffer_prototype
 
-from tests.clients.writing import Json
+from tests.clients.arrays import BY_NAME
+from tests.clients.writing import Json, quiet, same
 from tests.seaweedfs import SeaweedFS
 
 
@@ -62,7 +68,7 @@ class Node:
 
     @property
     def is_sharded(self) -> bool:
-        """Tell whether its codecs have shards; that they can be opened is another matter."""
+        """Return whether its codecs include sharding."""
         return any(each["name"] == "sharding_indexed" for each in self.document.get("codecs", []))
 
     def key(self, name: str) -> str:
@@ -92,7 +98,7 @@ async def _read_all(store: Any, without_chunks: Container[str]) -> list[Node]:
 
 
 def chunk_keys(document: Json) -> Iterator[str]:
-    """Spell the keys of an array's grid, and of a border around it."""
+    """Yield the chunk keys of an array's grid, and of a border around it."""
     if document["node_type"] == "group":
         return
     sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
@@ -101,21 +107,56 @@ def chunk_keys(document: Json) -> Iterator[str]:
         yield "/".join(("c", *map(str, coords)))
 
 
-def contents_of(repo: Repository) -> dict[str, dict[str, bytes]]:
-    """Read everything that branches and tags lead to, the parents of their snapshots too."""
-    ids = {repo.lookup_branch(name) for name in repo.list_branches()}
-    ids |= {repo.lookup_tag(name) for name in repo.list_tags()}
-    every = {each.id for tip in ids for each in repo.ancestry(snapshot_id=tip)}
-    return {each: _stored(repo.readonly_session(snapshot_id=each)) for each in sorted(every)}
+def compare_nodes(client: httpx.Client, base: str, nodes: list[Node], store: Any) -> None:
+    """Compare all documents and chunks below *base*, and the values of sharded arrays."""
+    for node in nodes:
+        if node.is_sharded:
+            compare_values(f"{client.base_url}{base}", store, node.path)
+        else:
+            compare_chunks(client, base, node)
 
 
-def _stored(session: Session) -> dict[str, bytes]:
-    async def read() -> dict[str, bytes]:
-        found = {}
-        async for key in session.store.list():
-            value = await session.store.get(key, default_buffer_prototype())
-            assert value is not None, key
-            found[key] = value.to_bytes()
-        return found
+def compare_documents(client: httpx.Client, base: str, nodes: list[Node]) -> None:
+    """Compare the ``zarr.json`` of every node; that of the root is consolidated."""
+    served = {}
+    for node in nodes:
+        answer = client.get(f"{base}/{node.key('zarr.json')}")
+        assert answer.status_code == 200, (base, node.path, answer.text)
+        served[node.path] = answer.json()
+        if not node.path:
+            assert without_members(served[""]) == without_members(node.document), base
+        elif not node.is_sharded:
+            assert answer.content == node.stored, (base, node.path)
+    told = served.pop("")["consolidated_metadata"]
 
-    return asyncio.run(read())
+    assert told == {"kind": "inline", "must_understand": False, "metadata": served}
+
+
+def without_members(document: Json) -> Json:
+    """Leave out what the service puts into the root."""
+    return {name: value for name, value in document.items() if name != "consolidated_metadata"}
+
+
+def compare_chunks(client: httpx.Client, base: str, node: Node) -> None:
+    """Compare all chunks of an array that is not sharded."""
+    for key, expected in node.chunks.items():
+        answer = client.get(f"{base}/{node.key(key)}")
+        told = (answer.status_code, answer.content if answer.status_code == 200 else None)
+        assert told == (404 if expected is None else 200, expected), (base, node.path, key)
+
+
+def compare_values(url: str, store: Any, path: str) -> None:
+    """Read a sharded array with zarr-python from the service; see what the library gives it.
+
+    Some it cannot read while they are sharded; what those hold is known.
+    """
+    options: Any = {"allow_http": True}
+    over_http = obstore.store.HTTPStore.from_url(f"{url}/{path}", client_options=options)
+    with quiet():
+        found: Any = zarr.open_array(zarr.storage.ObjectStore(over_http, read_only=True), mode="r")
+        if (case := "/".join(path.split("/")[-2:])) in BY_NAME:
+            expected = BY_NAME[case].values
+        else:
+            expected = np.asarray(zarr.open_array(store, path=path, mode="r")[...])
+        assert found.shards is None
+        same(found[...], expected)

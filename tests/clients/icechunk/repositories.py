@@ -79,7 +79,7 @@ def storage(folder: Path) -> icechunk.Storage:
 
 
 def spec(version: str) -> int:
-    """Tell the version of the specification that a repository begins with."""
+    """Return the format version that a repository starts with."""
     return 2 if version == "v2" else 1
 
 
@@ -175,6 +175,26 @@ def _again(store: Any) -> None:
     root["group/x"][:] = 11
     root["shrunk"].resize((12,))
     root["group/below/é 日本/y"][4, 4] = 1
+
+
+def write_kinds(store: Any, *, whole: bool = True) -> None:
+    """Write arrays of two stored chunks, native and inline; sharded ones maybe not as a *whole*."""
+    root = zarr.create_group(store)
+    for name, length in (("native", 100), ("inline", 4)):
+        array = root.create_array(
+            name, shape=(2 * length,), chunks=(length,), dtype="u1", compressors=None
+        )
+        array[...] = counted((2 * length,), "u1")
+    for name, length in (("sharded", 200), ("small", 4)):
+        array = root.create_array(
+            name,
+            shape=(2 * length,),
+            chunks=(length // 2,),
+            shards=(length,),
+            dtype="u1",
+            compressors=None,
+        )
+        array[: None if whole else length + 1] = 5
 
 
 def write_eventful(folder: Path, version: str, cases: Path) -> None:

@@ -1,7 +1,7 @@
 """Clients that know nothing of Icechunk open a version of a repository over HTTP."""
 
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import numpy as np
 import obstore.store
@@ -13,7 +13,7 @@ import zarr.storage
 
 from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.conftest import from_each_store
-from tests.clients.icechunk.repositories import ODD_TAGS, SHARDED, VERSIONS
+from tests.clients.icechunk.repositories import SHARDED, VERSIONS
 from tests.clients.writing import counted, quiet, same
 
 UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}
@@ -36,13 +36,13 @@ OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
 
 @pytest.fixture(params=list(OPENERS))
 def opener(request: pytest.FixtureRequest) -> Any:
-    """Give each way to open a URL."""
+    """Return each way to open a URL."""
     return OPENERS[request.param]
 
 
 @pytest.fixture(params=VERSIONS)
 def root(request: pytest.FixtureRequest, service: str) -> str:
-    """Give the URL of the eventful repository in each version."""
+    """Return the URL of the eventful repository in each version."""
     return f"{service}/bucket/eventful/{request.param}"
 
 
@@ -65,13 +65,6 @@ def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
         expected[6, 4] = -2
     same(group["native"][...], expected)
     same(members["inline"][...], counted((7, 5), "u1"))
-
-
-@pytest.mark.parametrize("tag", ODD_TAGS[:-1])
-def test_odd_names_open(local: str, opener: Any, tag: str) -> None:
-    """A ref with any name can be opened, once it is percent-encoded."""
-    url = f"{local}/bucket/eventful/v2/@tag.{quote(tag, safe='')}"
-    same(opener(f"{url}/shrunk")[...], np.arange(4) + 1)
 
 
 def test_lists_nested_groups(root: str) -> None:
@@ -98,18 +91,6 @@ def test_lists_the_root_of_main(root: str) -> None:
 
 
 @pytest.mark.parametrize("branch", ["main", "native"])
-@pytest.mark.parametrize("name", SHARDED)
-def test_sharded_arrays_are_unsharded(local: str, branch: str, name: str) -> None:
-    """Inline or native, an array that its own library could not take apart reads inner chunks."""
-    case = BY_NAME[name]
-    with quiet():
-        array = over_fsspec(f"{local}/bucket/placed/migrated/@branch.{branch}/{name}")
-        same(array[...], case.values)
-
-    assert (array.chunks, array.shards) == (case.served, None)
-
-
-@pytest.mark.parametrize("branch", ["main", "native"])
 @pytest.mark.parametrize("name", [name for name in SHARDED if name not in UNKNOWN_TO_TENSORSTORE])
 def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
     """TensorStore's `zarr3` driver reads all that it can decode."""
@@ -117,16 +98,6 @@ def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
     array = tensorstore.open({"driver": "zarr3", "kvstore": url}, open=True).result()
 
     same(array.read().result(), BY_NAME[name].values)
-
-
-@from_each_store
-@pytest.mark.parametrize("path", ["native", "scalar", "empty", "partly", "big", "group/x"])
-def test_tensorstore_reads_versions(root: str, path: str) -> None:
-    """TensorStore reads what zarr-python reads, at a tag."""
-    spec = {"driver": "zarr3", "kvstore": f"{root}/@tag.first/{path}/"}
-    array = tensorstore.open(spec, open=True).result()
-
-    same(array.read().result(), np.asarray(over_obstore(f"{root}/@tag.first/{path}")[...]))
 
 
 def test_xarray_opens_a_tag(service: str) -> None:

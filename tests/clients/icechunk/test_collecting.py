@@ -27,7 +27,7 @@ def _commit(services: Replicas, value: int) -> str:
 def test_what_sessions_wrote_stays_while_it_is_younger_than_the_limit(
     tmp_path: Path, *, is_old: bool
 ) -> None:
-    """A limit above the longest life of a session takes only what nothing leads to."""
+    """Garbage collection with a limit above the longest life of a session spares its chunks."""
     folder = tmp_path / "repo"
     with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as services:
         for value in (1, 2, 3):
@@ -52,7 +52,7 @@ def test_what_sessions_wrote_stays_while_it_is_younger_than_the_limit(
 def test_a_session_whose_first_snapshot_has_expired_conflicts_with_later_commits(
     tmp_path: Path,
 ) -> None:
-    """Nothing says any more what was changed since."""
+    """The changes since are unknown."""
     folder = tmp_path / "repo"
     with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as services:
         _commit(services, 1)

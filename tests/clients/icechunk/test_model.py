@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.model.machine import Repository
-from tests.clients.icechunk.model.state import Lab
+from tests.clients.icechunk.model.machine import Lab, Repository
 from tests.serving import serving
 
 
@@ -32,8 +31,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
         yield Lab(folder, (first, second), itertools.count())
 
 
-def run(lab: Lab, examples: int, steps: int) -> None:
-    """Run the model on repositories of their own."""
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(5, 12), pytest.param(100, 40, marks=pytest.mark.soak)]
+)
+def test_service_and_library_agree(lab: Lab, examples: int, steps: int) -> None:
+    """Each run of the model has repositories of its own."""
     config = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -41,14 +43,3 @@ def run(lab: Lab, examples: int, steps: int) -> None:
     )
     factory: Any = lambda: Repository(lab)  # noqa: E731 - it is typed as a class
     run_state_machine_as_test(factory, settings=config)
-
-
-def test_service_and_library_agree(lab: Lab) -> None:
-    """A short run."""
-    run(lab, 5, 12)
-
-
-@pytest.mark.soak
-def test_service_and_library_agree_for_long(lab: Lab) -> None:
-    """A long one."""
-    run(lab, 100, 40)

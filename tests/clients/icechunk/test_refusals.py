@@ -105,7 +105,7 @@ def _refer(store: Any, place: Elsewhere) -> None:
 
 
 def statuses(client: httpx.Client, method: str = "GET") -> dict[str, list[int]]:
-    """Ask for the chunks of every kind."""
+    """Return the statuses of the chunks of every kind."""
     return {
         kind: [client.request(method, f"/em/{kind}/c/{at}").status_code for at in range(3)]
         for kind in KINDS
@@ -113,13 +113,13 @@ def statuses(client: httpx.Client, method: str = "GET") -> dict[str, list[int]]:
 
 
 def test_follows_what_holds(client: httpx.Client) -> None:
-    """As long as nothing changes every reference gives bytes."""
+    """References to unchanged objects are served."""
     assert statuses(client) == dict.fromkeys(KINDS, [200] * 3)
     assert client.get("/em/etag/c/1").content == DATA[8:12]
 
 
 def test_follows_nothing_unasked(client: httpx.Client, target: Target) -> None:
-    """Without a setting nothing is followed, nor with a prefix that only begins alike."""
+    """References are followed only below an allowed prefix."""
     for dataset in ("shut", "beside"):
         for key in ("none/c/0", "etag/c/0", "none/c/1"):
             answer = client.get(f"/{dataset}/{key}")
@@ -130,7 +130,7 @@ def test_follows_nothing_unasked(client: httpx.Client, target: Target) -> None:
 
 
 def test_modified_object(client: httpx.Client, target: Target) -> None:
-    """A checksum that no longer holds is damage; without one the bytes are what they are."""
+    """A wrong checksum is damage; without a checksum the new bytes are served."""
     statuses(client)
     time.sleep(1.0)  # HTTP tells times in whole seconds
     target.replace(DATA[::-1])
@@ -141,7 +141,7 @@ def test_modified_object(client: httpx.Client, target: Target) -> None:
 
 
 def test_object_that_is_too_short(client: httpx.Client, target: Target) -> None:
-    """What does not reach as far as the reference is damage, for GET and HEAD."""
+    """An object shorter than the reference is damage, for GET and HEAD."""
     assert statuses(client) == dict.fromkeys(KINDS, [200] * 3)
     for length in (len(DATA) - 2, 2, 0):
         target.replace(DATA[:length])
@@ -153,7 +153,7 @@ def test_object_that_is_too_short(client: httpx.Client, target: Target) -> None:
 
 
 def test_object_that_is_gone(client: httpx.Client, target: Target) -> None:
-    """What is referred to and missing is damage: absence would be read as fill value."""
+    """A missing object is damage: 404 would be read as fill value."""
     target.remove()
 
     assert statuses(client) == dict.fromkeys(KINDS, [502] * 3)
@@ -161,7 +161,7 @@ def test_object_that_is_gone(client: httpx.Client, target: Target) -> None:
 
 
 def test_checksum_pins_every_read(client: httpx.Client, target: Target) -> None:
-    """Also a range of a chunk that was read before is refused once the object is another."""
+    """A range of a chunk is refused once the object has changed."""
     assert client.get("/em/etag/c/0", headers={"Range": "bytes=1-2"}).status_code == 206
     target.replace(DATA + b"!")
 

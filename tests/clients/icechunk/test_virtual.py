@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from tests.clients.asking import connect
-from tests.clients.icechunk.comparing import compare_documents, compare_nodes
-from tests.clients.icechunk.library import nodes_of
+from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
 from tests.clients.icechunk.repositories import VERSIONS, storage
 from tests.clients.icechunk.virtual import DATA, MANY, UNREAD, Elsewhere, open_virtual
 

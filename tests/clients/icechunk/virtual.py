@@ -17,7 +17,7 @@ from tests.clients.icechunk.repositories import commit, files_of, migrate, put, 
 from tests.seaweedfs import SeaweedFS
 
 DATA: Final = bytes((7 * at + at // 256) % 256 for at in range(5000))
-"""What the object ``data.bin`` holds, into which references lead."""
+"""Content of the object ``data.bin`` that references point into."""
 MANY: Final = 1200
 """References enough for the library to compress their locations with a dictionary."""
 SHARDED: Final = (
@@ -29,7 +29,7 @@ SHARDED: Final = (
     "plain/v3",
 )
 UNREAD: Final = ("file/etag", "http/etag", "file/many", "s3/many", "http/many")
-"""What the library does not read: the ETag it sends as If-Match lacks its quotes; and too many."""
+"""Not read by the library: it sends ETags without quotes as If-Match; and too many."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Elsewhere:
     modified: datetime
     """When it was there, and was not replaced yet."""
     store: Any
-    """How the library reads from there."""
+    """Object store of the library."""
     credentials: Any
 
 
@@ -91,7 +91,7 @@ def in_web(url: str, etag: str) -> Elsewhere:
 
 
 def authorized(places: Mapping[str, Elsewhere]) -> Any:
-    """Tell the library that it may follow references to *places*."""
+    """Authorize the library to follow references to *places*."""
     return icechunk.containers_credentials(
         {place.prefix: place.credentials for place in places.values()}
     )

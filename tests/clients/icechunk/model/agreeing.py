@@ -1,4 +1,4 @@
-"""What the service and the library tell of a repository, compared with each other and a model."""
+"""Content, history and operations of a repository, by the service and by the library."""
 
 import asyncio
 import json
@@ -11,16 +11,16 @@ from typing import Any
 import icechunk
 from zarr.core.buffer import default_buffer_prototype
 
-from tests.clients.icechunk.comparing import without_members
+from tests.clients.icechunk.library import without_members
 from tests.clients.icechunk.model.trees import Tree, chunk_key, key_of
 from tests.clients.icechunk.model.writers import Replica
 
 type Content = Mapping[str, bytes | None]
-"""What is under each key, also under those that are not there."""
+"""Body of each key; `None` for absent keys."""
 
 
 def compare_tree(content: Content, tree: Tree) -> None:
-    """Be sure that *content* is that of *tree*, and nothing else."""
+    """Check that *content* is exactly that of *tree*."""
     there = {key for key, data in content.items() if data is not None}
     assert there == set(keys_of(tree))
     for path, node in tree.items():
@@ -32,14 +32,14 @@ def compare_tree(content: Content, tree: Tree) -> None:
 
 
 def keys_of(tree: Tree) -> Iterator[str]:
-    """Give the keys that there are."""
+    """Yield the present keys."""
     for path, node in tree.items():
         yield key_of(path, "zarr.json")
         yield from (chunk_key(path, coords) for coords in node.chunks)
 
 
 def asked_keys(tree: Tree) -> list[str]:
-    """Give the keys of *tree*, of the places of its grids, and some that are not there."""
+    """Return the keys of *tree*, of its grids, and some absent ones."""
     keys = [*keys_of(tree), "zarr.json", "none/zarr.json", "none/c/0"]
     for path, node in tree.items():
         outside = [] if node.shape is None else [node.grid]
@@ -112,6 +112,6 @@ def _moment(text: str) -> datetime:
 
 
 def kind_of(update: icechunk.Update) -> str:
-    """Spell the kind of an update as the specification does."""
+    """Return the kind of an update as the specification spells it."""
     name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()

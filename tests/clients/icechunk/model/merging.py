@@ -1,4 +1,4 @@
-"""What a rebase is to come to: nodes by what they are, not by where."""
+"""Expected result of a rebase; nodes are identified by uid, not by path."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ type Touched = Mapping[int, Mapping[Coords, bytes | None]]
 
 @dataclass(frozen=True)
 class Theirs:
-    """What was committed since the parent, by paths as the library's diff tells them."""
+    """Changes since the parent, by the paths of the library's diff."""
 
     tree: Tree
     updated: frozenset[str]
@@ -20,7 +20,7 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Ours:
-    """What was changed in the parent *before*; *touched* are chunks of arrays that still are."""
+    """Our changes of the parent *before*; *touched* are chunks of remaining arrays."""
 
     before: Tree
     after: Tree
@@ -42,18 +42,6 @@ class _Merge:
         self.before, self.after = by_uid(ours.before), by_uid(ours.after)
         self.tip = by_uid(theirs.tree)
         self.touched, self.theirs, self.policy = ours.touched, theirs, policy
-        self.moved = {
-            uid: self.after[uid][0]
-            for uid, (path, _) in self.before.items()
-            if uid in self.after and self.after[uid][0] != path
-        }
-        groups = {self.before[uid][0]: path for uid, path in self.moved.items()}
-        for uid, (path, _) in self.tip.items():
-            above = path
-            while above != "/" and above not in groups:
-                above = parent_of(above)
-            if uid not in self.before and above in groups:
-                self.moved[uid] = groups[above] + path[len(above) :]
         self.deleted = self.before.keys() - self.after.keys()
         self.new = self.after.keys() - self.before.keys()
         self.updated = {
@@ -63,10 +51,9 @@ class _Merge:
         }
 
     def merge(self) -> dict[str, Node] | None:
-        if any((self._nodes_conflict(), self._chunks_conflict(), self._moves_conflict())):
+        if self._nodes_conflict() or self._chunks_conflict():
             return None
-        kept = {uid: at for uid, at in self.tip.items() if uid not in self.deleted}
-        merged = {uid: (self.moved.get(uid, path), node) for uid, (path, node) in kept.items()}
+        merged = {uid: at for uid, at in self.tip.items() if uid not in self.deleted}
         for uid in self.updated:
             path, node = merged[uid]
             mine = self.after[uid][1]
@@ -118,18 +105,6 @@ class _Merge:
             for uid in self.updated
             for coords in self._their_chunks(uid)
         )
-
-    def _moves_conflict(self) -> bool:
-        sources = {self.before[uid][0] for uid in self.moved if uid in self.before}
-        for uid, path in self.moved.items():
-            if uid not in self.tip:
-                if parent_of(self.before[uid][0]) not in sources:
-                    return True
-            elif path in self.theirs.tree:
-                there = self.theirs.tree[path].uid
-                if there not in self.moved and there not in self.deleted:
-                    return True
-        return False
 
     def _is_updated(self, uid: int) -> bool:
         path, node = self.tip[uid]

@@ -31,7 +31,7 @@ class Node:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many chunks there can be along each dimension."""
+        """Shape of the chunk grid."""
         return tuple(-(-length // _CHUNK) for length in self.shape or ())
 
     @property
@@ -41,11 +41,11 @@ class Node:
         return (ROOT if self.shape is None else array_document(*self.shape)) | attributes
 
     def places(self) -> list[Coords]:
-        """Give all places of the grid."""
+        """Return all coords of the grid."""
         return [] if self.shape is None else list(itertools.product(*map(range, self.grid)))
 
     def has(self, coords: Coords) -> bool:
-        """Tell whether *coords* are in the grid."""
+        """Return whether *coords* are in the grid."""
         return all(at < count for at, count in zip(coords, self.grid, strict=True))
 
     def pruned(self) -> "Node":
@@ -100,7 +100,7 @@ class Step:
 
 
 def steps(*what: str) -> st.SearchStrategy[Step]:
-    """Give steps of some kinds."""
+    """Return a strategy of steps of some kinds."""
     number = st.integers(0, 99)
     return st.builds(Step, st.sampled_from(what), number, number, st.integers(0, 9))
 
@@ -140,7 +140,7 @@ class Draft:
         return {path: node.pruned() for path, node in self.tree.items()}
 
     def touched(self) -> dict[int, dict[Coords, bytes | None]]:
-        """Tell what was last written to places that still are in arrays that still are."""
+        """Return the last write to each remaining coords of remaining arrays."""
         nodes = {node.uid: node for node in self.tree.values()}
         found: dict[int, dict[Coords, bytes | None]] = {}
         for edit in self.edits:

@@ -37,14 +37,14 @@ class Replica:
         return self.client.request(method, url, json=body, headers=given, params=query)
 
     def tell(self, route: str, **query: Any) -> Any:
-        """Ask for a route, which must be there."""
+        """GET a route, and return the answer."""
         wanted = {name.rstrip("_"): value for name, value in query.items() if value is not None}
         answer = self.client.get(f"/api/datasets/data{route}", params=wanted | {"path": self.path})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def pages(self, route: str, member: str, **query: Any) -> list[Any]:
-        """Ask for all pages of a list."""
+        """GET all pages of a list."""
         items, after = [], None
         while True:
             page = self.tell(route, after=after, **query)
@@ -53,7 +53,7 @@ class Replica:
                 return items
 
     def key(self, ref: str, key: str) -> str:
-        """Spell a key of a ref."""
+        """Return the path of a key of a ref."""
         return f"/data/{self.path}/{ref}/{quote(key)}"
 
     def begin(self, branch: str) -> dict[str, Any]:
@@ -84,11 +84,11 @@ class Replica:
                 raise ValueError(edit)
 
     def commit_session(self, session_id: str, **options: Any) -> httpx.Response:
-        """Ask for a commit of a session."""
+        """POST the commit of a session."""
         return self.send("POST", f"/sessions/{session_id}/commit", options)
 
     def commit(self, edits: Sequence[Edit], *, inline: int, **options: Any) -> httpx.Response:
-        """Ask for a commit of *edits* without a session."""
+        """POST a commit of *edits* without a session."""
         changes = [self._change(edit, inline) for edit in edits]
         return self.send("POST", "/commits", {"changes": changes} | options)
 
@@ -119,7 +119,7 @@ class Replica:
 
 
 def in_base64(data: bytes) -> str:
-    """Spell bytes in JSON."""
+    """Encode bytes for JSON."""
     return base64.b64encode(data).decode()
 
 

@@ -1,10 +1,11 @@
-"""The routes of sessions, and what is refused of their keys."""
+"""`app.http.api_sessions`: sessions on two replicas, and refused requests."""
 
 import json
 import secrets
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import icechunk
@@ -15,7 +16,7 @@ from tests.serving import serving
 from tests.sessions import GROUP, Replicas, array_document, replicas
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
-UNKNOWN = "0" * 19 + "0"
+SESSIONS = "/api/datasets/data/sessions"
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +29,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
 
 @pytest.fixture
 def session_id(pair: Replicas) -> str:
-    """Begin a session with the array ``a`` in it."""
+    """Begin a session that has the array ``a``."""
     session_id = pair.begin()
     assert pair.put(session_id, "a/zarr.json", ARRAY).status_code == 200
     return session_id
 
 
 def tell(pair: Replicas, session_id: str, at: int = 0) -> httpx.Response:
-    """Ask how a session stands."""
-    return pair.clients[at].get(f"/api/datasets/data/sessions/{session_id}")
+    """Read the state of a session."""
+    return pair.clients[at].get(f"{SESSIONS}/{session_id}")
 
 
 def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
-    """On any replica, until it is committed and after."""
+    """On any replica, before and after its commit."""
     told = tell(pair, session_id, at=1).json()
     snapshot_id = pair.committed(session_id)
     after = tell(pair, session_id, at=1).json()
@@ -48,13 +49,13 @@ def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
     assert (told["branch"], told["state"], told["snapshot_id"]) == ("main", "open", None)
     assert told["parent_id"] == pair.history[1]
     assert (after["state"], after["snapshot_id"]) == ("committed", snapshot_id)
-    listed = pair.clients[0].get("/api/datasets/data/sessions").json()["sessions"]
+    listed = pair.clients[0].get(SESSIONS).json()["sessions"]
     assert after in listed
 
 
-@pytest.mark.parametrize("name", [UNKNOWN, "x", "0" * 20 + "0"])
+@pytest.mark.parametrize("name", ["0" * 20, "x", "0" * 21])
 def test_an_unknown_session_is_not_found(pair: Replicas, name: str) -> None:
-    """Neither it nor its keys, whatever is done with them."""
+    """Neither the session nor its keys, by any method."""
     assert tell(pair, name).status_code == 404
     assert pair.get(name, "zarr.json").status_code == 404
     assert pair.put(name, "g/zarr.json", GROUP).status_code == 404
@@ -63,16 +64,15 @@ def test_an_unknown_session_is_not_found(pair: Replicas, name: str) -> None:
 
 
 def test_a_session_needs_a_branch(pair: Replicas) -> None:
-    """One that there is, and no member that is not known."""
-    path = "/api/datasets/data/sessions"
-    assert pair.clients[0].post(path, json={"branch": "none"}).status_code == 404
-    assert pair.clients[0].post(path, json={"branches": "main"}).status_code == 400
+    """An unknown branch is 404, an unknown member 400."""
+    assert pair.clients[0].post(SESSIONS, json={"branch": "none"}).status_code == 404
+    assert pair.clients[0].post(SESSIONS, json={"branches": "main"}).status_code == 400
 
 
 def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
-    """On every replica, and nothing of it was committed."""
+    """On every replica, without a commit."""
     pair.get(session_id, "a/zarr.json", at=1)
-    path = f"/api/datasets/data/sessions/{session_id}"
+    path = f"{SESSIONS}/{session_id}"
     before = pair.history
 
     assert pair.clients[0].delete(path).status_code == 204
@@ -83,12 +83,12 @@ def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
 
 
 def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
-    """The library collects what no ref leads to, whatever sessions build on it."""
+    """The library collects snapshots without refs, also those of sessions."""
     folder = tmp_path / "repo"
     with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
         session_id = pair.begin()
         (folder / "snapshots" / pair.history[0]).unlink()
-        path = f"/api/datasets/data/sessions/{session_id}"
+        path = f"{SESSIONS}/{session_id}"
 
         assert pair.get(session_id, "zarr.json").status_code == 502
         assert tell(pair, session_id).json()["state"] == "open"
@@ -116,7 +116,7 @@ def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
 def test_what_is_no_zarr_is_refused(
     pair: Replicas, session_id: str, key: str, body: bytes, status: int
 ) -> None:
-    """Keys out of the grid, of no array, and those that are of nothing in a repository."""
+    """Keys outside of the grid, of no array, or of nothing that a repository holds."""
     answer = pair.put(session_id, key, body)
 
     assert answer.status_code == status, answer.text
@@ -126,30 +126,14 @@ def test_what_is_no_zarr_is_refused(
 
 
 def test_no_answer_of_a_session_is_kept(pair: Replicas, session_id: str) -> None:
-    """Not what is there, nor what is not, nor a listing."""
+    """Neither a body, nor a 404, nor a listing may be cached."""
     pair.put(session_id, "a/c/0", b"12")
     for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
         assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
 
 
-def test_what_one_replica_wrote_another_reads_at_once(pair: Replicas, session_id: str) -> None:
-    """Chunks, their absence, arrays and groups."""
-    for number in range(5):
-        body = bytes([number, number])
-        assert pair.get(session_id, "a/c/1", at=1).status_code == (404 if number == 0 else 200)
-        pair.put(session_id, "a/c/1", body)
-        assert pair.get(session_id, "a/c/1", at=1).content == body
-    pair.delete(session_id, "a/c/1")
-    assert pair.get(session_id, "a/c/1", at=1).status_code == 404
-    assert pair.get(session_id, "g/zarr.json", at=1).status_code == 404
-    pair.put(session_id, "g/zarr.json", GROUP)
-    assert pair.get(session_id, "g/zarr.json", at=1).content == GROUP
-    pair.delete(session_id, "g/zarr.json", at=1)
-    assert pair.get(session_id, "g/zarr.json").status_code == 404
-
-
 def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
-    """Before its chunk is there, with it, and from the parent, changed or gone."""
+    """Without its chunk, with it, and from the parent, changed or deleted."""
     lead = secrets.token_hex(4)
     document, chunk = f"{lead}/zarr.json", f"{lead}/c"
     pair.put(session_id, document, json.dumps(array_document((), ())).encode())
@@ -166,7 +150,7 @@ def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) 
 
 
 def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
-    """Of what is in the session, wherever it was written."""
+    """On both replicas, whichever one wrote the chunk."""
     url = f"/data/@session.{session_id}/a/c/0"
     one, other = pair.clients
     assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
@@ -180,7 +164,7 @@ def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> No
 
 
 def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:
-    """Its keys stay readable; what is written is refused."""
+    """Its keys stay readable; writes are refused."""
     pair.put(session_id, "a/c/0", b"12")
     pair.committed(session_id)
 
@@ -190,7 +174,7 @@ def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> N
 
 
 def test_a_commit_is_made_once(pair: Replicas, session_id: str) -> None:
-    """Who asks again is told the same; another key is another commit, which cannot be."""
+    """A repeated request gets the same answer, one with another key a conflict."""
     pair.put(session_id, f"{secrets.token_hex(4)}/zarr.json", GROUP)
     first = pair.committed(session_id, key="k1")
 
@@ -201,7 +185,7 @@ def test_a_commit_is_made_once(pair: Replicas, session_id: str) -> None:
 
 
 def test_a_commit_names_the_group_that_is_missing(pair: Replicas, session_id: str) -> None:
-    """The session goes on, and can be committed when it is there."""
+    """The session stays open, and can be committed once the group exists."""
     pair.put(session_id, "x/y/zarr.json", GROUP)
     answer = pair.commit(session_id)
     pair.put(session_id, "x/zarr.json", GROUP, at=1)
@@ -213,7 +197,7 @@ def test_a_commit_names_the_group_that_is_missing(pair: Replicas, session_id: st
 
 
 def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
-    """The answer lists what is in the way; chunks can be resolved for one side."""
+    """The answer lists the conflicts; those of chunks are resolved for one side."""
     name = secrets.token_hex(4)
     begun = pair.begin()
     pair.put(begun, f"{name}/zarr.json", ARRAY)
@@ -225,6 +209,7 @@ def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
     pair.committed(theirs)
     answer = pair.commit(ours, at=1)
     assert answer.status_code == 409
+    assert f"chunk_double_update at /{name}" in answer.json()["detail"]
     (conflict,) = answer.json()["conflicts"]
     assert (conflict["path"], conflict["chunks"]) == (f"/{name}", [[0]])
 
@@ -235,7 +220,7 @@ def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
 
 
 def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
-    """Nodes with all that is below, or the chunks of a part of an array."""
+    """Nodes with all nodes below, or chunks of an array."""
     pair.put(session_id, "g/zarr.json", GROUP)
     pair.put(session_id, "g/b/zarr.json", ARRAY)
     for number in range(3):
@@ -250,54 +235,32 @@ def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
     assert not {key for key in left if key.startswith(("g/", "a/c/"))}
 
 
-def test_deleting_a_group_deletes_what_is_in_it(pair: Replicas, session_id: str) -> None:
-    """As in the library; keys below are gone, and deleting them again does no harm."""
-    pair.put(session_id, "g/zarr.json", GROUP)
-    pair.put(session_id, "g/b/zarr.json", ARRAY)
-    pair.put(session_id, "g/b/c/0", b"12")
-    for key in ("g/zarr.json", "g/b/c/0", "g/b/zarr.json"):
-        assert pair.delete(session_id, key).status_code in (200, 204)
-    pair.put(session_id, "g/zarr.json", GROUP)
-    pair.put(session_id, "g/b/zarr.json", ARRAY)
-
-    assert pair.get(session_id, "g/b/c/0").status_code == 404
-
-
-def test_a_session_needs_a_writable_dataset(tmp_path: Path) -> None:
-    """Nothing is begun elsewhere."""
-    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
-    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri())})
-    with serving(settings) as url:
-        answer = httpx.post(f"{url}/api/datasets/data/sessions", json={}, timeout=20)
-    assert answer.status_code == 405
-
-
 def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
-    """Its keys have the path of the repository before them."""
+    """Its keys follow the path of the repository."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
     settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
     with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
-        path, query = "/api/datasets/data/sessions", {"path": "lab/repo"}
-        session_id = client.post(path, json={}, params=query).json()["session_id"]
+        query = {"path": "lab/repo"}
+        session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
         lead = f"lab/repo/@session.{session_id}/"
         assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
         assert "zarr.json" in client.get(f"/data/{lead}").text
         listed = client.get("/data", params={"list-type": "2", "prefix": lead}).text
         assert f"<Key>{lead}zarr.json</Key>" in listed
-        answer = client.post(f"{path}/{session_id}/commit", json={"message": "x"}, params=query)
+        answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
         assert answer.status_code == 201, answer.text
         assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
 
 
 def test_time_passes_in_utc(pair: Replicas) -> None:
     """A session lasts for a day."""
-    answer = pair.clients[0].post("/api/datasets/data/sessions", json={}).json()
+    answer = pair.clients[0].post(SESSIONS, json={}).json()
     expires = time.strptime(answer["expires_at"][:16], "%Y-%m-%dT%H:%M")
     assert abs(time.mktime(expires) - time.mktime(time.gmtime()) - 24 * 3600) < 120
 
 
 def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
-    """What is damaged can be deleted in it, and all else is committed."""
+    """The damaged array can be deleted in it, and the rest is committed."""
     folder = tmp_path / "repo"
     with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
         first = pair.begin()
@@ -315,3 +278,90 @@ def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
         assert pair.delete(session_id, "a/zarr.json").status_code in (200, 204)
         pair.committed(session_id)
         assert list(pair.group()) == ["g"]
+
+
+def test_a_node_of_another_kind_or_rank_is_another_node(pair: Replicas, session_id: str) -> None:
+    """It has none of the old chunks or nodes; a missing group above nodes cannot be an array."""
+    pair.put(session_id, "a/c/0", b"12")
+    matrix = json.dumps(array_document((6, 6), (2, 2))).encode()
+    assert pair.put(session_id, "a/zarr.json", matrix).status_code == 200
+    assert pair.keys(session_id, "a/") == {"a/zarr.json"}
+    pair.put(session_id, "a/c/0/0", b"1234")
+    pair.put(session_id, "a/zarr.json", json.dumps(array_document((6,), (2,))).encode())
+    pair.put(session_id, "a/zarr.json", GROUP)
+    pair.put(session_id, "a/b/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json", "a/b/zarr.json"}
+    pair.put(session_id, "a/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json"}
+    pair.put(session_id, "k/y/zarr.json", GROUP)
+    assert pair.put(session_id, "k/zarr.json", ARRAY).status_code == 409
+
+
+def test_a_session_begins_without_a_body(pair: Replicas) -> None:
+    """Its branch is ``main``."""
+    bare = pair.clients[0].build_request("POST", SESSIONS)
+    del bare.headers["content-length"]
+
+    for answer in (pair.clients[0].send(bare), pair.clients[0].post(SESSIONS, json={})):
+        assert (answer.status_code, answer.json()["branch"]) == (201, "main")
+
+
+def test_a_missing_member_is_named(pair: Replicas, session_id: str) -> None:
+    """A missing body is one without members."""
+    answer = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
+
+    assert (answer.status_code, answer.json()["detail"]) == (400, "message: Field required")
+
+
+def test_a_locked_repository_takes_no_session_chunk_or_commit(
+    pair: Replicas, session_id: str
+) -> None:
+    """The answers give the reason; open sessions are committed later."""
+    client, status = pair.clients[0], "/api/datasets/data/status"
+    client.put(status, json={"availability": "read_only", "reason": "moving"})
+    told = client.get(status).json()
+    refused = [
+        client.post(SESSIONS),
+        client.post("/api/datasets/data/chunks", content=b"1"),
+        client.post("/api/datasets/data/commits", json={"message": "m", "changes": []}),
+        pair.commit(session_id),
+    ]
+    state = tell(pair, session_id).json()["state"]
+    client.put(status, json={"availability": "online"})
+
+    assert (told["availability"], told["reason"], state) == ("read_only", "moving", "open")
+    assert told["set_at"].endswith("Z")
+    assert [answer.status_code for answer in refused] == [423] * 4
+    assert all("moving" in answer.json()["detail"] for answer in refused)
+    assert client.get(status).json()["availability"] == "online"
+    assert pair.put(session_id, "a/c/0", b"12").status_code == 200
+    pair.committed(session_id)
+
+
+def test_a_write_outside_of_a_session_is_told_of_them(pair: Replicas) -> None:
+    """The answer names the route that begins one."""
+    answer = pair.clients[0].put("/data/a/c/0", content=b"12")
+
+    assert answer.status_code == 405
+    assert "/sessions" in answer.json()["detail"]
+
+
+def test_routes_that_write_document_their_answers(pair: Replicas) -> None:
+    """In OpenAPI each has a summary, a description, and its problems."""
+    paths: dict[str, dict[str, Any]] = pair.clients[0].get("/openapi.json").json()["paths"]
+    routes = [
+        (path, operation)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "/datasets" in path and (method in ("post", "put", "delete") or "/sessions" in path)
+    ]
+
+    assert len(routes) >= 14
+    for path, operation in routes:
+        answers = operation["responses"]
+        assert operation["summary"], path
+        assert operation["description"], path
+        assert {"404", "405"} <= answers.keys(), path
+        assert "422" not in answers, path
+        for status in answers.keys() - {"200", "201", "204"}:
+            assert list(answers[status]["content"]) == ["application/problem+json"], path

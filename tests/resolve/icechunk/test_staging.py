@@ -1,31 +1,24 @@
-"""Chunk files that are asked for before a commit, among very many others."""
+"""Chunk files are looked up before a commit, among very many others."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from app.concurrency import yield_to_loop
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.refs import RepoRefs
-from app.formats.icechunk.repository import Repository
 from app.model import ObjectRef
-from app.resolve.icechunk.chunk_files import ChunkFiles
-from app.resolve.icechunk.repositories import OpenedRepository
-from app.resolve.listing import list_names
-from app.resolve.metadata_cache import MetadataCache, ReadCache
+from app.resolve.icechunk.staging import ChunkFiles
 from app.storage.contract import Listed
 from app.storage.local import LocalStore
+from tests.resolve.icechunk.replicas import Replica
 from tests.writable_repositories import new_place
-
-LIMIT = 2**20
 
 
 class CrowdedStore(LocalStore):
-    """Lists chunk files of others before all that there are, for ever if that is told."""
+    """Lists other chunk files first, without end if *crowd* is `None`."""
 
     def __init__(self, crowd: int | None) -> None:
         super().__init__()
@@ -50,16 +43,12 @@ class CrowdedStore(LocalStore):
 async def test_chunk_files_are_found_however_many_there_are(
     tmp_path: Path, crowd: int | None, count: int
 ) -> None:
-    """Those that are missing are not told; a listing that does not end is not waited for."""
+    """Missing files are left out; an endless listing is given up."""
     store = CrowdedStore(crowd)
     place = new_place(tmp_path)
     place.create()
     directory = ObjectRef(place.folder.as_uri(), "")
-    opened = OpenedRepository(
-        Repository(directory, RepoRefs(directory, LIMIT), LIMIT, ()),
-        ReadCache(store, MetadataCache(LIMIT), ttl_s=60),
-        partial(list_names, store, directory),
-    )
+    opened = (await Replica.of(store, directory=directory)).opened
     ids = [secrets.token_bytes(12) for _ in range(count)]
     (place.folder / "chunks").mkdir()
     for number, chunk_id in enumerate(ids[1:], 1):

@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -31,30 +31,33 @@ from tests.writable_repositories import Api, api, new_place
 FIRST = [put_group("/"), put_array("/a", 4, 4), put_group("/g"), put_array("/g/b", 4)]
 
 
+@contextmanager
+def served(folder: Path) -> Generator[Client]:
+    """Serve a repository that has two arrays without chunks."""
+    place = new_place(folder)
+    place.create()
+    with api(place) as opened:
+        made = Client(opened, place)
+        made.commit(*FIRST, message="first")
+        yield made
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Generator[Client]:
-    """Serve a repository that has two arrays without chunks."""
-    place = new_place(tmp_path)
-    place.create()
-    with api(place) as served:
-        made = Client(served, place)
-        made.commit(*FIRST, message="first")
+    """Serve a repository for one test."""
+    with served(tmp_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory) -> Generator[Client]:
-    """Serve one repository for all that changes nothing in it."""
-    place = new_place(tmp_path_factory.mktemp("refusing"))
-    place.create()
-    with api(place) as served:
-        made = Client(served, place)
-        made.commit(*FIRST, message="first")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Generator[Client]:
+    """Serve a repository for all requests that are refused."""
+    with served(tmp_path_factory.mktemp("unchanged")) as made:
         yield made
 
 
 def test_a_commit_is_what_the_library_reads(client: Client) -> None:
-    """Nodes, chunks of both kinds, history, changes and operations are like its own."""
+    """Nodes, inline and native chunks, history, diff and operations are readable."""
     before = client.tip
     inline = {"coords": [0, 1], "inline": b64encode(bytes((5, 6, 7, 8))).decode()}
     native = {"coords": [1, 1], "chunk_id": client.chunk(bytes(3) + ONES), "offset": 3, "length": 4}
@@ -71,63 +74,8 @@ def test_a_commit_is_what_the_library_reads(client: Client) -> None:
     assert str(next(iter(client.repo.ops_log())).kind).count(made) == 1
 
 
-def test_the_library_goes_on_where_we_were_and_the_other_way_round(client: Client) -> None:
-    """Each commits on top of the other."""
-    chunk_id = client.chunk()
-    client.commit(put_chunks("/a", chunk_id, [0, 0]), message="ours")
-    client.library_commit("theirs", "a", 9, (slice(2, 4), slice(2, 4)))
-    client.commit(put_chunks("/a", chunk_id, [1, 0]), message="ours again")
-    client.library_commit("theirs again", "g/b", 3)
-
-    assert client.values("a") == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 9, 9], [1, 1, 9, 9]]
-    assert client.values("g/b") == [3] * 4
-    assert client.messages() == ["theirs again", "ours again", "theirs", "ours", "first"]
-
-
-def test_readers_see_a_commit_at_once(client: Client) -> None:
-    """What was known of the branch before is forgotten by who has moved it."""
-    key = "/repo/a/c/0/0"
-    assert client.api.client.get(key).status_code == 404
-
-    client.commit(put_chunks("/a", client.chunk(), [0, 0]))
-
-    assert client.api.client.get(key).content == ONES
-
-
-def test_nodes_change_in_every_way(client: Client) -> None:
-    """They are made, described otherwise, resized, replaced and deleted."""
-    client.commit(put_chunks("/a", client.chunk(), [0, 0], [1, 1], [0, 1], [1, 0]))
-    client.commit(
-        put_array("/a", 2, 4, attributes={"n": 1}),
-        put_group("/g", k="v"),
-        {"op": "delete_node", "path": "/g/b"},
-        put_array("/g/b", 2),
-        put_chunks("/g/b", client.chunk(b"\x07\x08"), [0], length=2),
-    )
-
-    root = zarr.open_group(client.repo.readonly_session("main").store, mode="r")
-    assert sorted(root) == ["a", "g"]
-    assert dict(root["a"].attrs) == {"n": 1}
-    assert dict(root["g"].attrs) == {"k": "v"}
-    assert client.values("a") == [[1] * 4] * 2
-    assert client.values("g/b") == [7, 8]
-    client.library_commit("theirs", "a", 3)
-
-
-def test_a_shrunk_array_has_lost_its_chunks(client: Client) -> None:
-    """They do not come back when it grows, and the log tells that they are gone."""
-    client.commit(put_chunks("/g/b", client.chunk(b"ab"), [0], [1], length=2))
-    before = client.tip
-    client.commit(put_array("/g/b", 2))
-    client.commit(put_array("/g/b", 4))
-
-    assert client.values("g/b") == [*b"ab", 0, 0]
-    changed = client.repo.diff(from_snapshot_id=before, to_branch="main")
-    assert changed.updated_chunks == {"/g/b": [[1]]}
-
-
 def test_a_branch_that_moved_on_elsewhere_is_no_conflict(client: Client) -> None:
-    """The commit is put on top; its metadata tell that, as the library's do."""
+    """The commit is rebased, and its metadata say so, as the library's do."""
     parent = client.tip
     theirs = client.library_commit("theirs", "g/b", 3)
 
@@ -144,7 +92,7 @@ def test_a_branch_that_moved_on_elsewhere_is_no_conflict(client: Client) -> None
 def test_chunks_that_both_changed_are_told_or_settled(
     client: Client, policy: str, value: int
 ) -> None:
-    """By default nothing is done, and the answer has the chunks."""
+    """By default the answer is 409 and names the chunks."""
     parent = client.tip
     theirs = client.library_commit("theirs", "a", 9)
     change = put_chunks("/a", client.chunk(), [0, 1])
@@ -162,7 +110,7 @@ def test_chunks_that_both_changed_are_told_or_settled(
 
 
 def test_a_parent_that_is_no_ancestor_is_a_conflict(client: Client) -> None:
-    """Nothing tells what was changed since, on a branch that was reset."""
+    """After a reset the changes since the parent are unknown."""
     parent = client.tip
     client.commit(put_chunks("/a", client.chunk(), [0, 0]), message="gone")
     gone = client.tip
@@ -174,28 +122,8 @@ def test_a_parent_that_is_no_ancestor_is_a_conflict(client: Client) -> None:
     assert [each["kind"] for each in refused.json()["conflicts"]] == ["parent_not_in_history"]
 
 
-def test_an_amended_commit_takes_the_place_of_the_last(client: Client) -> None:
-    """Both are told of together, and its parent is that of the other."""
-    first = client.tip
-    client.commit(put_array("/n", 2), put_chunks("/a", client.chunk(), [0, 0]), message="a")
-    client.commit(
-        {"op": "delete_node", "path": "/n"},
-        put_chunks("/a", client.chunk(), [0, 1]),
-        message="b",
-        amend=True,
-    )
-
-    assert client.messages() == ["b", "first"]
-    diff = client.repo.diff(from_snapshot_id=first, to_branch="main")
-    assert diff.updated_chunks == {"/a": [[0, 0], [0, 1]]}
-    assert not diff.new_arrays
-    assert not diff.deleted_arrays
-    assert "CommitAmended" in str(next(iter(client.repo.ops_log())).kind)
-    client.library_commit("theirs", "a", 2)
-
-
 def test_only_the_last_commit_can_be_amended(client: Client) -> None:
-    """And not the first of all, nor one in which the library moved nodes."""
+    """Nor can the initial commit, or one in which the library moved nodes."""
     parent = client.tip
     moving = client.repo.rearrange_session("main")
     moving.move("/g", "/h")
@@ -211,19 +139,8 @@ def test_only_the_last_commit_can_be_amended(client: Client) -> None:
     assert client.ask(put_group("/"), branch="young", amend=True).status_code == 409
 
 
-def test_a_commit_on_another_branch(client: Client) -> None:
-    """Only that one moves."""
-    tip = client.tip
-    client.repo.create_branch("dev/é", tip)
-
-    made = client.commit(put_group("/n"), branch="dev/é")
-
-    assert client.repo.lookup_branch("dev/é") == made
-    assert client.tip == tip
-
-
 def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
-    """Later requests are answered as the first was; the key is good for no other commit."""
+    """Repeated requests get the first answer; another commit with the key is a conflict."""
     change = put_chunks("/a", client.chunk(), [0, 0])
     answers = [client.ask(change, key="k1").json() for _ in range(3)]
 
@@ -236,7 +153,7 @@ def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
 
 
 def test_a_commit_of_nothing_is_made_only_when_asked(client: Client) -> None:
-    """What is replaced by the same is nothing, also where others have gone on since the parent."""
+    """Replacing a document by itself changes nothing, also after a rebase."""
     first = client.tip
     assert client.ask().status_code == 400
     client.commit(message="empty", allow_empty=True)
@@ -247,7 +164,7 @@ def test_a_commit_of_nothing_is_made_only_when_asked(client: Client) -> None:
 
 
 def test_references_are_looked_at_before_anything_is_written(client: Client) -> None:
-    """The chunk that cannot be is named."""
+    """The answer names the invalid reference."""
     chunk_id, tip = client.chunk(), client.tip
     files = sorted(client.place.folder.rglob("*"))
 
@@ -266,21 +183,8 @@ def test_references_are_looked_at_before_anything_is_written(client: Client) -> 
     assert sorted(client.place.folder.rglob("*")) == files
 
 
-def test_chunks_of_others_are_found_one_by_one_or_in_a_listing(client: Client) -> None:
-    """Whoever wrote them: here another process did."""
-    with api(client.place) as other:
-        chunks = [Client(other, client.place).chunk(bytes((i % 256,))) for i in range(300)]
-    client.commit(put_array("/many", 300, chunk_grid=_chunks_of(1)))
-    told = [{"coords": [i], "chunk_id": each, "length": 1} for i, each in enumerate(chunks)]
-
-    client.commit({"op": "put_chunks", "path": "/many", "chunks": told[:3]})
-    client.commit({"op": "put_chunks", "path": "/many", "chunks": told})
-
-    assert client.values("many") == [i % 256 for i in range(300)]
-
-
 def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
-    """That it was written, or there when a commit before was refused, says nothing."""
+    """Earlier knowledge of the chunk does not count after garbage collection."""
     parent = client.tip
     with api(client.place) as other:
         chunk_id = Client(other, client.place).chunk()
@@ -315,28 +219,6 @@ def test_a_regular_expression_that_re2_does_not_accept_is_a_conflict(tmp_path: P
         assert client.api.client.get("/repo/zarr.json").status_code == 200
 
 
-def test_manifests_are_split_as_the_repository_says(tmp_path: Path) -> None:
-    """Of an array that is divided only the part is rewritten that has changed."""
-    split = icechunk.ManifestSplittingConfig.from_dict(
-        {icechunk.ManifestSplitCondition.AnyArray(): {icechunk.ManifestSplitDimCondition.Any(): 2}}
-    )
-    place = new_place(tmp_path)
-    place.create(manifest=icechunk.ManifestConfig(splitting=split)).save_config()
-    with api(place) as served:
-        client = Client(served, place)
-        client.commit(put_group("/"), put_array("/a", 12))
-        chunk_id = client.chunk(b"ab")
-        first = client.commit(put_chunks("/a", chunk_id, *([i] for i in range(6)), length=2))
-        second = client.commit(put_chunks("/a", client.chunk(b"cd"), [2], length=2))
-
-    kept, new = (
-        {each.id for each in client.repo.list_manifest_files(snapshot)}
-        for snapshot in (first, second)
-    )
-    assert (len(kept), len(new), len(kept & new)) == (3, 3, 2)
-    assert client.values("a") == [*b"ababcdababab"]
-
-
 def _chunks_of(length: int) -> dict[str, Any]:
     return {"name": "regular", "configuration": {"chunk_shape": [length]}}
 
@@ -361,19 +243,19 @@ def _chunks_of(length: int) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_be_committed_is_refused(
-    refusing: Client, change: dict[str, Any], status: int
+    unchanged: Client, change: dict[str, Any], status: int
 ) -> None:
-    """And nothing has changed."""
-    tip = refusing.tip
+    """The branch stays where it is."""
+    tip = unchanged.tip
 
-    answer = refusing.ask(**{"changes": [put_group("/new")]} | change)
+    answer = unchanged.ask(**{"changes": [put_group("/new")]} | change)
 
     assert answer.status_code == status, answer.text
-    assert refusing.tip == tip
+    assert unchanged.tip == tip
 
 
 def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None:
-    """Be it a snapshot, by what it says or stores, a manifest, or `repo` by all messages."""
+    """Snapshots, manifests and `repo` over the size limit are a conflict."""
     place = new_place(tmp_path)
     place.create()
     limits = LimitSettings(repository_file_bytes=ByteSize(2**16))
@@ -412,49 +294,15 @@ def test_bodies_are_bounded_and_announced(client: Client) -> None:
 
 
 def _announce(client: Client, route: str, nbytes: int) -> int:
-    """Tell how long a body is, and send none."""
+    """Announce a body of *nbytes*, and send none."""
     connection = HTTPConnection(client.api.client.base_url.netloc.decode(), timeout=20)
     with closing(connection):
         connection.request("POST", route, headers={"content-length": str(nbytes)})
         return connection.getresponse().status
 
 
-def test_a_repository_that_is_locked_takes_no_commit(client: Client) -> None:
-    """Nor one that gets locked after what was to be committed was written."""
-    status = icechunk.RepoStatus(
-        icechunk.RepoAvailability.read_only, limited_availability_reason="moving"
-    )
-    client.repo.set_status(status)
-
-    answer = client.ask(put_group("/n"))
-
-    assert answer.status_code == 423
-    assert "moving" in answer.json()["detail"]
-
-
-def test_what_is_not_writable_takes_nothing(tmp_path: Path) -> None:
-    """Neither chunks nor commits."""
-    place = new_place(tmp_path)
-    place.create()
-    with api(place, writable=False) as served:
-        chunk = served.client.post("/api/datasets/repo/chunks", content=b"x")
-        commit = served.send("POST", "/commits", {"message": "", "changes": []})
-
-    assert chunk.status_code == commit.status_code == 405
-    assert "POST" not in chunk.headers["allow"]
-
-
-def test_repositories_of_version_1_are_not_written(tmp_path: Path) -> None:
-    """Theirs is another way to commit."""
-    place = new_place(tmp_path)
-    icechunk.Repository.create(place.storage, spec_version=1)
-    with api(place) as served:
-        client = Client(served, place)
-        assert client.ask(put_group("/")).status_code == 405
-
-
 def test_virtual_references_lead_where_both_may_follow(tmp_path: Path) -> None:
-    """Below an allowed prefix, and into a virtual chunk container of the repository."""
+    """Below an allowed prefix and in a virtual chunk container of the repository."""
     archive, beside = tmp_path / "archive", tmp_path / "beside"
     for folder in (archive, beside, tmp_path / "secret"):
         folder.mkdir()

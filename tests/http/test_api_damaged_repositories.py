@@ -1,4 +1,4 @@
-"""`app.http.repositories`: what the real library does not write, or not as it should be."""
+"""`app.http.api_repositories`: repositories that the real library does not write."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_offline(tmp_path: Path, route: str) -> None:
     ],
 )
 def test_offline_for_writers(tmp_path: Path, method: str, route: str, body: object) -> None:
-    """To them it is locked, as one that is read-only is: 423, with its reason."""
+    """For writes it is 423 with its reason, like a read-only one."""
     repo = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
     (tmp_path / "repo").write_bytes(repo.file())
     with serve(tmp_path, writable=True) as api:
@@ -46,7 +46,7 @@ def test_offline_for_writers(tmp_path: Path, method: str, route: str, body: obje
 
 
 def test_offline_beside_others(tmp_path: Path) -> None:
-    """In a bucket it is told with its reason, and hides nothing of the rest."""
+    """In a bucket it is listed with its reason, beside the other containers."""
     repo = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
     (tmp_path / "away").mkdir()
     (tmp_path / "away/repo").write_bytes(repo.file())
@@ -65,7 +65,7 @@ def test_offline_beside_others(tmp_path: Path) -> None:
 
 
 def test_a_damaged_branch(tmp_path: Path) -> None:
-    """It is told beside the others, and has no history: 502."""
+    """It is listed as damaged, and its history is 502."""
     (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
     with serve(tmp_path) as api:
         told = api.tell("/branches")
@@ -78,7 +78,7 @@ def test_a_damaged_branch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parent", [0, 1, 7])
 def test_parents_that_cannot_be(tmp_path: Path, parent: int) -> None:
-    """A circle, or a parent that is no snapshot, is damage and no endless history."""
+    """Cyclic and missing parents are damage."""
     snapshots = (snapshot(FIRST, parent), snapshot(b"z" * 12, 0))
     (tmp_path / "repo").write_bytes(Repo(snapshots=snapshots).file())
     with serve(tmp_path) as api:
@@ -94,7 +94,7 @@ def test_operations_out_of_order(tmp_path: Path) -> None:
 
 
 def test_operations_of_newer_kinds(tmp_path: Path) -> None:
-    """They are told by their number."""
+    """They are listed by their number."""
     (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
     with serve(tmp_path) as api:
         (told,) = api.tell("/operations")["operations"]

@@ -1,4 +1,4 @@
-"""The Icechunk repository that a request means, and the snapshot in it."""
+"""Opened Icechunk repositories: repo info, snapshots and ancestry."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -22,19 +22,23 @@ from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.refs import REPO, RepoRefs
 from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.snapshot import SnapshotHeaderDecoder
+from app.formats.icechunk.snapshot import (
+    SnapshotHeaderDecoder,
+    StoredSnapshot,
+    StoredSnapshotDecoder,
+)
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Listing
 from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.listing import Root, list_names
 
-_AT_ONCE: Final = 64
-"""So many snapshots are looked at before others get their turn."""
+_BATCH: Final = 64
+"""Snapshots listed per call of a worker thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRepository:
-    """A repository, and all that is needed to look around in it."""
+    """Repository with the means to read its files."""
 
     repository: Repository
     fetch: Fetch
@@ -42,30 +46,30 @@ class OpenedRepository:
 
     @property
     def directory(self) -> ObjectRef:
-        """Where it is."""
+        """Return the directory of the repository."""
         return self.repository.directory
 
     @property
     def repo(self) -> ObjectRef:
-        """Name the file ``repo``."""
+        """Return the name of the file ``repo``."""
         return self.directory.join(REPO)
 
     async def info(self) -> RepoInfo | None:
-        """Read ``repo``; `None` for a repository of version 1, which has none.
+        """Read the file ``repo``; return `None` for format version 1, which has no such file.
 
-        Raises: `OfflineError`, `UnknownRepositoryError` if it is gone.
+        Raises: `OfflineError`, `UnknownRepositoryError` if the repository was deleted.
         """
         if not isinstance(self.repository.refs, RepoRefs):
             return None
         if (info := await self.repository.refs.info(self.fetch)) is None:
-            raise UnknownRepositoryError(f"there is no repository any more at {self.directory}")
+            raise UnknownRepositoryError(f"{self.directory}: the repository no longer exists")
         return info
 
     async def writable_info(self) -> RepoInfo:
-        """Read ``repo`` of a repository that may be changed.
+        """Read the file ``repo`` of a repository that accepts writes.
 
-        Raises: `LockedError`, also for one that is offline, `ReadOnlyError` for version 1 of the
-        format, `UnknownRepositoryError`.
+        Raises: `LockedError` if the repository is read-only or offline, `ReadOnlyError` for format
+        version 1, `UnknownRepositoryError`.
         """
         try:
             info = await self.info()
@@ -73,13 +77,13 @@ class OpenedRepository:
             raise LockedError(str(error)) from error
         if info is None:
             raise ReadOnlyError(f"{self.directory} follows version 1 of Icechunk's format")
-        demand_unlocked(info, self.repo)
+        require_unlocked(info, self.repo)
         return info
 
-    async def think[T](self, ref: ObjectRef, call: Callable[[], T]) -> T:
-        """Make a *call* that reads on in the decoded file *ref*, beside the event loop.
+    async def decode_in_thread[T](self, ref: ObjectRef, call: Callable[[], T]) -> T:
+        """Run *call*, which decodes further parts of the file *ref*, in a worker thread.
 
-        Raises: `DamagedError` where the call raises `DecodeError`.
+        Raises: `DamagedError` where *call* raises `DecodeError`.
         """
         try:
             return await asyncio.to_thread(call)
@@ -87,11 +91,11 @@ class OpenedRepository:
             raise DamagedError(ref, str(error)) from error
 
     async def find(self, spelled: str) -> str:
-        """Find the id of the snapshot that *spelled* means, which may not exist.
+        """Return the id of the snapshot that *spelled* refers to; the snapshot may not exist.
 
-        Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. What begins
-        otherwise is the name of a branch or, if there is no such branch, the id of a snapshot;
-        nothing at all is ``main``.
+        Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. Without
+        ``@`` it is the name of a branch or, if no such branch exists, the id of a snapshot. The
+        empty string is ``main``.
 
         Raises: `UnknownRefError`.
         """
@@ -101,10 +105,17 @@ class OpenedRepository:
                 return found.snapshot_id
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
 
-    async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
-        """Give a snapshot, its parent and so on.
+    async def snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
+        """Read a complete snapshot; return `None` if it does not exist.
 
-        Raises: `UnknownRefError` if there is no such snapshot.
+        Raises: `DamagedError`, `StorageError`.
+        """
+        return await read_snapshot(self.repository, snapshot_id, self.fetch)
+
+    async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
+        """Yield a snapshot, then its parent, and so on.
+
+        Raises: `UnknownRefError` if the snapshot does not exist.
         """
         info = await self.info()
         listed = self._read_ancestry(snapshot_id)
@@ -120,15 +131,18 @@ class OpenedRepository:
     async def _listed_ancestry(
         self, info: RepoInfo, snapshot_id: str
     ) -> AsyncGenerator[SnapshotInfo]:
-        ancestors = await self.think(self.repo, partial(info.ancestry, snapshot_id)) or iter(())
-        while some := await self.think(self.repo, lambda: list(islice(ancestors, _AT_ONCE))):
-            for each in some:
+        listed = await self.decode_in_thread(self.repo, partial(info.ancestry, snapshot_id))
+        ancestors = listed or iter(())
+        while batch := await self.decode_in_thread(
+            self.repo, lambda: list(islice(ancestors, _BATCH))
+        ):
+            for each in batch:
                 yield each
 
     async def _read_ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
-        """Read one snapshot after the other: in version 1 each tells its parent.
+        """Follow the parent ids in the snapshot files of format version 1.
 
-        Expiration writes those anew that lose their parents, so none is good for ever.
+        Expiration rewrites snapshots that lose their parents, so no snapshot file is immutable.
         """
         wanted: str | None = snapshot_id
         seen: set[str] = set()
@@ -150,26 +164,39 @@ class OpenedRepository:
 
 
 async def open_repository(root: Root, path: str) -> OpenedRepository:
-    """Open the repository that lies at *path* below *root*.
+    """Open the repository at *path* below *root*.
 
     Raises: `UnknownRepositoryError`.
     """
     key = VirtualKey(f"{path}/" if path else "")
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     if not isinstance(layout, RepositoryLayout) or rest:
-        place = f"at {path}" if path else "at its root; tell its path"
+        place = f"at {path}" if path else "at its root; its path is needed"
         raise UnknownRepositoryError(f"the dataset has no Icechunk repository {place}")
     repository = layout.repository
     listing = partial(list_names, root.store, repository.directory)
     return OpenedRepository(repository, root.fetch, listing)
 
 
-def demand_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
-    """Return if *info*, read from *ref*, lets its repository be written to.
+async def read_snapshot(
+    repository: Repository, snapshot_id: str, fetch: Fetch
+) -> StoredSnapshot | None:
+    """Read a complete snapshot of *repository*; return `None` if it does not exist.
+
+    Raises: `DamagedError`, `StorageError`.
+    """
+    if (object_id := decode_id(snapshot_id)) is None:
+        return None
+    decode = StoredSnapshotDecoder(object_id, repository.limit_nbytes)
+    return await repository.read("snapshots", object_id, decode, fetch)
+
+
+def require_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
+    """Check that the status in *info*, read from *ref*, permits writes.
 
     Raises: `LockedError`.
     """
     availability, reason = info.status.availability, info.status.reason
     if availability is not Availability.ONLINE:
         name = availability.name.lower().replace("_", "-")
-        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason is told'}")
+        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason given'}")

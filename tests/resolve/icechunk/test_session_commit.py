@@ -1,8 +1,8 @@
-"""Others do something with a session just before one call to the store, which then comes late."""
+"""Commits of sessions while others act, or the replica dies, at every step."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from zarr.core.buffer import default_buffer_prototype
 from app.errors import (
     BusyError,
     ConflictError,
+    ShardgateError,
     StorageUnavailableError,
     UnknownSessionError,
 )
@@ -20,11 +21,14 @@ from app.model import ObjectRef
 from app.resolve.icechunk.session_commit import SessionCommit
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
-from tests.resolve.sessions import (
+from tests.resolve.icechunk.replicas import (
     ROOT,
+    Call,
+    Dying,
     Replica,
+    Tapped,
     contents,
-    files_of_repository,
+    document,
     opened_by_library,
     ref,
     stored,
@@ -32,17 +36,26 @@ from tests.resolve.sessions import (
 from tests.resolve.stores import Clock
 
 OVER_S: Final = 30
-"""A lease is over by then."""
+"""Longer than a lease."""
 DAY_S: Final = 24 * 3600
+
+CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
+    "inline": ("a/c/1", b"\x09\x09"),
+    "native": ("a/c/1", b"\x09" * 600),
+    "gone": ("a/c/1", None),
+    "document": ("h/zarr.json", document(4)),
+    "group-gone": ("g/zarr.json", None),
+}
+moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 
 type Between = Callable[[], Awaitable[object]]
 
 
-class Late:
-    """A store that lets something happen before, or after, one call."""
+class Late(Tapped):
+    """Store that lets something happen before, or right after, one call."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._store = store
+        super().__init__(store)
         self._order: tuple[str, str, Between] | None = None
         self._is_after = False
 
@@ -51,30 +64,24 @@ class Late:
         self._order, self._is_after = (call, name, between), False
 
     def after(self, call: str, name: str, between: Between) -> None:
-        """Do it once it is done, and before that is known."""
+        """Do it once the call is done, before its answer."""
         self._order, self._is_after = (call, name, between), True
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._store, name)
-        if name not in ("get", "put", "delete"):
-            return call
-
-        async def late(ref: ObjectRef, *args: Any, **options: Any) -> Any:
-            if self._order is None or self._order[0] != name or self._order[1] not in ref.key:
-                return await call(ref, *args, **options)
-            between, self._order = self._order[2], None
-            if not self._is_after:
-                await between()
-            answer = await call(ref, *args, **options)
-            if self._is_after:
-                await between()
-            return answer
-
-        return late
+    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+        """Do the call, and the other thing if this is the call."""
+        if self._order is None or self._order[0] != name or self._order[1] not in ref.key:
+            return await call()
+        between, self._order = self._order[2], None
+        if not self._is_after:
+            await between()
+        answer = await call()
+        if self._is_after:
+            await between()
+        return answer
 
 
 class Scene:
-    """Two replicas before one store, one of which is late, and a session that was written to."""
+    """Two replicas of one store, one of them slow, and a session with changes."""
 
     def __init__(self, memory: MemoryStore, clock: Clock) -> None:
         self.memory = memory
@@ -96,7 +103,7 @@ class Scene:
         await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
 
     async def demand(self, folder: Path, *chunks: int, commits: int) -> None:
-        """Be sure that just these chunks were committed, by so many commits."""
+        """Check that exactly these chunks were committed, in this number of commits."""
         repo = await opened_by_library(self.memory, folder)
         store = repo.readonly_session("main").store
         prototype = default_buffer_prototype()
@@ -104,12 +111,6 @@ class Scene:
         values = [chunk.to_bytes()[0] for chunk in found if chunk is not None]
         assert values == [at + 9 if at in chunks else 2 * at + 1 for at in range(3)]
         assert len(list(repo.ancestry(branch="main"))) == 2 + commits
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """Write the repository that all begins with."""
-    return files_of_repository(tmp_path_factory.mktemp("overtaken") / "repo")
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def scene(files: Mapping[str, bytes]) -> Scene:
 async def test_a_session_is_not_swept_away_that_was_just_renewed(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """Who begins another session found it expired, and it was written to at the last moment."""
+    """A sweep read it as expired, and a write postponed its end right after."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
 
@@ -140,7 +141,7 @@ async def test_a_session_is_not_swept_away_that_was_just_renewed(
 
 
 async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene: Scene) -> None:
-    """It was written when nobody could know, and is told that it does not count."""
+    """The entry was written, but will not be in a commit."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
 
@@ -156,7 +157,7 @@ async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene:
 
 
 async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> None:
-    """The session was discarded when the lease was over, and the one who had it reads on."""
+    """It was discarded after the lease ended, while the first committer still reads."""
     session_id = await scene.begin()
 
     async def discard() -> None:
@@ -172,14 +173,14 @@ async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> 
 
 
 async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_path: Path) -> None:
-    """An entry that lies where nobody looks was acknowledged; nothing is committed without it."""
+    """A listed entry that cannot be read was acknowledged: nothing is committed without it."""
     session_id = await scene.begin()
     [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
     shelf, _, name = entry.key.rpartition("/")
     elsewhere = entry._replace(key=f"{shelf}f/{name}")
     await move(scene.memory, entry, elsewhere)
 
-    with pytest.raises(StorageUnavailableError, match="it was listed, and is not there"):
+    with pytest.raises(StorageUnavailableError, match="was listed, and does not exist"):
         await scene.late.commit(session_id)
     await scene.demand(tmp_path / "before", commits=0)
 
@@ -199,7 +200,7 @@ async def move(store: MemoryStore, source: ObjectRef, target: ObjectRef) -> None
 async def test_a_session_does_not_expire_while_it_is_committed(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """Though nobody has written to it for nearly a day."""
+    """Sealing it postpones its end."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
 
@@ -217,7 +218,7 @@ async def test_a_session_does_not_expire_while_it_is_committed(
 async def test_what_is_written_after_another_one_failed_is_committed(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """A swap comes late, when the session was opened again and has taken more."""
+    """A late swap commits while the session was reopened and written to."""
     session_id = await scene.begin()
 
     async def fail() -> None:
@@ -236,29 +237,72 @@ async def test_what_is_written_after_another_one_failed_is_committed(
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
 
 
-async def test_a_damaged_session_keeps_nobody_from_beginning_another(scene: Scene) -> None:
-    """It is left where it is."""
-    session_id = await scene.begin()
-    document = ROOT.join(f"sessions/{session_id}.session")
-    scene.memory.place(document, b"damaged")
+@moments
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_write_is_done_or_not(
+    files: Mapping[str, bytes], tmp_path: Path, name: str, *, is_done: bool
+) -> None:
+    """An acknowledged write is visible on the other replica, and is committed."""
+    key, data = CHANGES[name]
+    nth, is_dead = 0, True
+    while is_dead:
+        memory = stored(files)
+        healthy = await Replica.of(memory)
+        session_id = await healthy.begin()
+        before = await contents(await healthy.enter(session_id))
+        dying = Dying(memory, is_done=is_done)
+        store = await (await Replica.of(dying)).enter(session_id)
+        dying.left = nth
+        is_acknowledged = True
+        try:
+            if data is None:
+                await store.delete(ref(key), expected=None)
+            else:
+                await store.put(ref(key), [data], expected=None)
+        except ShardgateError:
+            is_acknowledged = False
 
-    assert await scene.late.begin() != session_id
-    assert await scene.memory.stat(document) is not None
+        after = await contents(await healthy.enter(session_id))
+        assert after != before if is_acknowledged else True
+        assert (after.get(key) == data) or (not is_acknowledged and after == before)
+        made = await healthy.commit(session_id)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        listed = repo.readonly_session(snapshot_id=made.snapshot_id).store.list()
+        assert sorted([each async for each in listed]) == sorted(after)
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 1
 
 
-async def test_nobody_waits_long_for_what_is_removed(scene: Scene) -> None:
-    """What takes long is broken off, and another one who begins a session goes on with it."""
-    session_id = await scene.begin()
-    await scene.other.commit(session_id)
-    entries = scene.late.opened.directory.join(f"sessions/{session_id}/")
+@moments
+async def test_a_commit_is_made_once(
+    files: Mapping[str, bytes], tmp_path: Path, *, is_done: bool
+) -> None:
+    """A replica that takes over after the lease finds the commit, or makes it."""
+    nth, is_dead = 0, True
+    while is_dead:
+        memory = stored(files, clock := Clock(time.time()))
+        healthy = await Replica.of(memory, clock)
+        session_id = await healthy.begin()
+        store = await healthy.enter(session_id)
+        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+        await store.put(ref("a/c/2"), [b"\x09" * 600], expected=None)
+        before = await contents(store)
+        dying = Dying(memory, is_done=is_done)
+        doomed, acknowledged = await Replica.of(dying, clock), None
+        dying.left = nth
+        with suppress(ShardgateError):
+            acknowledged = await doomed.commit(session_id)
+        clock.now += 30
+        made = await healthy.commit(session_id)
 
-    scene.store.before("delete", session_id, asyncio.Event().wait)
-    async with asyncio.timeout(10):
-        await scene.late.begin()
-    assert [each async for each in scene.memory.list(entries)]
-
-    await scene.late.begin()
-    assert not [each async for each in scene.memory.list(entries)]
+        assert acknowledged in (None, made)
+        assert await contents(await healthy.enter(session_id)) == before
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        history = [each.id for each in repo.ancestry(branch="main")]
+        assert len(history) == 3
+        assert history[0] == made.snapshot_id
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 8
 
 
 async def _refuse(*_: Any) -> Any:

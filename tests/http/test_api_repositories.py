@@ -1,6 +1,5 @@
-"""`app.http.repositories`: refs, history and operations are what the real library tells."""
+"""`app.http.api_repositories`: refs, history and operations are those of the real library."""
 
-import re
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 import icechunk
 import pytest
 
+from tests.clients.icechunk.model.agreeing import kind_of
 from tests.repositories import (
     BUILDERS,
     FIXTURE_NAMES,
-    METADATA,
     ROOT_ID,
     Written,
     create,
@@ -25,7 +24,7 @@ from tests.serving_repositories import Api, obtain, serve
 
 @pytest.fixture(scope="module", params=[*BUILDERS, *FIXTURE_NAMES])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Give repositories with all kinds of history."""
+    """Return repositories with all kinds of history."""
     return obtain(request.param, tmp_path_factory)
 
 
@@ -38,7 +37,7 @@ def api(written: Written) -> Generator[Api]:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
-    """Serve a bucket of repositories and of other things."""
+    """Serve a bucket of repositories and other objects."""
     folder = tmp_path_factory.mktemp("bucket")
     plain(create(folder / "lab1/one"))
     version_1(folder / "lab2/old")
@@ -51,7 +50,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
 def young(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Api]:
-    """Serve a repository of each version, in which nothing has happened."""
+    """Serve an empty repository of each version."""
     folder = tmp_path_factory.mktemp("young")
     create(folder, spec_version=request.param)
     with serve(folder) as api:
@@ -59,76 +58,52 @@ def young(
 
 
 def moment(text: str) -> datetime:
-    """Read a time, which is told in UTC."""
+    """Parse a time in UTC."""
     assert text.endswith("Z")
     return datetime.fromisoformat(text)
 
 
 def told(items: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Bring snapshots into the form of `expected`."""
+    """Return snapshots in the form of `expected`."""
     keys = ("snapshot_id", "parent_id", "message", "metadata")
     return [(*(each[key] for key in keys), moment(each["flushed_at"])) for each in items]
 
 
 def expected(repo: icechunk.Repository, **ref: str) -> list[tuple[Any, ...]]:
-    """Tell the ancestry as the library does."""
+    """Return the ancestry according to the library."""
     return [
         (each.id, each.parent_id, each.message, each.metadata, each.written_at)
         for each in repo.ancestry(**ref)
     ]
 
 
-def kind(update: icechunk.Update) -> str:
-    """Spell the kind of an update as the specification does."""
-    name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
-    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
+def test_refs(written: Written, api: Api) -> None:
+    """Branches, ordered by name, and tags are those of the library."""
+    repo, branches = written.repo, api.tell("/branches")["branches"]
 
-
-def test_branches(written: Written, api: Api) -> None:
-    """All are told, by name, with the snapshot each is at."""
-    branches = api.tell("/branches")["branches"]
-
-    assert {each["name"]: each["snapshot_id"] for each in branches} == {
-        name: written.repo.lookup_branch(name) for name in written.repo.list_branches()
-    }
-    assert [each["name"] for each in branches] == sorted(each["name"] for each in branches)
-
-
-def test_tags(written: Written, api: Api) -> None:
-    """All are told that were not deleted."""
+    assert [(each["name"], each["snapshot_id"]) for each in branches] == [
+        (name, repo.lookup_branch(name)) for name in sorted(repo.list_branches())
+    ]
     assert {each["name"]: each["snapshot_id"] for each in api.tell("/tags")["tags"]} == {
-        name: written.repo.lookup_tag(name) for name in written.repo.list_tags()
+        name: repo.lookup_tag(name) for name in repo.list_tags()
     }
 
 
-def test_history_of_every_branch(written: Written, api: Api) -> None:
-    """It is the ancestry that the library tells, with all that it tells."""
-    for name in written.repo.list_branches():
-        ref = "@branch." + name.replace("%", "%25")
-        assert told(api.tell("/history", ref=ref)["history"]) == expected(written.repo, branch=name)
-
-
-def test_history_of_every_tag(written: Written, api: Api) -> None:
-    """Tags may have any name, also those of branches and snapshots."""
-    for name in written.repo.list_tags():
-        assert told(api.tell("/history", ref=f"@tag.{name}")["history"]) == expected(
-            written.repo, tag=name
-        )
-
-
-def test_history_of_every_snapshot(written: Written, api: Api) -> None:
-    """Amended and detached ones have a history too."""
-    ids = {
-        each.id
-        for name in written.repo.list_branches()
-        for each in written.repo.ancestry(branch=name)
-    }
-    if isinstance(info := _listed(written), dict):
+def test_history(written: Written, api: Api) -> None:
+    """Of every ref it is the ancestry of the library; amended and detached snapshots have one."""
+    repo = written.repo
+    branches = {f"@branch.{name.replace('%', '%25')}": name for name in repo.list_branches()}
+    refs: dict[str, dict[str, str]] = {ref: {"branch": name} for ref, name in branches.items()}
+    refs |= {f"@tag.{name}": {"tag": name} for name in repo.list_tags()}
+    ids = {each.id for name in branches.values() for each in repo.ancestry(branch=name)}
+    if (info := _listed(written)) is not None:
         ids |= {each["id"] for each in info["snapshots"]}
+    refs |= {f"@{each}": {"snapshot_id": each} for each in ids}
 
-    for snapshot_id in ids:
-        history = api.tell("/history", ref=f"@{snapshot_id}")["history"]
-        assert told(history) == expected(written.repo, snapshot_id=snapshot_id)
+    for ref, named in refs.items():
+        assert told(api.tell("/history", ref=ref)["history"]) == expected(repo, **named)
+    main = api.tell("/history", ref="@branch.main")
+    assert api.tell("/history") == api.tell("/history", ref="main") == main
 
 
 def _listed(written: Written) -> dict[str, Any] | None:
@@ -145,36 +120,22 @@ def test_history_in_pages(written: Written, api: Api, limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
 def test_operations(written: Written, api: Api, limit: int) -> None:
-    """The log goes on in the files that `repo` was before; version 1 has none."""
+    """The log continues in the backups of `repo`; version 1 has none."""
     if _listed(written) is None:
         answer = api.answer("/operations")
         assert (answer.status_code, "version 1" in answer.json()["detail"]) == (404, True)
         return
     operations = api.pages("/operations", "operations", limit=limit)
+    backups = [each["backup"] for each in operations if each["backup"] is not None]
 
+    assert all((written.folder / "overwritten" / name).exists() for name in backups)
     assert [(each["kind"], moment(each["updated_at"]), each["backup"]) for each in operations] == [
-        (kind(each), each.updated_at, each.backup_path) for each in written.repo.ops_log()
+        (kind_of(each), each.updated_at, each.backup_path) for each in written.repo.ops_log()
     ]
 
 
-def test_every_backup_is_there(written: Written, api: Api) -> None:
-    """The name of a backup leads to a file; migration makes a log without them."""
-    if _listed(written) is not None:
-        backups = [each["backup"] for each in api.pages("/operations", "operations")]
-        assert backups[0] is None
-        names = [name for name in backups if name is not None]
-        assert all((written.folder / "overwritten" / name).exists() for name in names)
-
-
-def test_main_is_the_default(written: Written, api: Api) -> None:
-    """Who names no ref means it."""
-    of_main = api.tell("/history", ref="@branch.main")
-
-    assert api.tell("/history") == api.tell("/history", ref="main") == of_main
-
-
 def test_fields_of_operations(tmp_path: Path) -> None:
-    """They have the names and the values that the specification gives them."""
+    """Names and values are those of the specification."""
     written = eventful(tmp_path)
     with serve(tmp_path) as api:
         operations = api.pages("/operations", "operations")
@@ -201,7 +162,7 @@ def test_status_of_operations(tmp_path: Path) -> None:
 
 
 def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
-    """What is done between two pages is in neither, and nothing comes twice or is left out."""
+    """Operations between two pages are in neither; no operation is lost or doubled."""
     written = plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations", limit=1000)["operations"]
@@ -216,7 +177,7 @@ def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
 
 
 def test_operations_before_a_time(tmp_path: Path) -> None:
-    """A time is as good as what a page ended with."""
+    """`after` may be a time."""
     plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations")["operations"]
@@ -226,7 +187,7 @@ def test_operations_before_a_time(tmp_path: Path) -> None:
 
 
 def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
-    """Newer operations are told, and why older ones are not."""
+    """Newer operations are listed, and the reason why older ones are not."""
     plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations")["operations"]
@@ -240,7 +201,7 @@ def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
 
 
 def test_a_log_in_a_circle(tmp_path: Path) -> None:
-    """Where a backup is replaced by what leads to it the log is damaged."""
+    """A backup that refers back to itself is damage."""
     written = plain(create(tmp_path))
     name = list(written.repo.ops_log())[6].backup_path
     (tmp_path / "overwritten" / str(name)).write_bytes((tmp_path / "repo").read_bytes())
@@ -254,7 +215,7 @@ def test_a_log_in_a_circle(tmp_path: Path) -> None:
     "after", ["yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x"]
 )
 def test_bad_places_in_the_log(tmp_path: Path, after: str) -> None:
-    """What no page ended with is refused, and leads to no file."""
+    """Values that no page returned are refused, and read no file."""
     create(tmp_path)
     with serve(tmp_path) as api:
         assert api.answer("/operations", after=after).status_code == 400
@@ -278,7 +239,7 @@ def test_refs_in_pages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
-    """Snapshots that lose their parents are told anew, whatever was read before."""
+    """Snapshots that lost their parents are read again."""
     written = plain(create(tmp_path, spec_version=version))
     with serve(tmp_path) as api:
         before = api.tell("/history")["history"]
@@ -289,15 +250,8 @@ def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
     assert after == expected(written.repo, branch="main")
 
 
-def test_metadata_as_it_was_given(tmp_path: Path) -> None:
-    """Names and values of any shape come back."""
-    plain(create(tmp_path))
-    with serve(tmp_path) as api:
-        assert api.tell("/history")["history"][-2]["metadata"] == METADATA
-
-
 def test_names_without_a_sign(tmp_path: Path) -> None:
-    """They are those of branches; only then of snapshots."""
+    """They name branches first, then snapshots."""
     written = plain(create(tmp_path))
     first, last = written.snapshots[-2], written.snapshots[0]
     written.repo.create_branch(last, first)
@@ -324,18 +278,12 @@ def test_names_without_a_sign(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_refs(young: Api, ref: str) -> None:
-    """They are a problem that names them, 404."""
+    """404, with the ref in the detail."""
     answer = young.answer("/history", ref=ref)
 
     assert answer.status_code == 404
     assert ref.removeprefix("@") in answer.json()["detail"]
-
-
-def test_history_after_nothing(tmp_path: Path) -> None:
-    """An unknown snapshot is 404, not an empty page."""
-    create(tmp_path)
-    with serve(tmp_path) as api:
-        assert api.answer("/history", after="00000000000000000000").status_code == 404
+    assert young.answer("/history", after="00000000000000000000").status_code == 404
 
 
 def test_a_bucket_of_repositories(bucket: Api) -> None:
@@ -348,27 +296,24 @@ def test_a_bucket_of_repositories(bucket: Api) -> None:
 @pytest.mark.parametrize("route", ["/branches", "/tags", "/history", "/operations"])
 @pytest.mark.parametrize("path", ["", "lab2", "lab1/one/refs", "lab2/notes.txt", "nothing"])
 def test_no_repository(bucket: Api, route: str, path: str) -> None:
-    """Where there is none a problem says so, 404."""
+    """404 where no repository is, for every route; pages are limited to 1000 items."""
     answer = bucket.client.get(
         f"/api/datasets/repo{route}{'&' if '?' in route else '?'}path={path}"
     )
 
     assert (answer.status_code, "repository" in answer.json()["detail"]) == (404, True)
+    assert bucket.client.get(f"/api/datasets/nothing{route}").status_code == 404
+    assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
 
 
 @pytest.mark.parametrize("path", ["..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb"])
 def test_paths_that_are_none(bucket: Api, path: str) -> None:
-    """They lead nowhere."""
+    """Non-canonical paths are refused."""
     assert bucket.answer("/branches", path=path).status_code == 400
 
 
-def test_unknown_dataset(bucket: Api) -> None:
-    """It is told like everywhere."""
-    assert bucket.client.get("/api/datasets/nothing/branches").status_code == 404
-
-
 def test_containers(bucket: Api) -> None:
-    """Of a repository they are told, of anything else there are none."""
+    """They are listed for repositories only."""
     containers: list[dict[str, Any]] = [
         {"name": None, "url_prefix": "file:///data/", "store": "local_file_system"},
         {"name": "lab", "url_prefix": "s3://lab/", "store": "s3"},
@@ -382,7 +327,7 @@ def test_containers(bucket: Api) -> None:
 
 
 def test_allowed_containers(tmp_path: Path) -> None:
-    """Those that the settings name are followed."""
+    """Containers below a configured prefix are followed."""
     create(tmp_path)
     with serve(tmp_path, virtual_chunk_prefixes=["file:///data"]) as api:
         found = {each["url_prefix"]: each["allowed"] for each in api.tell("")["containers"]}
@@ -391,7 +336,7 @@ def test_allowed_containers(tmp_path: Path) -> None:
 
 
 def test_containers_hold_no_secrets(tmp_path: Path) -> None:
-    """Credentials in a URL are not told, whoever wrote them there."""
+    """Credentials in a URL are not shown."""
     written = create(tmp_path)
     config = written.repo.config
     store = icechunk.http_store()
@@ -409,7 +354,7 @@ def test_containers_hold_no_secrets(tmp_path: Path) -> None:
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """It is 502 and names the file, and the dataset can still be described."""
+    """502 with the name of the file; the dataset can still be described."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
@@ -420,16 +365,11 @@ def test_a_damaged_repository(tmp_path: Path) -> None:
     assert (len(described["damaged"]), described["containers"]) == (1, [])
 
 
-def test_limits(bucket: Api) -> None:
-    """No page has more than a thousand items."""
-    for route in ("/branches", "/tags", "/history", "/operations"):
-        assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
+@pytest.mark.parametrize("route", ["/branches", "/tags", "/history", "/operations"])
+def test_routes_are_documented(bucket: Api, route: str) -> None:
+    """OpenAPI describes each route and its answer."""
+    paths = bucket.client.get("/openapi.json").json()["paths"]
+    get = paths[f"/api/datasets/{{dataset}}{route}"]["get"]
 
-
-def test_every_route_is_documented(bucket: Api) -> None:
-    """With what it answers, and what its parameters mean."""
-    schema = bucket.client.get("/openapi.json").json()
-    for route in ("branches", "tags", "history", "operations"):
-        get = schema["paths"][f"/api/datasets/{{dataset}}/{route}"]["get"]
-        assert get["description"]
-        assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]
+    assert get["description"]
+    assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]

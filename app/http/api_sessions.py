@@ -1,0 +1,340 @@
+"""`/api` routes of commits to Icechunk repositories, with and without a session."""
+
+import asyncio
+import re
+import secrets
+from datetime import UTC, datetime
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import BaseModel, ValidationError
+
+from app.errors import BadBodyError, BadHeaderError
+from app.formats.icechunk.changes import ChangeSet, Edit, read_edits
+from app.formats.icechunk.conflicts import Policy
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.session import Committed, SessionDocument
+from app.formats.icechunk.write_ids import WriteId
+from app.http.api_repositories import opens
+from app.http.auth.access import Datasets
+from app.http.body import RequestBodyReader, RequestDocument, describe_document
+from app.http.openapi import CommitProblem, new_router, problems
+from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
+from app.resolve.icechunk.repository import OpenedRepository
+from app.resolve.icechunk.session import Session
+from app.resolve.icechunk.session_commit import SessionCommit
+from app.resolve.icechunk.sessions import Sessions
+from app.resolve.icechunk.staging import ChunkFiles
+from app.resolve.resolver import Resolver
+
+_MAX_COMMIT_NBYTES: Final = 64 * 1024**2
+_MEMORY_PER_BYTE: Final = 16
+"""Bytes of memory per byte of a body while it is decoded."""
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first commits."
+_OF_SESSION: Final = "Makes a retry safe: a session committed with another key is a conflict."
+
+
+class CommitOptions(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
+    """Options of a commit."""
+
+    message: str
+    metadata: dict[str, Any] = {}
+    """Metadata of the snapshot; the names `__icechunk` and `__shardgate` are reserved."""
+    on_conflict: Literal["fail", "ours", "theirs"] = "fail"
+    """Which chunks win where others have committed the same ones since the parent: none, so that
+    the answer is 409, those of this commit, or theirs. Other conflicts always are 409."""
+    amend: bool = False
+    """Replace the last commit of the branch, which must be the parent."""
+    allow_empty: bool = False
+    """Commit even if nothing changes."""
+
+
+class CommitBody(CommitOptions):
+    """A commit without a session."""
+
+    branch: str = "main"
+    parent_id: str | None = None
+    """The snapshot that the changes are made against; by default the tip of the branch."""
+    changes: list[Any]
+    """Changes, applied in order. Paths are absolute, such as `/a/b`. Each is one of
+
+    - `{"op": "put_node", "path", "metadata"}`: `metadata` is the `zarr.json` of an array or group.
+    - `{"op": "delete_node", "path"}`: with all nodes below it.
+    - `{"op": "put_chunks", "path", "chunks": [...]}`, where each chunk is one of
+      `{"coords": [0, 1], "chunk_id", "offset", "length"}` (a part of what was posted to `/chunks`;
+      `offset` is 0 by default), `{"coords", "inline"}` (base64) and
+      `{"coords", "location", "offset", "length", "etag" or "last_modified"}` (a part of an object
+      below an allowed prefix and in a virtual chunk container of the repository; its version is
+      optional, the time is in RFC 3339).
+    - `{"op": "put_chunks", "path", "coords": [[0, 1], ...], "chunk_ids": [...], "lengths": [...]}`:
+      the same for many chunks of one kind, in columns: `chunk_ids`, `offsets`, `lengths`, or
+      `inlines`, or `locations`, `offsets`, `lengths`, `etags`, `last_modified`.
+    - `{"op": "delete_chunks", "path", "coords": [[0, 1], ...]}`
+
+    Coordinates are of the chunks that are stored: of shards, where an array is sharded.
+    """
+
+
+class CreatedCommit(BaseModel, use_attribute_docstrings=True):
+    """A new snapshot."""
+
+    snapshot_id: str
+    parent_id: str | None
+    """The previous commit; after a rebase, not the one that the changes were made against."""
+
+
+class WrittenChunk(BaseModel, use_attribute_docstrings=True):
+    """A chunk that no commit refers to yet."""
+
+    chunk_id: str
+    length: int
+
+
+class SessionOptions(RequestDocument):
+    """Options of a new session."""
+
+    branch: str = "main"
+    """The session starts at its tip, and is committed to it."""
+
+
+class SessionCommitOptions(CommitOptions, RequestDocument):
+    """Options of the commit of a session."""
+
+
+class SessionState(BaseModel, use_attribute_docstrings=True):
+    """A session."""
+
+    session_id: str
+    """Its keys are `/{dataset}/@session.{session_id}/…`."""
+    branch: str
+    parent_id: str
+    """The snapshot that it started from."""
+    created_at: datetime
+    expires_at: datetime
+    """End of the session. A write postpones it to a day later, up to 7 days after the start."""
+    state: str
+    """`open`, `sealed` while it is being committed, or `committed`."""
+    snapshot_id: str | None = None
+    """The snapshot of its commit."""
+
+
+class SessionList(BaseModel):
+    """Sessions, ordered by id."""
+
+    sessions: list[SessionState]
+
+
+def build_sessions(
+    datasets: Datasets,
+    resolver: Resolver,
+    sessions: Sessions,
+    committer: Committer,
+    documents: RequestBodyReader,
+) -> APIRouter:
+    """Build the routes of sessions."""
+    router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
+
+    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=True))]
+
+    async def open_session(opened: Opened, session_id: str) -> Session:
+        return (await sessions.open(opened.repository, session_id, opened.fetch)).session
+
+    type OpenedSession = Annotated[Session, Depends(open_session)]
+
+    @router.post(
+        "",
+        status_code=HTTPStatus.CREATED,
+        openapi_extra=dict(describe_document(SessionOptions)),
+        responses=problems(400, 403, 404, 405, 423),
+    )
+    async def begin_session(opened: Opened, request: Request) -> SessionState:
+        """Begin a session at the tip of a branch.
+
+        Its keys are read and written like those of plain Zarr, through any replica.
+        """
+        options = await documents.read_document(request, SessionOptions)
+        return _describe(*await sessions.create(opened, options.branch))
+
+    @router.get("", responses=problems(400, 404, 405))
+    async def list_sessions(opened: Opened) -> SessionList:
+        """List the sessions: open ones, and committed ones until they expire."""
+        found = await sessions.list_all(opened)
+        return SessionList(sessions=[_describe(*each) for each in found.items()])
+
+    @router.get("/{session_id}", responses=problems(404, 405))
+    async def read_session(session: OpenedSession) -> SessionState:
+        """Return the state of a session."""
+        return _describe(session.location.session_id, await session.read())
+
+    @router.delete(
+        "/{session_id}",
+        status_code=HTTPStatus.NO_CONTENT,
+        responses=problems(404, 405, 503),
+    )
+    async def discard_session(session: OpenedSession) -> None:
+        """End a session without a commit, and delete its changes."""
+        await sessions.discard(session)
+
+    @router.post(
+        "/{session_id}/commit",
+        status_code=HTTPStatus.CREATED,
+        openapi_extra=dict(describe_document(SessionCommitOptions)),
+        responses=problems(400, 404, 405, 409, 423, conflict=CommitProblem),
+    )
+    async def commit_session(
+        opened: Opened,
+        session: OpenedSession,
+        request: Request,
+        idempotency_key: Annotated[str | None, Header(description=_OF_SESSION)] = None,
+    ) -> CreatedCommit:
+        """Commit all changes of a session to its branch.
+
+        Concurrent and repeated requests get the same answer. After a conflict the session is open
+        again.
+        """
+        options = await documents.read_document(request, SessionCommitOptions)
+
+        async def commit(
+            document: SessionDocument, changes: ChangeSet, write_id: WriteId
+        ) -> CommitResult:
+            asked = _commit_request(options, document.branch, document.parent_id, write_id)
+            return await committer.commit(opened, changes, asked)
+
+        made = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
+        return CreatedCommit(**made._asdict())
+
+    return router
+
+
+def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
+    datasets: Datasets,
+    resolver: Resolver,
+    taker: RequestBodyReader,
+    files: ChunkFiles,
+    committer: Committer,
+    *,
+    max_chunk_nbytes: int,
+    decoded: ByteBudget,
+) -> APIRouter:
+    """Build the routes of commits without a session; *decoded* bounds the memory of all bodies."""
+    router = new_router("/api/datasets/{dataset}", "Commits")
+
+    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=True))]
+
+    @router.post(
+        "/chunks",
+        status_code=HTTPStatus.CREATED,
+        openapi_extra=_body("application/octet-stream", {"type": "string", "format": "binary"}),
+        responses=problems(400, 403, 404, 405, 411, 413, 423),
+    )
+    async def write_chunk(opened: Opened, request: Request) -> WrittenChunk:
+        """Write a chunk, encoded by the codecs of its array, for a later commit.
+
+        Garbage collection removes chunks that no commit refers to.
+        """
+        async with taker.read_body(request, max_chunk_nbytes) as body:
+            chunk_id = await files.put(opened, body)
+            return WrittenChunk(chunk_id=encode_id(chunk_id), length=len(body))
+
+    @router.post(
+        "/commits",
+        status_code=HTTPStatus.CREATED,
+        summary="Commit Changes",
+        openapi_extra=_body("application/json", CommitBody.model_json_schema()),
+        responses=problems(400, 403, 404, 405, 409, 411, 413, 423, conflict=CommitProblem),
+    )
+    async def commit(
+        opened: Opened,
+        request: Request,
+        idempotency_key: Annotated[str | None, Header(description=_OF_COMMIT)] = None,
+    ) -> CreatedCommit:
+        """Commit changes of nodes, and references to chunks that exist already.
+
+        Every reference is checked before anything is written: the chunk must exist and be long
+        enough. Commits of others since the parent are a conflict only where they changed the same.
+        """
+        key = parse_key(idempotency_key)
+        async with (
+            taker.read_body(request, _MAX_COMMIT_NBYTES) as body,
+            decoded.room(_MEMORY_PER_BYTE * len(body)),
+        ):
+            asked, edits = await asyncio.to_thread(_decode, body)
+            write_id = WriteId(f"once-{secrets.token_hex(16)}")
+            if key is not None:
+                write_id = WriteId(key, blake2b(body, digest_size=16).hexdigest())
+            planned = _commit_request(asked, asked.branch, asked.parent_id or "", write_id)
+            made = await commit_edits(committer, files, opened, edits, planned)
+        return CreatedCommit(**made._asdict())
+
+    return router
+
+
+def parse_commit(body: bytes) -> CommitBody:
+    """Parse the body of a commit; its changes are not validated.
+
+    Raises: `BadBodyError`.
+    """
+    try:
+        return CommitBody.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise BadBodyError(f"the body is not JSON: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise BadBodyError(f"{where}: {first['msg']}") from None
+
+
+def parse_key(key: str | None) -> str | None:
+    """Derive the id of a write from the header ``Idempotency-Key``.
+
+    Raises: `BadHeaderError`.
+    """
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise BadHeaderError("Idempotency-Key: expected 1 to 255 ASCII characters without spaces")
+    return f"key-{blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+
+def _decode(body: bytes) -> tuple[CommitBody, list[Edit]]:
+    asked = parse_commit(body)
+    edits = read_edits(asked.changes)
+    asked.changes.clear()
+    return asked, edits
+
+
+def _commit_request(
+    options: CommitOptions, branch: str, parent_id: str, write_id: WriteId
+) -> CommitRequest:
+    return CommitRequest(
+        branch=branch,
+        parent_id=parent_id,
+        message=options.message,
+        write_id=write_id,
+        metadata=options.metadata,
+        policy=Policy(options.on_conflict),
+        amend=options.amend,
+        allow_empty=options.allow_empty,
+    )
+
+
+def _body(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+
+
+def _describe(session_id: str, document: SessionDocument) -> SessionState:
+    state = document.state
+    return SessionState(
+        session_id=session_id,
+        branch=document.branch,
+        parent_id=document.parent_id,
+        created_at=datetime.fromtimestamp(document.created_at_s, UTC),
+        expires_at=datetime.fromtimestamp(document.expires_at_s, UTC),
+        state=type(state).__name__.lower(),
+        snapshot_id=state.snapshot_id if isinstance(state, Committed) else None,
+    )

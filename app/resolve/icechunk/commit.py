@@ -1,0 +1,409 @@
+"""Commits: write manifests, snapshot and transaction log, then move the branch once.
+
+Nothing of a commit is visible before the swap of the file ``repo``. A commit on a branch that has
+moved is rebased onto the new tip, unless the two conflict.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import batched
+from typing import Final, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
+
+from app.errors import (
+    BadBodyError,
+    ClockSkewError,
+    CommitConflictError,
+    ConflictError,
+    DamagedError,
+    StorageError,
+    UnknownRefError,
+)
+from app.formats.documents import Json
+from app.formats.icechunk.changes import (
+    ChangeSet,
+    Edit,
+    check_inlaid,
+    check_natives,
+    check_virtual,
+    demand_of_natives,
+    edit,
+)
+from app.formats.icechunk.commit import Outcome, apply_changes
+from app.formats.icechunk.config import Config
+from app.formats.icechunk.conflicts import Conflict, Policy, rebase
+from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.metadata_items import encode_metadata
+from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
+from app.formats.icechunk.repo_writer import Amended, FutureError, NewCommit, moment_after
+from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.transaction_log import TransactionLog, merge_logs
+from app.formats.icechunk.write_ids import WriteId, check_metadata, find_write, marked
+from app.model import ObjectRef
+from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.compare_and_swap import retry_conflicts
+from app.resolve.icechunk.logs import Log, decoded, logs_of, read_logs
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
+from app.resolve.icechunk.staging import ChunkFiles, Staging, new_object_id
+from app.storage.contract import CONFLICT
+from app.storage.contract import Conflict as LostSwap
+
+_ATTEMPTS: Final = 100
+"""Rebases of one commit onto a branch that keeps moving."""
+_LOGS_AT_ONCE: Final = 8
+_MAX_LOGS: Final = 10_000
+_MAX_LOG_NBYTES: Final = 256 * 1024**2
+"""Memory limit of the decoded transaction logs of a rebase."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """Branch, parent and options of a commit."""
+
+    branch: str
+    parent_id: str
+    """Snapshot that the changes were made against."""
+    message: str
+    write_id: WriteId
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    policy: Policy = Policy.FAIL
+    amend: bool = False
+    """Replace the tip of the branch, which must be the parent."""
+    allow_empty: bool = False
+
+
+class CommitResult(NamedTuple):
+    """Visible commit."""
+
+    snapshot_id: str
+    parent_id: str | None
+
+
+class BranchTip(NamedTuple):
+    """Tip of a branch according to *info*."""
+
+    info: RepoInfo
+    snapshot: SnapshotInfo
+
+    @property
+    def snapshot_id(self) -> str:
+        """Return the id of the snapshot."""
+        return self.snapshot.snapshot_id
+
+
+class PreparedCommit(NamedTuple):
+    """Written snapshot that no branch refers to yet."""
+
+    tip: SnapshotInfo
+    """Tip that it is based on, as listed then: ancestors of the tip may expire."""
+    change: NewCommit | Amended
+
+    @property
+    def result(self) -> CommitResult:
+        """Return the commit that the change makes visible."""
+        new = self.change.snapshot
+        return CommitResult(new.snapshot_id, new.parent_id)
+
+
+class Committer:
+    """Commits changes to branches."""
+
+    def __init__(self, swaps: RepoSwaps, budget: ByteBudget) -> None:
+        self._swaps = swaps
+        self._budget = budget
+        """For manifests that are rewritten."""
+        self._locks = WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock]()
+        """Order the commits of this process that lost a race for a branch."""
+
+    async def find(
+        self, opened: OpenedRepository, request: CommitRequest
+    ) -> CommitResult | BranchTip:
+        """Return the commit that *request* has made before, or else the tip of its branch.
+
+        Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was
+        used for another request, and the errors of `RepoSwaps`.
+        """
+
+        def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
+            return Planned(_find(request, info, opened))
+
+        return await self._swaps.update(opened, plan)
+
+    async def commit(
+        self,
+        opened: OpenedRepository,
+        changes: ChangeSet,
+        request: CommitRequest,
+        tip: BranchTip | None = None,
+    ) -> CommitResult:
+        """Commit *changes*; start from *tip* if that was found a moment ago.
+
+        Raises: `CommitConflictError`, `BadBodyError`, `ConflictError`, `LockedError`,
+        `UnknownRefError`, `ClockSkewError`, `DamagedError`, `BusyError`, `UnwritableError`,
+        `StorageError`. After `StorageError` the outcome is unknown; repeating the same request
+        finds or makes the commit.
+        """
+        check_metadata(request.metadata)
+        await self._swaps.store.verify_conditional_writes(opened.directory)
+        staging = Staging(opened, self._swaps.store, self._budget)
+        builder = CommitBuilder(opened, request, staging, self._swaps.now_us)
+        found = tip or await self.find(opened, request)
+
+        async def attempt() -> CommitResult | LostSwap:
+            nonlocal found
+            if isinstance(found, BranchTip):
+                found = await self._attempt(builder, changes, found)
+            return found if isinstance(found, CommitResult) else CONFLICT
+
+        if not isinstance(first := await attempt(), LostSwap):
+            return first
+        async with self._locks.setdefault((opened.repo, request.branch), asyncio.Lock()):
+            what = f"{opened.directory}: branch {request.branch}"
+            return await retry_conflicts(attempt, what, attempts=_ATTEMPTS)
+
+    async def _attempt(
+        self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip
+    ) -> CommitResult | BranchTip:
+        """Move the branch from *tip* to a new commit; return the new tip if it has moved.
+
+        After a storage error the file ``repo`` is read once more, to learn the outcome.
+        """
+        opened, request = builder.opened, builder.request
+        prepared = await builder.build(changes, tip)
+
+        def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
+            found = _find(request, info, opened)
+            if isinstance(found, CommitResult) or found.snapshot != prepared.tip:
+                return Planned(found)
+            return Planned(prepared.result, prepared.change)
+
+        try:
+            return await self._swaps.update(opened, plan)
+        except StorageError:
+            with suppress(StorageError, DamagedError):
+                if isinstance(found := await self.find(opened, request), CommitResult):
+                    return found
+            raise
+
+
+async def commit_edits(
+    committer: Committer,
+    files: ChunkFiles,
+    opened: OpenedRepository,
+    edits: Sequence[Edit],
+    request: CommitRequest,
+) -> CommitResult:
+    """Commit *edits* of the parent without a session; an empty parent id stands for the tip.
+
+    Every reference is checked before anything is written.
+
+    Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
+    `UnknownRefError`, and the errors of `Committer.commit`.
+    """
+    found = await committer.find(opened, request)
+    if isinstance(found, CommitResult):
+        return found
+    info = found.info
+    parent_id = request.parent_id or found.snapshot_id
+    is_listed = await opened.decode_in_thread(
+        opened.repo, lambda: info.snapshot(parent_id) is not None
+    )
+    parent = await opened.snapshot(parent_id) if is_listed else None
+    if parent is None:
+        raise UnknownRefError(f"there is no snapshot {parent_id}")
+    changes = await asyncio.to_thread(
+        edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
+    )
+    await _check_references(files, opened, info, changes)
+    request = replace(request, parent_id=parent_id)
+    return await committer.commit(opened, changes, request, found)
+
+
+class CommitBuilder:
+    """Writes the snapshot of one commit, again for each tip that it is rebased onto."""
+
+    def __init__(
+        self,
+        opened: OpenedRepository,
+        request: CommitRequest,
+        staging: Staging,
+        now_us: Callable[[], int],
+    ) -> None:
+        self.opened = opened
+        self.request = request
+        self._now_us = now_us
+        self._staging = staging
+        self._rebases = 0
+
+    async def build(self, changes: ChangeSet, tip: BranchTip) -> PreparedCommit:
+        """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
+        opened, request = self.opened, self.request
+        may_be_empty = request.allow_empty
+        base = await self._read_tip(tip)
+        if tip.snapshot_id != request.parent_id:
+            if request.amend:
+                self._refuse(tip.snapshot_id, "branch_moved")
+            self._rebases += 1
+            may_be_empty |= not changes.is_empty  # all of it may give way to their changes
+            changes = await self._rebase(changes, tip, base)
+        applied = await asyncio.to_thread(apply_changes, changes, base)
+        if applied.is_empty and not may_be_empty:
+            raise BadBodyError("nothing changes, and allow_empty is not set")
+        staged = await self._staging.write_manifests(applied, _config(opened, tip.info))
+        rewritten = {each.rewrite.node_id: each.rewritten for each in staged}
+        files = [file for each in staged for file in each.files]
+        name = opened.repository.file("snapshots", base.object_id)
+        outcome = await opened.decode_in_thread(name, lambda: applied.finish(rewritten, files))
+        snapshot = await asyncio.to_thread(self._snapshot, tip, base, outcome)
+        log = outcome.log
+        if request.amend:
+            (amended,) = await read_logs(opened, [Log(tip.snapshot_id, is_pruned=False)])
+            if amended is not None:
+                log = await asyncio.to_thread(merge_logs, amended, log)
+        await self._staging.write_snapshot(snapshot, log)
+        return PreparedCommit(tip.snapshot, self._change(tip, snapshot))
+
+    async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
+        if (found := await self.opened.snapshot(tip.snapshot_id)) is None:
+            name = self.opened.repository.file("snapshots", decoded(tip.snapshot_id))
+            raise DamagedError(name, "does not exist, and the repository lists it")
+        return found
+
+    async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
+        """Turn *changes* of the parent into changes of *base*, the snapshot of *tip*.
+
+        Raises: `CommitConflictError`, also where the changes in between are unknown.
+        """
+        opened, request, tip_id = self.opened, self.request, tip.snapshot_id
+        chain = await opened.decode_in_thread(
+            opened.repo, lambda: _snapshots_between(tip.info, request.parent_id, tip_id)
+        )
+        if chain is None:
+            self._refuse(tip_id, "parent_not_in_history")
+        logs = await self._read_logs(chain, tip_id)
+        if (parent := await opened.snapshot(request.parent_id)) is None:
+            self._refuse(tip_id, "parent_not_in_history")
+        rebased = await opened.decode_in_thread(
+            opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
+        )
+        if isinstance(rebased, ChangeSet):
+            return rebased
+        conflicts = [_report_conflict(each) for each in rebased]
+        raise CommitConflictError(request.parent_id, tip_id, conflicts)
+
+    async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
+        wanted, found, nbytes = list(logs_of(chain)), list[TransactionLog](), 0
+        if len(wanted) > _MAX_LOGS:
+            self._refuse(tip_id, "too_many_commits")
+        for batch in batched(wanted, _LOGS_AT_ONCE):
+            try:
+                logs = await read_logs(self.opened, batch)
+            except DamagedError:
+                logs = [None]
+            for log in logs:
+                if log is None:
+                    self._refuse(tip_id, "missing_transaction_log")
+                found.append(log)
+                nbytes += log.nbytes
+            if nbytes > _MAX_LOG_NBYTES:
+                self._refuse(tip_id, "too_many_changes")
+        return found
+
+    def _refuse(self, tip_id: str, kind: str) -> NoReturn:
+        """Raise `CommitConflictError` of a *kind* that concerns the whole commit."""
+        whole: Mapping[str, object] = {"kind": kind, "path": "/", "count": 0, "chunks": []}
+        raise CommitConflictError(self.request.parent_id, tip_id, [whole])
+
+    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, outcome: Outcome) -> StoredSnapshot:
+        request = self.request
+        try:
+            metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
+            flushed_at_us = moment_after(base.flushed_at_us, self._now_us())
+        except FutureError as error:
+            raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
+        except ValueError as error:
+            raise BadBodyError(f"metadata: {error}") from None
+        return StoredSnapshot(
+            new_object_id(),
+            outcome.nodes,
+            outcome.manifest_files,
+            flushed_at_us,
+            request.message,
+            metadata,
+            base.extra,
+        )
+
+    def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewCommit | Amended:
+        new = SnapshotInfo(
+            snapshot.object_id,
+            tip.snapshot.parent if self.request.amend else tip.snapshot.object_id,
+            snapshot.flushed_at_us,
+            snapshot.message,
+            snapshot.metadata,
+            tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
+        )
+        kind = Amended if self.request.amend else NewCommit
+        return kind(self.request.branch, new)
+
+
+def _find(
+    request: CommitRequest, info: RepoInfo, opened: OpenedRepository
+) -> CommitResult | BranchTip:
+    """Look up the commit that *request* has made before, or else the tip of its branch.
+
+    Raises: `UnknownRefError`, `LockedError`, `ConflictError`, `DecodeError`, `DamagedError`.
+    """
+    if (made := find_write(info, request.write_id)) is not None:
+        return CommitResult(made.snapshot_id, made.parent_id)
+    require_unlocked(info, opened.repo)
+    if (tip_id := info.branches.get(request.branch)) is None:
+        raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
+    if (snapshot := info.snapshot(tip_id)) is None:
+        raise DamagedError(opened.repo, f"does not list {tip_id}, the tip of a branch")
+    if request.amend and snapshot.parent_id is None:
+        raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
+    return BranchTip(info, snapshot)
+
+
+async def _check_references(
+    files: ChunkFiles, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
+) -> None:
+    """Check that every reference in *changes* is permitted, and that native chunks exist."""
+    config = _config(opened, info)
+    await asyncio.to_thread(check_inlaid, changes, config.inline_chunk_threshold_bytes)
+    allowed = opened.repository.allowed
+    await asyncio.to_thread(check_virtual, changes, allowed, config.containers)
+    wanted = await asyncio.to_thread(demand_of_natives, changes)
+    lengths = await files.lengths(opened, info, wanted)
+    if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
+        await asyncio.to_thread(check_natives, changes, lengths)
+
+
+def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
+    if isinstance(info.config, Config):
+        return info.config
+    raise DamagedError(opened.repo, str(info.config))
+
+
+def _report_conflict(conflict: Conflict) -> Mapping[str, object]:
+    """Return the members of a conflict in the problem document."""
+    chunks = conflict.chunks
+    count, first = (0, []) if chunks is None else (chunks.count, chunks.chunks)
+    return {"kind": conflict.kind, "path": conflict.path, "count": count, "chunks": first}
+
+
+def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotInfo] | None:
+    """List the snapshots after *start* up to *stop*, earliest first.
+
+    Return `None` if *start* is no ancestor of *stop*.
+    """
+    chain: list[SnapshotInfo] = []
+    for each in info.ancestry(stop) or ():
+        if each.snapshot_id == start:
+            return chain[::-1]
+        chain.append(each)
+    return None

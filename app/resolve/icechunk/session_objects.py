@@ -1,0 +1,323 @@
+"""Objects stored for sessions: one document per session, one journal entry per changed chunk.
+
+They lie in the folder ``sessions/`` of the repository, which the library ignores: the document is
+``{session id}.session``, an entry is ``{session id}/{node id}/{folder}/{coords}``. Both are
+replaced in place, so the store orders concurrent writes of one chunk.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from app.concurrency import SingleFlight, bounded_gather, run_in_thread, yield_to_loop
+from app.errors import DamagedError
+from app.formats.compression import zstd_capacity
+from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.session import (
+    GONE_NBYTES,
+    ChunkAddress,
+    Entry,
+    SessionDocument,
+    decode_entry,
+    decode_session,
+    encode_entry,
+    encode_session,
+    parse_coords,
+    spell_coords,
+)
+from app.formats.reading import DecodeError
+from app.model import ETag, ObjectRef
+from app.resolve.icechunk.compare_and_swap import Backoff, retry_conflicts
+from app.resolve.metadata_cache import SizedLRUCache
+from app.storage.contract import CONFLICT, Conflict, Expected, Found, NotModified, ObjectStore
+
+_SESSIONS: Final = "sessions/"
+_DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
+_FOLDERS: Final = 4
+"""Folders of an array's entries. A local store locks one folder per replacement of an entry."""
+_ENTRY_OVERHEAD_NBYTES: Final = 512
+_DELETES_AT_ONCE: Final = 16
+_ATTEMPTS: Final = 50
+_BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
+_IN_THREAD_NBYTES: Final = 64 * 1024
+_ZSTD_BLOCK_NBYTES: Final = 128 * 1024
+"""Largest content of a document that is decoded in the event loop."""
+
+type Edit = Callable[[SessionDocument | None], SessionDocument | None]
+"""Return the new document, or `None` to keep the old one. It may raise, and be called again."""
+
+
+class SessionLocation(NamedTuple):
+    """Names of the objects of one session."""
+
+    directory: ObjectRef
+    """Directory of the repository."""
+    session_id: str
+
+    @property
+    def document(self) -> ObjectRef:
+        """Return the name of the document."""
+        return self.directory.join(f"{_SESSIONS}{self.session_id}.session")
+
+    def entries(self, node_id: bytes | None = None) -> ObjectRef:
+        """Return the folder of all journal entries, or of those of one array."""
+        below = "" if node_id is None else f"{encode_id(node_id)}/"
+        return self.directory.join(f"{_SESSIONS}{self.session_id}/{below}")
+
+
+async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterator[str]:
+    """Yield the ids of the sessions of a repository that have a document."""
+    folder = directory.join(_SESSIONS)
+    async for each in store.list(folder, delimiter="/"):
+        found = _DOCUMENT_NAME.fullmatch(each.ref.key.removeprefix(folder.key))
+        if found is not None and decode_id(found[1]) is not None:
+            yield found[1]
+
+
+class _VersionedDocument(NamedTuple):
+    document: SessionDocument
+    etag: ETag
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PendingEdit:
+    edit: Edit
+    done: "asyncio.Future[SessionDocument | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def finish(self, document: SessionDocument | None) -> None:
+        if not self.done.done():
+            self.done.set_result(document)
+
+    def fail(self, error: BaseException) -> None:
+        if self.done.done():
+            return
+        if isinstance(error, Exception):
+            self.done.set_exception(error)
+            self.done.exception()  # or asyncio logs it if the caller has left
+        else:
+            self.done.cancel()
+
+
+class SessionDocumentStore:
+    """Reads and replaces one session document, one operation at a time.
+
+    A caller that arrives during a read waits for the next one, so the result is never older than
+    the call. Pending edits share one compare-and-swap.
+    """
+
+    def __init__(self, store: ObjectStore, ref: ObjectRef, *, limit_nbytes: int) -> None:
+        self._store = store
+        self._ref = ref
+        self._limit_nbytes = limit_nbytes
+        self._known: _VersionedDocument | None = None
+        self._lock = asyncio.Lock()
+        self._flights = SingleFlight[tuple[str, int]]()
+        self._reads = 0
+        self._edits = 0
+        self._pending: list[_PendingEdit] = []
+
+    @property
+    def known(self) -> SessionDocument | None:
+        """Return the document as last read or written."""
+        return None if self._known is None else self._known.document
+
+    async def read(self) -> SessionDocument | None:
+        """Read the current document; return `None` if it does not exist.
+
+        Raises: `DamagedError`, `StorageError`.
+        """
+        return await self._flights.run(("read", self._reads), self._read_locked)
+
+    async def edit(self, edit: Edit) -> SessionDocument | None:
+        """Replace the document by the result of *edit*, and return the document afterwards.
+
+        *edit* is first called with the document last known, and again after each lost race.
+
+        Raises: the errors of *edit*, `BusyError`, `DamagedError`, `StorageError`.
+        """
+        pending = _PendingEdit(edit)
+        self._pending.append(pending)
+        try:
+            await self._flights.run(("edit", self._edits), self._edit_locked)
+        finally:
+            if pending in self._pending:
+                self._pending.remove(pending)
+        return await pending.done
+
+    async def _read_locked(self) -> SessionDocument | None:
+        async with self._lock:
+            self._reads += 1
+            await self._read()
+            return self.known
+
+    async def _read(self) -> None:
+        known = self._known
+        found = await self._store.get(self._ref, if_none_match=known and known.etag)
+        if not isinstance(found, NotModified):
+            self._known = None if found is None else await self._decode(found)
+
+    async def _decode(self, found: Found) -> _VersionedDocument:
+        try:
+            is_long = (
+                len(found.data) > _IN_THREAD_NBYTES
+                or zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
+            )
+            document = await run_in_thread(
+                decode_session, found.data, self._limit_nbytes, is_long=is_long
+            )
+        except DecodeError as error:
+            raise DamagedError(self._ref, str(error)) from error
+        return _VersionedDocument(document, found.etag)
+
+    async def _edit_locked(self) -> None:
+        async with self._lock:
+            self._edits += 1
+            batch, self._pending = self._pending, []
+
+            async def attempt() -> Conflict | None:
+                if (lost := await self._swap(batch)) is not None:
+                    await self._read()
+                return lost
+
+            try:
+                if self._known is None:
+                    await self._read()
+                await retry_conflicts(attempt, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF)
+            except BaseException as error:
+                for each in batch:
+                    each.fail(error)
+                if not isinstance(error, Exception):
+                    raise
+
+    async def _swap(self, batch: list[_PendingEdit]) -> Conflict | None:
+        """Apply the edits of *batch* to the known document, and replace the stored one."""
+        known = self._known
+        document = before = known and known.document
+        applied = []
+        for number, each in enumerate(batch):
+            await yield_to_loop(number)
+            if each.done.done():
+                continue
+            try:
+                document = each.edit(document) or document
+                applied.append((each, document))
+            except Exception as error:  # noqa: BLE001  the caller of this edit gets it
+                each.fail(error)
+        if document is not None and document is not before:
+            is_long = document.nbytes > _IN_THREAD_NBYTES
+            data = await run_in_thread(encode_session, document, is_long=is_long)
+            if known is None:
+                return CONFLICT
+            etag = await self._store.put(self._ref, [data], expected=known.etag)
+            if isinstance(etag, Conflict):
+                return etag
+            self._known = _VersionedDocument(document, etag)
+        for each, result in applied:
+            each.finish(result)
+        return None
+
+
+class StoredEntry(NamedTuple):
+    """Journal entry and its version in the store."""
+
+    entry: Entry
+    etag: ETag
+
+
+class ListedEntry(NamedTuple):
+    """Journal entry as listed, without its content."""
+
+    is_deletion: bool
+    etag: ETag | None
+
+
+type EntryCache = SizedLRUCache[ObjectRef, StoredEntry]
+
+
+class SessionJournal:
+    """Journal entries of one session; every read is revalidated by ETag."""
+
+    def __init__(self, store: ObjectStore, location: SessionLocation, cache: EntryCache) -> None:
+        self._store = store
+        self._location = location
+        self._cache = cache
+
+    def ref(self, address: ChunkAddress) -> ObjectRef:
+        """Return the name of the entry of a chunk."""
+        name = spell_coords(address.coords)
+        folder = crc32(name.encode()) % _FOLDERS
+        return self._location.entries(address.node.node_id).join(f"{folder:x}/{name}")
+
+    async def get(self, address: ChunkAddress, etag: ETag | None = None) -> StoredEntry | None:
+        """Read an entry; *etag* is its current version if that was just listed.
+
+        Raises: `DamagedError`, `StorageError`.
+        """
+        ref = self.ref(address)
+        known = self._cache.get(ref)
+        if known is not None and known.etag == etag:
+            return known
+        found = await self._store.get(ref, if_none_match=known and known.etag)
+        if isinstance(found, NotModified):
+            return known
+        if found is None:
+            return None
+        try:
+            stored = StoredEntry(decode_entry(found.data), found.etag)
+        except DecodeError as error:
+            raise DamagedError(ref, str(error)) from error
+        self._cache.put(ref, stored)
+        return stored
+
+    async def put(
+        self, address: ChunkAddress, entry: Entry, *, expected: Expected
+    ) -> Conflict | None:
+        """Replace an entry whose version is *expected*."""
+        ref = self.ref(address)
+        etag = await self._store.put(ref, [encode_entry(entry)], expected=expected)
+        if isinstance(etag, Conflict):
+            return etag
+        self._cache.put(ref, StoredEntry(entry, etag))
+        return None
+
+    async def remove(self, address: ChunkAddress) -> None:
+        """Delete an entry, so that the chunk is that of the parent."""
+        await self._store.delete(self.ref(address), expected=None)
+
+    async def arrays(self) -> set[bytes]:
+        """Return the node ids of the arrays that may have entries."""
+        folder = self._location.entries()
+        listed = self._store.list(folder, delimiter="/")
+        names = [each.ref.key.removeprefix(folder.key).rstrip("/") async for each in listed]
+        node_ids = (decode_id(name, NODE_ID_NBYTES) for name in names)
+        return {node_id for node_id in node_ids if node_id is not None}
+
+    async def entries(self, node_id: bytes) -> dict[tuple[int, ...], ListedEntry]:
+        """List the entries of an array, by their coords."""
+        found = {}
+        async for each in self._store.list(self._location.entries(node_id)):
+            coords = parse_coords(each.ref.key.rpartition("/")[2])
+            if coords is not None and each.size is not None:
+                found[coords] = ListedEntry(each.size == GONE_NBYTES, each.etag)
+        return found
+
+    async def clear(self) -> None:
+        """Delete all entries; some servers list empty folders, which are skipped."""
+
+        async def remove(ref: ObjectRef) -> None:
+            await self._store.delete(ref, expected=None)
+
+        listed = self._store.list(self._location.entries())
+        refs = [each.ref async for each in listed if not each.ref.key.endswith("/")]
+        await bounded_gather(remove, refs, limit=_DELETES_AT_ONCE)
+
+
+def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:
+    """Estimate the bytes of memory of a cached entry."""
+    inline = 0 if stored.entry is None else len(encode_entry(stored.entry))
+    return _ENTRY_OVERHEAD_NBYTES + len(ref.key) + inline

@@ -1,0 +1,262 @@
+"""Sessions: memory and concurrency are bounded, expired ones are swept."""
+
+import asyncio
+import gc
+import json
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from app.errors import ShardgateError
+from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.session import ChunkAddress
+from app.formats.icechunk.snapshot import StoredSnapshot
+from app.model import ObjectRef
+from app.resolve.icechunk.session_store import SessionStore
+from app.storage.contract import Found
+from app.storage.memory import MemoryStore
+from tests.resolve.icechunk.replicas import (
+    ROOT,
+    Call,
+    Replica,
+    Tapped,
+    contents,
+    document,
+    ref,
+    stored,
+)
+from tests.resolve.stores import Clock
+from tests.sessions import array_document
+
+MIB = 1024**2
+CHUNKS = 300
+FEW = 64
+
+
+class Watched(Tapped):
+    """Store that answers late, and counts the calls and tasks at its busiest moment."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self._running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.listed: list[str] = []
+
+    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+        """Count, and let others run."""
+        self._running[name] += 1
+        self.most |= Counter({name: self._running[name], "tasks": len(asyncio.all_tasks())})
+        await asyncio.sleep(0)
+        try:
+            return await call()
+        finally:
+            self._running[name] -= 1
+
+    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncIterator[Any]:
+        """List, and note the prefix."""
+        self.listed.append(prefix.key)
+        async for each in self._store.list(prefix, **options):
+            yield each
+
+
+@contextmanager
+def growing_at_most(nbytes: int) -> Generator[None]:
+    """Show that no more than *nbytes* of memory are held afterwards."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < nbytes
+    finally:
+        tracemalloc.stop()
+
+
+async def test_names_of_nothing_are_not_remembered(files: Mapping[str, bytes]) -> None:
+    """Clients can invent any number of names."""
+    replica = await Replica.of(stored(files))
+    store = await replica.enter(await replica.begin())
+    assert await store.get(ref("a/c/0")) is not None
+    with growing_at_most(MIB):
+        for number in range(10_000):
+            assert await store.get(ref(f"none/{number}/c/0")) is None
+
+
+async def test_large_inline_chunks_are_not_all_remembered(files: Mapping[str, bytes]) -> None:
+    """Their size limit is configured in the repository."""
+    kept, count = stored(files), 100
+    replica = await Replica.of(kept)
+    store = await replica.enter(await replica.begin())
+    await store.put(ref("b/zarr.json"), [document(2 * count)], expected=None)
+    session = store.session
+    node = (await session.view()).node("b")
+    assert node is not None
+    for at in range(count):
+        large = Inlaid(at.to_bytes(MIB, "little"))
+        await session.journal.put(ChunkAddress(node, (at,)), large, expected=None)
+    reader = await (await Replica.of(kept)).enter(session.location.session_id)
+    with growing_at_most(70 * MIB):
+        for at in range(count):
+            assert await reader.get(ref(f"b/c/{at}")) is not None
+
+
+def count_snapshots() -> int:
+    """Count the snapshots in memory of this process."""
+    gc.collect()
+    return sum(isinstance(each, StoredSnapshot) for each in gc.get_objects())
+
+
+async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, bytes]) -> None:
+    """Sessions started from different snapshots release those of earlier ones."""
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 4 * MIB})).encode()
+    replica, first, before = await Replica.of(stored(files)), None, count_snapshots()
+    for number in range(40):
+        session_id = await replica.begin()
+        first = first or session_id
+        store = await replica.enter(session_id)
+        await store.put(ref("b/zarr.json"), [large], expected=None)
+        await store.put(ref("b/c/0"), [bytes([1, number])], expected=None)
+        await replica.commit(session_id)
+    assert count_snapshots() - before < 30
+    assert first is not None
+    assert (await contents(await replica.enter(first)))["b/c/0"] == bytes([1, 0])
+
+
+async def test_a_session_in_use_is_known(files: Mapping[str, bytes]) -> None:
+    """However many others are opened."""
+    replica = await Replica.of(stored(files))
+    store = await replica.enter(await replica.begin())
+    stores = replica.sessions.stores
+    for number in range(1100):
+        stores.add(SessionStore(store.session, ObjectRef(f"other {number}", "")))
+
+    found = await stores.get(store.root.join("a/c/0"))
+    assert isinstance(found, Found)
+    assert found.data == bytes([1, 2])
+    del store
+
+
+async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
+    """Unless it is written to; the next session that begins removes all of it."""
+    memory = stored(files, clock := Clock(time.time()))
+    replica = await Replica.of(memory, clock)
+    kept, left = await replica.begin(), await replica.begin()
+    for store in (await replica.enter(kept), await replica.enter(left)):
+        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+    clock.now += 20 * 3600
+    await (await replica.enter(kept)).put(ref("a/c/0"), [b"\x09\x09"], expected=None)
+    clock.now += 20 * 3600
+
+    assert b"\x09\x09" in (await contents(await replica.enter(kept))).values()
+    with pytest.raises(ShardgateError, match="expired"):
+        await replica.enter(left)
+    await replica.begin()
+    names = [each.ref.key async for each in memory.list(ref("")._replace(bucket="memory://repo"))]
+    assert not [name for name in names if left in name]
+    assert [name for name in names if kept in name]
+
+
+async def test_a_damaged_session_does_not_prevent_another(files: Mapping[str, bytes]) -> None:
+    """It is left where it is."""
+    replica = await Replica.of(memory := stored(files))
+    name = ROOT.join(f"sessions/{await replica.begin()}.session")
+    memory.place(name, b"damaged")
+
+    await replica.begin()
+    assert await memory.stat(name) is not None
+
+
+class Stuck(Tapped):
+    """Store whose next deletion does not end."""
+
+    is_stuck = True
+
+    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+        """Wait for ever, once."""
+        if name == "delete" and self.is_stuck:
+            self.is_stuck = False
+            await asyncio.Event().wait()
+        return await call()
+
+
+async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]) -> None:
+    """The client that begins a session does not wait for it; the next one goes on."""
+    memory = stored(files)
+    replica = await Replica.of(memory)
+    store = await replica.enter(session_id := await replica.begin())
+    await store.put(ref("a/c/0"), [b"99"], expected=None)
+    await replica.commit(session_id)
+    entries = ROOT.join(f"sessions/{session_id}/")
+    slow = await Replica.of(Stuck(memory))
+
+    async with asyncio.timeout(10):
+        await slow.begin()
+    assert [each async for each in memory.list(entries)]
+    await slow.begin()
+    assert not [each async for each in memory.list(entries)]
+
+
+async def written(replica: Replica) -> str:
+    """Begin a session, and give ``b`` many chunks in it."""
+    session_id = await replica.begin()
+    store = await replica.enter(session_id)
+    await store.put(ref("b/zarr.json"), [document(2 * CHUNKS)], expected=None)
+    for at in range(CHUNKS):
+        await store.put(ref(f"b/c/{at}"), [bytes([1, at % 256])], expected=None)
+    return session_id
+
+
+async def test_a_commit_asks_for_a_few_chunks_at_a_time(files: Mapping[str, bytes]) -> None:
+    """Tasks and reads are bounded, whatever the number of chunks."""
+    session_id = await written(await Replica.of(store := Watched(stored(files))))
+    store.most.clear()
+    other = await Replica.of(store)
+    await other.commit(session_id)
+
+    assert 1 < store.most["get"] <= store.most["tasks"] <= FEW
+    found = await contents(await other.enter(session_id))
+    assert found[f"b/c/{CHUNKS - 1}"] == bytes([1, (CHUNKS - 1) % 256])
+
+
+async def test_a_commit_looks_through_changed_arrays_only(files: Mapping[str, bytes]) -> None:
+    """Unchanged arrays are not listed."""
+    store = Watched(stored(files))
+    replica = await Replica.of(store)
+    session_id = await replica.begin()
+    session = await replica.enter(session_id)
+    await session.put(ref("d/zarr.json"), [document(4)], expected=None)
+    await session.put(ref("a/c/1"), [b"99"], expected=None)
+    store.listed.clear()
+    await replica.commit(session_id)
+
+    journals = [key for key in store.listed if key.startswith(f"sessions/{session_id}/")]
+    assert len(journals) == 2  # which arrays there are, and what of ``a``
+    found = await contents(await replica.enter(session_id))
+    assert (found["a/c/1"], found["g/b/c/1"]) == (b"99", bytes([7, 8]))
+    assert json.loads(found["g/b/zarr.json"])["shape"] == [4]
+
+
+async def test_a_journal_is_removed_many_entries_at_a_time(files: Mapping[str, bytes]) -> None:
+    """Deletions run concurrently, up to a bound."""
+    replica = await Replica.of(store := Watched(stored(files)))
+    session = (await replica.enter(await written(replica))).session
+    store.most.clear()
+    await replica.sessions.discard(session)
+
+    assert 1 < store.most["delete"] <= FEW
+    assert [key async for key in store.list(ROOT.join("sessions/"))] == []
+
+
+async def test_many_sessions_are_asked_for_at_a_time(files: Mapping[str, bytes]) -> None:
+    """They are read concurrently, and listed by id."""
+    replica = await Replica.of(store := Watched(stored(files)))
+    begun = sorted([await replica.begin() for _ in range(40)])
+    store.most.clear()
+
+    assert list(await replica.sessions.list_all(replica.opened)) == begun
+    assert 1 < store.most["get"] <= FEW

@@ -1,6 +1,7 @@
 """Opens what the configuration names: roots, the formats looked for in them, who may do what."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
@@ -14,9 +15,10 @@ from app.formats.zarr.layout import Zarr3
 from app.http.auth.tokens import read_grant
 from app.model import ObjectRef
 from app.resolve.containers import Containers
+from app.resolve.listing import Root
+from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.resolver import Dataset
-from app.setting_fields import PUBLIC
-from app.settings import DatasetSettings, LimitSettings, Settings
+from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
 from app.storage.stores import Stores
 
 
@@ -100,3 +102,20 @@ def formats(
         Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
     )
     return [each for each in known if dataset.format in ("auto", each.name)]
+
+
+async def with_root[T](
+    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None = None
+) -> T:
+    """Open the root *url* the way `serve` would, and hand it to *call*."""
+    told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
+    settings = load(None, os.environ, {"datasets": {"root": told}})
+    async with Stores(settings.limits) as stores:
+        ref = open_root(stores, settings, "root")
+        await stores.check_reachable(ref)
+        memory = MetadataCache(settings.cache.index_bytes)
+        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+        dataset = settings.datasets["root"]
+        allowed = open_allowed(stores, dataset, settings)
+        containers = Containers(formats(dataset, settings.limits, allowed))
+        return await call(Root(ref, stores, containers, fetch))

@@ -1,8 +1,17 @@
-"""One frozen model of the configuration."""
+"""Settings: one frozen model, read from a TOML file and ``SHARDGATE_SECTION__NAME`` variables.
 
+Unknown names are refused, and no error repeats a value, which could be a secret.
+"""
+
+import difflib
+import json
+import re
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -15,24 +24,138 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
-from app.setting_fields import (
-    PUBLIC,
-    Section,
-    caller_name,
-    dataset_name,
-    dataset_url,
-    digest,
-    header_value,
-    host_names,
-    issuer_url,
-    list_from_text,
-    origins,
-    server_url,
-    table_of_url,
+from app.errors import ConfigurationError
+
+RESERVED: Final = frozenset(
+    {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
 )
+"""First path segments that are ours, so that no dataset can have the name."""
+
+SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
+"""Where a dataset may lie."""
+
+PUBLIC: Final = "public"
+"""The rule that everybody keeps."""
+
+_DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PLAIN_HOSTS: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
+
+
+def dataset_name(name: str) -> str:
+    """Check the first segment of the paths of a dataset."""
+    if name in RESERVED or not _DATASET_NAME.fullmatch(name):
+        raise ValueError("is not a name for a dataset")
+    return name
+
+
+def dataset_url(url: str) -> str:
+    """Check and complete the root of a dataset."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        if not url:
+            raise ValueError("is empty")
+        return Path(url).expanduser().absolute().as_uri()
+    if scheme not in SCHEMES:
+        raise ValueError(f"begins with none of {', '.join(f'{name}://' for name in SCHEMES)}")
+    if scheme == "file" and not rest.startswith("/"):
+        raise ValueError("is relative: write file:///folder or a plain path")
+    if scheme != "file" and not rest.strip("/"):
+        raise ValueError("names no bucket or host")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("holds credentials, which every log and answer would show")
+    if scheme in {"http", "https"} and (urlsplit(url).query or urlsplit(url).fragment):
+        raise ValueError("has a query or fragment, which the keys below it could not carry")
+    return url.rstrip("/") if rest.strip("/") else url
+
+
+def header_value(value: str) -> str:
+    """Check what is sent as the value of a header."""
+    if not re.fullmatch(r"[\x20-\x7e]+", value):
+        raise ValueError("is not a header value")
+    return value
+
+
+def server_url(url: str) -> str:
+    """Check the URL of a server."""
+    if not re.fullmatch(r"https?://[^/@?#\s]+(/[^?#\s]*)?", url):
+        raise ValueError("is not the http(s):// URL of a server")
+    return url
+
+
+def list_from_text(value: object) -> object:
+    """Take a list from the environment, as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('is not a list such as ["*"]') from None
+
+
+def table_of_url(value: object) -> object:
+    """Take a URL for a table that has nothing else."""
+    return {"url": value} if isinstance(value, str) else value
+
+
+def origins(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check what browsers name in `Origin`."""
+    for name in names:
+        if name not in {"*", "null"} and not _ORIGIN.fullmatch(name):
+            raise ValueError(f"{name!r} is no origin such as https://viewer.example")
+    return names
+
+
+def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check and normalize the names of hosts, which have no port."""
+    for name in names:
+        if name != "*" and not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no host name such as chunks.example")
+    return tuple(name.lower().removesuffix(".") for name in names)
+
+
+def caller_name(name: str) -> str:
+    """Check how a rule names a caller or an issuer."""
+    if name == PUBLIC or not _DATASET_NAME.fullmatch(name):
+        raise ValueError("is not a name for a caller or an issuer")
+    return name
+
+
+def digest(text: str) -> str:
+    """Check a SHA-256 digest in hexadecimal."""
+    if not _DIGEST.fullmatch(text.lower()):
+        raise ValueError("is not a SHA-256 digest of 64 hexadecimal characters")
+    return text.lower()
+
+
+def issuer_url(url: str) -> str:
+    """Check the URL of an issuer, whose keys nobody on the way may replace."""
+    if not (url.startswith("https://") or _PLAIN_HOSTS.match(url)):
+        raise ValueError("is not https://, nor a server on this machine")
+    return server_url(url)
+
+
+PREFIX: Final = "SHARDGATE_"
+"""What the names of environment variables begin with."""
+
+_SERVICE_LINK: Final = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""What Kubernetes tells every pod about a Service called ``shardgate`` or ``shardgate-web``."""
+
+
+class Section(
+    BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+):
+    """A table of the file."""
+
 
 WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Where clients may write."""
@@ -342,3 +465,101 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "datasets": DatasetSettings,
 }
 """The model of each section's values; those of the plural have a table for each name."""
+
+
+def load(
+    path: Path | None,
+    environ: Mapping[str, str],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Read the file *path*, put *environ* over it, and *options* of the command line over both.
+
+    Raises: `ConfigurationError` with one line that names the setting.
+    """
+    document = {} if path is None else _parse(path)
+    variables = {}
+    for variable, path_in_capitals in _variables(environ):
+        names = _as_spelled(path_in_capitals, document)
+        variables[".".join(names)] = variable
+        _put(document, names, environ[variable])
+    for section, values in (options or {}).items():
+        for name, value in values.items():
+            _put(document, (section, name), value)
+    try:
+        return Settings.model_validate(document)
+    except ValidationError as error:
+        # The cause would show the values, and with them secrets.
+        wrong = error.errors(include_url=False, include_input=False)
+        # A misspelled name also leaves another one missing: tell the misspelling.
+        first = min(wrong, key=lambda details: details["type"] != "extra_forbidden")
+        raise ConfigurationError(_complaint(first, variables)) from None
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Find our variables, with the path of the setting that each names."""
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        rest = variable.removeprefix(PREFIX)
+        if "__" in rest:
+            section, _, rest = rest.lower().partition("__")
+            yield variable, (section, *rest.rsplit("__", 1))
+        elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
+            raise ConfigurationError(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
+
+
+def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Take the file's spelling of a table that the environment can only name in capitals."""
+    section, *table, name = names
+    tables = document.get(section)
+    spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
+    return (section, *(spelled.get(part, part) for part in table), name)
+
+
+def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
+    *tables, last = names
+    table: Any = document
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            return  # validation says that this is no table
+    table[last] = value
+
+
+def _complaint(details: ErrorDetails, variables: Mapping[str, str]) -> str:
+    """Say in one line which setting is wrong, and why."""
+    location = [str(part) for part in details["loc"] if part != "[key]"]
+    reason = details["msg"].removeprefix("Value error, ")
+    if not location:
+        setting, _, reason = reason.partition(": ")
+        location = [setting]
+    match details["type"]:
+        case "extra_forbidden":
+            reason = f"is no setting{_suggestion(location)}"
+        case "missing":
+            reason = "is missing"
+        case "byte_size" | "byte_size_unit":
+            reason = "is not a size such as 256MiB"
+    setting = ".".join(location)
+    for name, variable in variables.items():
+        if name == setting or name.startswith(f"{setting}."):
+            setting = variable
+    return f"{setting}: {reason}"
+
+
+def _suggestion(location: list[str]) -> str:
+    """Guess what an unknown name was meant to be."""
+    table: type[BaseModel] = Settings if len(location) == 1 else TABLES[location[0]]
+    close = difflib.get_close_matches(location[-1], table.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -12,10 +12,9 @@ from pydantic_core import PydanticUndefinedType
 from typer.main import get_command
 
 from app.cli import app
-from app.configuration import load
 from app.http.problems import STATUS
 from app.main import create_app
-from app.settings import TABLES, Settings
+from app.settings import TABLES, Settings, load
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.configuration import load
 from app.errors import ConfigurationError
-from app.settings import TABLES, Settings
+from app.settings import TABLES, Settings, load
 
 MIB = 1024**2
 

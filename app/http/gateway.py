@@ -38,7 +38,7 @@ from app.http.responses import (
 )
 from app.http.shard_affinity import PREFIX, ShardAffinity
 from app.http.write import FOREIGN
-from app.setting_fields import RESERVED
+from app.settings import RESERVED
 
 _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")

@@ -38,7 +38,7 @@ from app.resolve.metadata_cache import (
     ReadCache,
     retry_until_consistent,
 )
-from app.setting_fields import PUBLIC
+from app.settings import PUBLIC
 from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 

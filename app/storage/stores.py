@@ -10,8 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
 from app.model import GUARDED, ObjectRef
-from app.setting_fields import SCHEMES
-from app.settings import LimitSettings, StoreSettings
+from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
 from app.storage.http1_client import Target
 from app.storage.http1_connection import BadUrlError

@@ -13,8 +13,8 @@ import pytest
 import trustme
 import yaml
 
-from app.configuration import load
 from app.server import STOP_S
+from app.settings import load
 from tests.deploy.charts import (
     BALANCER,
     CHART,

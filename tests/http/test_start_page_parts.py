@@ -31,7 +31,7 @@ from app.http.start_page import (
 from app.model import ByteRange, ETag, ObjectRef, Stored
 from app.observability.metrics import Metrics
 from app.resolve.inspect import CollectionSummary, GroupSummary
-from app.setting_fields import PUBLIC
+from app.settings import PUBLIC
 from app.storage.memory import MemoryStore
 from tests.pages import parse
 from tests.resolve.stores import Clock, WatchedStore

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from app.errors import ForbiddenError, ReadOnlyError, UnauthenticatedError, UnknownDatasetError
 from app.resolve.resolver import Dataset
-from app.setting_fields import PUBLIC
+from app.settings import PUBLIC
 
 
 @dataclass(frozen=True, slots=True)

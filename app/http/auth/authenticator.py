@@ -26,8 +26,7 @@ from app.http.paths import Scope, token_in
 from app.http.responses import RequestHeaders, combine_headers
 from app.observability.requests import note_caller
 from app.resolve.resolver import Dataset
-from app.setting_fields import PUBLIC, RESERVED
-from app.settings import CallerSettings
+from app.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
 _RESERVED: Final = RESERVED | {""}

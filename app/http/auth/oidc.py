@@ -20,8 +20,7 @@ from jwt.algorithms import AllowedPublicKeys
 
 from app.errors import IssuerUnavailableError, UnauthenticatedError
 from app.http.auth.access import Caller, Identity
-from app.setting_fields import PUBLIC, issuer_url
-from app.settings import IssuerSettings
+from app.settings import PUBLIC, IssuerSettings, issuer_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""

@@ -16,8 +16,7 @@ from app.errors import BadBodyError, ForbiddenError, UnauthenticatedError
 from app.http.auth.access import NOBODY, Caller, Datasets, Identity
 from app.http.body import RequestBodyReader, RequestDocument, describe_document
 from app.http.openapi import new_router, problems
-from app.setting_fields import PUBLIC
-from app.settings import TokenSettings
+from app.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
 _TYPE: Final = "shardgate+jwt"

@@ -14,6 +14,7 @@ from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.shards import Sharding
+from tests.formats.rendering import render
 from tests.resolving import ROOT
 
 MOST_NBYTES = 2**20
@@ -48,26 +49,12 @@ async def rewritten(
     planned = shard.plan(opened, changes)
     if planned is None:
         return None, None
-    new = together(old, planned)
+    new = render(planned.pieces, old or b"")
     for read, value in (*planned.indexes, *planned.indexes_of_version):
         assert read.ref == shard.ref
         assert isinstance(read.request, ByteRange)
         assert read.decode(new[slice(*read.request)]) == value
     return new, planned
-
-
-def together(old: bytes | None, planned: NewShard) -> bytes:
-    """Join the pieces of a new shard."""
-    joined = []
-    for piece in planned.pieces:
-        if isinstance(piece, ByteRange):
-            assert old is not None
-            assert piece.stop <= len(old)
-            joined.append(old[slice(*piece)])
-        else:
-            assert isinstance(piece, bytes)
-            joined.append(piece)
-    return b"".join(joined)
 
 
 def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]]:

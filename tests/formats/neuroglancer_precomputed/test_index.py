@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from app.formats.neuroglancer_precomputed.index import (
     MinishardIndex,
     MinishardIndexDecoder,
-    MinishardPlaces,
     ShardIndexDecoder,
     Sharding,
-    murmurhash3_x86_128,
 )
 from app.formats.reading import DecodeError
 from app.model import ByteRange
@@ -59,12 +57,6 @@ def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:
     return MinishardIndexDecoder(is_gzip, _MOST_NBYTES)(data)
 
 
-@given(_ids)
-def test_the_hash_is_that_of_the_definition(number: int) -> None:
-    """Another way to write MurmurHash3 down gives the same low 8 bytes."""
-    assert murmurhash3_x86_128(number) == shards.murmur(number)
-
-
 @given(_shardings(), _ids)
 def test_an_id_is_in_the_shard_that_the_documents_say(
     document: shards.Sharding, chunk_id: int
@@ -74,24 +66,6 @@ def test_an_id_is_in_the_shard_that_the_documents_say(
     shard, minishard = sharding.address(chunk_id)
 
     assert (sharding.shard_name(shard), minishard) == shards.address(chunk_id, document)
-
-
-@pytest.mark.parametrize(
-    ("shard_bits", "shard", "name"),
-    [(0, 0, "0"), (1, 1, "1"), (4, 15, "f"), (5, 1, "01"), (8, 255, "ff"), (9, 255, "0ff"),
-     (12, 0, "000"), (64, 10, "000000000000000a")],
-)  # fmt: skip
-def test_names_of_shards_are_padded(shard_bits: int, shard: int, name: str) -> None:
-    """A digit for every four bits, lower case; TensorStore calls a single shard ``0``."""
-    sharding = _sharding({**RAW_SHARDING, "shard_bits": shard_bits})
-
-    assert sharding.shard_name(shard) == name
-
-
-@given(_shardings())
-def test_a_shard_index_has_16_bytes_for_each_minishard(document: shards.Sharding) -> None:
-    """Its size is known from the number of bits."""
-    assert _sharding(document).index_nbytes == 16 * 2 ** document["minishard_bits"]
 
 
 @given(st.lists(st.tuples(_ids, _ids).map(sorted), min_size=1, max_size=40), st.integers(0, 2**63))
@@ -104,20 +78,6 @@ def test_minishards_are_where_they_were_written(places: list[list[int]], first: 
     assert [index.lookup(first + at) for at in range(len(places))] == [
         ByteRange(start, stop) if start < stop else None for start, stop in places
     ]
-
-
-@pytest.mark.parametrize("nbytes", [0, 15, 17, 31, 33])
-def test_a_shard_index_of_another_size_is_truncated(nbytes: int) -> None:
-    """Neither fewer nor more bytes are an index."""
-    with pytest.raises(DecodeError, match=f"{nbytes} bytes of shard index instead of 32"):
-        ShardIndexDecoder(32)(bytes(nbytes))
-
-
-@pytest.mark.parametrize("entry", [(1, 0), (2**64 - 1, 0), (2**64 - 1, 2**64 - 2)])
-def test_a_minishard_index_must_not_end_before_it_begins(entry: tuple[int, int]) -> None:
-    """Such an entry is neither empty nor a range."""
-    with pytest.raises(DecodeError, match=f"minishard index 0 ends at {entry[1]}, before"):
-        MinishardPlaces(struct.pack("<2Q", *entry)).lookup(0)
 
 
 @given(_chunks, st.booleans())
@@ -166,46 +126,6 @@ def test_an_id_that_is_there_twice_is_an_error_of_its_own(order: tuple[int, ...]
     assert (index.lookup(1), index.lookup(4)) == (ByteRange(6, 8), ByteRange(4, 6))
     with pytest.raises(DecodeError, match="chunk 3 is twice in its minishard index"):
         index.lookup(3)
-
-
-@pytest.mark.parametrize(("start", "size"), [(2**64 - 1, 1), (2**63, 2**63), (1, 2**64 - 1)])
-def test_a_chunk_must_not_end_past_64_bits(start: int, size: int) -> None:
-    """Offset and size must not overflow together: what follows counts from there."""
-    with pytest.raises(DecodeError, match=r"chunk 7 ends past 2\^64"):
-        _decode(encode_minishard([(7, start, size), (8, 0, 2)]))
-
-
-@pytest.mark.parametrize("nbytes", [1, 8, 23, 25, 47, 50])
-def test_a_minishard_index_of_another_size_is_refused(nbytes: int) -> None:
-    """It takes 24 bytes a chunk."""
-    with pytest.raises(DecodeError, match=f"{nbytes} bytes, no multiple of 24"):
-        _decode(bytes(nbytes))
-    with pytest.raises(DecodeError, match=f"{nbytes} bytes, no multiple of 24"):
-        _decode(zipped(bytes(nbytes)), is_gzip=True)
-
-
-@pytest.mark.parametrize("is_gzip", [False, True])
-def test_an_empty_minishard_index_holds_nothing(*, is_gzip: bool) -> None:
-    """No chunk is in it, and that is no error."""
-    index = _decode(zipped(b"") if is_gzip else b"", is_gzip=is_gzip)
-
-    assert (len(index), index.nbytes, index.lookup(0)) == (0, 0, None)
-
-
-@given(_chunks)
-def test_a_truncated_gzip_is_refused(chunks: list[tuple[int, int, int]]) -> None:
-    """At whatever byte it ends, it is not taken for fewer chunks."""
-    data = zipped(encode_minishard(chunks))
-    for length in range(len(data)):
-        with pytest.raises(DecodeError, match="ends early"):
-            _decode(data[:length], is_gzip=True)
-
-
-def test_an_index_that_inflates_beyond_the_limit_is_refused() -> None:
-    """A bomb is not inflated further than the limit."""
-    bomb = zipped(bytes(100 * _MOST_NBYTES))
-    with pytest.raises(DecodeError, match="more than 65536 bytes once inflated"):
-        _decode(bomb, is_gzip=True)
 
 
 def test_an_index_that_inflates_to_the_limit_is_decoded() -> None:

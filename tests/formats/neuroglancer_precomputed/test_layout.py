@@ -11,7 +11,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     IDS,
     build,
     build_meshes,
-    build_skeletons,
     chunk_bytes,
     encode_manifest,
     mesh_info,
@@ -149,14 +148,6 @@ async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
 
 
-async def test_the_place_of_a_chunk_is_a_range_of_its_shard() -> None:
-    """With the version whose index told."""
-    case = Watched(_OBJECTS)
-    place = Stored(ROOT.join("s0/0.shard"), part(32 + 3, 5), case.etags["s0/0.shard"])
-
-    assert await case.locate(FIRST) == place
-
-
 async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
     case = Watched(_OBJECTS)
@@ -200,41 +191,6 @@ async def test_what_is_not_sharded_is_served_as_it_is() -> None:
         "s1/-1-2_5-8_0-1",
         "s2/0.shard",
     }
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"@type": "neuroglancer_legacy_mesh"},
-        {"@type": "neuroglancer_segment_properties"},
-        mesh_info(None),
-        {"name": "another program's"},
-        [],
-    ],
-)
-async def test_other_documents_hide_nothing(document: object) -> None:
-    """All that is beside them is served as it is stored, they too."""
-    objects = {"info": json.dumps(document, indent=3).encode(), "7:0": b"manifest", "7": b"mesh"}
-    case = Watched({f"em/{key}": data for key, data in objects.items()})
-
-    assert {key: await case.read(f"em/{key}") for key in objects} == objects
-
-
-async def test_containers_beside_the_scales_are_found() -> None:
-    """Meshes and annotations of a volume have documents of their own."""
-    meshes = build_meshes({"7": b"fragments"}, sharding=RAW_SHARDING)
-    skeletons = build_skeletons({"8": b"skeleton"}, sharding=GZIP_DATA)
-    case = Watched(
-        {
-            **_OBJECTS,
-            **{f"mesh/{key}": data for key, data in meshes.items()},
-            **{f"a/skeletons/{key}": data for key, data in skeletons.items()},
-        }
-    )
-
-    assert await case.read("mesh/7") == b"fragments"
-    assert await case.read("a/skeletons/8") == b"skeleton"
-    assert json.loads(await case.read("mesh/info") or b"") == mesh_info(None)
 
 
 async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:

@@ -1,7 +1,6 @@
 """Objects that contradict themselves: errors that name them, never absence."""
 
 import json
-import random
 import struct
 
 import pytest
@@ -127,25 +126,6 @@ async def test_chunks_may_share_bytes() -> None:
     case = Watched(_skeletons(_shard((3, 0, 6), (7, 0, 6), (8, 2, 4))))
 
     assert [await case.read(key) for key in ("3", "7", "8")] == [b"012345", b"012345", b"2345"]
-
-
-async def test_an_id_that_is_there_twice_is_damage_of_its_own() -> None:
-    """The others are read."""
-    objects = _skeletons(_shard((3, 0, 4), (3, 4, 4), (7, 8, 2)))
-    await _damage(objects, "3", "chunk 3 is twice in its minishard index")
-
-    assert await Watched(objects).read("7") == b"89"
-
-
-async def test_ids_need_not_rise() -> None:
-    """Chunks listed in any order, and lying in any other, are read."""
-    chunks = [(9, 6, 2), (2, 0, 3), (2**64 - 1, 8, 2), (5, 3, 3)]
-    random.Random(1).shuffle(chunks)
-    case = Watched(_skeletons(_shard(*chunks)))
-
-    assert {chunk_id: await case.read(str(chunk_id)) for chunk_id, *_ in chunks} == {
-        chunk_id: _BODY[start : start + size] for chunk_id, start, size in chunks
-    }
 
 
 _BOMB = zipped(bytes(_LIMIT + 24))

@@ -63,16 +63,3 @@ def test_levels_of_detail_are_few(count: int, *, is_read: bool) -> None:
     else:
         with pytest.raises(DecodeError, match=f"is of {count} levels of detail"):
             _decode(manifest)
-
-
-def test_a_manifest_that_inflates_beyond_the_limit_is_refused() -> None:
-    """A bomb is not inflated further than the limit."""
-    with pytest.raises(DecodeError, match="more than 65536 bytes once inflated"):
-        _inflate(zipped(encode_manifest([[1] * 2**16])))
-
-
-@pytest.mark.parametrize("data", [b"", encode_manifest([[1]]), zipped(b"")])
-def test_what_is_no_gzip_of_a_manifest_is_refused(data: bytes) -> None:
-    """Neither bytes that are not compressed nor gzip of nothing."""
-    with pytest.raises(DecodeError):
-        _inflate(data)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
-    IdNames,
     MortonGrid,
     Names,
     VoxelBounds,
@@ -171,38 +170,6 @@ def test_every_chunk_size_of_a_scale_has_names_of_its_own() -> None:
     ]
 
 
-def test_each_scale_is_sharded_by_itself() -> None:
-    """Of two scales only one is, or both are, in different ways."""
-    (first,), (second,) = (
-        volume_info(sharding, key=key)["scales"]
-        for sharding, key in ((RAW_SHARDING, "a/b/s0"), (MURMUR, "s1"))
-    )
-    document = volume_info(None)
-    document["scales"] += [first, second]
-    info = _parse(document)
-
-    assert [(part.path, part.sharding.is_hashed) for part in info.parts] == [
-        ("a/b/s0", False),
-        ("s1", True),
-    ]
-    assert info.paths == {"s0", "a/b/s0", "s1"}
-
-
-def test_a_mesh_has_manifests_and_fragments() -> None:
-    """Both are right beside the document."""
-    assert _names(mesh_info(RAW_SHARDING)) == [("", IdNames(".index")), ("", IdNames())]
-
-
-def test_annotations_are_named_by_id_segment_and_cell() -> None:
-    """Each index in its own directory, the spatial levels by their grids."""
-    assert _names(annotation_info(RAW_SHARDING)) == [
-        ("by_id", IdNames()),
-        ("by_segment", IdNames()),
-        ("spatial0", CellNames(MortonGrid((1, 1, 1)))),
-        ("spatial1", CellNames(MortonGrid((2, 1, 3)))),
-    ]
-
-
 @pytest.mark.parametrize(
     ("key", "path"),
     [("s0", "s0"), ("./s0", "s0"), ("s0/", "s0"), ("a/b", "a/b"), ("a//b", "a/b"),
@@ -282,29 +249,13 @@ def test_other_hashes_and_encodings_are_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("size", None),
-        ("size", [7, 5]),
-        ("size", [7, 5, -1]),
-        ("size", [7, 5, 1.5]),
-        ("size", [7, 5, 1e300]),
-        ("size", [7, 5, True]),
-        ("size", [2**63, 1, 1]),
-        ("size", "7,5,1"),
-        ("voxel_offset", [0, 0]),
-        ("voxel_offset", [0, 0, 0.5]),
-        ("voxel_offset", [-(2**64), 0, 0]),
-        ("voxel_offset", None),
-        ("chunk_sizes", None),
-        ("chunk_sizes", []),
-        ("chunk_sizes", [3, 3, 1]),
-        ("chunk_sizes", [[3, 3]]),
-        ("chunk_sizes", [[3, 3, 0]]),
-        ("chunk_sizes", [[3, 3, 1], None]),
-        ("key", 3),
-        ("key", None),
-    ],
-)
+    [("size", None), ("size", [7, 5]), ("size", [7, 5, -1]), ("size", [7, 5, 1.5]),
+     ("size", [7, 5, 1e300]), ("size", [7, 5, True]), ("size", [2**63, 1, 1]), ("size", "7,5,1"),
+     ("voxel_offset", [0, 0]), ("voxel_offset", [0, 0, 0.5]), ("voxel_offset", [-(2**64), 0, 0]),
+     ("voxel_offset", None), ("chunk_sizes", None), ("chunk_sizes", []),
+     ("chunk_sizes", [3, 3, 1]), ("chunk_sizes", [[3, 3]]), ("chunk_sizes", [[3, 3, 0]]),
+     ("chunk_sizes", [[3, 3, 1], None]), ("key", 3), ("key", None)],
+)  # fmt: skip
 def test_what_describes_no_grid_is_refused(name: str, value: Any) -> None:
     """A sharded scale has a size, an offset, sizes of chunks and a key."""
     with pytest.raises(DecodeError, match="a key is" if name == "key" else name):

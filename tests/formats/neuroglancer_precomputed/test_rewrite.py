@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -300,44 +299,10 @@ async def test_a_large_shard_keeps_few_ranges() -> None:
     assert new[64:157] == body[:50] + body[60:] + b"new"
 
 
-async def test_many_chunks_and_minishards() -> None:
-    """Ten thousand chunks in the minishards of 16 bits, in gzip."""
-    how = {**_SINGLE, "minishard_bits": 16, "minishard_index_encoding": "gzip"}
-    found, _ = await _at(how, 1)
-    ids = np.random.default_rng(1).integers(0, 2**63, 10_000).tolist()
-    shard = replace(found, shard=replace(found.shard, most_nbytes=2**26))
-    full, _ = await rewritten(shard, None, {(each,): b"%d" % each for each in ids})
-    assert full is not None
-    new, planned = await rewritten(shard, full, {(ids[0],): None, (ids[1],): b"other"})
-
-    assert new is not None
-    assert planned is not None
-    expected = {each: b"%d" % each for each in ids[1:]} | {ids[1]: b"other"}
-    assert chunks_of(new, how) == expected
-
-
 VOLUME = volume_info(RAW_SHARDING)
 MESHES = mesh_info(RAW_SHARDING)
 SKELETONS = skeleton_info(MURMUR)
 ANNOTATIONS = annotation_info(MURMUR)
-
-
-@pytest.mark.parametrize(("key", "chunk_id"), IDS.items())
-async def test_a_chunk_is_written_into_its_shard(key: str, chunk_id: int) -> None:
-    """Under its id."""
-    shard, entry = await slot(VOLUME, key)
-
-    assert entry == (chunk_id,)
-    assert shard.ref == ROOT.join(f"s0/{address(chunk_id, RAW_SHARDING)[0]}.shard")
-
-
-async def test_shards_are_the_same_where_their_chunks_are_in_one() -> None:
-    """So that what waits for it is gathered."""
-    first, second, other = [(await slot(VOLUME, key)).shard for key in [*list(IDS)[:2], *IDS][:3]]
-
-    assert (first, hash(first)) == (second, hash(second))
-    assert first == other
-    assert first != (await slot(VOLUME, list(IDS)[4])).shard
 
 
 @pytest.mark.parametrize(
@@ -364,19 +329,11 @@ async def test_names_of_no_chunk_are_refused(info: Any, key: str, rule: str) -> 
 
 @pytest.mark.parametrize(
     ("info", "key"),
-    [
-        (VOLUME, "info"),
-        (VOLUME, "0.shard"),
-        (VOLUME, "s0/00.shard"),
-        (volume_info(None), "s0/0.shard"),
-        (VOLUME, "provenance"),
-        (VOLUME, "s0/notes"),
-        (VOLUME, "mesh/7"),
-        (volume_info(None), "s0/-1-3_5-8_0-1"),
-        (SKELETONS, "07.spatial"),
-        (mesh_info(None), "07.index"),
-    ],
-)
+    [(VOLUME, "info"), (VOLUME, "0.shard"), (VOLUME, "s0/00.shard"),
+     (volume_info(None), "s0/0.shard"), (VOLUME, "provenance"), (VOLUME, "s0/notes"),
+     (VOLUME, "mesh/7"), (volume_info(None), "s0/-1-3_5-8_0-1"), (SKELETONS, "07.spatial"),
+     (mesh_info(None), "07.index")],
+)  # fmt: skip
 async def test_all_else_is_an_object(info: Any, key: str) -> None:
     """Also what is only spelled like a shard."""
     assert await target(info, key) == Whole(ROOT.join(key))
@@ -490,7 +447,6 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 
 
 KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
-VOXELS = {KEY: bytes(9), NEIGHBOUR: b"123456789", OTHER_MINISHARD: b"abcdef", OTHER_SHARD: b"xyz"}
 
 
 def filled(objects: Mapping[str, bytes]) -> MemoryStore:
@@ -504,20 +460,6 @@ def filled(objects: Mapping[str, bytes]) -> MemoryStore:
 def spelled(info: object) -> dict[str, bytes]:
     """Give a container without any chunk."""
     return {"info": json.dumps(info).encode()}
-
-
-@pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA, MURMUR])
-async def test_chunks_are_put_and_deleted(sharding: dict[str, object]) -> None:
-    """One after the other, and read back by another process."""
-    store = filled(build({NARROW: b"narrow"}, sharding=sharding))
-    one = replica(store)
-    for key, body in VOXELS.items():
-        await one.put(key, body)
-    await one.put(NEIGHBOUR, None)
-    expected = {**VOXELS, NEIGHBOUR: None, NARROW: b"narrow"}
-
-    for reader in (one, replica(store)):
-        assert {key: await reader.read(key) for key in expected} == expected
 
 
 async def test_indexes_that_were_written_are_not_read_back() -> None:

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from app.errors import DamagedError, VersionChangedError
 from app.formats.neuroglancer_precomputed.metadata import Described, describe, parse_info
 from app.formats.neuroglancer_precomputed.survey import (
-    IndexRanges,
     PrecomputedShards,
     PrecomputedSurvey,
-    StoredMinishard,
-    StoredMinishards,
     coalesce,
 )
 from app.formats.surveying import Entry, Fault
@@ -125,18 +122,6 @@ def test_shards_lie_below_the_path_of_their_part() -> None:
     assert shards.prefix == "s0/"
     assert shards.named("s0/0.shard") is not None
     assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    ("key", "number"),
-    [("s0/-1-2_5-8_0-1", 0), ("s0/5-6_5-8_0-1", 1), ("s0/5-6_8-10_0-1", 1)],
-)
-def test_a_chunk_is_in_one_shard(key: str, number: int) -> None:
-    """By the bits of its id."""
-    shard = _of(volume_info(RAW_SHARDING)).holding(VirtualKey(key))
-
-    assert shard is not None
-    assert shard.number == number
 
 
 def test_manifest_and_fragments_are_in_the_same_shard() -> None:
@@ -477,30 +462,6 @@ def places(steps: list[tuple[int, int]]) -> list[ByteRange]:
     """Lay places behind one another, each of a gap and a length."""
     edges = [0, *accumulate(each for step in steps for each in step)]
     return [ByteRange(*edges[at : at + 2]) for at in range(1, len(edges), 2)]
-
-
-@given(_steps)
-def test_what_is_read_is_what_is_stored(steps: list[tuple[int, int]]) -> None:
-    """Each minishard index comes with its number and bytes, in turn or asked for by itself."""
-    given_places = places(steps)
-    data = np.random.default_rng(1).bytes(given_places[-1].stop if steps else 0)
-    numbers = [7 * at + 3 for at in reversed(range(len(steps)))]
-    columns = zip(*given_places, strict=True) if steps else ([], [])
-    found = IndexRanges(*(np.array(column, np.int64) for column in (numbers, *columns)))
-    runs = [found.sliced(at) for at in coalesce(found.starts, found.stops)]
-
-    minishards = StoredMinishards(
-        found, [run.pick(data[run.span.start : run.span.stop]) for run in runs]
-    )
-
-    wanted = [
-        StoredMinishard(number, place, data[place.start : place.stop])
-        for number, place in zip(numbers, given_places, strict=True)
-    ]
-    assert list(minishards) == wanted
-    assert [minishards.find(number) for number in numbers] == wanted
-    assert minishards.find(4) is None
-    assert minishards.nbytes == sum(place.length for place in given_places)
 
 
 @given(_steps)

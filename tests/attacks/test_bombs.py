@@ -28,19 +28,22 @@ from app.formats.icechunk.snapshot import (
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.formats.icechunk.building import MANIFEST, SNAPSHOT, header
+from tests.formats.icechunk.building import (
+    MANIFEST,
+    REPO_INFO,
+    SNAPSHOT,
+    TRANSACTION_LOG,
+    Struct,
+    Structs,
+    header,
+    payload,
+)
 from tests.formats.icechunk.building_repo import (
     FIRST,
-    REPO,
-    TRANSACTION_LOG,
     U8,
     U64,
     Repo,
-    Shared,
-    Struct,
-    Structs,
     U32s,
-    flatbuffer,
     snapshot,
     transaction_log,
 )
@@ -149,8 +152,8 @@ MANY: Final = 200_000
 """Offsets to one and the same table fill a file of that limit."""
 OBJECT_ID: Final = encode_id(FIRST)
 DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
-    "repo": (REPO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
-    "snapshots": (REPO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
+    "repo": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
+    "snapshots": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
     "snapshot": (SNAPSHOT, SnapshotDecoder(FIRST, LIMIT)),
     "stored": (SNAPSHOT, StoredSnapshotDecoder(FIRST, LIMIT)),
     "header": (SNAPSHOT, SnapshotHeaderDecoder(OBJECT_ID, LIMIT)),
@@ -171,20 +174,20 @@ def frame(window_log: int, blocks: int, declared: int | None = None) -> bytes:
 
 def snapshot_of(more: dict[int, Any]) -> bytes:
     """Write a snapshot that has nothing but *more*."""
-    return flatbuffer({0: Struct(FIRST), 2: [], 3: U64(1), 4: "", 5: [], **more})
+    return payload({0: Struct(FIRST), 2: [], 3: U64(1), 4: "", 5: [], **more})
 
 
 ITEMS: Final = {0: "name", 1: b"\0\4\1"}
 CROWDS: Final[dict[str, Callable[[], bytes]]] = {
-    "repo": lambda: Repo(more={6: [Shared(ITEMS)] * MANY}).payload(),
-    "snapshots": lambda: Repo(snapshots=[Shared(snapshot(FIRST))] * MANY).payload(),  # type: ignore[list-item]
-    "snapshot": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
-    "stored": lambda: snapshot_of({7: [Shared({0: Struct(FIRST)})] * MANY}),
-    "header": lambda: snapshot_of({5: [Shared(ITEMS)] * MANY}),
-    "manifest": lambda: flatbuffer(
+    "repo": lambda: Repo(more={6: [ITEMS] * MANY}).payload(),
+    "snapshots": lambda: Repo(snapshots=[snapshot(FIRST)] * MANY).payload(),
+    "snapshot": lambda: snapshot_of({7: [{0: Struct(FIRST)}] * MANY}),
+    "stored": lambda: snapshot_of({7: [{0: Struct(FIRST)}] * MANY}),
+    "header": lambda: snapshot_of({5: [ITEMS] * MANY}),
+    "manifest": lambda: payload(
         {
             0: Struct(FIRST),
-            1: [{0: Struct(bytes(8)), 1: [Shared({0: U32s([7]), 4: Struct(FIRST)})] * MANY}],
+            1: [{0: Struct(bytes(8)), 1: [{0: U32s([7]), 4: Struct(FIRST)}] * MANY}],
         }
     ),
     "log": lambda: transaction_log(

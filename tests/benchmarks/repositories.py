@@ -13,7 +13,8 @@ import numpy as np
 import zarr
 import zstandard
 
-from tests.formats.icechunk.building_repo import Repo, Struct, ref, snapshot, update
+from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
+from tests.formats.icechunk.building import Struct
 
 from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE
 

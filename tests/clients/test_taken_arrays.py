@@ -51,8 +51,7 @@ LESS: Final = (
     "nested/transpose",
 )
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
-"""What differs from others in ways that shards know nothing of, or that plans alone are tested in:
-see `tests/formats/zarr/test_rewritten_shards.py`."""
+"""What differs from others in ways that shards know nothing of."""
 
 
 @pytest.fixture(scope="module")

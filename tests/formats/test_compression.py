@@ -40,15 +40,9 @@ def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"plain text",
-        bytes(18),
-        b"\x1f\x8c",
-        b"\x78\x9c\x03\x00\x00\x00\x00\x01",
-        zipped(b"data") + b"trailing",
-        zipped(b"data") + bytes(2),
-    ],
-)
+    [b"plain text", bytes(18), b"\x1f\x8c", b"\x78\x9c\x03\x00\x00\x00\x00\x01",
+     zipped(b"data") + b"trailing", zipped(b"data") + bytes(2)],
+)  # fmt: skip
 def test_what_is_no_gzip_is_refused(data: bytes) -> None:
     """Neither another format nor anything behind a member passes."""
     with pytest.raises(DecodeError, match="no gzip"):
@@ -74,13 +68,6 @@ def test_the_limit_is_one_of_all_members_together(most_nbytes: int, count: int) 
     assert inflate(data + spare, most_nbytes) == bytes(most_nbytes)
     with pytest.raises(DecodeError, match=f"more than {most_nbytes} bytes once inflated"):
         inflate(data + spare + zipped(b"x"), most_nbytes)
-
-
-def test_a_bomb_is_not_inflated() -> None:
-    """A megabyte that would be a gigabyte is refused at the limit."""
-    bomb = zipped(bytes(2**20)) * 1000
-    with pytest.raises(DecodeError, match="more than 100 bytes"):
-        inflate(bomb, 100)
 
 
 def test_a_great_many_members_are_read() -> None:

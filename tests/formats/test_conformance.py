@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,11 @@ import app.formats
 from app.errors import DamagedError, MetadataMissingError, ShardgateError
 from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Shard, Shards
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Stored, VirtualKey
+from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.listing import Root, find_collections, list_names
 from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
-from app.storage.contract import Found, NotModified
+from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.resolve.stores import Clock
@@ -243,19 +244,12 @@ class _SwappingStore(MemoryStore):
         self._new, self._reads = new, reads
         _store(old, self)
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
         """Swap when it is time, then read."""
         if self._reads == 0:
             _store(self._new, self)
         self._reads -= 1
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return await super().get(ref, request, **conditions)
 
 
 @every_case
@@ -285,16 +279,9 @@ class _LosingStore(MemoryStore):
     loses_at = 10**9
     page: Found | None = None
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
         """Find no marker when it is time, else read."""
-        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        found = await super().get(ref, request, **conditions)
         self.loses_at -= found is not None and ref.key.endswith(_MARKERS)
         return self.page if self.loses_at == -1 else found
 
@@ -332,19 +319,12 @@ class _FailingStore(MemoryStore):
 
     fails_at = 0
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
         """Fail when it is time, else read."""
         self.fails_at -= 1
         if self.fails_at == -1:
             raise DamagedError(ref, "for the test")
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return await super().get(ref, request, **conditions)
 
 
 @every_case

@@ -15,7 +15,7 @@ from app.model import ByteRange, ETag
 from app.resolve.budget import ByteBudget
 from app.resolve.perform import DirectFetch, perform
 from app.storage.contract import Found, NotModified
-from tests.formats.icechunk.building_repo import REPO, in_envelope
+from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, WatchedStore
 
 
@@ -175,7 +175,7 @@ async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
             running -= 1
         return Opaque(data)
 
-    file = in_envelope(bytes(2**20), REPO)
+    file = envelope(bytes(2**20), REPO_INFO)
     store.place(REF, file)
     budget = ByteBudget(2 * memory_nbytes(file, 2**22), wait_s=20)
     request = ByteRange(0, 2**22)

@@ -47,10 +47,10 @@ class Struct:
 
 @dataclass(frozen=True, eq=False)
 class Structs:
-    """A vector of structs of *size*."""
+    """A vector of structs of *size* bytes each."""
 
-    size: int
     items: Sequence[bytes]
+    size: int = 12
     align: int = 1
 
 
@@ -176,7 +176,7 @@ def snapshot(
                 3: Number("Q", flushed_at),
                 4: message,
                 5: [{0: name, 1: value} for name, value in metadata],
-                6: Structs(32, v1 if version == 1 else [], 8),
+                6: Structs(v1 if version == 1 else [], 32, 8),
                 7: None if version == 1 or manifest_files is None else v2,
             }
         )
@@ -218,13 +218,13 @@ def _array(node: Node) -> Table:
     manifests: list[Table | str] = [
         {
             0: Struct(item),
-            1: Structs(8, [a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in box], 4),
+            1: Structs([a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in box], 8, 4),
         }
         for item, box in node.manifests
     ]
     return _present(
         {
-            0: Structs(16, v1, 8),
+            0: Structs(v1, 16, 8),
             1: names,
             2: manifests,
             3: None if node.chunk_shape is not None else v2,

@@ -309,14 +309,9 @@ def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
 
 @pytest.mark.parametrize(
     "items",
-    [
-        [delete("/x")],
-        [delete("/g"), delete("/g/a")],
-        [write("/g", [0])],
-        [write("/x", [0])],
-        [write("/g/a", [0]), drop("/g/a", [0, 0])],
-    ],
-)
+    [[delete("/x")], [delete("/g"), delete("/g/a")], [write("/g", [0])], [write("/x", [0])],
+     [write("/g/a", [0]), drop("/g/a", [0, 0])]],
+)  # fmt: skip
 def test_what_cannot_be_done_is_refused(items: list[dict[str, Any]]) -> None:
     """The request is told, before anything is written."""
     with pytest.raises(BadBodyError):

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import icechunk
-import numpy as np
 import pytest
 import zarr
 
 from app.formats.icechunk.commit import Outcome, Rewritten, apply_changes
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.snapshot import ManifestRef, StoredSnapshot
-from app.formats.icechunk.snapshot_writer import write_snapshot
+from app.formats.icechunk.snapshot import ManifestRef
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
 
@@ -133,44 +131,3 @@ def test_a_commit_is_the_same_by_whomever_it_is_made(
     assert outcome.nodes == committed.after.nodes
     assert outcome.manifest_files == committed.after.manifest_files
     assert _plain(outcome.log) == _plain(committed.log)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_library_goes_on_from_what_we_make(
-    tmp_path: Path, change: Callable[[icechunk.Session], None]
-) -> None:
-    """Members and chunks are those that it would have made, and it commits on top."""
-    committed = Committed(tmp_path, change)
-    outcome, after = committed.by_us(), committed.after
-    expected = _read(committed.repo)
-    file = tmp_path / "snapshots" / committed.snapshot_id
-    file.write_bytes(
-        write_snapshot(
-            StoredSnapshot(
-                after.object_id,
-                outcome.nodes,
-                outcome.manifest_files,
-                after.flushed_at_us,
-                "ours",
-                after.metadata,
-            )
-        )
-    )
-    repo = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path)))
-    assert _read(repo) == expected
-    session = repo.writable_session("main")
-    open_root(session).create_array("top", shape=(2,), chunks=(1,), dtype="i2")[:] = 9
-    for array in (
-        node for _, node in open_root(session).members(None) if isinstance(node, zarr.Array)
-    ):
-        array[...] = 1
-    session.commit("on top")
-    assert {value for values in _read(repo).values() for value in values} <= {1}
-
-
-def _read(repo: icechunk.Repository) -> dict[str, list[int]]:
-    root = zarr.open_group(repo.readonly_session("main").store, mode="r")
-    return {
-        path: np.asarray(node[...]).ravel().tolist() if isinstance(node, zarr.Array) else []
-        for path, node in root.members(max_depth=None)
-    }

@@ -81,25 +81,6 @@ def test_the_chunks_that_both_changed_are_counted_and_the_first_are_named() -> N
     assert conflict.chunks.chunks == [[at] for at in range(100)]
 
 
-def test_by_our_policy_all_our_chunks_stay() -> None:
-    """They are put over theirs."""
-    ours = _chunks(1, 2, 3)
-
-    assert _over(ours, _chunks(2, 4), policy=Policy.OURS) == ours
-
-
-def test_by_their_policy_we_give_up_what_they_changed() -> None:
-    """The rest of ours stays; perhaps nothing does."""
-    found = _over(_chunks(1, 2, 3), _chunks(2), _chunks(4), policy=Policy.THEIRS)
-
-    assert isinstance(found, ChangeSet)
-    assert found.chunks[C].coords.tolist() == [[1], [3]]
-    assert list(found.chunks[C].payloads) == [Inlaid(b"1"), Inlaid(b"3")]
-    nothing = _over(_chunks(1, 2), _chunks(1, 2), policy=Policy.THEIRS)
-    assert isinstance(nothing, ChangeSet)
-    assert nothing.is_empty
-
-
 @pytest.mark.parametrize(
     ("document", "lost"),
     [
@@ -125,13 +106,6 @@ def test_chunks_that_our_grid_drops_or_makes_others_are_told(
     assert isinstance(found, list)
     assert found[0].chunks is not None
     assert found[0].chunks.chunks == lost
-
-
-def test_what_both_deleted_is_deleted() -> None:
-    """Ours has nothing left to delete."""
-    deletion = ChangeSet(deleted=frozenset([B, C]))
-
-    assert _over(deletion, deletion) == ChangeSet()
 
 
 def test_what_came_and_went_is_in_nobodys_way() -> None:

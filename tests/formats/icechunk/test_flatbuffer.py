@@ -19,7 +19,7 @@ _ROOT: Fields = {
     5: Struct(b"twelve bytes"),
     6: "tëxt",
     7: b"\0\xff",
-    8: Structs(8, [b"8 bytes.", b"8 more.."]),
+    8: Structs([b"8 bytes.", b"8 more.."], 8),
     9: ["one", "", "three"],
     10: {0: Number("B", 1)},
     11: [{0: Number("B", 2)}, {}, {0: Number("B", 3)}],
@@ -108,17 +108,11 @@ _FAR = struct.pack("<I", 4) + struct.pack("<i", -4) + struct.pack("<HHH", 6, 4, 
 
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda root: root.number(0, U8),
-        lambda root: root.struct(0, 12),
-        lambda root: root.text(0),
-        lambda root: root.data(0),
-        lambda root: root.structs(0, 12),
-        lambda root: list(root.texts(0)),
-        lambda root: list(root.tables(0)),
-        lambda root: root.table(0),
-    ],
-)
+    [lambda root: root.number(0, U8), lambda root: root.struct(0, 12), lambda root: root.text(0),
+     lambda root: root.data(0), lambda root: root.structs(0, 12),
+     lambda root: list(root.texts(0)), lambda root: list(root.tables(0)),
+     lambda root: root.table(0)],
+)  # fmt: skip
 def test_a_field_has_to_lie_in_the_buffer(read: Callable[[Table], object]) -> None:
     """Whatever it holds."""
     with pytest.raises(DecodeError, match="out of it"):

@@ -82,19 +82,9 @@ def test_kinds_that_few_write_are_known(data: bytes, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"\x00",
-        b"\x04\x01",
-        b"\x00\x04\x03",
-        b"\x00\x04\x00",
-        b"\x05\x14\x01",
-        b"\x00\x0c\x01",
-        b"\x00\x6c\x01",
-        b"\x02\xff\xff\x02\x14\x01",
-        b"\xff\xfe\x01\x10\x01",
-    ],
-)
+    [b"", b"\x00", b"\x04\x01", b"\x00\x04\x03", b"\x00\x04\x00", b"\x05\x14\x01",
+     b"\x00\x0c\x01", b"\x00\x6c\x01", b"\x02\xff\xff\x02\x14\x01", b"\xff\xfe\x01\x10\x01"],
+)  # fmt: skip
 def test_damage_is_an_error(data: bytes) -> None:
     """Nothing outside of the buffer is read, and nothing is guessed."""
     with pytest.raises(DecodeError):

@@ -36,16 +36,10 @@ def test_an_id_has_one_spelling(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        _FIRST_SNAPSHOT.lower(),
-        _FIRST_SNAPSHOT[:-1],
-        _FIRST_SNAPSHOT + "0",
-        _FIRST_SNAPSHOT[:-1] + "1",
-        _FIRST_SNAPSHOT.replace("0", "O"),
-        _FIRST_SNAPSHOT.replace("1", "\u0661"),
-    ],
-)
+    ["", _FIRST_SNAPSHOT.lower(), _FIRST_SNAPSHOT[:-1], _FIRST_SNAPSHOT + "0",
+     _FIRST_SNAPSHOT[:-1] + "1", _FIRST_SNAPSHOT.replace("0", "O"),
+     _FIRST_SNAPSHOT.replace("1", "\u0661")],
+)  # fmt: skip
 def test_what_is_no_id_is_none(text: str) -> None:
     """A wrong length, case, letter, digit, or padding."""
     assert decode_id(text) is None

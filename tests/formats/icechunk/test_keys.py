@@ -52,19 +52,9 @@ def test_a_key_is_a_ref_and_a_path(key: str, ref: Ref | None, path: str) -> None
 
 @pytest.mark.parametrize(
     "key",
-    [
-        f"@{FIRST.lower()}/a",
-        f"@{FIRST[:-1]}1/a",
-        f"@{FIRST[:-1]}/a",
-        f"@{FIRST}0/a",
-        "@1CECHNKREPOF1RSTCMT0/a",
-        "@/a",
-        "@a/b",
-        "@Branch.dev/a",
-        "@branch/a",
-        f"{FIRST}/a",
-    ],
-)
+    [f"@{FIRST.lower()}/a", f"@{FIRST[:-1]}1/a", f"@{FIRST[:-1]}/a", f"@{FIRST}0/a",
+     "@1CECHNKREPOF1RSTCMT0/a", "@/a", "@a/b", "@Branch.dev/a", "@branch/a", f"{FIRST}/a"],
+)  # fmt: skip
 def test_what_is_no_ref_is_a_path(key: str) -> None:
     """Ids have one spelling, in capitals and with no bit to spare."""
     assert split_ref(VirtualKey(key)) == (MAIN, key)

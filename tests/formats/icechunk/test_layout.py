@@ -1,6 +1,5 @@
 """A repository by virtual key: refs, nodes and chunks, and which reads that takes."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.case import SHARDED
-from tests.formats.icechunk.repositories import GROUP, Builder, digest, repo, spell
+from tests.formats.icechunk.repositories import Builder, digest, repo, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import Clock, WatchedStore
 from tests.resolving import ROOT, Reading, reading
@@ -115,19 +114,6 @@ async def test_a_damaged_marker_is_damage(key: str) -> None:
     fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
     with pytest.raises(DamagedError, match=key):
         await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
-
-
-@pytest.mark.parametrize("ref", ["", "@branch.main/", "@tag.v1/", "@{id}/"])
-async def test_every_ref_is_read(ref: str) -> None:
-    """By its name, or by the id of its snapshot; without one it is ``main``."""
-    case = _Case()
-    start = ref.format(id=case.id)
-
-    assert await case.data.read(f"{start}g/a/c/0") == b"native"
-    assert await case.data.read(f"{start}g/a/c/1") == b"inline"
-    assert await case.data.read(f"{start}s/c/1/2") == b"three"
-    assert await case.data.read(f"{start}s/c/0/3") is None
-    assert json.loads(await case.data.read(f"{start}g/zarr.json") or b"") == GROUP
 
 
 @pytest.mark.parametrize(
@@ -337,17 +323,10 @@ async def test_the_root_is_listed_with_the_refs() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "expected"),
-    [
-        ("@tag.v1/", ["g/", "s/", "zarr.json"]),
-        ("g/", ["a/", "zarr.json"]),
-        ("@branch.main/g/", ["a/", "zarr.json"]),
-        ("g/a/", ["zarr.json"]),
-        ("g/a/c/0/", []),
-        ("none/", []),
-        ("@tag.none/", []),
-        ("@session.x/", []),
-    ],
-)
+    [("@tag.v1/", ["g/", "s/", "zarr.json"]), ("g/", ["a/", "zarr.json"]),
+     ("@branch.main/g/", ["a/", "zarr.json"]), ("g/a/", ["zarr.json"]), ("g/a/c/0/", []),
+     ("none/", []), ("@tag.none/", []), ("@session.x/", [])],
+)  # fmt: skip
 async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str]) -> None:
     """Chunks are not; below what does not exist there is nothing."""
     assert await _Case().names(prefix) == expected
@@ -355,19 +334,9 @@ async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str])
 
 @pytest.mark.parametrize(
     "key",
-    [
-        "",
-        "g",
-        "g/a",
-        "g/",
-        "zarr.json/",
-        "g/a/c/0/",
-        "repo",
-        "snapshots/x",
-        "@tag.v1",
-        "@branch.x/g",
-    ],
-)
+    ["", "g", "g/a", "g/", "zarr.json/", "g/a/c/0/", "repo", "snapshots/x", "@tag.v1",
+     "@branch.x/g"],
+)  # fmt: skip
 async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     """The files of the repository are not served under their names."""
     assert await _Case().locate(key) == MISSING
@@ -391,16 +360,3 @@ async def test_the_arrays_of_main_are_described() -> None:
     (damage,) = [each for each in found if isinstance(each, DamagedError)]
     assert damage.ref == ROOT.join(f"snapshots/{case.id}")
     assert damage.reason.startswith("/bad: ")
-
-
-async def test_a_large_shard_index_is_read_by_entry() -> None:
-    """One entry of it, where it lies in the chunk file."""
-    case = _Case()
-    formats = (Icechunk(LIMIT, 0),)
-    data = reading(case.store, formats=formats)
-    assert await data.read("s/c/1/2") == b"three"
-
-    requests = [call.request for call in case.store.calls if "/chunks/" in call.ref.key]
-    at = len(b"before" + SHARD) - 68 + 2 * 16
-    assert requests[0] == ByteRange(at, at + 16)
-    assert len(requests) == 2

@@ -307,14 +307,6 @@ def test_the_library_commits_upon_them(peer: Peer, path: str) -> None:
         assert peer.get("/".join([path[1:], "c"] + ["0"] * ndim)) == b"ours"
 
 
-def test_the_last_reference_takes_its_manifest_with_it() -> None:
-    """There is none without references."""
-    old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
-    rewrite = ManifestsRewrite(NODE, (3,), (ref_to([(0, 1)]),), changes({(0,): None}, 1))
-
-    assert rewrite_manifests(rewrite, old, new_ids()) == RewrittenManifests((), (), ())
-
-
 def test_an_old_scalar_gets_no_dimension_again() -> None:
     """Early writers gave one to arrays that have none."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}

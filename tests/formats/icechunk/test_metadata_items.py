@@ -14,7 +14,8 @@ from app.formats.icechunk.flatbuffer import Buffer
 from app.formats.icechunk.flexbuffers import MAX_DEPTH
 from app.formats.icechunk.metadata_items import Metadata, decode_messagepack, read_metadata
 from app.formats.reading import DecodeError
-from tests.formats.icechunk.building_repo import Fields, flatbuffer, item
+from tests.formats.icechunk.building import payload
+from tests.formats.icechunk.building_repo import Fields, item
 
 VALUES = st.recursive(
     st.none()
@@ -28,7 +29,7 @@ VALUES = st.recursive(
 
 
 def _read(fields: Fields, version: int) -> Metadata:
-    return read_metadata(Buffer(flatbuffer(fields)).root, 0, version)
+    return read_metadata(Buffer(payload(fields)).root, 0, version)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +76,10 @@ def test_what_json_cannot_say_is_replaced(value: Any, decoded: Any) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"\xc1",
-        b"\x01\x02",
-        b"\xa1\xff",
-        b"\xdd\xff\xff\xff\xff",
-        b"\x81\x01\x02",
-        b"\x81\xc4\x01a\x02",
-        b"\xd6\xff\0\0\0\0",
-        b"\xc7\x00\xff",
-        b"\xc7\x00\x05",
-        b"\x91" * 5000 + b"\x01",
-        b"\xdd\x00\x00\xff\xff" * 500,
-    ],
-)
+    [b"", b"\xc1", b"\x01\x02", b"\xa1\xff", b"\xdd\xff\xff\xff\xff", b"\x81\x01\x02",
+     b"\x81\xc4\x01a\x02", b"\xd6\xff\0\0\0\0", b"\xc7\x00\xff", b"\xc7\x00\x05",
+     b"\x91" * 5000 + b"\x01", b"\xdd\x00\x00\xff\xff" * 500],
+)  # fmt: skip
 def test_damaged_messagepack_is_an_error(data: bytes) -> None:
     """Timestamps and other extensions, keys that are no text, and lists that only claim to be."""
     with pytest.raises(DecodeError, match="MessagePack"):

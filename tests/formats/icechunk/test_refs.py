@@ -165,20 +165,11 @@ def test_a_file_may_be_called_repo_by_chance(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("ref", "expected"),
-    [
-        (Branch("main"), spell(FIRST)),
-        (Branch("dev"), spell(SECOND)),
-        (Tag("v1"), spell(FIRST)),
-        (Tag("gone"), None),
-        (Tag("dev"), None),
-        (Branch("gone"), None),
-        (Branch(""), spell(FIRST)),
-        (Branch(".."), None),
-        (Branch("main/../branch.dev"), None),
-        (Branch("/../../secret"), None),
-        (SnapshotId(spell(SECOND)), spell(SECOND)),
-    ],
-)
+    [(Branch("main"), spell(FIRST)), (Branch("dev"), spell(SECOND)), (Tag("v1"), spell(FIRST)),
+     (Tag("gone"), None), (Tag("dev"), None), (Branch("gone"), None), (Branch(""), spell(FIRST)),
+     (Branch(".."), None), (Branch("main/../branch.dev"), None), (Branch("/../../secret"), None),
+     (SnapshotId(spell(SECOND)), spell(SECOND))],
+)  # fmt: skip
 async def test_a_file_tells_where_a_ref_is(ref: Ref, expected: str | None) -> None:
     """In version 1 every ref has one; a deleted tag has another beside it."""
     objects = {**FILES, "refs/branch./ref.json": _file(FIRST)}
@@ -227,22 +218,11 @@ async def test_refs_in_files_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"null",
-        b"[]",
-        b'"1CECHNKREP0F1RSTCMT0"',
-        b"{}",
-        b'{"snapshot": null}',
-        b'{"snapshot": 5}',
-        b'{"snapshot": "1cechnkrep0f1rstcmt0"}',
-        b'{"snapshot": "../../etc/passwd"}',
-        b'{"snapshot": "1CECHNKREP0F1RSTCMT0"',
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b"1" * 5000,
-    ],
-)
+    [b"", b"null", b"[]", b'"1CECHNKREP0F1RSTCMT0"', b"{}", b'{"snapshot": null}',
+     b'{"snapshot": 5}', b'{"snapshot": "1cechnkrep0f1rstcmt0"}',
+     b'{"snapshot": "../../etc/passwd"}', b'{"snapshot": "1CECHNKREP0F1RSTCMT0"', b"\xff\xfe",
+     b"[" * 100_000, b"1" * 5000],
+)  # fmt: skip
 def test_a_file_that_names_no_snapshot_is_damaged(data: bytes) -> None:
     """Ids in it are spelled as file names are."""
     with pytest.raises(DecodeError):

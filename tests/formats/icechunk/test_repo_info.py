@@ -1,7 +1,6 @@
 """The file `repo` as the specification has it, and as damage leaves it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,19 +14,16 @@ from app.formats.icechunk.config import Config
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder, Status
 from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import (
     FIRST,
     NOON,
-    REPO,
     U8,
     U16,
     U64,
     Fields,
     Repo,
-    Struct,
-    Structs,
     U16s,
-    in_envelope,
     item,
     ref,
     snapshot,
@@ -89,13 +85,6 @@ def test_a_damaged_ref_hides_no_other_and_is_not_absent() -> None:
         repo.branches.get("broken")
 
 
-def test_a_status_tells_what_may_be_done() -> None:
-    """Since when, and why not more."""
-    repo = _decode(Repo(status={0: U8(1), 1: U64(NOON), 2: "moving"}))
-
-    assert repo.status == Status(Availability.READ_ONLY, NOON_UTC, "moving")
-
-
 def test_the_rest_is_read_when_asked_for() -> None:
     """Tags that were, features that are off, metadata."""
     repo = _decode(
@@ -123,21 +112,6 @@ def test_what_a_repository_need_not_tell_is_empty() -> None:
     assert repo.repo_before_updates is None
 
 
-def test_a_snapshot_is_told_of_whole() -> None:
-    """Its metadata is decoded when asked for."""
-    value = bytes(flexbuffers.Dumps({"n": 1}))
-    more = {4: [item("k", value)], 5: Structs([FIRST, THIRD])}
-    repo = _decode(Repo(snapshots=[snapshot(FIRST), snapshot(SECOND, 0, "done", more)]))
-
-    info = repo.snapshot(encode_id(SECOND))
-
-    assert info is not None
-    assert (info.snapshot_id, info.parent_id) == (encode_id(SECOND), encode_id(FIRST))
-    assert (info.message, info.flushed_at) == ("done", NOON_UTC)
-    assert info.metadata.decode() == {"k": {"n": 1}}
-    assert info.pruned_ancestor_tx_logs == (FIRST, THIRD)
-
-
 def test_metadata_of_version_1_is_messagepack() -> None:
     """The byte in the header of the file decides."""
     packed = [item("k", msgpack.packb({"n": 1}))]
@@ -145,14 +119,6 @@ def test_metadata_of_version_1_is_messagepack() -> None:
 
     assert repo.metadata() == {"k": {"n": 1}}
     assert [info.metadata.decode() for info in repo.snapshots()] == [{"k": {"n": 1}}]
-
-
-def test_ancestry_leads_to_the_first_snapshot() -> None:
-    """Newest first, also from where no ref leads."""
-    repo = _decode(Repo(snapshots=CHAIN))
-
-    assert _ids(repo.ancestry(encode_id(THIRD))) == [encode_id(i) for i in (THIRD, SECOND, FIRST)]
-    assert _ids(repo.ancestry(encode_id(FIRST))) == [encode_id(FIRST)]
 
 
 def test_an_absent_parent_is_the_first_of_the_list() -> None:
@@ -316,46 +282,3 @@ def test_it_weighs_what_it_holds() -> None:
 
     assert small.nbytes > len(small.payload)
     assert large.nbytes - len(large.payload) > 100 * 20
-
-
-RICH = Repo(
-    branches=[ref("dev", 2), ref("main", 1)],
-    tags=[ref("v1", 0)],
-    deleted_tags=["v0"],
-    snapshots=[*CHAIN[:2], snapshot(THIRD, 1, "m", {4: [item("k", b"\x01\x04\x01")]})],
-    updates=[update(number, body, "repo.1.A") for number, body, _, _ in UPDATES],
-    more={6: [item("k", b"\x01\x04\x01")], 8: "repo.2.B", 9: b"\x01\x04\x01", 11: U16s([1])},
-).payload()
-
-
-def _look_at_everything(data: bytes) -> None:
-    repo = RepoInfoDecoder(LIMIT)(data)
-    looks: list[Callable[[], Any]] = [
-        repo.deleted_tags,
-        repo.disabled_feature_flags,
-        repo.metadata,
-        lambda: [info.metadata.decode() for info in repo.snapshots()],
-        lambda: list(repo.updates()),
-        *(lambda i=i: list(repo.ancestry(i) or ()) for i in repo.branches.values()),
-    ]
-    for look in looks:
-        with suppress(DecodeError):
-            look()
-
-
-@given(st.data())
-def test_changed_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
-    """No damage raises anything else, or takes long."""
-    payload = bytearray(RICH)
-    for _ in range(data.draw(st.integers(1, 4))):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-
-    with suppress(DecodeError):
-        _look_at_everything(in_envelope(bytes(payload), REPO))
-
-
-@given(st.integers(0, len(RICH)))
-def test_a_truncated_payload_is_a_value_or_an_error(length: int) -> None:
-    """No length raises anything else."""
-    with suppress(DecodeError):
-        _look_at_everything(in_envelope(RICH[:length], REPO))

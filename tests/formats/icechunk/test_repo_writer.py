@@ -29,17 +29,14 @@ from app.formats.icechunk.repo_writer import (
     rewrite_repo,
 )
 from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import REPO_INFO, Numbers, Structs, envelope
 from tests.formats.icechunk.building_repo import (
     FIRST,
     NOON,
-    REPO,
     U8,
     U64,
     Repo,
-    Shared,
-    Structs,
     U16s,
-    in_envelope,
     item,
     ref,
     snapshot,
@@ -243,7 +240,7 @@ def test_many_snapshots_are_carried_through() -> None:
 
 def test_shared_parts_do_not_multiply() -> None:
     """A small file that spells an endless one is refused."""
-    message = Shared("x" * 100_000)
+    message = Numbers("B", b"x" * 100_000)
     snapshots = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
     info = decode(Repo(snapshots=snapshots).file())
     with pytest.raises(DecodeError, match="for its size"):
@@ -259,7 +256,7 @@ def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
         damaged = bytearray(info.payload)
         damaged[at] ^= (1, 0x80, 0xFF)[at % 3]
         try:
-            other = decode(in_envelope(bytes(damaged), REPO))
+            other = decode(envelope(bytes(damaged), REPO_INFO))
             written = rewrite_repo(other, StatusChanged(Availability.ONLINE), NOON, "repo.1.A")
         except DecodeError:
             continue

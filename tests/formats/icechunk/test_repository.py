@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import zstandard
 from flatbuffers import flexbuffers
 
 from app.errors import DamagedError, NotAllowedError
@@ -152,13 +151,6 @@ async def test_references_of_one_version_to_two_objects_are_told_apart() -> None
     assert one == three
 
 
-async def test_the_nearest_prefix_tells_the_store() -> None:
-    """One prefix may lie in another and have a store of its own."""
-    case = _Case(_virtual(0), _virtual(1, "s3://archive/era5/inner/b.nc"))
-
-    assert (await case.read(0), await case.read(1)) == (DATA[2:5], DATA[::-1][2:5])
-
-
 async def test_a_container_is_looked_up_in_repo() -> None:
     """Which was read already."""
     case = _Case(_virtual(0, "vcc://era/a.nc"), config=_config(ERA))
@@ -207,25 +199,6 @@ async def test_a_refusal_names_the_container(location: str) -> None:
     case = _Case(_virtual(0, location), config=_config(ERA, SECRET))
     with pytest.raises(NotAllowedError, match="below s3://secret/ are not allowed"):
         await case.read()
-
-
-async def test_a_refusal_without_a_container_names_the_bucket() -> None:
-    """As far as it is known."""
-    with pytest.raises(NotAllowedError, match="below s3://secret/ are not allowed"):
-        await _Case(_virtual(0, "s3://secret/x/a.nc")).read()
-
-
-async def test_locations_may_be_compressed() -> None:
-    """With the dictionary of the manifest."""
-    locations: list[bytes | bytearray | memoryview] = [
-        f"s3://archive/era5/year={year}/a.nc".encode() for year in range(1000)
-    ]
-    trained = zstandard.train_dictionary(1024, locations)
-    compressor = zstandard.ZstdCompressor(dict_data=trained)
-    location = compressor.compress(b"s3://archive/era5/a.nc")
-    ref = Ref(index=[0], compressed_location=location, offset=2, length=3)
-
-    assert await _Case(ref, dictionary=trained.as_bytes(), algorithm=1).read() == b"234"
 
 
 @pytest.mark.parametrize(

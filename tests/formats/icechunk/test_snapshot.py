@@ -117,22 +117,13 @@ def test_the_number_of_chunks_counts_in_a_file_of_version_1() -> None:
 
 @pytest.mark.parametrize(
     ("coords", "extents", "expected"),
-    [
-        ((0, 0), ((0, 1), (0, 1)), True),
-        ((0, 1), ((0, 1), (0, 1)), False),
-        ((3, 4), ((3, 9), (2, 5)), True),
-        ((2, 4), ((3, 9), (2, 5)), False),
-        ((0, 0), ((0, 0), (0, 1)), False),
-        ((0, 0), ((1, 0), (0, 1)), False),
-        ((0, 0), ((0, 1),), False),
-        ((0,), ((0, 1), (0, 1)), False),
-        ((2**64, 0), ((0, 2**32 - 1), (0, 1)), False),
-        ((), (), True),
-        ((), ((0, 1),), True),
-        ((), ((0, 2),), False),
-        ((0,), (), False),
-    ],
-)
+    [((0, 0), ((0, 1), (0, 1)), True), ((0, 1), ((0, 1), (0, 1)), False),
+     ((3, 4), ((3, 9), (2, 5)), True), ((2, 4), ((3, 9), (2, 5)), False),
+     ((0, 0), ((0, 0), (0, 1)), False), ((0, 0), ((1, 0), (0, 1)), False),
+     ((0, 0), ((0, 1),), False), ((0,), ((0, 1), (0, 1)), False),
+     ((2**64, 0), ((0, 2**32 - 1), (0, 1)), False), ((), (), True), ((), ((0, 1),), True),
+     ((), ((0, 2),), False), ((0,), (), False)],
+)  # fmt: skip
 def test_a_manifest_covers_a_box(
     coords: tuple[int, ...],
     extents: tuple[tuple[int, int], ...],
@@ -161,21 +152,12 @@ def test_chunks_are_asked_for_as_the_document_says(encoding: Any, key: str) -> N
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [
-        ("", ("", "")),
-        ("zarr.json", ("", "zarr.json")),
-        ("g/a/c/0", ("g/a", "c/0")),
-        ("g/a", ("g/a", "")),
-        ("g/ab", ("g", "ab")),
-        ("g/", ("g", "")),
-        ("g/a/c/0/", ("g/a", "c/0/")),
-        ("zarr.json/", ("", "zarr.json/")),
-        ("g//x", ("g", "/x")),
-        ("x/y/z", ("", "x/y/z")),
-        ("lone/node/zarr.json", ("lone/node", "zarr.json")),
-        ("lone/zarr.json", ("", "lone/zarr.json")),
-    ],
-)
+    [("", ("", "")), ("zarr.json", ("", "zarr.json")), ("g/a/c/0", ("g/a", "c/0")),
+     ("g/a", ("g/a", "")), ("g/ab", ("g", "ab")), ("g/", ("g", "")),
+     ("g/a/c/0/", ("g/a", "c/0/")), ("zarr.json/", ("", "zarr.json/")), ("g//x", ("g", "/x")),
+     ("x/y/z", ("", "x/y/z")), ("lone/node/zarr.json", ("lone/node", "zarr.json")),
+     ("lone/zarr.json", ("", "lone/zarr.json"))],
+)  # fmt: skip
 def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) -> None:
     """And the rest is looked for in it."""
     snapshot = _decode(_group("/"), _group("/g"), _array("/g/a"), _group("/lone/node"))
@@ -340,7 +322,7 @@ def test_of_what_kind_a_node_is_is_told_twice(kind: int) -> None:
 
 
 def _decode_tables(*tables: building.Table) -> Snapshot:
-    root: building.Table = {0: Struct(ID), 2: tables, 6: Structs(32, [], 8)}
+    root: building.Table = {0: Struct(ID), 2: tables, 6: Structs([], 32, 8)}
     return SnapshotDecoder(ID, LIMIT)(envelope(payload(root), SNAPSHOT))
 
 

@@ -145,33 +145,6 @@ def _read(session: icechunk.Session) -> dict[str, Any]:
     }
 
 
-def test_the_library_reads_what_is_written_and_commits_on_top(tmp_path: Path) -> None:
-    """Members, chunks, names of dimensions, ancestry, and what it tells of the file itself."""
-    storage = icechunk.local_filesystem_storage(str(tmp_path))
-    repo = icechunk.Repository.create(storage)
-    session = repo.writable_session("main")
-    _fill(session)
-    snapshot_id = session.commit("fill", metadata={"who": [1, "é", None]})
-    before, told = _read(repo.readonly_session("main")), repo.inspect_snapshot(snapshot_id)
-    _rewrite(tmp_path, snapshot_id)
-
-    again = icechunk.Repository.open(storage)
-    assert _read(again.readonly_session("main")) == before
-    retold = again.inspect_snapshot(snapshot_id)
-    assert {**retold, "header": 0} == {**told, "header": 0}
-    session = again.writable_session("main")
-    group = zarr.open_group(session.store, mode="a")
-    array = group["a/native/x"]
-    assert isinstance(array, zarr.Array)
-    array[0, 0] = 99
-    del group["a-b"]
-    session.commit("on top")
-    assert [info.message for info in again.ancestry(branch="main")][:2] == ["on top", "fill"]
-    after = _read(again.readonly_session("main"))
-    assert after["a/native/x"][0][0] == 99
-    assert after.keys() == {path for path in before if not path.startswith("a-b")}
-
-
 def test_the_library_reads_migrated_snapshots_in_version_2(tmp_path: Path) -> None:
     """A snapshot of version 1 with chunks becomes one of version 2 without a change."""
     storage = icechunk.local_filesystem_storage(str(tmp_path))

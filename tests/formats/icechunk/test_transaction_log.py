@@ -1,6 +1,5 @@
 """Transaction logs read, written and merged."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,13 @@ from app.formats.icechunk.transaction_log import (
     write_transaction_log,
 )
 from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import REPO_INFO, TRANSACTION_LOG, Struct, Structs, envelope
 from tests.formats.icechunk.building_repo import (
     FIRST,
-    REPO,
-    TRANSACTION_LOG,
     U8,
     Fields,
-    Shared,
-    Struct,
-    Structs,
     U32s,
     changed_chunks,
-    in_envelope,
     transaction_log,
 )
 from tests.formats.icechunk.peer import Peer, array, delete, read_id, write
@@ -42,7 +36,7 @@ A, B, C = b"node   a", b"node   b", b"node   c"
 
 
 def _decode(more: Fields, version: int = 2) -> TransactionLog:
-    return DECODE(in_envelope(transaction_log(more=more), TRANSACTION_LOG, version))
+    return DECODE(envelope(transaction_log(more=more), TRANSACTION_LOG, version=version))
 
 
 def _batches(log: TransactionLog) -> dict[bytes, list[list[list[int]]]]:
@@ -52,55 +46,9 @@ def _batches(log: TransactionLog) -> dict[bytes, list[list[list[int]]]]:
     }
 
 
-def test_nodes_are_told_of_by_what_happened_to_them() -> None:
-    """Updated arrays come before updated groups, unlike all others."""
-    ids = [b"%08d" % slot for slot in range(1, 7)]
-    log = _decode({slot: Structs([A, ids[slot - 1]], 8) for slot in range(1, 7)})
-
-    groups = [log.new_groups, log.new_arrays, log.deleted_groups, log.deleted_arrays]
-    assert [*groups, log.updated_arrays, log.updated_groups] == [{A, data} for data in ids]
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_an_empty_log_is_empty(version: int) -> None:
-    """Logs of version 1 know no moves."""
-    log = _decode({}, version)
-
-    none = frozenset[bytes]()
-    assert log == TransactionLog(none, none, none, none, none, none, {}, ())
-    assert log.nbytes == 0
-
-
 CHUNKS = st.integers(0, 4).flatmap(
     lambda ndim: st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=ndim, max_size=ndim))
 )
-
-
-@given(st.lists(CHUNKS, max_size=5))
-def test_changed_chunks_are_batches_of_coords(arrays: list[list[list[int]]]) -> None:
-    """Arrays may differ in ndim, and have no changed chunk at all."""
-    chunks = {b"%08d" % number: array for number, array in enumerate(arrays)}
-    log = _decode({7: [changed_chunks(node_id, array) for node_id, array in chunks.items()]})
-
-    assert _batches(log) == {node_id: [a] if a else [] for node_id, a in chunks.items()}
-    for batches in log.updated_chunks.values():
-        assert all(batch.dtype == np.uint32 and not batch.flags.writeable for batch in batches)
-
-
-@pytest.mark.parametrize(
-    ("chunks", "batches"),
-    [
-        ([[1, 2], [3, 4], [5]], [[[1, 2], [3, 4]], [[5]]]),
-        ([[], [1], [2]], [[[]], [[1], [2]]]),
-    ],
-)
-def test_keys_of_another_ndim_make_a_batch_of_their_own(
-    chunks: Sequence[Sequence[int]], batches: list[Any]
-) -> None:
-    """The library takes any number of indexes for a chunk of any array."""
-    log = _decode({7: [changed_chunks(A, [[7, 7]]), changed_chunks(B, chunks)]})
-
-    assert _batches(log) == {A: [[[7, 7]]], B: batches}
 
 
 def test_an_array_told_of_twice_has_the_chunks_of_both() -> None:
@@ -113,13 +61,6 @@ def test_an_array_told_of_twice_has_the_chunks_of_both() -> None:
 def _move(source: str | None, target: str | None, node_type: int = 0) -> Fields:
     fields = {0: source, 1: target, 2: Struct(A), 3: U8(node_type)}
     return {slot: value for slot, value in fields.items() if value is not None}
-
-
-def test_moves_stay_in_order() -> None:
-    """Of each the path before is told."""
-    log = _decode({8: [_move("/b", "/a"), _move("/b/x", "/a/x", 1)]})
-
-    assert log.moved_paths == ("/b", "/b/x")
 
 
 def test_it_weighs_what_it_holds() -> None:
@@ -150,14 +91,14 @@ def test_a_log_that_lacks_what_it_must_have_is_damaged(more: Fields, reason: str
 def test_another_file_is_no_log() -> None:
     """The header tells."""
     with pytest.raises(DecodeError, match="not a transaction log"):
-        DECODE(in_envelope(transaction_log(), REPO))
+        DECODE(envelope(transaction_log(), REPO_INFO))
 
 
 @pytest.mark.parametrize(
     "arrays",
     [
-        [{0: Struct(A), 1: [Shared({0: U32s([7] * 1000)})] * 1000}],
-        [Shared(changed_chunks(A, [[7]] * 1000))] * 1000,
+        [{0: Struct(A), 1: [{0: U32s([7] * 1000)}] * 1000}],
+        [changed_chunks(A, [[7]] * 1000)] * 1000,
     ],
 )
 def test_parts_shared_beyond_measure_are_an_error(arrays: list[Any]) -> None:
@@ -281,45 +222,49 @@ def ids(*nodes: bytes) -> frozenset[bytes]:
     return frozenset(nodes)
 
 
-def test_what_came_and_went_did_neither() -> None:
-    """Nor have its chunks changed."""
-    first = replace(NOTHING, new_arrays=ids(A, B), updated_chunks={A: coords(1), B: coords(2)})
-
-    merged = merge_logs(first, replace(NOTHING, deleted_arrays=ids(A)))
-
-    assert merged.new_arrays == ids(B)
-    assert not merged.deleted_arrays
-    assert list(merged.updated_chunks) == [B]
+def merging(**members: Any) -> TransactionLog:
+    """Write a log that tells of nothing but *members*."""
+    return replace(NOTHING, **members)
 
 
-def test_what_was_changed_and_then_deleted_is_deleted() -> None:
-    """Nothing else is told of it."""
-    first = replace(
-        NOTHING, updated_arrays=ids(A), updated_groups=ids(B), updated_chunks={A: coords(1)}
-    )
+@pytest.mark.parametrize(
+    ("first", "then", "merged", "told"),
+    [
+        (
+            merging(new_arrays=ids(A, B), updated_chunks={A: coords(1), B: coords(2)}),
+            merging(deleted_arrays=ids(A)),
+            merging(new_arrays=ids(B)),
+            {B: [(2,)]},
+        ),
+        (
+            merging(updated_arrays=ids(A), updated_groups=ids(B), updated_chunks={A: coords(1)}),
+            merging(deleted_arrays=ids(A), deleted_groups=ids(B)),
+            merging(deleted_arrays=ids(A), deleted_groups=ids(B)),
+            {},
+        ),
+        (
+            merging(new_arrays=ids(A)),
+            merging(updated_arrays=ids(A, B), updated_chunks={A: coords(3)}),
+            merging(new_arrays=ids(A), updated_arrays=ids(B)),
+            {A: [(3,)]},
+        ),
+        (
+            merging(updated_chunks={A: coords(4, 5)}),
+            merging(updated_chunks={A: coords(1, 5)}),
+            NOTHING,
+            {A: [(1,), (4,), (5,)]},
+        ),
+    ],
+    ids=["new and deleted", "updated and deleted", "new and updated", "chunks of both"],
+)
+def test_merged_logs_tell_the_difference(
+    first: TransactionLog, then: TransactionLog, merged: TransactionLog, told: Any
+) -> None:
+    """A node is in one list, and each chunk is listed once, in order."""
+    found = merge_logs(first, then)
 
-    merged = merge_logs(first, replace(NOTHING, deleted_arrays=ids(A), deleted_groups=ids(B)))
-
-    assert merged == replace(NOTHING, deleted_arrays=ids(A), deleted_groups=ids(B))
-
-
-def test_what_is_new_is_not_updated_as_well() -> None:
-    """Its chunks are told."""
-    then = replace(NOTHING, updated_arrays=ids(A, B), updated_chunks={A: coords(3)})
-
-    merged = merge_logs(replace(NOTHING, new_arrays=ids(A)), then)
-
-    assert merged.updated_arrays == ids(B)
-    assert list(merged.updated_chunks) == [A]
-
-
-def test_chunks_that_both_changed_are_told_once() -> None:
-    """In order."""
-    first = replace(NOTHING, updated_chunks={A: coords(4, 5)})
-
-    merged = merge_logs(first, replace(NOTHING, updated_chunks={A: coords(1, 5)}))
-
-    assert [batch.tolist() for batch in merged.updated_chunks[A]] == [[[1], [4], [5]]]
+    assert replace(found, updated_chunks={}) == merged
+    assert chunks(found) == told
 
 
 def test_a_commit_that_moved_nodes_is_not_amended() -> None:

@@ -71,31 +71,25 @@ async def test_a_chunk_of_a_known_minishard_is_one_read(whole_index_nbytes: int)
     assert case.reads == [("s0/0.shard", part(32 + 3 + 5 + 3, 6))]
 
 
-async def test_a_chunk_of_another_minishard_is_two_reads() -> None:
-    """The shard index is known, if it was read whole."""
+@pytest.mark.parametrize(
+    ("known", "key", "keys"),
+    [
+        (FIRST, THIRD, ["s0/0.shard"] * 2),
+        (THIRD, "s0/2-5_8-10_0-1", []),
+        (LAST, "s0/5-6_8-10_0-1", []),
+        *(
+            ("info", f"s0/{bounds}_0-1", [])
+            for bounds in ("5-8_5-8", "8-11_5-8", "-4--1_5-8", "0-3_5-8", "900-903_5-8")
+        ),
+    ],
+)
+async def test_nothing_known_is_read_again(known: str, key: str, keys: list[str]) -> None:
+    """A known document, shard index or minishard index proves absence without a read."""
     case = Watched(_OBJECTS)
-    await case.warm(FIRST)
-    await case.read(THIRD)
+    await case.warm(known)
 
-    assert case.keys == ["s0/0.shard"] * 2
-
-
-async def test_an_absent_chunk_of_a_known_minishard_is_no_read() -> None:
-    """The index says so."""
-    case = Watched(_OBJECTS)
-    await case.warm(THIRD)
-
-    assert await case.read("s0/2-5_8-10_0-1") is None
-    assert case.reads == []
-
-
-async def test_an_empty_minishard_of_a_known_shard_is_no_read() -> None:
-    """The shard index says so."""
-    case = Watched(_OBJECTS)
-    await case.warm(LAST)
-
-    assert await case.read("s0/5-6_8-10_0-1") is None
-    assert case.reads == []
+    assert await case.read(key) == _CHUNKS.get(key)
+    assert case.keys == keys
 
 
 async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
@@ -106,18 +100,6 @@ async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
     assert await case.read("s0/5-6_8-10_0-1") is None
 
     assert case.keys == ["s0/1.shard", "s0/1.index"]
-
-
-@pytest.mark.parametrize(
-    "name", ["5-8_5-8_0-1", "8-11_5-8_0-1", "-4--1_5-8_0-1", "0-3_5-8_0-1", "900-903_5-8_0-1"]
-)
-async def test_what_is_no_chunk_of_the_grid_is_no_read(name: str) -> None:
-    """Other bounds are proved absent by the document."""
-    case = Watched(_OBJECTS)
-    await case.warm("info")
-
-    assert await case.read(f"s0/{name}") is None
-    assert case.reads == []
 
 
 @pytest.mark.parametrize("key", ["s0", "a/b/8_8_8", "a/b/"])

@@ -214,7 +214,7 @@ CASES = (
     ),
     _case(
         "zarr-python-no-dimension",
-        partial(build_scalar, per_shard=[1]),
+        partial(build_scalar, per_shard=[3]),
         ["data/root/scalar/c0"],
         ["data/root/scalar/c", "data/root/scalar/c1", "data/root/scalar"],
     ),

@@ -16,9 +16,9 @@ from app.formats.zarr.codecs import (
     unshard,
 )
 from app.formats.zarr.index import IndexLocation
-from app.formats.zarr.metadata import ArraySpec, parse_array
+from app.formats.zarr.metadata import parse_array
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
-from tests.formats.zarr.nesting import Nesting, nestings, paths
+from tests.formats.zarr.nesting import Nesting, nestings
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
 
@@ -31,39 +31,6 @@ def _configured(**members: Any) -> Any:
     """Write a sharding codec with other members in its configuration."""
     codec = sharding([2])
     return {**codec, "configuration": {**codec["configuration"], **members}}
-
-
-def _places(nesting: Nesting) -> dict[int, tuple[str, tuple[int, ...]]]:
-    """Tell of each inner chunk the key of its shard and its entries, by slicing only."""
-    return {
-        number: ("/".join(["c", *map(str, coords)]), path)
-        for coords, numbers in nesting.shards()
-        for number, path in paths(numbers, nesting.codecs)
-    }
-
-
-def _place(array: ArraySpec, coords: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    origin = array.origin(coords)
-    assert origin is not None
-    return array.shard_key(origin), tuple(level.entry(origin) for level in array.unsharded.levels)
-
-
-@given(nestings())
-def test_every_inner_chunk_is_where_numpy_puts_it(nesting: Nesting) -> None:
-    """Shard keys and entry numbers are those of transposing and slicing an array of numbers."""
-    array, expected = parse_array(nesting.document), _places(nesting)
-    for coords in nesting.coords():
-        assert _place(array, coords) == expected[nesting.number(coords)]
-
-
-@given(nestings())
-def test_entries_fill_the_index(nesting: Nesting) -> None:
-    """Each level's entries run from 0 to the number that its index is read for."""
-    levels = parse_array(nesting.document).unsharded.levels
-    _, numbers = next(nesting.shards())
-    for depth, level in enumerate(levels):
-        found = {path[depth] for _, path in paths(numbers, nesting.codecs)}
-        assert found == set(range(level.index.entry_count))
 
 
 @given(nestings())
@@ -239,30 +206,16 @@ def _record(name: str, *fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("data_type", "nbytes"),
-    [
-        ("bool", 1),
-        ("int8", 1),
-        ("uint16", 2),
-        ("int32", 4),
-        ("uint64", 8),
-        ("float16", 2),
-        ("bfloat16", 2),
-        ("float32", 4),
-        ("float64", 8),
-        ("complex64", 8),
-        ("complex128", 16),
-        ("r8", 1),
-        ("r24", 3),
-        ({"name": "int32"}, 4),
-        ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
-        ({"name": "numpy.timedelta64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
-        (_of_length("fixed_length_utf32", 12), 12),
-        (_of_length("null_terminated_bytes", 3), 3),
-        (_of_length("raw_bytes", 5), 5),
-        (_record("structured", ["a", "int16"], ["b", _of_length("raw_bytes", 3)]), 5),
-        (_record("struct", {"name": "a", "data_type": "int16"}), 2),
-    ],
-)
+    [("bool", 1), ("int8", 1), ("uint16", 2), ("int32", 4), ("uint64", 8), ("float16", 2),
+     ("bfloat16", 2), ("float32", 4), ("float64", 8), ("complex64", 8), ("complex128", 16),
+     ("r8", 1), ("r24", 3), ({"name": "int32"}, 4),
+     ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
+     ({"name": "numpy.timedelta64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
+     (_of_length("fixed_length_utf32", 12), 12), (_of_length("null_terminated_bytes", 3), 3),
+     (_of_length("raw_bytes", 5), 5),
+     (_record("structured", ["a", "int16"], ["b", _of_length("raw_bytes", 3)]), 5),
+     (_record("struct", {"name": "a", "data_type": "int16"}), 2)],
+)  # fmt: skip
 def test_chunks_of_fixed_size_types_have_one_length(data_type: object, nbytes: int) -> None:
     """As many elements as the chunk shape says, each of so many bytes."""
     assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm(6 * nbytes)
@@ -271,27 +224,11 @@ def test_chunks_of_fixed_size_types_have_one_length(data_type: object, nbytes: i
 
 @pytest.mark.parametrize(
     "data_type",
-    [
-        "string",
-        "variable_length_bytes",
-        "r7",
-        "r",
-        "int",
-        "int3",
-        "uint128x",
-        "",
-        7,
-        None,
-        {"name": 7},
-        _of_length("raw_bytes", -1),
-        _of_length("raw_bytes", None),
-        {"name": "raw_bytes"},
-        _record("struct"),
-        _record("struct", ["a"]),
-        _record("struct", ["a", "string"]),
-        {"name": "struct", "configuration": {"fields": 7}},
-    ],
-)
+    ["string", "variable_length_bytes", "r7", "r", "int", "int3", "uint128x", "", 7, None,
+     {"name": 7}, _of_length("raw_bytes", -1), _of_length("raw_bytes", None),
+     {"name": "raw_bytes"}, _record("struct"), _record("struct", ["a"]),
+     _record("struct", ["a", "string"]), {"name": "struct", "configuration": {"fields": 7}}],
+)  # fmt: skip
 def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
     """What is not known is not refused."""
     assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm()

@@ -3,15 +3,12 @@
 Indexes are read, checked and rewritten by the code of ZEP 2, which has its own tests.
 """
 
-import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from app.errors import (
     BadBodyError,
@@ -111,15 +108,6 @@ async def test_the_final_specification_is_still_read() -> None:
 
     assert await bucket.read(f"lab/old/{_DATA}/c0/1") == b"second"
     assert await bucket.read("lab/new/c/0/0") == b"new"
-
-
-async def test_a_chunk_is_a_range_of_its_shard() -> None:
-    """Entries of a shard at the edge count all its chunks, also those outside of the array."""
-    case = _Case(_bar())
-    for key, shard, place in (("0/1", "0/0", ByteRange(8, 14)), ("2/3", "1/1", ByteRange(0, 5))):
-        name = f"{_DATA}/c{shard}"
-        expected = Stored(ROOT.join(name), place, case.etags[name])
-        assert await case.locate(f"{_DATA}/c{key}") == expected
 
 
 async def test_metadata_are_served_without_the_transformer() -> None:
@@ -278,46 +266,6 @@ async def _write(objects: dict[str, bytes], changes: Mapping[str, bytes | None])
             objects.pop(key, None)
         else:
             objects[key] = render(plan.pieces, objects.get(key, b""))
-
-
-def _chunks(objects: Mapping[str, bytes], counts: tuple[int, int]) -> dict[str, bytes]:
-    """Read all chunks of an array of two dimensions with *counts* chunks in a shard."""
-    found = {}
-    rows, columns = counts
-    for key, data in objects.items():
-        if not key.startswith("data/root/c"):
-            continue
-        row, column = map(int, key.removeprefix("data/root/c").split("/"))
-        size = 16 * rows * columns
-        numbers = struct.unpack(f"<{2 * rows * columns}Q", data[-size:])
-        for n, place in enumerate(zip(numbers[::2], numbers[1::2], strict=True)):
-            if place != EMPTY:
-                name = f"data/root/c{row * rows + n // columns}/{column * columns + n % columns}"
-                found[name] = data[place[0] : place[0] + place[1]]
-    return found
-
-
-_KEYS = [f"data/root/c{row}/{column}" for row in range(3) for column in range(4)]
-_BODIES = st.one_of(st.none(), st.binary(min_size=1, max_size=9))
-
-
-@settings(max_examples=60)
-@given(
-    st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    st.dictionaries(st.sampled_from(_KEYS), st.binary(min_size=1)),
-    st.lists(st.dictionaries(st.sampled_from(_KEYS), _BODIES), max_size=4),
-)
-def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
-    counts: tuple[int, int], first: dict[str, bytes], history: list[dict[str, bytes | None]]
-) -> None:
-    """Whatever is in a shard, its index is at the end, little-endian and without a checksum."""
-    objects = build(first, per_shard=counts)
-    model: dict[str, bytes | None] = dict(first)
-    for changes in history:
-        asyncio.run(_write(objects, changes))
-        model |= changes
-
-    assert _chunks(objects, counts) == {k: body for k, body in model.items() if body is not None}
 
 
 async def test_a_scalar_is_written() -> None:
@@ -481,3 +429,39 @@ async def test_without_any_names_nothing_is_claimed() -> None:
     for objects, unlisted in ((build({}, path="/foo"), _Unlisted()), (build({}), store)):
         with pytest.raises(StorageUnavailableError):
             await _Case(objects, unlisted).collections()
+
+
+_WRITTEN_2_18 = {
+    "data/root/one/c0": bytes.fromhex(
+        "050000000600000001000000020000000300000004000000"
+        "08000000000000000800000000000000"
+        "10000000000000000800000000000000"
+        "00000000000000000800000000000000"
+    ),
+    "data/root/one/c1": bytes.fromhex(
+        "090000000a0000000700000008000000"
+        "08000000000000000800000000000000"
+        "00000000000000000800000000000000"
+        "ffffffffffffffffffffffffffffffff"
+    ),
+    "data/root/zero/c0": bytes.fromhex("0100000000000000000000000400000000000000"),
+}
+"""Numbers from 1 on: ten in chunks of two, three to a shard; and one without dimensions."""
+
+
+async def test_what_zarr_python_2_wrote_is_read() -> None:
+    """Each chunk has its numbers; the scalar, of which it counts one dimension, has its one."""
+    one = {**array_metadata([10], [2], [sharding([3])]), "data_type": "<i4"}
+    zero = {**array_metadata([], [], [sharding([1])]), "data_type": "<i4"}
+    documents = {"zarr.json": ENTRY_POINT, "meta/root/one.array.json": one,
+                 "meta/root/zero.array.json": zero}  # fmt: skip
+    store = WatchedStore()
+    for key, data in {**_WRITTEN_2_18, **{k: encode(v) for k, v in documents.items()}}.items():
+        store.place(ROOT.join(key), data)
+    hierarchy = reading(store)
+
+    for at in range(5):
+        expected = struct.pack("<2i", 2 * at + 1, 2 * at + 2)
+        assert await hierarchy.read(f"data/root/one/c{at}") == expected
+    assert await hierarchy.read("data/root/one/c5") is None
+    assert await hierarchy.read("data/root/zero/c0") == b"\1\0\0\0"

@@ -25,12 +25,11 @@ from app.formats.zarr.draft_2022 import (
     restore,
 )
 from app.formats.zarr.layout import Zarr3
-from app.formats.zarr.metadata import ArraySpec, Node
+from app.formats.zarr.metadata import ArraySpec
 from app.formats.zarr.metadata_writing import Restorer
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
-from tests.formats.zarr.building import array_metadata as array_metadata_v3
 from tests.formats.zarr.draft import (
     BY_ZARR_PYTHON,
     CORE,
@@ -189,11 +188,6 @@ def test_an_entry_point_is_known_by_its_format(uri: Any, *, is_known: bool) -> N
             _open(document)
 
 
-def test_metadata_of_the_final_specification_stay_with_it() -> None:
-    """A number is no URI."""
-    assert isinstance(_open(array_metadata_v3([4], [2], [])), Node)
-
-
 @pytest.mark.parametrize(
     "members",
     [{}, {"metadata_encoding": {"type": "json"}},
@@ -303,16 +297,6 @@ def test_the_separator_is_that_of_the_chunk_grid(separator: Any, identifier: str
     assert array.keys.parse(f"data/root/a/{identifier}") == (1, 3)
 
 
-def test_the_elements_are_chunks() -> None:
-    """Five and seven elements are three and four chunks of two; entries are in C order."""
-    array = _array()
-
-    assert array.shape == (3, 4)
-    assert [array.origin(at) for at in ((2, 3), (3, 0), (0, 4))] == [(2, 3), None, None]
-    assert [array.unsharded.entry((2, at)) for at in range(4)] == [(0,), (1,), (0,), (1,)]
-    assert _array(shape=[0, 7]).origin((0, 0)) is None
-
-
 @pytest.mark.parametrize("coords", [(96, 18), (96, 19), (97, 18), (127, 19)])
 def test_shards_of_the_draft(coords: tuple[int, int]) -> None:
     """The draft's own example: these chunks share a shard whose index has 1,024 bytes."""
@@ -334,23 +318,6 @@ def test_last_dimensions_that_are_left_out_are_not_sharded(
 
     assert array is not None
     assert array.shard_shape == padded
-
-
-@pytest.mark.parametrize(
-    ("chunks_per_shard", "key", "entry_count"), [([], "c", 1), ([1], "c0", 1), ([3], "c0", 3)]
-)
-def test_the_chunk_of_an_array_without_dimensions(
-    chunks_per_shard: list[int], key: str, entry_count: int
-) -> None:
-    """It is ``c``, but ``c0`` where zarr-python wrote it, which then counts one dimension."""
-    array = _decode(_configured(chunks_per_shard, [])).array
-
-    assert array is not None
-    coords = array.keys.parse(f"data/root/a/{key}")
-    assert coords is not None
-    assert array.origin(coords) == coords
-    assert array.shard_key(coords) == f"data/root/a/{key}"
-    assert array.unsharded.indexes[0].entry_count == entry_count
 
 
 @pytest.mark.parametrize(

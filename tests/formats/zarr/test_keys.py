@@ -46,19 +46,11 @@ def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject
 
 @pytest.mark.parametrize(
     ("prefix", "separator", "coords", "key"),
-    [
-        ("c", "/", (7, 3, 1), "c/7/3/1"),
-        ("c", ".", (7, 3, 1), "c.7.3.1"),
-        ("", "/", (7, 3, 1), "7/3/1"),
-        ("", ".", (7, 3, 1), "7.3.1"),
-        ("c", "/", (), "c"),
-        ("c", ".", (), "c"),
-        ("", "/", (), "0"),
-        ("", ".", (), "0"),
-        ("c", "/", (0,), "c/0"),
-        ("", ".", (0,), "0"),
-    ],
-)
+    [("c", "/", (7, 3, 1), "c/7/3/1"), ("c", ".", (7, 3, 1), "c.7.3.1"),
+     ("", "/", (7, 3, 1), "7/3/1"), ("", ".", (7, 3, 1), "7.3.1"), ("c", "/", (), "c"),
+     ("c", ".", (), "c"), ("", "/", (), "0"), ("", ".", (), "0"), ("c", "/", (0,), "c/0"),
+     ("", ".", (0,), "0")],
+)  # fmt: skip
 def test_keys_are_spelled_as_the_specification_says(
     prefix: str, separator: str, coords: tuple[int, ...], key: str
 ) -> None:

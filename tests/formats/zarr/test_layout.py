@@ -120,15 +120,6 @@ async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     assert json.loads(location.data)["codecs"] == [LITTLE]
 
 
-async def test_a_chunk_is_a_range_of_its_shard() -> None:
-    """The place is the object, the bytes in it and the version whose index told."""
-    case = _Case(build(_CHUNKS))
-
-    assert await case.locate("c/0/1") == Stored(
-        ROOT.join("c/0/0"), ByteRange(8, 14), case.etags["c/0/0"]
-    )
-
-
 async def test_nested_indexes_are_read_of_one_version() -> None:
     """The inner index is read with the ETag that came with the outer one."""
     case = _Case(build_nested({"c/1": b"one"}))
@@ -277,15 +268,20 @@ async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
         await layout.locate(VirtualKey("c/0/1"), case.fetch)
 
 
-def _reader(**options: Any) -> ShardReader:
-    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True, **options)
-    return ShardReader(index, ReadCache(WatchedStore(), MetadataCache(0), ttl_s=60), 2**20)
+_SHARD = encode_shard([b"a", None])
+_ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
+_FIXED = Fixed(ETag('"name"'))
+
+
+def _around(store: WatchedStore, whole_index_nbytes: int = 2**20) -> ShardReader:
+    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+    return ShardReader(index, ReadCache(store, MetadataCache(2**20), ttl_s=60), whole_index_nbytes)
 
 
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     """In a shard that is bytes already a chunk is bytes, with a version of its own."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
-    first, second = [await _reader().locate(shard, entry) for entry in (0, 1)]
+    first, second = [await _around(WatchedStore()).locate(shard, entry) for entry in (0, 1)]
 
     assert isinstance(first, Inline)
     assert isinstance(second, Inline)
@@ -297,17 +293,7 @@ async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
 async def test_damage_of_a_shard_at_hand_is_for_its_container_to_name(data: bytes) -> None:
     """Bytes at hand have no object to be named."""
     with pytest.raises(DecodeError):
-        await _reader().locate(Inline(data, ETag('"v"')), 0)
-
-
-_SHARD = encode_shard([b"a", None])
-_ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
-_FIXED = Fixed(ETag('"name"'))
-
-
-def _around(store: WatchedStore, whole_index_nbytes: int) -> ShardReader:
-    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
-    return ShardReader(index, ReadCache(store, MetadataCache(2**20), ttl_s=60), whole_index_nbytes)
+        await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
 
 
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])

@@ -4,12 +4,9 @@ import json
 from typing import Any
 
 import pytest
-import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.core.buffer import cpu
 from zarr.core.metadata.v3 import ArrayV3Metadata
-from zarr.storage import MemoryStore
 
 from app.formats.documents import MarkerDecoder
 from app.formats.reading import DecodeError
@@ -74,15 +71,6 @@ def test_zarr_python_accepts_what_is_served(nesting: Nesting) -> None:
     assert served.chunk_grid.to_dict()["configuration"] == {
         "chunk_shape": nesting.inner_chunk_shape
     }
-
-
-async def test_zarr_python_opens_what_is_served() -> None:
-    """An array opens with the shape of the inner chunks, and no shards, as its chunks."""
-    store = MemoryStore()
-    await store.set("zarr.json", cpu.Buffer.from_bytes(_decode(_SHARDED).served))
-    array = await zarr.api.asynchronous.open_array(store=store, mode="r")
-
-    assert (array.shape, array.chunks, array.shards) == ((8,), (2,), None)
 
 
 @given(nestings())
@@ -193,24 +181,6 @@ def test_v2_keys_have_dots_unless_told() -> None:
 
     assert array is not None
     assert array.shard_key((4, 0)) == "1.0"
-
-
-@pytest.mark.parametrize("coords", [(4,), (5,), (10**18,)])
-def test_off_the_array_there_is_no_chunk(coords: tuple[int, ...]) -> None:
-    """A chunk that begins past the last element has no origin."""
-    array = _decode(_SHARDED).array
-
-    assert array is not None
-    assert array.origin(coords) is None
-
-
-def test_an_array_without_dimensions_has_one_chunk() -> None:
-    """The only chunk of a 0-d array is entry 0 of the only shard."""
-    array = _decode(array_metadata([], [], [sharding([])])).array
-
-    assert array is not None
-    assert (array.keys.parse("c"), array.origin(()), array.shard_key(())) == ((), (), "c")
-    assert array.unsharded.levels[0].entry(()) == 0
 
 
 @pytest.mark.parametrize(

@@ -260,22 +260,12 @@ async def test_consolidated_metadata_name_nodes_below(path: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"7",
-        b"\xff{}",
-        b"{}",
-        b'{"zarr_format": 2, "node_type": "array"}',
-        b'{"zarr_format": 3}',
-        b'{"zarr_format": 3, "node_type": "table"}',
-        b'{"zarr_format": 3, "node_type": ["array"]}',
-        b"[" * 100_000,
-        b'{"zarr_format":3,"node_type":"group","a":' + b"[" * 100_000,
-    ],
+    [b"", b"{", b"[]", b"7", b"\xff{}", b"{}", b'{"zarr_format": 2, "node_type": "array"}',
+     b'{"zarr_format": 3}', b'{"zarr_format": 3, "node_type": "table"}',
+     b'{"zarr_format": 3, "node_type": ["array"]}', b"[" * 100_000,
+     b'{"zarr_format":3,"node_type":"group","a":' + b"[" * 100_000],
     ids=lambda given: given[:40],
-)
+)  # fmt: skip
 async def test_what_is_no_node_is_refused(given: bytes) -> None:
     """Before it takes the place of one."""
     with pytest.raises(BadBodyError):

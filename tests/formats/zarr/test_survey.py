@@ -54,15 +54,6 @@ def test_other_keys_are_no_shards(key: str) -> None:
     assert _GRID.named(key) is None
 
 
-@pytest.mark.parametrize(
-    ("key", "shard"),
-    [("c/0/0", "c/0/0"), ("c/1/1", "c/0/0"), ("c/2/1", "c/1/0"), ("c/0/3", "c/0/1")],
-)
-def test_an_inner_chunk_is_in_one_shard(key: str, shard: str) -> None:
-    """Virtual keys count inner chunks."""
-    assert _GRID.holding(VirtualKey(key)) == _GRID.named(shard)
-
-
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "zarr.json", "c/01/0"])
 def test_what_is_no_inner_chunk_is_in_none(key: str) -> None:
     """Off the array there is nothing to hold."""
@@ -272,19 +263,12 @@ def test_extensions_are_told_by_their_names(
 
 @pytest.mark.parametrize(
     "members",
-    [
-        {"shape": 8},
-        {"shape": None},
-        {"codecs": None},
-        {"codecs": [7]},
-        {"data_type": None},
-        {"chunk_grid": None},
-        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": "x"}}},
-        {"chunk_grid": {"name": "regular", "configuration": 4}},
-        {"dimension_names": "x"},
-        {"dimension_names": [1]},
-    ],
-)
+    [{"shape": 8}, {"shape": None}, {"codecs": None}, {"codecs": [7]}, {"data_type": None},
+     {"chunk_grid": None},
+     {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": "x"}}},
+     {"chunk_grid": {"name": "regular", "configuration": 4}}, {"dimension_names": "x"},
+     {"dimension_names": [1]}],
+)  # fmt: skip
 def test_what_contradicts_the_specification_is_told(members: dict[str, Any]) -> None:
     """Metadata that is only passed on may be anything."""
     with pytest.raises(DecodeError):

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorstore
 import zarr
@@ -15,15 +13,11 @@ from app.formats.zarr.metadata import parse_node
 from app.formats.zarr.metadata_writing import NodeTranslator
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
-from tests.clients.arrays import BY_NAME, INNER, SHARDS, VALUES
+from tests.clients.arrays import BY_NAME
 from tests.clients.writing import (
     Case,
-    by_zarr,
-    consolidate,
     quiet,
-    sharding,
     write,
-    write_group,
 )
 from tests.resolving import ROOT
 
@@ -100,37 +94,3 @@ def test_an_array_that_tensorstore_resized_keeps_its_shards(case: Case, tmp_path
     document = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
     assert document["shape"] == [n + 9 for n in before["shape"]]
     _same_but_for(tmp_path / "stored" / "zarr.json", before, "shape")
-
-
-def _append(group: Any) -> None:
-    group["x"].append(np.zeros((2, *VALUES.shape[1:]), VALUES.dtype))
-
-
-def _describe(group: Any) -> None:
-    group.attrs["title"] = "all"
-
-
-@pytest.mark.parametrize("change", [_append, _describe])
-def test_a_hierarchy_that_zarr_python_consolidated_keeps_its_shards(
-    change: Callable[[Any], None], tmp_path: Path
-) -> None:
-    """What its consolidated metadata say is what its nodes do."""
-    stored, seen = tmp_path / "stored", tmp_path / "seen"
-    write_group(stored)
-    write_group(stored / "g")
-    for path in ("x", "g/y"):
-        write(Case(path, by_zarr, VALUES, SHARDS, [sharding(INNER)]), stored / path)
-    consolidate(stored)
-    _copy_of_what_is_seen(stored, seen)
-    change(zarr.open_group(seen, mode="r+"))
-    with quiet():
-        zarr.consolidate_metadata(seen)
-
-    _write_back(seen, stored)
-    _write_back(seen, stored)
-
-    document = json.loads((stored / "zarr.json").read_bytes())
-    nodes = document["consolidated_metadata"]["metadata"]
-    for path in ("x", "g/y"):
-        assert nodes[path]["codecs"][0]["name"] == "sharding_indexed"
-        assert nodes[path] == json.loads((stored / path / "zarr.json").read_bytes())

@@ -13,8 +13,8 @@ import numpy as np
 import zarr
 import zstandard
 
-from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
 from tests.formats.icechunk.building import Struct
+from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
 
 from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE
 

@@ -1,5 +1,6 @@
 """Commits through the API, and what the real library makes of them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,35 +10,28 @@ import icechunk
 import numpy as np
 import zarr
 
+from tests.sessions import GROUP, array_document
 from tests.writable_repositories import Api, Place
 
 ONES: Final = bytes((1, 1, 1, 1))
-ROOT: Final = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-
-
-def array_document(*shape: int, chunk: int = 2) -> dict[str, Any]:
-    """Describe an array of bytes that nothing compresses, with square chunks."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk] * len(shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {},
-    }
 
 
 def put_array(path: str, *shape: int, **more: Any) -> dict[str, Any]:
     """Ask for an array."""
-    return {"op": "put_node", "path": path, "metadata": array_document(*shape) | more}
+    return {
+        "op": "put_node",
+        "path": path,
+        "metadata": array_document(shape, (2,) * len(shape), **more),
+    }
 
 
 def put_group(path: str, **attributes: Any) -> dict[str, Any]:
     """Ask for a group."""
-    return {"op": "put_node", "path": path, "metadata": ROOT | {"attributes": attributes}}
+    return {
+        "op": "put_node",
+        "path": path,
+        "metadata": json.loads(GROUP) | {"attributes": attributes},
+    }
 
 
 def put_chunks(path: str, chunk_id: str, *coords: list[int], length: int = 4) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
+from app.settings import StoreSettings
+
 _START_S: Final = 60.0
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
 
@@ -59,6 +61,12 @@ class SeaweedFS:
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
         }
+
+    @property
+    def settings(self) -> StoreSettings:
+        """Settings of a named store that reaches the server."""
+        names = ("endpoint_url", "region", "access_key_id", "secret_access_key")
+        return StoreSettings.model_validate({name: getattr(self, name) for name in names})
 
     def put(self, key: str, data: bytes) -> str:
         """Store *data* under *key* and return its ETag."""

@@ -11,7 +11,6 @@ import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
-from tests.clients.icechunk.conftest import lab
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -90,7 +89,7 @@ def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Gene
     session = repo.writable_session("main")
     zarr.create_group(session.store)
     session.commit("the root")
-    stores = {} if seaweedfs is None else {"lab": lab(seaweedfs)}
+    stores = {} if seaweedfs is None else {"lab": seaweedfs.settings}
     data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
     settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=60))
     with (

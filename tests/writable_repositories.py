@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import icechunk
 
-from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
+from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -55,16 +55,9 @@ class Place:
             url = self.folder.resolve().as_uri()
             datasets = {"repo": DatasetSettings(url=url, writable=writable)}
             return Settings(datasets=datasets, cache=cache, **more)
-        store = {
-            "endpoint_url": server.endpoint_url,
-            "region": server.region,
-            "access_key_id": server.access_key_id,
-            "secret_access_key": server.secret_access_key,
-        }
         url = f"s3://{server.bucket}/{self.folder.name}"
         datasets = {"repo": DatasetSettings(url=url, store="lab", writable=writable)}
-        stores = {"lab": StoreSettings.model_validate(store)}
-        return Settings(datasets=datasets, stores=stores, cache=cache, **more)
+        return Settings(datasets=datasets, stores={"lab": server.settings}, cache=cache, **more)
 
 
 def new_place(folder: Path, seaweedfs: SeaweedFS | None = None) -> Place:

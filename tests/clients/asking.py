@@ -1,13 +1,12 @@
 """How the tests of rules ask the service: with raw headers, and with a store that is watched."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from typing import Any, Final
 
 import httpx
 
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
-from app.storage.contract import Found, Listed, NotModified, ObjectStore, Stat
+from app.model import ObjectRef
+from app.storage.contract import ObjectStore
 from app.storage.wrappers import StoreWrapper
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
@@ -25,51 +24,16 @@ KINDS: Final = {
 
 
 class Watched(StoreWrapper):
-    """A store that tells of each read first; *on_read* may raise or wait."""
+    """Store that calls *on_read* with the object before each call; *on_read* may raise or wait."""
 
     def __init__(self, inner: ObjectStore, on_read: Callable[[ObjectRef], Any]) -> None:
         super().__init__(inner)
-        self._inner = inner
         self._on_read = on_read
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
-        """Read after telling."""
+    def store_of(self, ref: ObjectRef) -> ObjectStore:
+        """Announce the call."""
         self._on_read(ref)
-        return await self._inner.get(ref, request, if_match=if_match, if_none_match=if_none_match)
-
-    def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Stream after telling."""
-        self._on_read(ref)
-        return self._inner.stream(ref, byte_range, if_match=if_match)
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask after telling."""
-        self._on_read(ref)
-        return await self._inner.stat(ref)
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """List after telling."""
-        self._on_read(prefix)
-        return self._inner.list(prefix, delimiter=delimiter, after=after)
-
-    async def check_reachable(self, root: ObjectRef) -> None:
-        """Reach the root."""
-        await self._inner.check_reachable(root)
-
-    async def aclose(self) -> None:
-        """Close."""
-        await self._inner.aclose()
+        return super().store_of(ref)
 
 
 def connect(url: str) -> httpx.Client:

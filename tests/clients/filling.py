@@ -3,8 +3,10 @@
 from multiprocessing.synchronize import Barrier
 from typing import Any, Final
 
+import boto3
 import numpy as np
 import zarr
+from botocore.config import Config
 from obstore.store import S3Store
 from zarr.storage import FsspecStore, ObjectStore
 
@@ -12,18 +14,34 @@ KEYS: Final = "any"
 """What clients of S3 sign with, as they must."""
 
 
-def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
-    """Open what is called *path* of *dataset*."""
-    store = S3Store(
+def open_obstore(url: str, dataset: str = "data", prefix: str | None = None) -> S3Store:
+    """Open obstore's client of a dataset."""
+    return S3Store(
         dataset,
-        prefix=path,
+        prefix=prefix,
         endpoint=url,
         region="us-east-1",
         access_key_id=KEYS,
         secret_access_key=KEYS,
         client_options={"allow_http": True},
     )
-    return ObjectStore(store)
+
+
+def open_boto3(url: str, **config: Any) -> Any:
+    """Open boto3's client, which tries once."""
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+        config=Config(retries={"total_max_attempts": 1}, **config),
+    )
+
+
+def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
+    """Open what is called *path* of *dataset*."""
+    return ObjectStore(open_obstore(url, dataset, path))
 
 
 def over_s3fs(url: str, path: str) -> Any:

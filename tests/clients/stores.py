@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.settings import DatasetSettings, Settings, StoreSettings
+from app.settings import DatasetSettings, Settings
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -24,16 +24,10 @@ def from_folder(path: Path) -> Generator[str]:
 def from_seaweedfs(path: Path, seaweedfs: SeaweedFS, prefix: str) -> Generator[str]:
     """Upload the folder *path* under *prefix*, and serve it from there."""
     seaweedfs.upload_folder(path, prefix)
-    store = StoreSettings(
-        endpoint_url=seaweedfs.endpoint_url,
-        region=seaweedfs.region,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )
     url = f"s3://{seaweedfs.bucket}/{prefix}"
     datasets = {
         "bucket": DatasetSettings(url=url, store="lab"),
         "raw": DatasetSettings(url=url, store="lab", view="raw"),
     }
-    with serving(Settings(stores={"lab": store}, datasets=datasets)) as base:
+    with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as base:
         yield base

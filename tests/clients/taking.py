@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from app.settings import DatasetSettings, Settings, StoreSettings
+from app.settings import DatasetSettings, Settings
 from tests.clients.asking import connect
 from tests.clients.writing import Json
 from tests.seaweedfs import SeaweedFS
@@ -90,17 +90,9 @@ def taking_into_folder(folder: Path, **dataset: Any) -> Generator[Taker]:
 @contextmanager
 def taking_into_seaweedfs(seaweedfs: SeaweedFS, folder: Path) -> Generator[Taker]:
     """Serve it out of a prefix of SeaweedFS; *folder* is not used."""
-    lab = StoreSettings(
-        endpoint_url=seaweedfs.endpoint_url,
-        region=seaweedfs.region,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )
     data = DatasetSettings(url=f"s3://{seaweedfs.bucket}/taken", store="lab", writable=True)
-    with (
-        serving(Settings(stores={"lab": lab}, datasets={"data": data})) as url,
-        connect(url) as client,
-    ):
+    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"data": data})
+    with serving(settings) as url, connect(url) as client:
         yield Taker(url, client, folder, seaweedfs)
 
 

@@ -7,7 +7,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
 import httpx
 import numpy as np
 import obstore
@@ -17,10 +16,10 @@ import tensorstore
 import zarr
 from cloudfiles import CloudFiles
 from cloudfiles.interfaces import reset_connection_pools
-from obstore.store import S3Store
 from zarr.storage import FsspecStore, ObjectStore
 
-from app.settings import DatasetSettings, Settings, StoreSettings
+from app.settings import DatasetSettings, Settings
+from tests.clients.filling import open_boto3, open_obstore
 from tests.clients.precomputed.volumes import sharding as precomputed_sharding
 from tests.clients.writing import Values
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
@@ -171,16 +170,8 @@ def url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) -> Gene
     if request.param == "seaweedfs":
         server: SeaweedFS = request.getfixturevalue("seaweedfs")
         server.upload_folder(folder, "listing")
-        lab = StoreSettings.model_validate(
-            {
-                "endpoint_url": server.endpoint_url,
-                "region": server.region,
-                "access_key_id": server.access_key_id,
-                "secret_access_key": server.secret_access_key,
-            }
-        )
         at = DatasetSettings(url=f"s3://{server.bucket}/listing", store="lab")
-        settings = Settings(datasets={_BUCKET: at}, stores={"lab": lab})
+        settings = Settings(datasets={_BUCKET: at}, stores={"lab": server.settings})
     with serving(settings) as served:
         yield served
 
@@ -194,13 +185,7 @@ def keys(sources: tuple[Path, list[str]]) -> list[str]:
 @pytest.fixture(scope="module")
 def s3(url: str) -> Any:
     """Open boto3's client."""
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
-    )
+    return open_boto3(url)
 
 
 def _names(keys: Sequence[str], prefix: str) -> list[str]:
@@ -261,14 +246,7 @@ def test_s3fs_finds_and_globs(url: str, keys: list[str]) -> None:
 
 def test_obstore_and_zarr_list(url: str, keys: list[str], s3: Any) -> None:
     """zarr-python's store lists prefixes and directories, and opens what it finds."""
-    store = S3Store(
-        _BUCKET,
-        endpoint=url,
-        region="us-east-1",
-        access_key_id="any",
-        secret_access_key="any",
-        client_options={"allow_http": True},
-    )
+    store = open_obstore(url, _BUCKET)
     found = [entry["path"] for batch in obstore.list(store) for entry in batch]
     rolled = obstore.list_with_delimiter(store, "em/s0/c")
     names = [*rolled["common_prefixes"], *(entry["path"] for entry in rolled["objects"])]

@@ -18,8 +18,7 @@ import zarr
 from botocore.exceptions import ClientError
 
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.filling import KEYS, over_obstore
-from tests.clients.test_s3_writing import open_boto3
+from tests.clients.filling import KEYS, open_boto3, over_obstore
 from tests.serving import serving
 
 _LIMIT = 64 * 1024

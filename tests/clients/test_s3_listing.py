@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
-import boto3
 import httpx
 import icechunk
 import numpy as np
@@ -16,11 +15,10 @@ import pytest
 import tensorstore
 import zarr
 from botocore.exceptions import ClientError
-from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import DatasetSettings, Settings
-from tests.clients.test_s3_writing import open_boto3
+from tests.clients.filling import open_boto3, open_obstore
 from tests.serving import serving
 
 _TAG: Final = "@tag.v 1/"
@@ -69,13 +67,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 @pytest.fixture(scope="module")
 def s3(url: str) -> Any:
     """Open boto3's client."""
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
-    )
+    return open_boto3(url)
 
 
 def _list(
@@ -226,14 +218,7 @@ def test_no_such_ref_has_no_keys(s3: Any) -> None:
 
 def test_obstore_lists_and_reads(url: str) -> None:
     """Obstore's client finds the keys, and zarr-python the nodes of the group with it."""
-    store = S3Store(
-        "repository",
-        endpoint=url,
-        region="us-east-1",
-        access_key_id="any",
-        secret_access_key="any",
-        client_options={"allow_http": True},
-    )
+    store = open_obstore(url, "repository")
     found = [entry["path"] for batch in obstore.list(store, _TAG) for entry in batch]
     group = zarr.open_group(
         ObjectStore(store, read_only=True), path=_TAG.rstrip("/"), mode="r", use_consolidated=False

@@ -8,8 +8,8 @@ import pytest
 import zarr
 from botocore.exceptions import ClientError
 
-from app.settings import DatasetSettings, Settings, StoreSettings
-from tests.clients.test_s3_writing import open_boto3
+from app.settings import DatasetSettings, Settings
+from tests.clients.filling import open_boto3
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -23,18 +23,12 @@ def url(tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS) -> Gener
     folder = tmp_path_factory.mktemp("metadata")
     zarr.create_array(folder / "array", shape=(4,), shards=(4,), chunks=(2,), dtype="u1")
     seaweedfs.upload_folder(folder, "metadata")
-    lab = StoreSettings(
-        endpoint_url=seaweedfs.endpoint_url,
-        region=seaweedfs.region,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )
     datasets = {
         "s3": DatasetSettings(url=f"s3://{seaweedfs.bucket}/metadata", store="lab", writable=True),
         "memory": DatasetSettings(url="memory://metadata", writable=True),
         "folder": DatasetSettings(url=str(folder), writable=True),
     }
-    with serving(Settings(datasets=datasets, stores={"lab": lab})) as served:
+    with serving(Settings(datasets=datasets, stores={"lab": seaweedfs.settings})) as served:
         yield served
 
 

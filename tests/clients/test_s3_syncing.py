@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.clients.taking import Taker, files_in, taking_into_folder
-from tests.clients.test_s3_writing import open_boto3
+from tests.clients.filling import open_boto3
+from tests.clients.taking import Taker, taking_into_folder
 from tests.clients.writing import counted, same
 from tests.http.auth.test_signing_clients import program
 
@@ -47,16 +47,6 @@ def listed(s3: Any, prefix: str) -> dict[str, Any]:
     return {each["Key"]: each for page in pages for each in page.get("Contents", ())}
 
 
-def test_inner_chunks_are_listed(s3: Any) -> None:
-    """In pages, and with the sizes and versions that a HEAD tells."""
-    found = listed(s3, "array/c/")
-
-    assert sorted(found) == KEYS
-    for key in KEYS[::20]:
-        head = s3.head_object(Bucket="data", Key=key)
-        assert (head["ContentLength"], head["ETag"]) == (found[key]["Size"], found[key]["ETag"])
-
-
 def test_many_inner_chunks_are_deleted(s3: Any, taker: Taker) -> None:
     """In one request, from all four shards; the last ones of a shard take it away."""
     gone = [f"array/c/{y}/{x}" for y in range(8) for x in range(8) if y < 4 or x % 2]
@@ -71,29 +61,6 @@ def test_many_inner_chunks_are_deleted(s3: Any, taker: Taker) -> None:
     assert sorted(listed(s3, "array/c/")) == sorted(set(KEYS) - set(gone))
     assert taker.stored("array") == {"c/1/0", "c/1/1"}
     same(zarr.open_array(taker.folder / "array", mode="r")[...], expected)
-
-
-def test_folders_are_synchronised(s3: Any, taker: Taker, tmp_path: Path) -> None:
-    """Down into a folder, where zarr-python finds no shards, and up into another array's."""
-    folder = tmp_path / "down/array"
-    for key in listed(s3, "array/"):
-        file = folder.parent / key
-        file.parent.mkdir(parents=True, exist_ok=True)
-        s3.download_file("data", key, str(file))
-    array: Any = zarr.open_array(folder, mode="r+")
-    assert array.shards is None
-    same(array[...], VALUES)
-    array[5:7] = 4711
-    array[8:] = 0
-
-    sync_up(s3, folder, "copy")
-    sync_up(s3, folder, "array")
-
-    for name in ("copy", "array"):
-        stored = zarr.open_array(taker.folder / name, mode="r")
-        assert stored.shards == (8, 8)
-        same(np.asarray(stored[...]), array[...])
-        assert taker.stored(name) == {"c/0/0", "c/0/1"}
 
 
 @pytest.mark.parametrize("client", ["aws", "rclone", "s5cmd"])
@@ -139,15 +106,3 @@ def state(folder: Path) -> list[tuple[Path, int, int]]:
     """Tell apart the files below *folder*: one that was written again is another."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
-
-
-def sync_up(s3: Any, folder: Path, name: str) -> None:
-    """Upload what has another size or is other there, and delete what is not in *folder*."""
-    here = {f"{name}/{key}": data for key, data in files_in(folder).items()}
-    there = listed(s3, f"{name}/")
-    for key, data in here.items():
-        if key in there and s3.get_object(Bucket="data", Key=key)["Body"].read() == data:
-            continue
-        s3.put_object(Bucket="data", Key=key, Body=data)
-    for key in there.keys() - here.keys():
-        s3.delete_object(Bucket="data", Key=key)

@@ -3,85 +3,49 @@
 import io
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-import boto3
 import numpy as np
 import obstore
 import pytest
 import zarr
 from boto3.s3.transfer import TransferConfig
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
+from tests.clients.filling import open_boto3, open_obstore
 from tests.gateways import Gateway, forked, of_dataset
-from tests.seaweedfs import SeaweedFS
+from tests.labs import Lab, Shape
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 MIB: Final = 1024**2
 PART: Final = 5 * MIB
 DATA: Final = random.Random(1).randbytes(PART + 70_000)
-_numbers = itertools.count(1)
+LARGE_CHUNKS: Final = Shape(chunks=4, chunk_length=6 * MIB // 8, shards=2)
+"""Each inner chunk is longer than 5 MiB."""
 
 
 @dataclass
-class Lab:
+class Uploads:
     """A store, and two gateways before it."""
 
-    folder: Path
-    seaweedfs: SeaweedFS | None
+    lab: Lab
     gateways: Sequence[Gateway]
 
     def boto3(self, number: int) -> Any:
         """Open boto3's client of one gateway."""
-        return boto3.client(
-            "s3",
-            endpoint_url=self.gateways[number].url,
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-            config=Config(retries={"total_max_attempts": 1}),
-        )
+        return open_boto3(self.gateways[number].url)
 
     def obstore(self, number: int) -> S3Store:
         """Open obstore's client of one gateway."""
-        return S3Store(
-            "data",
-            endpoint=self.gateways[number].url,
-            region="us-east-1",
-            access_key_id="any",
-            secret_access_key="any",
-            client_options={"allow_http": True},
-        )
-
-    def stored(self, name: str) -> Any:
-        """Give what zarr-python reads the array *name* with, directly."""
-        if self.seaweedfs is None:
-            return self.folder / name
-        return self.seaweedfs.zarr_store(f"uploads/{name}")
-
-    def objects(self) -> list[str]:
-        """Name all that is in the store, unfinished or not."""
-        if self.seaweedfs is None:
-            files = (path for path in self.folder.rglob("*") if path.is_file())
-            return [path.relative_to(self.folder).as_posix() for path in files]
-        pages = self.seaweedfs.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.seaweedfs.bucket, Prefix="uploads/"
-        )
-        return [
-            each["Key"].removeprefix("uploads/")
-            for page in pages
-            for each in page.get("Contents", ())
-        ]
+        return open_obstore(self.gateways[number].url)
 
     def parts(self) -> list[str]:
-        """Name what waits for an upload to be completed."""
+        """Name the objects of uploads that are not completed."""
         return [name for name in self._hidden() if not name.endswith(".done")]
 
     def completed(self) -> int:
@@ -89,39 +53,31 @@ class Lab:
         return len(self._hidden()) - len(self.parts())
 
     def _hidden(self) -> list[str]:
-        return [name for name in self.objects() if name.startswith(".shardgate-uploads/")]
-
-    def new_array(self) -> str:
-        """Make an array of two shards of two chunks, each over 5 MiB, and name it."""
-        name = f"a{next(_numbers)}"
-        length = 6 * MIB // 8
-        zarr.create_array(
-            self.folder / name,
-            shape=(4 * length,),
-            chunks=(length,),
-            shards=(2 * length,),
-            dtype="uint64",
-            compressors=None,
+        """List the objects of uploads, completed or not."""
+        folder, server = self.lab.folder, self.lab.seaweedfs
+        if server is None:
+            return [path.name for path in folder.glob(".shardgate-uploads/*")]
+        prefix = f"{folder.name}/.shardgate-uploads/"
+        pages = server.client.get_paginator("list_objects_v2").paginate(
+            Bucket=server.bucket, Prefix=prefix
         )
-        if self.seaweedfs is not None:
-            self.seaweedfs.upload_folder(self.folder / name, f"uploads/{name}")
-        return name
+        return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
 
 @pytest.fixture(scope="module", params=SITES)
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
+def lab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Uploads]:
     """Start the gateways."""
-    folder, seaweedfs = tmp_path_factory.mktemp("lab"), None
-    url = str(folder)
-    if request.param == "seaweedfs":
-        seaweedfs = request.getfixturevalue("seaweedfs")
-        url = f"s3://{seaweedfs.bucket}/uploads"
-    environ = of_dataset(url, seaweedfs, ttl_s=0.001)
+    is_remote = request.param == "seaweedfs"
+    seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
+    stored = Lab(tmp_path_factory.mktemp("uploads"), seaweedfs)
+    environ = of_dataset(stored.url, seaweedfs, ttl_s=0.001)
     with ExitStack() as stack:
-        yield Lab(folder, seaweedfs, [stack.enter_context(forked(environ)) for _ in range(2)])
+        yield Uploads(stored, [stack.enter_context(forked(environ)) for _ in range(2)])
 
 
-def turns(lab: Lab) -> Iterator[Any]:
+def turns(lab: Uploads) -> Iterator[Any]:
     """Give the clients of both gateways in turns, for ever."""
     return itertools.cycle([lab.boto3(0), lab.boto3(1)])
 
@@ -135,7 +91,7 @@ def read(s3: Any, key: str) -> bytes | None:
     return body
 
 
-def test_boto3_uploads_what_is_large(lab: Lab) -> None:
+def test_boto3_uploads_what_is_large(lab: Uploads) -> None:
     """In parts, several at a time, with its checksums; nothing of them is left."""
     before = lab.completed()
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
@@ -147,15 +103,15 @@ def test_boto3_uploads_what_is_large(lab: Lab) -> None:
     assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
-def test_boto3_copies_what_is_large(lab: Lab) -> None:
+def test_boto3_copies_what_is_large(lab: Uploads) -> None:
     """An object, and a chunk into another array, a range of the source at a time."""
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
     one, other = lab.boto3(0), lab.boto3(1)
-    chunk = f"{lab.new_array()}/c/1"
+    chunk = f"{lab.lab.new_array(LARGE_CHUNKS)}/c/1"
     one.put_object(Bucket="data", Key="large/source", Body=DATA)
     one.put_object(Bucket="data", Key=chunk, Body=bytes(6 * MIB - 1) + b"1")
     before = lab.completed()
-    copies = {"large/source": "large/copy", chunk: f"{lab.new_array()}/c/2"}
+    copies = {"large/source": "large/copy", chunk: f"{lab.lab.new_array(LARGE_CHUNKS)}/c/2"}
     for source, copy in copies.items():
         other.copy({"Bucket": "data", "Key": source}, "data", copy, Config=config)
 
@@ -163,7 +119,7 @@ def test_boto3_copies_what_is_large(lab: Lab) -> None:
     assert (lab.completed() - before, lab.parts()) == (2, [])
 
 
-def test_parts_go_to_both(lab: Lab) -> None:
+def test_parts_go_to_both(lab: Uploads) -> None:
     """Out of order, one of them twice, to whichever gateway."""
     clients = turns(lab)
     upload = {"Bucket": "data", "Key": "by hand/a+b"}
@@ -183,7 +139,7 @@ def test_parts_go_to_both(lab: Lab) -> None:
     assert lab.parts() == []
 
 
-def test_an_upload_is_aborted_by_the_other(lab: Lab) -> None:
+def test_an_upload_is_aborted_by_the_other(lab: Uploads) -> None:
     """Its parts are gone."""
     clients = turns(lab)
     upload = {"Bucket": "data", "Key": "aborted"}
@@ -205,36 +161,7 @@ def part_of(s3: Any, upload: dict[str, str], etag: str) -> None:
     s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [
-        (lambda s3, upload, etag: part_of(s3, upload | {"UploadId": "0" * 32}, etag),
-         "NoSuchUpload"),
-        (lambda s3, upload, etag: part_of(s3, upload | {"Key": "other"}, etag), "NoSuchUpload"),
-        (lambda s3, upload, _: part_of(s3, upload, '"0"'), "InvalidPart"),
-        (lambda s3, upload, _: part_of(s3, upload, f'"{"0" * 32}"'), "InvalidPart"),
-        (lambda s3, upload, _: s3.upload_part(**upload, PartNumber=1, Body=bytes(65 * MIB)),
-         "EntityTooLarge"),
-        (lambda s3, upload, _: s3.list_parts(**upload), "NotImplemented"),
-    ],
-)  # fmt: skip
-def test_boto3_is_told_what_went_wrong(
-    lab: Lab, call: Callable[[Any, dict[str, str], str], None], code: str
-) -> None:
-    """In codes that it knows; nothing is written."""
-    s3 = lab.boto3(0)
-    upload = {"Bucket": "data", "Key": "wrong"}
-    upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
-    etag = s3.upload_part(**upload, PartNumber=1, Body=b"1")["ETag"]
-    with pytest.raises(ClientError) as caught:
-        call(s3, upload, etag)
-
-    assert caught.value.response["Error"]["Code"] == code
-    assert read(s3, "wrong") is None
-    s3.abort_multipart_upload(**upload)
-
-
-def test_obstore_puts_what_is_large(lab: Lab) -> None:
+def test_obstore_puts_what_is_large(lab: Uploads) -> None:
     """In parts, as it does without being told; the other gateway has it under the same ETag."""
     stores, before = [lab.obstore(0), lab.obstore(1)], lab.completed()
 
@@ -245,9 +172,9 @@ def test_obstore_puts_what_is_large(lab: Lab) -> None:
     assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
-def test_zarr_python_writes_large_chunks(lab: Lab) -> None:
+def test_zarr_python_writes_large_chunks(lab: Uploads) -> None:
     """Each in parts, into shards, in which who reads directly finds what was written."""
-    name, before = lab.new_array(), lab.completed()
+    name, before = lab.lab.new_array(LARGE_CHUNKS), lab.completed()
     arrays = [
         zarr.open_array(ObjectStore(lab.obstore(number)), path=name, mode="r+")
         for number in range(2)
@@ -259,19 +186,18 @@ def test_zarr_python_writes_large_chunks(lab: Lab) -> None:
         arrays[at % 2][chunk] = values[chunk]
 
     assert arrays[0].chunks == (length,)
-    stored = zarr.open_array(lab.stored(name), mode="r")
+    stored = lab.lab.open(name)
     assert stored.shards == (2 * length,)
     assert np.array_equal(np.asarray(stored[:]), values)
     assert np.array_equal(np.asarray(arrays[0][:]), values)
     assert (lab.completed() - before, lab.parts()) == (4, [])
 
 
-def test_an_upload_goes_on_after_a_power_cut(lab: Lab) -> None:
+def test_an_upload_goes_on_after_a_power_cut(lab: Uploads) -> None:
     """The other gateway has all that the first one had."""
-    url = f"s3://{lab.seaweedfs.bucket}/uploads" if lab.seaweedfs else str(lab.folder)
     upload = {"Bucket": "data", "Key": "cut"}
-    with forked(of_dataset(url, lab.seaweedfs)) as third:
-        s3 = Lab(lab.folder, lab.seaweedfs, [third]).boto3(0)
+    with forked(of_dataset(lab.lab.url, lab.lab.seaweedfs)) as third:
+        s3 = open_boto3(third.url)
         upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
         etag = s3.upload_part(**upload, PartNumber=1, Body=b"kept")["ETag"]
         third.kill()

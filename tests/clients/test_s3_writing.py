@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import numpy as np
 import obstore
@@ -13,13 +12,13 @@ import pytest
 import s3fs
 import zarr
 from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import DatasetSettings, Settings
+from tests.clients.filling import open_boto3, open_obstore
 from tests.serving import serving
 
 
@@ -42,18 +41,6 @@ def url(folder: Path) -> Generator[str]:
         yield served
 
 
-def open_boto3(url: str, **config: Any) -> Any:
-    """Open boto3's client, which tries once."""
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
-        config=Config(retries={"total_max_attempts": 1}, **config),
-    )
-
-
 @pytest.fixture(scope="module")
 def s3(url: str) -> Any:
     """Open boto3's client."""
@@ -63,14 +50,7 @@ def s3(url: str) -> Any:
 @pytest.fixture(scope="module")
 def store(url: str) -> S3Store:
     """Open obstore's."""
-    return S3Store(
-        "bucket",
-        endpoint=url,
-        region="us-east-1",
-        access_key_id="any",
-        secret_access_key="any",
-        client_options={"allow_http": True},
-    )
+    return open_obstore(url, "bucket")
 
 
 def read(s3: Any, key: str) -> bytes | None:
@@ -133,18 +113,6 @@ def test_boto3_looks_at_buckets(s3: Any) -> None:
     assert s3.head_bucket(Bucket="bucket")["BucketRegion"] == "us-east-1"
     assert s3.get_bucket_location(Bucket="bucket")["LocationConstraint"] is None
     assert "Status" not in s3.get_bucket_versioning(Bucket="bucket")
-
-
-def test_others_look_at_datasets(url: str) -> None:
-    """In JSON, or on a page."""
-    told = httpx.get(f"{url}/").json()["datasets"]
-    page = httpx.get(f"{url}/", headers={"accept": "text/html"})
-
-    assert [(each["name"], each["writable"]) for each in told] == [
-        ("bucket", True),
-        ("fixed", False),
-    ]
-    assert 'href="./bucket/"' in page.text
 
 
 @pytest.mark.parametrize(

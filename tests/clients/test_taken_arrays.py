@@ -51,7 +51,14 @@ LESS: Final = (
     "nested/transpose",
 )
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
-"""What differs from others in ways that shards know nothing of."""
+"""What differs from others in ways that shards know nothing of, or that plans alone are tested in:
+see `tests/formats/zarr/test_rewritten_shards.py`."""
+STORED: Final = [
+    pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
+    for name in TABLE
+    for store, is_soak in (("folder", name in FURTHER), ("remote", name not in ON_SEAWEEDFS))
+]
+"""Stores, a folder and SeaweedFS, and cases; `soak` has all of them in both."""
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +144,9 @@ def write_through(case: Case, bucket: Path, taker: Taker, twin: Path) -> None:
     assert taker.stored(case.name) == set()
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in FURTHER])
-def test_shards_hold_what_was_put(name: str, bucket: Path, folder: Taker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("store", "name"), STORED)
+def test_shards_hold_what_was_put(
+    request: pytest.FixtureRequest, bucket: Path, tmp_path: Path, store: str, name: str
+) -> None:
     """Each value of each array is the one that was put last, and nothing is left of the others."""
-    write_through(BY_NAME[name], bucket, folder, tmp_path / "twin")
-
-
-@pytest.mark.parametrize("name", ON_SEAWEEDFS)
-def test_shards_in_a_bucket(name: str, bucket: Path, remote: Taker, tmp_path: Path) -> None:
-    """So it is in SeaweedFS."""
-    write_through(BY_NAME[name], bucket, remote, tmp_path / "twin")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", FURTHER)
-def test_other_shards(name: str, bucket: Path, folder: Taker, tmp_path: Path) -> None:
-    """So it is for all data types and codecs, and whoever wrote the array first."""
-    write_through(BY_NAME[name], bucket, folder, tmp_path / "twin")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ON_SEAWEEDFS])
-def test_all_shards_in_a_bucket(name: str, bucket: Path, remote: Taker, tmp_path: Path) -> None:
-    """With every option."""
-    write_through(BY_NAME[name], bucket, remote, tmp_path / "twin")
+    write_through(BY_NAME[name], bucket, request.getfixturevalue(store), tmp_path / "twin")

@@ -11,7 +11,6 @@ import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import over_obstore
-from tests.clients.icechunk.conftest import lab
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -37,7 +36,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
         seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
         seaweedfs.upload_folder(tmp_path, "pair")
         url = f"s3://{seaweedfs.bucket}/pair"
-        stores["lab"] = lab(seaweedfs)
+        stores["lab"] = seaweedfs.settings
     data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
     settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=TTL_S))
     with serving(settings) as writer, serving(settings) as reader:
@@ -47,13 +46,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
 def opened(url: str) -> Any:
     """Open the array as zarr-python does through one of the services."""
     return zarr.open_array(over_obstore(url, "array"), mode="r+")
-
-
-def test_who_knows_nothing_reads_the_news_at_once(pair: Pair) -> None:
-    """There is nothing that could be old."""
-    opened(pair.writer)[4:6] = 7
-
-    np.testing.assert_array_equal(opened(pair.reader)[:], [1, 1, 1, 1, 7, 7, 1, 1])
 
 
 def test_who_knows_the_old_reads_the_news_in_time(pair: Pair) -> None:

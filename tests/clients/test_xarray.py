@@ -27,20 +27,13 @@ def dataset(request: pytest.FixtureRequest, service: str) -> Generator[xarray.Da
 
 @from_each_store
 @pytest.mark.parametrize("name", [case.name for case in IN_GROUPS])
-def test_reads_the_values(dataset: xarray.Dataset, name: str) -> None:
-    """Each variable of the group reads as it was written."""
-    case = BY_NAME[name]
-    with quiet():
-        same(dataset[member(case)].values, case.values)
-
-
-@from_each_store
-@pytest.mark.parametrize("name", [case.name for case in IN_GROUPS])
-def test_sees_inner_chunks_for_chunks(dataset: xarray.Dataset, name: str) -> None:
-    """A variable's encoding names the inner chunk shape, and no shards."""
+def test_reads_values_in_inner_chunks(dataset: xarray.Dataset, name: str) -> None:
+    """Each variable reads as written; its encoding has the inner chunk shape and no shards."""
     case = BY_NAME[name]
     encoding = dataset[member(case)].encoding
 
+    with quiet():
+        same(dataset[member(case)].values, case.values)
     assert (encoding["chunks"], encoding["shards"]) == (case.served, None)
 
 

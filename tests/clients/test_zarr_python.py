@@ -141,10 +141,3 @@ def test_the_raw_view_is_sharded(service: str, opener: Any) -> None:
 
     assert array.shards == SHARDS
     same(array[...], VALUES)
-
-
-def test_part_of_an_array_reads(service: str, opener: Any) -> None:
-    """A slice that crosses chunks and shards reads like numpy's."""
-    array = opener(f"{service}/bucket/nested/three_zarr")
-
-    same(array[3:5, 1:4, 2:7], VALUES[3:5, 1:4, 2:7])

@@ -21,7 +21,6 @@ from zarr.testing.store import StoreTests
 
 from app.settings import DatasetSettings, Settings
 from tests.clients.filling import CLIENTS, KEYS, over_obstore
-from tests.clients.icechunk.conftest import lab
 from tests.clients.writing import quiet
 from tests.serving import serving
 
@@ -119,7 +118,7 @@ def root(
 @pytest.fixture(scope="module")
 def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]:
     """Serve it as the datasets ``data`` and, as it is stored, ``raw``."""
-    stores = {"lab": lab(request.getfixturevalue("seaweedfs"))} if root.store else {}
+    stores = {"lab": request.getfixturevalue("seaweedfs").settings} if root.store else {}
     datasets = {"data": root, "raw": root.model_copy(update={"view": "raw"})}
     with serving(Settings(stores=stores, datasets=datasets)) as base:
         yield base

@@ -8,10 +8,10 @@ import numpy as np
 import zarr
 import zstandard
 
-from tests.committing import Client, array_document
+from tests.committing import Client
 from tests.faults.repository_sites import Site
 from tests.seaweedfs import SeaweedFS
-from tests.sessions import GROUP
+from tests.sessions import GROUP, array_document
 
 NBYTES: Final = 600
 """Of a chunk that is too large to be kept in a manifest."""
@@ -37,6 +37,12 @@ class Session:
     def put(self, client: Client, key: str, data: bytes | None) -> httpx.Response:
         """Write a key, or take it away."""
         return put(client, self.session_id, key, data)
+
+    def get(self, client: Client, key: str) -> bytes | None:
+        """Read a key."""
+        answer = client.api.client.get(f"/repo/@session.{self.session_id}/{key}")
+        assert answer.status_code in {200, 404}, answer.text
+        return answer.content if answer.is_success else None
 
     def ask(self, client: Client, **more: Any) -> httpx.Response:
         """Ask for the commit."""
@@ -76,7 +82,7 @@ class Session:
 def make_array(site: Site) -> None:
     """Add the array whose chunks have files of their own, both of which are there."""
     session_id = begun(site.healthy)
-    document = json.dumps(array_document(2 * NBYTES, chunk=NBYTES)).encode()
+    document = json.dumps(array_document((2 * NBYTES,), (NBYTES,))).encode()
     for key, data in {"b/zarr.json": document, "b/c/1": b"\x07" * NBYTES}.items():
         assert put(site.healthy, session_id, key, data).is_success
     assert asked(site.healthy, session_id, message="b").is_success

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.faults.repository_sites import Site, opened_repository
-from tests.faults.session_work import Session, make_array
+from tests.faults.session_work import NBYTES, Session, make_array
 from tests.faults.sites import DEADLINE_S
 from tests.gateways import Start
 from tests.seaweedfs import SeaweedFS
@@ -64,6 +64,38 @@ def killed(site: Site, session: Session, nth: int, moment: Mishap) -> bool:
     session.release()
     session.demand(acknowledged=acknowledged)
     return is_killed
+
+
+@pytest.mark.parametrize("body", [b"\x09" * NBYTES, pytest.param(None, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(Mishap.REQUEST_LOST, marks=pytest.mark.soak), Mishap.ANSWER_LOST]
+)
+def test_a_write_cut_off_at_each_step_is_done_or_not(
+    site: Site, moment: Mishap, body: bytes | None
+) -> None:
+    """Another gateway continues the session of the one that was killed, and commits it."""
+    nth, is_killed = 0, True
+    while is_killed:
+        session = Session(site, next(NUMBERS))
+        old = session.get(site.healthy, "b/c/0")
+        with site.behind_proxy() as (doomed, client):
+            site.proxy.between = doomed.kill
+            site.proxy.spoil([nth], moment)
+            try:
+                assert session.put(client, "b/c/0", body).is_success
+                is_killed = False
+            except httpx.TransportError:
+                assert doomed.wait(DEADLINE_S)
+            finally:
+                site.proxy.between = lambda: None
+        found = session.get(site.healthy, "b/c/0")
+        assert found == body or (is_killed and found == old)
+        assert session.put(site.healthy, "a/c/0/0", b"\x07" * 4).is_success
+        session.commit(site.healthy)
+        assert bytes(site.healthy.values("b")[:NBYTES]) == (found or bytes(NBYTES))
+        assert site.healthy.values("a")[0][0] == 7
+        nth += 1
+    assert nth > 2
 
 
 @pytest.mark.soak

@@ -97,19 +97,16 @@ class Race:
         return f"{self.name}/c/{chunk}"
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="copied", marks=pytest.mark.soak)],
+)
 @mishaps
-def test_one_failure_is_made_good(site: Site, spoilt: Gateway, mishap: Mishap) -> None:
-    """Whichever request of a rewrite it is, the chunk is put, and others' are kept."""
-    assert spoil_each_step(site, spoilt, SMALL, mishap) == {HTTPStatus.OK}
-
-
-@pytest.mark.soak
-@mishaps
-def test_one_failure_is_made_good_in_large_shards(
-    site: Site, spoilt: Gateway, mishap: Mishap
+def test_one_failure_is_made_good(
+    site: Site, spoilt: Gateway, mishap: Mishap, shape: Shape
 ) -> None:
-    """The same where the server copies most of the shard."""
-    assert spoil_each_step(site, spoilt, LARGE, mishap) == {HTTPStatus.OK}
+    """Whichever request of a rewrite fails, the chunk is put, and others' are kept."""
+    assert spoil_each_step(site, spoilt, shape, mishap) == {HTTPStatus.OK}
 
 
 @pytest.mark.soak

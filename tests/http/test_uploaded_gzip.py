@@ -10,7 +10,6 @@ import pytest
 from app.settings import DatasetSettings, Settings
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
-from tests.storage.s3_objects import s3_settings
 from tests.zipped import zipped
 
 CHUNK = b"chunk of a volume " * 500
@@ -30,7 +29,7 @@ def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
             ContentEncoding="gzip",
         )
     dataset = DatasetSettings(url=f"s3://{seaweedfs.bucket}/uploaded-gzip", store="lab")
-    settings = Settings(stores={"lab": s3_settings(seaweedfs)}, datasets={"v": dataset})
+    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"v": dataset})
     with serving(settings) as url, httpx.Client(base_url=url) as opened:
         opened.headers.clear()
         yield opened

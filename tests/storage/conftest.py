@@ -23,7 +23,6 @@ from tests.clouds import Azurite, FakeGcs
 from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
-from tests.storage.s3_objects import s3_settings
 
 
 @dataclass
@@ -94,7 +93,7 @@ def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backen
     """Make a store of the bucket of SeaweedFS, or of another server of S3."""
     server: SeaweedFS = request.getfixturevalue(server_name)
     return Backend(
-        S3Store(s3_settings(server), timeout_s=10),
+        S3Store(server.settings, timeout_s=10),
         ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
         server.put,
         server.delete,

@@ -4,17 +4,10 @@ from typing import Any
 from uuid import uuid4
 
 from app.model import ETag, ObjectRef
-from app.settings import StoreSettings
 from app.storage.contract import WriteNotice, WriteWay
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions
 from tests.seaweedfs import SeaweedFS
-
-
-def s3_settings(server: SeaweedFS, **changes: Any) -> StoreSettings:
-    """Say all that a store needs to know of *server*."""
-    names = ("endpoint_url", "region", "access_key_id", "secret_access_key")
-    return StoreSettings.model_validate({name: getattr(server, name) for name in names} | changes)
 
 
 class Written:
@@ -24,7 +17,7 @@ class Written:
         self.server = server
         self.notices: list[tuple[WriteWay, WriteNotice]] = []
         self.store = S3Store(
-            s3_settings(server, endpoint_url=url or server.endpoint_url),
+            server.settings.model_copy(update={"endpoint_url": url or server.endpoint_url}),
             timeout_s=5,
             options=S3WriteOptions(
                 on_write=lambda way, _, notice: self.notices.append((way, notice)), **options

@@ -11,6 +11,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore import UNSIGNED
 from botocore.credentials import Credentials
+from pydantic import SecretStr
 
 from app.errors import (
     StorageDeniedError,
@@ -27,7 +28,6 @@ from app.storage.http_reader import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
 from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import Fault, FaultyServer
-from tests.storage.s3_objects import s3_settings
 
 REF = ObjectRef("s3+lab://bucket", "key")
 KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]
@@ -195,7 +195,9 @@ async def test_the_environment_is_enough(
 
 async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
     """A real server refuses a wrong signature, for objects that exist and for others."""
-    async with aclosing(S3Store(s3_settings(seaweedfs, secret_access_key="wrong"))) as store:
+    async with aclosing(
+        S3Store(seaweedfs.settings.model_copy(update={"secret_access_key": SecretStr("wrong")}))
+    ) as store:
         for ask in (store.get, store.stat, store.check_reachable, store.verify_conditional_writes):
             with pytest.raises(StorageDeniedError):
                 await ask(ObjectRef(f"s3://{seaweedfs.bucket}", "key"))

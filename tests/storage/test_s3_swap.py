@@ -13,7 +13,7 @@ from app.storage.contract import ABSENT, CONFLICT
 from app.storage.s3 import S3Store
 from tests.seaweedfs import SeaweedFS
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy
-from tests.storage.s3_objects import Written, s3_settings
+from tests.storage.s3_objects import Written
 
 MIB = 1024**2
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
@@ -155,7 +155,7 @@ async def test_who_was_written_on_top_of_has_won(
     etag = lossy.put(OLD)
 
     async def build_upon() -> None:
-        async with aclosing(S3Store(s3_settings(lossy.server))) as other:
+        async with aclosing(S3Store(lossy.server.settings)) as other:
             stat = await other.stat(lossy.ref)
             assert stat is not None
             assert stat.etag != etag

@@ -11,7 +11,7 @@ from app.storage.s3 import S3Store
 from tests.seaweedfs import SeaweedFS
 from tests.storage.ministack import MiniStack
 from tests.storage.proxy import Mishap, Proxy
-from tests.storage.s3_objects import Written, s3_settings
+from tests.storage.s3_objects import Written
 
 MIB = 1024**2
 OLD = bytes(12 * MIB)
@@ -136,7 +136,7 @@ async def test_bytes_tell_where_ids_are_not_kept(
 
 async def test_a_missing_bucket_is_told(seaweedfs: SeaweedFS) -> None:
     """It is not made, though this server would at the first object."""
-    store, root = S3Store(s3_settings(seaweedfs)), ObjectRef("s3://no-such-bucket", "")
+    store, root = S3Store(seaweedfs.settings), ObjectRef("s3://no-such-bucket", "")
 
     for _ in range(2):
         with pytest.raises(StorageUnavailableError, match="bucket"):

@@ -22,13 +22,8 @@ from tests.clients.precomputed.segments import (
 )
 from tests.clients.precomputed.volumes import Volume, write
 from tests.clients.stores import from_folder, from_seaweedfs
+from tests.clients.taking import Taker, taking_into_folder
 from tests.seaweedfs import SeaweedFS
-
-from_each_store = pytest.mark.parametrize(
-    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
-)
-"""For readers: that the bytes from each store are the same, `test_bytes.py` finds of all."""
-
 
 _NAP_S: Final = 0.002
 
@@ -83,13 +78,6 @@ def remote(written: Written, seaweedfs: SeaweedFS) -> Generator[str]:
         yield url
 
 
-@pytest.fixture(scope="session", params=["local", "remote"])
-def service(request: pytest.FixtureRequest) -> str:
-    """Give the URL of the service, once in front of each store."""
-    url: str = request.getfixturevalue(request.param)
-    return url
-
-
 @pytest.fixture(params=[volume.name for volume in CASES])
 def volume(request: pytest.FixtureRequest) -> Volume:
     """Give each volume of the table."""
@@ -101,3 +89,10 @@ def client(service: str) -> Generator[httpx.Client]:
     """Talk to the service without any header that is not asked for."""
     with connect(service) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Serve a writable dataset in a folder."""
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
+        yield taker

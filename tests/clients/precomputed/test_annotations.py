@@ -7,8 +7,9 @@ from typing import Any, Final
 import pytest
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
+from tests.clients.conftest import from_each_store
 from tests.clients.precomputed.annotations import COLLECTIONS, COUNT, LAST_ID, SEGMENTS
-from tests.clients.precomputed.conftest import Written, from_each_store
+from tests.clients.precomputed.conftest import Written
 
 ABSENT: Final = 2
 

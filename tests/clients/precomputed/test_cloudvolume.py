@@ -6,8 +6,9 @@ import pytest
 from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException
 
+from tests.clients.conftest import from_each_store
 from tests.clients.precomputed.cases import BY_NAME, VALUES
-from tests.clients.precomputed.conftest import Written, from_each_store
+from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.volumes import LOSSY, Volume, read_cloudvolume
 from tests.clients.writing import same
 
@@ -63,8 +64,3 @@ def test_is_told_of_absent_chunks(service: str) -> None:
     same(cloud[:8, :4, :4], BY_NAME["holes/identity_raw"].scales[0].values[:8, :4, :4])
     with pytest.raises(EmptyVolumeException):
         cloud[8:12, :4, :4]
-
-
-def test_every_exception_is_a_case() -> None:
-    """The lists of exceptions name cases that exist."""
-    assert set(OWN_WAY) | set(BEYOND) <= set(BY_NAME)

@@ -66,14 +66,6 @@ def test_mesh_is_two_files(client: httpx.Client, written: Written, name: str, se
         assert ask(client, path, kind).headers["content-length"] == str(len(fragments))
 
 
-@pytest.mark.parametrize("name", MESHES)
-@pytest.mark.parametrize("segment", ABSENT)
-def test_absent_mesh(client: httpx.Client, name: str, segment: int) -> None:
-    """A segment without a mesh has neither file."""
-    for key in (f"{segment}", f"{segment}.index", f"0{IDS[0]}", f"0{IDS[0]}.index"):
-        assert ask(client, f"/bucket/segments/{name}/mesh/{key}").status_code == 404
-
-
 def test_legacy_meshes_read(service: str, written: Written) -> None:
     """Meshes of the older kind, which are never sharded, read as they do from the folder."""
     served = opened(f"precomputed://{service}/bucket/segments/legacy").mesh

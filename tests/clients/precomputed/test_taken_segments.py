@@ -1,7 +1,7 @@
 """Meshes, skeletons and annotations are put over HTTP; others read the shards themselves."""
 
 import shutil
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +15,9 @@ from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import IDS, LARGE_IDS, skeleton_bytes
 from tests.clients.precomputed.test_annotations import said
 from tests.clients.precomputed.test_segments import SKELETONS, opened
-from tests.clients.taking import Taker, chunks_in, lay_out, taking_into_folder
+from tests.clients.taking import Taker, chunks_in, lay_out
 
 NEW_ID: Final = 2**63 + 5
-
-
-@pytest.fixture(scope="module")
-def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Take data sets into a folder."""
-    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
-        yield taker
 
 
 @pytest.mark.parametrize("name", ["sharded", "identity_64", "murmur_64", "one_shard"])

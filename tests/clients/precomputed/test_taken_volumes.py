@@ -1,6 +1,5 @@
 """Chunks of volumes are put over HTTP; TensorStore and cloud-volume read the shards themselves."""
 
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from tests.clients.precomputed.volumes import (
     read_cloudvolume,
     read_tensorstore,
 )
-from tests.clients.taking import Files, Taker, chunks_in, lay_out, mixed, taking_into_folder
+from tests.clients.taking import Files, Taker, chunks_in, lay_out, mixed
 from tests.clients.writing import Values, same
 
 TABLE: Final = [name for name in BY_NAME if not name.startswith("older/")]
@@ -40,18 +39,11 @@ LESS: Final = (
 FURTHER: Final = [
     name
     for name in TABLE
-    if name.startswith(LESS)
+    if (name.startswith(LESS) and name != "cloudvolume/identity_index_raw_data_raw")
     or name.endswith(("_data_gzip", "_1_raw"))
     or (name.startswith("encoding/") and name.endswith("_gzip"))
 ]
-"""What differs from others in ways that matter less, or takes long; `test_rewritten.py` has it."""
-
-
-@pytest.fixture(scope="module")
-def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Take volumes into a folder."""
-    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
-        yield taker
+"""Cases that differ from others only in ways that shards do not depend on, or that take long."""
 
 
 def other_values(values: Values) -> Values:
@@ -94,16 +86,12 @@ def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None
     assert not np.any(read_tensorstore(f"file://{taker.folder / name}/"))
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in FURTHER])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in TABLE],
+)
 def test_shards_hold_what_was_put(
     name: str, written: Written, taker: Taker, tmp_path: Path
 ) -> None:
     """Each voxel of each scale is the one that was put last, and no shard is left at the end."""
-    write_through(name, written, taker, tmp_path / "twin")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", FURTHER)
-def test_other_shards(name: str, written: Written, taker: Taker, tmp_path: Path) -> None:
-    """So it is for all data types, and for volumes of other writers."""
     write_through(name, written, taker, tmp_path / "twin")

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 import tensorstore
 
-from tests.clients.precomputed.cases import BY_NAME, SHAPE, VALUES, pyramid
-from tests.clients.precomputed.conftest import Written, from_each_store
+from tests.clients.conftest import from_each_store
+from tests.clients.precomputed.cases import SHAPE, VALUES, pyramid
+from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.volumes import LOSSY, Volume, read_tensorstore
 from tests.clients.writing import same
 
@@ -18,26 +18,14 @@ def open_volume(url: str, **more: Any) -> Any:
 
 
 @from_each_store
-def test_reads_the_values(service: str, volume: Volume) -> None:
-    """Each scale of each volume reads as it was written, absent chunks as zeros."""
+def test_reads_values_in_chunks(service: str, written: Written, volume: Volume) -> None:
+    """Each scale reads as it was written, absent chunks as zeros, and its chunks are no shards."""
     for index, scale in enumerate(volume.scales):
-        if scale.encoding not in LOSSY:
-            found = read_tensorstore(f"{service}/bucket/{volume.name}/", index)
-            same(found, scale.values)
-
-
-@pytest.mark.parametrize("name", [name for name in BY_NAME if "jpeg" in name])
-def test_reads_what_the_twin_holds(service: str, written: Written, name: str) -> None:
-    """What a lossy encoding left is the same without shards."""
-    expected = read_tensorstore(f"file://{written.twins / name}/")
-
-    same(read_tensorstore(f"{service}/bucket/{name}/"), expected)
-
-
-def test_would_write_chunks_alone(local: str, volume: Volume) -> None:
-    """What is read and what would be written at once are both a chunk, and no shard."""
-    for index, scale in enumerate(volume.scales):
-        array = open_volume(f"{local}/bucket/{volume.name}", scale_index=index)
+        array = open_volume(f"{service}/bucket/{volume.name}", scale_index=index)
+        expected = scale.values
+        if scale.encoding in LOSSY:
+            expected = read_tensorstore(f"file://{written.twins / volume.name}/", index)
+        same(array.read().result(), expected)
         layout = array.chunk_layout
         channels = scale.values.shape[3]
         shapes = [tuple(chunk.shape or ()) for chunk in (layout.read_chunk, layout.write_chunk)]
@@ -50,15 +38,6 @@ def test_finds_the_format_by_itself(service: str) -> None:
     array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
 
     same(array.read().result(), VALUES)
-
-
-def test_part_of_a_volume_reads(service: str) -> None:
-    """A box across chunks and shards reads like numpy's, counted from the volume's offset."""
-    array = open_volume(f"{service}/bucket/grid/offset_from_minus_to_plus")
-    x, y, z = -6, -4, -1
-
-    found = array[x + 3 : x + 15, y + 2 : y + 9, z + 1 : z + 6].read().result()
-    same(found, VALUES[3:15, 2:9, 1:6])
 
 
 def test_scale_is_found_by_its_resolution(service: str) -> None:

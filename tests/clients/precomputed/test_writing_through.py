@@ -19,7 +19,7 @@ from tests.clients.precomputed.volumes import (
     document,
     read_tensorstore,
 )
-from tests.clients.taking import Taker, taking_into_folder
+from tests.clients.taking import Taker
 from tests.clients.writing import Json, same
 
 NAMES: Final = (
@@ -31,13 +31,6 @@ NAMES: Final = (
     "scales/all",
 )
 SECRETS: Final = {"AWS_ACCESS_KEY_ID": KEYS, "AWS_SECRET_ACCESS_KEY": KEYS}
-
-
-@pytest.fixture(scope="module")
-def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Take volumes into a folder."""
-    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
-        yield taker
 
 
 def place_zeros(taker: Taker, volume: Volume, name: str) -> None:

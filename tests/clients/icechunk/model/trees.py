@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tests.committing import ROOT, array_document
+from tests.sessions import GROUP, array_document
 
 type Coords = tuple[int, ...]
 type Chunks = Mapping[Coords, bytes]
@@ -38,7 +38,10 @@ class Node:
     def document(self) -> dict[str, Any]:
         """Its ``zarr.json``."""
         attributes = {"attributes": {"label": self.label}}
-        return (ROOT if self.shape is None else array_document(*self.shape)) | attributes
+        if self.shape is None:
+            group: dict[str, Any] = json.loads(GROUP)
+            return group | attributes
+        return array_document(self.shape, (2,) * len(self.shape), **attributes)
 
     def places(self) -> list[Coords]:
         """Return all coords of the grid."""

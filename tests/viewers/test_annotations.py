@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.settings import DatasetSettings, Settings
 from tests.clients.precomputed.annotations import BOUND, COLLECTIONS, COUNT, write_annotations
-from tests.serving import serving
+from tests.clients.stores import from_folder
 from tests.viewers.viewing import Neuroglancer, View, count
 
 
@@ -47,11 +46,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(bucket: Path) -> Generator[str]:
     """Serve the folder twice: without shards, and as it is."""
-    datasets = {
-        "bucket": DatasetSettings(url=str(bucket)),
-        "raw": DatasetSettings(url=str(bucket), view="raw"),
-    }
-    with serving(Settings(datasets=datasets)) as url:
+    with from_folder(bucket) as url:
         yield url
 
 

@@ -6,9 +6,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from app.settings import DatasetSettings, Settings
 from tests.clients.precomputed.segments import EDGE, IDS, labels, write_segments
-from tests.serving import serving
+from tests.clients.stores import from_folder
 from tests.viewers.notes import write_notes
 from tests.viewers.viewing import Neuroglancer, View, count, sections
 
@@ -21,6 +20,21 @@ SPACE: Final = (slice(340, 585), slice(40, 230))
 """Rows and columns of the view in 3-d, without the writing on it."""
 
 
+def scene(layers: list[Any]) -> dict[str, Any]:
+    """Show *layers* around the middle, in sections and in 3-d."""
+    return {
+        "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
+        "position": [middle + 0.5 for middle in CENTER],
+        "crossSectionScale": 0.25,
+        "projectionScale": 80,
+        "projectionOrientation": [0.3, 0.2, 0, 0.93],
+        "showSlices": False,
+        "showAxisLines": False,
+        "layers": layers,
+        "layout": "4panel",
+    }
+
+
 def state(base: str) -> dict[str, Any]:
     """Show two meshes, one skeleton, all lines, the last once more, and facts of the second."""
     segments = f"precomputed://{base}/segments"
@@ -30,54 +44,42 @@ def state(base: str) -> dict[str, Any]:
         "subsources": {"skeletons": True},
         "enableDefaultSubsources": False,
     }
-    return {
-        "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
-        "position": [middle + 0.5 for middle in CENTER],
-        "crossSectionScale": 0.25,
-        "projectionScale": 80,
-        "projectionOrientation": [0.3, 0.2, 0, 0.93],
-        "showSlices": False,
-        "showDefaultAnnotations": False,
-        "showAxisLines": False,
-        "layers": [
-            {
-                "type": "segmentation",
-                "name": "segments",
-                "source": segments,
-                "segments": [str(BALL), str(PLATE)],
-                "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
-            },
-            {
-                "type": "segmentation",
-                "name": "skeletons",
-                "source": skeletons,
-                "segments": [str(BAR)],
-                "segmentColors": {str(BAR): YELLOW},
-                "skeletonRendering": {"mode3d": "lines_and_points", "lineWidth3d": 4},
-            },
-            {
-                "type": "annotation",
-                "name": "notes",
-                "source": notes,
-                "annotationColor": MAGENTA,
-                "shader": "void main() { setColor(defaultColor()); setLineWidth(3.0); }",
-            },
-            {
-                "type": "annotation",
-                "name": "related",
-                "source": notes,
-                "annotationColor": CYAN,
-                "linkedSegmentationLayer": {"segment": "skeletons"},
-                "filterBySegmentation": ["segment"],
-                "shader": "void main() { setColor(defaultColor()); setLineWidth(9.0); }",
-            },
-        ],
-        "selection": {
-            "layers": {"notes": {"annotationId": "2", "annotationSource": 0}},
-            "visible": True,
+    layers = [
+        {
+            "type": "segmentation",
+            "name": "segments",
+            "source": segments,
+            "segments": [str(BALL), str(PLATE)],
+            "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
         },
-        "layout": "4panel",
-    }
+        {
+            "type": "segmentation",
+            "name": "skeletons",
+            "source": skeletons,
+            "segments": [str(BAR)],
+            "segmentColors": {str(BAR): YELLOW},
+            "skeletonRendering": {"mode3d": "lines_and_points", "lineWidth3d": 4},
+        },
+        {
+            "type": "annotation",
+            "name": "notes",
+            "source": notes,
+            "annotationColor": MAGENTA,
+            "shader": "void main() { setColor(defaultColor()); setLineWidth(3.0); }",
+        },
+        {
+            "type": "annotation",
+            "name": "related",
+            "source": notes,
+            "annotationColor": CYAN,
+            "linkedSegmentationLayer": {"segment": "skeletons"},
+            "filterBySegmentation": ["segment"],
+            "shader": "void main() { setColor(defaultColor()); setLineWidth(9.0); }",
+        },
+    ]
+    selected = {"notes": {"annotationId": "2", "annotationSource": 0}}
+    selection = {"layers": selected, "visible": True}
+    return scene(layers) | {"showDefaultAnnotations": False, "selection": selection}
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +88,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     root = tmp_path_factory.mktemp("bucket")
     write_segments(root / "segments")
     write_notes(root / "notes", tmp_path_factory.mktemp("source"))
-    datasets = {
-        "bucket": DatasetSettings(url=str(root)),
-        "raw": DatasetSettings(url=str(root), view="raw"),
-    }
-    with serving(Settings(datasets=datasets)) as url:
+    with from_folder(root) as url:
         yield url
 
 

@@ -12,7 +12,7 @@ from tests.clients.precomputed.segments import IDS, labels, write_segments
 from tests.clients.precomputed.volumes import Scale, Volume
 from tests.clients.taking import Taker, chunks_in, taking_into_folder
 from tests.viewers.plain_files import serving_files
-from tests.viewers.test_precomputed import CENTER, GREEN, RED, SECTIONS, SPACE
+from tests.viewers.test_precomputed import GREEN, RED, SECTIONS, SPACE, scene
 from tests.viewers.viewing import Neuroglancer, View, count
 
 BALL, PLATE, BAR = IDS
@@ -22,25 +22,14 @@ MIRRORED: Final = labels()[::-1, ::-1].copy()
 
 def state(base: str) -> dict[str, Any]:
     """Show the voxels of all segments and the meshes of two."""
-    return {
-        "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
-        "position": [middle + 0.5 for middle in CENTER],
-        "crossSectionScale": 0.25,
-        "projectionScale": 80,
-        "projectionOrientation": [0.3, 0.2, 0, 0.93],
-        "showSlices": False,
-        "showAxisLines": False,
-        "layers": [
-            {
-                "type": "segmentation",
-                "name": NAME,
-                "source": f"precomputed://{base}/{NAME}",
-                "segments": [str(BALL), str(PLATE)],
-                "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
-            }
-        ],
-        "layout": "4panel",
+    layer = {
+        "type": "segmentation",
+        "name": NAME,
+        "source": f"precomputed://{base}/{NAME}",
+        "segments": [str(BALL), str(PLATE)],
+        "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
     }
+    return scene([layer])
 
 
 @pytest.fixture(scope="module")

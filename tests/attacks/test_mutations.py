@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import app
@@ -26,7 +26,7 @@ from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
 from app.storage.memory import MemoryStore
 from tests.attacks.memory import peak_growth
-from tests.attacks.mutating import Change, changes
+from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.test_conformance import CASES
 from tests.sessions import GROUP, array_document
 
@@ -162,12 +162,7 @@ def test_what_nobody_has_changed_is_served(service: Service, container: Containe
 def change_at_random(service: Service, examples: int) -> None:
     """Change one object of a container, and ask for all."""
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @at_random(examples)
     @given(
         st.sampled_from(containers()),
         st.floats(0, 1, exclude_max=True),

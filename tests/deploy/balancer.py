@@ -19,6 +19,8 @@ import httpx
 import trustme
 from botocore.config import Config
 
+from tests.seaweedfs import free_ports
+
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 _LONGEST_S: Final = 20.0
 
@@ -107,7 +109,7 @@ class Balancer:
 @contextmanager
 def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     """Run nginx before the replicas at *urls*."""
-    port = _free_port()
+    (port,) = free_ports(1)
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
     ipv6 = f"listen [::1]:{port}" if has_ipv6() else "#"
@@ -156,10 +158,3 @@ def write_replicas(folder: Path, urls: Sequence[str]) -> None:
 def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

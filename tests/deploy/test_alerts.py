@@ -144,11 +144,6 @@ def test_panels_have_names_and_places_of_their_own() -> None:
     assert len(places) == len(shown)
 
 
-def test_the_alerts_are_rules(promtool: str) -> None:
-    """Prometheus takes the file as it is."""
-    _check(promtool, "check", "rules", str(ALERTS))
-
-
 def test_every_query_is_one(promtool: str, tmp_path: Path) -> None:
     """Prometheus understands what the dashboard asks."""
     recorded = [

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.model import ByteRequest, Condition, ETag, ObjectRef
 from app.settings import DatasetSettings, Settings
-from app.storage.contract import Found, NotModified
-from app.storage.memory import MemoryStore
+from app.storage.contract import ObjectStore
 from tests.attacks.raw import heard, statuses
 from tests.attacks.test_smuggling import LAST, UNCLEAR
+from tests.clients.asking import Watched
 from tests.deploy.balancer import Balancer, balancing
 from tests.deploy.programs import need
 from tests.serving import serving
@@ -21,39 +20,23 @@ SHAPES = list(UNCLEAR.values())
 HIDDEN = b"GET /any/hidden-%d HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Asked(MemoryStore):
-    """Notes which objects are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys: set[str] = set()
-
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
-        """Note, and read."""
-        self.keys.add(ref.key)
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    """Collect the keys that the store is asked for."""
+    return set()
 
 
 @pytest.fixture(scope="module")
-def store() -> Asked:
-    """Make the store."""
-    return Asked()
-
-
-@pytest.fixture(scope="module")
-def balancer(store: Asked, tmp_path_factory: pytest.TempPathFactory) -> Generator[Balancer]:
+def balancer(keys: set[str], tmp_path_factory: pytest.TempPathFactory) -> Generator[Balancer]:
     """Run nginx before a gateway."""
     need("nginx")
     folder: Path = tmp_path_factory.mktemp("nginx")
     settings = Settings(datasets={"any": DatasetSettings(url="memory://any", writable=True)})
-    with serving(settings, wrap=lambda _: store) as url, balancing(folder, [url]) as running:
+
+    def watched(store: ObjectStore) -> ObjectStore:
+        return Watched(store, lambda ref: keys.add(ref.key))
+
+    with serving(settings, wrap=watched) as url, balancing(folder, [url]) as running:
         yield running
 
 
@@ -72,11 +55,11 @@ def exchange(balancer: Balancer, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=list(UNCLEAR))
-def test_no_request_is_hidden_in_another(balancer: Balancer, store: Asked, number: int) -> None:
+def test_no_request_is_hidden_in_another(balancer: Balancer, keys: set[str], number: int) -> None:
     """A gateway answers what nginx has passed on, and nothing else."""
     received = exchange(balancer, SHAPES[number] + HIDDEN % number + LAST)
 
     assert len(statuses(received)) <= 3
-    if f"hidden-{number}" in store.keys:
+    if f"hidden-{number}" in keys:
         logged = (balancer.folder / "output").read_bytes()
         assert b"/any/hidden-%d" % number in logged

@@ -22,7 +22,6 @@ from tests.seaweedfs import free_ports
 
 pytestmark = pytest.mark.soak
 
-UNUSED: Final = 65533
 IMPORTED: Final = """
 import os, sys
 import app.__main__, app.cli, app.server, uvicorn.lifespan.on, uvicorn.loops.uvloop

@@ -211,7 +211,8 @@ def test_where_nobody_answers_clients_are_told_to_come_again(
 def test_answer_replica_and_log_have_one_id(
     balancer: Balancer,
     recorders: list[Recorder],
-    is_answered: bool,  # noqa: FBT001
+    *,
+    is_answered: bool,
     given: str | None,
 ) -> None:
     """A client's is kept as gateways keep it; what nginx itself answers has one too."""
@@ -253,9 +254,7 @@ def test_what_is_for_operators_stays_inside(
 
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_no_log_has_a_token(
-    balancer: Balancer,
-    recorders: list[Recorder],
-    is_answered: bool,  # noqa: FBT001
+    balancer: Balancer, recorders: list[Recorder], *, is_answered: bool
 ) -> None:
     """Nor a signature, whatever goes wrong."""
     for recorder in recorders:

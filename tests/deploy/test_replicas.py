@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore
 
 from tests.deploy.balancer import Balancer, balancing
 from tests.deploy.conftest import TOKEN
-from tests.deploy.containers import SHAPE, by_shard, by_shard_of_volume, keys_of_many
+from tests.deploy.containers import by_shard, by_shard_of_volume, keys_of_many
 from tests.deploy.load import READS, Load
 from tests.gateways import Environ, Gateway, forked
 from tests.histories import possible
@@ -173,16 +173,6 @@ def read_back(url: str, balancer: Balancer, names: Sequence[str]) -> dict[str, b
             assert answer.status_code in (200, 404), answer.text
             found[key] = answer.content if answer.is_success else None
     return found
-
-
-@pytest.mark.parametrize("http2", [True, False])
-def test_both_versions_of_http_are_spoken(balancer: Balancer, *, http2: bool) -> None:
-    """To whom they are spoken."""
-    with balancer.client(http1=not http2, http2=http2) as client:
-        answer = client.get("/data/array/zarr.json")
-
-    assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
-    assert answer.json()["shape"] == list(SHAPE)
 
 
 def test_zarr_python_reads_through_it(balancer: Balancer, lab: Lab) -> None:

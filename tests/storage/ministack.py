@@ -5,7 +5,6 @@ It pins its own botocore, so that it lives in an environment of its own.
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.seaweedfs import SeaweedFS
+from tests.seaweedfs import SeaweedFS, free_ports
 
 _REQUIREMENT: Final = "ministack==1.5.33"
 _START_S: Final = 60.0
@@ -52,9 +51,7 @@ def installed(folder: Path) -> Path:
 @contextmanager
 def running(python: Path, folder: Path) -> Generator[MiniStack]:
     """Run it until the context ends, with what it says in *folder*."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     server = MiniStack(port, "test")
     address = ["-b", f"127.0.0.1:{port}", "--keep-alive", "75", "-w", "0"]
     command = [str(python), "-m", "hypercorn", *address, "ministack.app:app"]

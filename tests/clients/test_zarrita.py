@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ import pytest
 from tests.clients.arrays import BY_NAME
 from tests.clients.conftest import from_each_store
 from tests.clients.writing import Json, Values, same
+from tests.lacking import lack
 
 FOLDER: Final = Path(__file__).parent / "js"
 _TIMEOUT_S: Final = 90
@@ -56,9 +56,9 @@ def read(urls: Iterable[str]) -> dict[str, Json]:
     """Run one node that reads the arrays at *urls*; answers by URL."""
     node = shutil.which("node")
     if node is None:
-        _lack("node is not installed")
+        lack("node is not installed")
     if not (FOLDER / "node_modules/zarrita").is_dir():
-        _lack("zarrita is not installed: npm install --prefix tests/clients/js")
+        lack("zarrita is not installed: npm install --prefix tests/clients/js")
     process = subprocess.run(
         [str(node), str(FOLDER / "read.mjs")],
         input=json.dumps(list(urls)),
@@ -70,12 +70,6 @@ def read(urls: Iterable[str]) -> dict[str, Json]:
     assert process.returncode == 0, process.stderr
     answers = [json.loads(line) for line in process.stdout.splitlines()]
     return {answer["url"]: answer for answer in answers}
-
-
-def _lack(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def values(answer: Json) -> Any:

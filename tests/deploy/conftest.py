@@ -1,7 +1,5 @@
 """Three replicas behind nginx, before SeaweedFS; and what Helm makes of the chart."""
 
-import os
-import shutil
 from collections.abc import Generator
 from contextlib import ExitStack
 from hashlib import sha256
@@ -13,7 +11,7 @@ import pytest
 from tests.deploy.balancer import Balancer, balancing
 from tests.deploy.charts import EVERYTHING, Chart, Rendered
 from tests.deploy.containers import write_containers
-from tests.deploy.programs import helm
+from tests.deploy.programs import helm, need
 from tests.gateways import Environ, Gateway, forked, of_dataset
 from tests.labs import Lab
 from tests.seaweedfs import SeaweedFS
@@ -25,11 +23,7 @@ TOKEN: Final = "c2VjcmV0LXRva2Vu"
 @pytest.fixture(scope="session", autouse=True)
 def _nginx() -> None:
     """Need the program."""
-    if shutil.which("nginx") is None:
-        reason = "nginx is not installed"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    need("nginx")
 
 
 @pytest.fixture(scope="module")

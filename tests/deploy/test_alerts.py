@@ -1,9 +1,7 @@
 """What `deploy/` gives to Prometheus and Grafana, read by Prometheus' own tool."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from app.observability.metrics import Metrics
+from tests.deploy.programs import need
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yml"
@@ -86,12 +85,7 @@ def queries() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def promtool() -> str:
     """Find the tool."""
-    found = shutil.which("promtool")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("promtool is not installed")
-        pytest.skip("promtool is not installed")
-    return found
+    return need("promtool")
 
 
 def _check(promtool: str, *arguments: str, given: str | None = None) -> None:

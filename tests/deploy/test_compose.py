@@ -1,16 +1,179 @@
 """What docker-compose.yml describes works, with its own commands, files and checks."""
 
+import os
+import re
+import shutil
 import subprocess
+import sys
 import time
 import tomllib
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
+import yaml
 
-from tests.deploy.composed import FILE, Composed, composing, services
-from tests.deploy.dockerfile import ROOT
+from tests.deploy.dockerfile import ROOT, Stage, image, stages
+from tests.deploy.naming import Names, naming
 from tests.deploy.programs import NGINX_VERSION, need, new_nginx
+from tests.seaweedfs import free_ports, own_ports, remove_sockets
+
+FILE: Final = ROOT / "docker-compose.yml"
+_LONGEST_S: Final = 60.0
+_FOLDERS: Final = ("data", "certificates", "tmp", "etc/shardgate")
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """Read what is said of each service."""
+    read: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text("utf-8"))["services"]
+    return read
+
+
+class Composed(NamedTuple):
+    """What runs: where its files are, its ports by service, and who tells their addresses."""
+
+    root: Path
+    ports: Mapping[str, int]
+    nginx: str
+    names: Names
+    resolver: str
+
+    @property
+    def ca_file(self) -> Path:
+        """The certificate that clients trust."""
+        return self.root / "certificates/client.pem"
+
+    def here(self, text: str, service: str) -> str:
+        """Spell as on this machine what *text* calls hosts, ports and paths of *service*."""
+        ports = self.ports
+        gateways = {f"{name}:8000": f"{name}:{port}" for name, port in ports.items()}
+        known = {
+            **gateways,
+            "8000": str(ports[service]),
+            "8333": str(ports["store"]),
+            "8443": str(ports["balancer"]),
+            "0.0.0.0": "127.0.0.1",
+            "127.0.0.11 valid=5s": f"{self.resolver} valid=1s",
+            "store": "127.0.0.1",
+            "daemon off;": "daemon off; user root;" if os.geteuid() == 0 else "daemon off;",
+            **{f"/{name}": str(self.root / name) for name in _FOLDERS},
+        }
+        pattern = "|".join(map(re.escape, known))
+        return re.sub(rf"(?<!\w)(?:{pattern})(?![\w.])", lambda found: known[found[0]], text)
+
+
+@contextmanager
+def composing(root: Path, nginx: str) -> Generator[Composed]:
+    """Run all of it below *root*: what depends on others once these are as it asks."""
+    described = services()
+    store_port, listening = own_ports(root)
+    ports = dict(zip(described, free_ports(len(described)), strict=True)) | {"store": store_port}
+    names = Names("", ports)
+    for name in _FOLDERS:
+        (root / name).mkdir(parents=True)
+    with ExitStack() as stack:
+        stack.callback(remove_sockets, listening)
+        composed = Composed(root, ports, nginx, names, stack.enter_context(naming(names)))
+        for name in _in_order(described):
+            more = listening if name == "store" else []
+            process = stack.enter_context(_started(composed, name, described[name], more))
+            if "restart" in described[name]:
+                _wait_until_healthy(composed, name, described[name], process)
+            else:
+                assert process.wait(_LONGEST_S) == 0, name
+        yield composed
+
+
+def _in_order(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    ordered: list[str] = []
+
+    def follow(name: str) -> None:
+        for needed in described[name].get("depends_on", {}):
+            follow(needed)
+        if name not in ordered:
+            ordered.append(name)
+
+    for name in described:
+        follow(name)
+    return ordered
+
+
+@contextmanager
+def _started(
+    composed: Composed, name: str, told: Mapping[str, Any], more: Sequence[str]
+) -> Generator[subprocess.Popen[bytes]]:
+    _lay_files(composed, name, told)
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "SHARDGATE_"))}
+    environ |= {k: composed.here(v, name) for k, v in told.get("environment", {}).items()}
+    environ |= {"PATH": _path(), "PYTHONPATH": str(ROOT)}
+    environ |= {"SHARDGATE_SERVER__PORT": str(composed.ports[name])}
+    command = [composed.here(word, name) for word in _command(told)]
+    program = _program(composed, [*command, *more])
+    with (composed.root / f"{name}.txt").open("wb") as output:
+        process = subprocess.Popen(
+            program, env=environ, cwd=ROOT / "deploy", stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        process.kill() if name == "store" else process.terminate()
+        process.wait(_LONGEST_S)
+
+
+def _lay_files(composed: Composed, name: str, told: Mapping[str, Any]) -> None:
+    for volume in told.get("volumes", []):
+        source, target, *_ = volume.split(":")
+        if source.startswith("./"):
+            text = (ROOT / source).read_text("utf-8")
+            Path(composed.here(target, name)).write_text(composed.here(text, name))
+
+
+def _command(told: Mapping[str, Any]) -> list[str]:
+    """Join entry point and command: those of the service before those of its image."""
+    stage = _stage(told)
+    entrypoint = told.get("entrypoint") or stage.command("ENTRYPOINT")
+    return [*entrypoint, *(told.get("command") or stage.command("CMD"))]
+
+
+def _stage(told: Mapping[str, Any]) -> Stage:
+    """Find what the image is made by; one that is not made here has to be told its command."""
+    made = [each for each in services().values() if "build" in each]
+    match next((each["build"] for each in made if each["image"] == told["image"]), None):
+        case {"target": target}:
+            return next(stage for stage in stages() if stage.name == target)
+        case _:
+            return image()
+
+
+def _program(composed: Composed, command: Sequence[str]) -> list[str]:
+    """Find the program: our own, or one beside this Python, before those of the system."""
+    first, *rest = command
+    if first == "nginx":
+        return [composed.nginx, *rest]
+    if first == "shardgate":
+        return [sys.executable, "-m", "app", *rest]
+    return [shutil.which(first, path=_path()) or first, *rest]
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def _wait_until_healthy(
+    composed: Composed, name: str, told: Mapping[str, Any], process: subprocess.Popen[bytes]
+) -> None:
+    own = told.get("healthcheck", {}).get("test")
+    check = own[1:] if own else _stage(told).command("HEALTHCHECK")
+    command = _program(composed, [composed.here(word, name) for word in check])
+    deadline = time.monotonic() + _LONGEST_S
+    while subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (composed.root / f"{name}.txt").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{name} does not start: {said}")
+        time.sleep(0.1)
+
 
 OURS = ("shardgate", "shardgate-store", "shardgate-examples")
 ONE_SHOT = {"examples", "certificate"}

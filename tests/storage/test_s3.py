@@ -9,7 +9,6 @@ from typing import Any, Final
 import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from botocore import UNSIGNED
 from botocore.credentials import Credentials
 from pydantic import SecretStr
 
@@ -220,16 +219,6 @@ async def test_urls_are_those_of_botocore(
                 break
 
     assert ours == theirs
-
-
-async def test_nothing_is_signed_without_credentials() -> None:
-    """The URL has no query."""
-    async with _client(config={"signature_version": UNSIGNED}) as client:
-        signer = await Presigner.of(client, "GET", "open-data")
-        theirs = await presign(client, "GET", "open-data", "a b")
-
-    assert signer is not None
-    assert signer.sign("a b", None) == theirs == "https://open-data.s3.amazonaws.com/a%20b"
 
 
 @pytest.mark.parametrize(

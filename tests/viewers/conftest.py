@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.lacking import lack
 from tests.viewers.page import paging
 from tests.viewers.viewing import Neuroglancer
 
@@ -29,10 +30,7 @@ def browser() -> Generator[Browser]:
     """Run Chromium, which draws without a graphics card and reaches this machine only."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        reason = "chromium is not installed"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lack("chromium is not installed")
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=program, args=_FLAGS) as browser,

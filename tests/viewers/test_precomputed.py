@@ -1,15 +1,45 @@
 """Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
 
+import json
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from neuroglancer import CoordinateSpace
+from neuroglancer.write_annotations import AnnotationWriter
 
 from tests.clients.precomputed.segments import EDGE, IDS, labels, write_segments
+from tests.clients.precomputed.volumes import MURMUR, document, sharding, write_shards
 from tests.clients.stores import from_folder
-from tests.viewers.notes import write_notes
 from tests.viewers.viewing import Neuroglancer, View, count, sections
+
+LINES: Final = (
+    ((2, 38, 36), (38, 38, 36)),
+    ((2, 2, 2), (2, 38, 2)),
+    ((22, 2, 30), (38, 2, 10)),
+)
+"""Their ids count from 1; each is related to the segment at its place in `IDS`."""
+
+
+def write_notes(path: Path, source: Path) -> None:
+    """Write the lines to *source*, and from there into shards at *path*."""
+    space = CoordinateSpace(names=["x", "y", "z"], units=["nm"] * 3, scales=[8] * 3)
+    writer = AnnotationWriter(space, "line", relationships=["segment"])
+    for number, (line, segment) in enumerate(zip(LINES, IDS, strict=True), start=1):
+        writer.add_line(*line, id=number, segment=[segment])
+    writer.write(source)
+    info = document(source)
+    for part in (info["by_id"], *info["relationships"], *info["spatial"]):
+        part["sharding"] = sharding((0, 1, 1), MURMUR, index="gzip", data="gzip")
+        folder = path / part["key"]
+        folder.mkdir(parents=True)
+        files = (source / part["key"]).iterdir()
+        values = {0 if "_" in file.name else int(file.name): file.read_bytes() for file in files}
+        write_shards(folder, part["sharding"], values)
+    (path / "info").write_text(json.dumps(info))
+
 
 BALL, PLATE, BAR = IDS
 CENTER: Final = (14, 15, 18)

@@ -1,19 +1,50 @@
 """Neuroglancer shows a volume and meshes out of shards that took them over HTTP."""
 
+import socket
+import threading
+import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
 from tests.clients.precomputed.clouds import by_cloudvolume
 from tests.clients.precomputed.segments import IDS, labels, write_segments
 from tests.clients.precomputed.volumes import Scale, Volume
 from tests.clients.taking import Taker, chunks_in, taking_into_folder
-from tests.viewers.plain_files import serving_files
 from tests.viewers.test_precomputed import GREEN, RED, SECTIONS, SPACE, scene
 from tests.viewers.viewing import Neuroglancer, View, count
+
+
+@contextmanager
+def serving_files(folder: Path) -> Generator[str]:
+    """Serve *folder*, and give the URL."""
+    leave = Middleware(CORSMiddleware, allow_origins=["*"], expose_headers=["*"])
+    app = Starlette(routes=[Mount("/", StaticFiles(directory=folder))], middleware=[leave])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.005)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
 
 BALL, PLATE, BAR = IDS
 NAME: Final = "segments"

@@ -128,25 +128,25 @@ DECODERS: Final = {
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
     "metadata_writing.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
-    "decode_aws_chunked": Decoder(
+    "body.decode_aws_chunked": Decoder(
         lambda data: decode_aws_chunked(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
         (RequestError,),
     ),
     "api_sessions.parse_commit": Decoder(parse_commit, [text(COMMIT)], (RequestError,)),
-    "verification_keys.decode_jwks": Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
-    "s3_delete.parse_deletion": Decoder(
+    "oidc.decode_jwks": Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
+    "s3.parse_deletion": Decoder(
         parse_deletion, [b"<Delete><Object><Key>a</Key></Object></Delete>"], (RequestError,)
     ),
-    "s3_parts.parse_parts": Decoder(
+    "s3_uploads.parse_parts": Decoder(
         parse_parts,
         [PARTS],
         (RequestError,),
     ),
-    "ranges.parse_content_range": Decoder(parse_content_range, [b"bytes 0-9/10"]),
-    "ranges.parse_unsatisfied": Decoder(parse_unsatisfied, [b"bytes */10"]),
+    "http_headers.parse_content_range": Decoder(parse_content_range, [b"bytes 0-9/10"]),
+    "http_headers.parse_unsatisfied": Decoder(parse_unsatisfied, [b"bytes */10"]),
 }
-WITHIN: Final = {"s3_xml.read_xml", "chunk_tables.read_columns"}
+WITHIN: Final = {"s3.read_records", "chunk_tables.read_columns"}
 """What others of the table, or of the changed objects, call with more than bytes."""
 
 

@@ -1,10 +1,13 @@
-"""Bounded fan-out, single flight, worker threads, and cooperation with the event loop."""
+"""Bounded fan-out, single flight, retries, worker threads, yields to the event loop."""
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
+
+from app.errors import BusyError
 
 _LIMIT: Final = 8
 _YIELD_EVERY: Final = 64
@@ -35,6 +38,42 @@ async def bounded_gather[A, T](
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [results[at] for at in range(len(items))]
+
+
+class Backoff(NamedTuple):
+    """Pauses before all but the first *at_once* attempts: doubled up to a longest, with jitter."""
+
+    first_s: float
+    longest_s: float
+    at_once: int = 2
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    uniform: Callable[[float, float], float] = random.uniform
+
+    async def pause(self, number: int) -> None:
+        """Wait before attempt *number*, counted from 0."""
+        if number >= self.at_once:
+            longest_s = min(self.longest_s, self.first_s * 2 ** (number - self.at_once))
+            await self.sleep(self.uniform(0, longest_s))
+
+
+async def retry_conflicts[T, C](
+    attempt: Callable[[], Awaitable[T | C]],
+    conflict: type[C],
+    what: object,
+    *,
+    attempts: int,
+    backoff: Backoff | None = None,
+) -> T:
+    """Call *attempt*, a compare-and-swap, until its result is not a *conflict*; return that.
+
+    Raises: `BusyError`, which names *what* was to be replaced, after *attempts* conflicts.
+    """
+    for number in range(attempts):
+        if backoff is not None:
+            await backoff.pause(number)
+        if not isinstance(result := await attempt(), conflict):
+            return cast("T", result)
+    raise BusyError(f"{what}: gave up after {attempts} compare-and-swap conflicts")
 
 
 async def run_in_thread[*Ts, T](call: Callable[[*Ts], T], /, *args: *Ts, is_long: bool = True) -> T:

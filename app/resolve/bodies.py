@@ -19,8 +19,6 @@ _ATTEMPTS: Final = 16
 """Look-ups while the object keeps changing, as a shard does that many clients write."""
 _PIECE_BYTES: Final = 1024**2
 _INFLATE_IN_THREAD_NBYTES: Final = 64 * 1024
-"""More is inflated off the event loop."""
-
 type Body = bytes | AsyncIterator[bytes]
 
 type Demand = Callable[[Sequence[ETag]], bool]
@@ -44,7 +42,6 @@ class Entity(NamedTuple):
 
     etag: ETag
     length: int
-    """Bytes of *source*."""
     source: Stored | Inline
     first: Found | None = None
     """The first bytes, where the look-up had to read them."""
@@ -248,7 +245,6 @@ async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes
 
 
 def _cut(found: Found, wanted: ByteRange) -> bytes | None:
-    """Return the bytes *wanted* if all of them are in *found*."""
     start, stop = found.byte_range
     if wanted.start < start or wanted.stop > stop:
         return None

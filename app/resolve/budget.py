@@ -31,7 +31,6 @@ class ByteBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes reserved now."""
         return self._held
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
@@ -68,7 +67,6 @@ class ByteBudget:
             self.release(nbytes)
 
     def release(self, nbytes: int) -> None:
-        """Return *nbytes* to the budget."""
         self._held -= nbytes
         self._admit()
 
@@ -100,10 +98,7 @@ class ByteReservation:
         self._streams: AsyncExitStack | None = None
 
     async def reserve(self, nbytes: int) -> None:
-        """Hold exactly *nbytes* of the budget.
-
-        Raises: `BusyError`.
-        """
+        """Hold exactly *nbytes* of the budget. Raises: `BusyError`."""
         if nbytes > self._nbytes:
             await self._budget.acquire(nbytes - self._nbytes, held_nbytes=self._nbytes)
         elif nbytes < self._nbytes:
@@ -111,10 +106,7 @@ class ByteReservation:
         self._nbytes = nbytes
 
     async def grow(self, nbytes: int) -> None:
-        """Hold *nbytes* more of the budget.
-
-        Raises: `BusyError`.
-        """
+        """Hold *nbytes* more of the budget. Raises: `BusyError`."""
         await self.reserve(self._nbytes + nbytes)
 
     async def enter[T](self, stream: AbstractAsyncContextManager[T]) -> T:

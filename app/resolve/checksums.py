@@ -23,8 +23,6 @@ _MAX_KEPT_NBYTES: Final = 64 * 1024**2
 
 
 class _Begin(NamedTuple):
-    """Start of the bytes of a checksum."""
-
     replaces: ByteRange | None
     """Bytes of the old checksum, which is at their end; `None` if it is not verified."""
 
@@ -34,8 +32,6 @@ class _End(NamedTuple):
 
 
 class _PlainPiece(NamedTuple):
-    """A piece outside of all checksums."""
-
     piece: Piece
 
 
@@ -72,7 +68,6 @@ class ChecksumWriter:
 
     @property
     def read_nbytes(self) -> int:
-        """Most bytes read into memory at a time."""
         return max(_length(spans) for _, spans in self.windows)
 
     @property
@@ -125,8 +120,6 @@ class _OpenChecksum:
 
 
 class _Checksums:
-    """Computes checksums step by step, and collects the pieces to write."""
-
     def __init__(self, ref: ObjectRef, *, keeps_ranges: bool) -> None:
         self.pieces: list[Piece] = []
         self._ref = ref
@@ -136,10 +129,7 @@ class _Checksums:
         self._damaged: ByteRange | None = None
 
     def add(self, steps: Sequence[_Step], read: Spans) -> None:
-        """Process *steps*, whose old ranges are in *read*.
-
-        Raises: `DamagedError`.
-        """
+        """Process *steps*, whose old ranges are in *read*."""
         for step in steps:
             match step:
                 case _Begin(replaces):
@@ -187,7 +177,6 @@ class _Checksums:
 
 
 def _steps_of(pieces: Sequence[Piece | Sealed], *, is_inside: bool = False) -> Iterator[_Step]:
-    """Flatten *pieces* to steps."""
     for piece in pieces:
         match piece:
             case Sealed(inner, replaces):
@@ -245,7 +234,6 @@ def _with_rest(steps: Iterator[_Step], whole: ByteRange) -> Iterator[_Step]:
 
 
 def _keeps_old(sealed: Sealed) -> bool:
-    """Return whether *sealed* contains a range of the old object."""
     return any(
         _keeps_old(piece) if isinstance(piece, Sealed) else isinstance(piece, ByteRange)
         for piece in sealed.pieces

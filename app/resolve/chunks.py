@@ -40,8 +40,6 @@ def plan_reads(
 
 
 class _PendingChunk:
-    """A requested chunk, and the callers that wait for it."""
-
     __slots__ = ("chunk", "is_kept", "read", "waiters")
 
     def __init__(self, chunk: Stored) -> None:
@@ -76,8 +74,6 @@ class _PendingChunk:
 
 
 class _SpanRead:
-    """One upstream read, and the chunks in its span."""
-
     __slots__ = ("chunks", "source", "task")
 
     def __init__(self, source: Stored, call: Coroutine[Any, Any, bytes]) -> None:
@@ -164,7 +160,6 @@ class ChunkReader:
             self._start_reads(version)
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
-        """Return whether chunks of the window touch one another, or a read in progress."""
         ranges = [each.chunk.byte_range for each in self._windows[version]]
         around = [*ranges, *self._spans.get(version, ())]
         starts, stops = {each.start for each in around}, {each.stop for each in around}
@@ -173,7 +168,6 @@ class ChunkReader:
         )
 
     def _start_reads(self, version: _ObjectVersion) -> None:
-        """Close the window of *version*, and start the reads of its chunks."""
         chunks = self._windows.pop(version)
         spans = plan_reads(
             [each.chunk.byte_range for each in chunks],
@@ -198,7 +192,6 @@ class ChunkReader:
         return read
 
     def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
-        """Pass the outcome of *read* to all waiters, and cache the chunks."""
         self._spans[version].remove(read.source.byte_range)
         if not self._spans[version]:
             del self._spans[version]

@@ -28,42 +28,33 @@ class PassThrough:
     """Whether there can be no container below."""
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Return false: any key can lead into a container."""
         return False
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:
-        """Return the object *key*."""
         return Whole(self.root.join(key))
 
     async def shard(self, _: VirtualKey, __: Fetch) -> None:
         """Return `None`: there are no shards."""
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Return the object *key*."""
         return Whole(self.root.join(key))
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        """Return the rules that show all objects."""
         return PLAIN if self.is_everything else ListingRules()
 
     async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
-        """Return `None`: names are those of stored objects."""
         return None
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
-        """Return no collections."""
         return ()
 
     async def shards_at(self, _: VirtualKey, __: Fetch) -> Shards | None:
-        """Return `None`: there are no shards."""
         return None
 
     def expects(self, _: str) -> bool:
-        """Return false: no metadata describe arrays below."""
         return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Return `None`: no metadata name containers below."""
         return None
 
 
@@ -78,10 +69,7 @@ class MissingArray(PassThrough):
     """Raised for reads, where consolidated metadata describe the array."""
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:  # noqa: ARG002
-        """Return `MISSING`.
-
-        Raises: `DamagedError` where there should be an array.
-        """
+        """Return `MISSING`. Raises: `DamagedError` where there should be an array."""
         if self.fault is not None:
             raise self.fault
         return MISSING
@@ -165,10 +153,7 @@ class Containers:
         return target
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open *directory* if it is a container.
-
-        Raises: `DamagedError`, `MetadataMissingError`.
-        """
+        """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
         for fmt in self.formats:
             if (layout := await fmt.open(directory, fetch)) is not None:
                 return layout
@@ -190,7 +175,6 @@ class Containers:
         return None
 
     def _translator(self, ref: ObjectRef) -> Translator | None:
-        """Return the translator of the document *ref*; `None` for other objects."""
         path, _, name = ref.key.rpartition("/")
         directory = ObjectRef(ref.bucket, path)
         found = (fmt.translator(directory, name) for fmt in self.formats)

@@ -65,7 +65,6 @@ class IndexReport:
 
     shard: str
     nbytes: int
-    """Bytes of the whole shard."""
     index_nbytes: int
     index_location: str
     entries: int
@@ -105,7 +104,6 @@ class RefReport:
     """A branch or tag of a repository."""
 
     path: str
-    """Path of the repository."""
     ref: str
     """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
@@ -247,9 +245,7 @@ class CollectionSummary:
     """An array or other collection, or the damage of its metadata."""
 
     path: str
-    """Relative to the root."""
     container: str
-    """Path of the enclosing container."""
     node: str | None
     """Key of the Zarr v3 node, in a repository below `main`."""
     group: GroupSummary | None
@@ -360,7 +356,6 @@ class _SmallDocument(NamedTuple):
 
 
 def _choose(entity: Entity) -> _SmallDocument | None:
-    """Choose all of a small document."""
     if entity.coding is Coding.GZIP:
         return None
     return _SmallDocument(

@@ -60,7 +60,6 @@ class Root:
     fetch: Fetch
 
     def key_of(self, ref: ObjectRef) -> str:
-        """Return the key of the object *ref* relative to the root."""
         return ref.key.removeprefix(self.ref.prefix.key)
 
 
@@ -68,7 +67,6 @@ class OpenedContainer(NamedTuple):
     """A container, or the damage that prevents opening it."""
 
     path: str
-    """Relative to the root."""
     found: Layout | DamagedError
 
 
@@ -76,9 +74,7 @@ class Visited(NamedTuple):
     """A collection, or metadata that cannot be decoded."""
 
     path: str
-    """Relative to the root."""
     container: str
-    """Path of the enclosing container."""
     found: Collection | DamagedError
 
 
@@ -105,10 +101,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
 
 
 async def find_collections(root: Root) -> AsyncGenerator[Visited]:
-    """Visit every collection of every container below *root*.
-
-    Raises: `StorageError`.
-    """
+    """Visit every collection of every container below *root*. Raises: `StorageError`."""
     async for opened in find_containers(root):
         for visited in await collections_of(root, opened):
             yield visited
@@ -190,9 +183,7 @@ class _ListedFolder:
     path: str
     """Relative to the root: empty, or with a slash at its end."""
     layout: Layout
-    """Layout of the enclosing container."""
     inside: str
-    """Path relative to that container."""
     depth: int = 0
 
     def shows(self, rules: ListingRules, key: str) -> bool:
@@ -261,7 +252,6 @@ class Tree:
     async def _stored(
         self, directory: _ListedFolder, rules: ListingRules
     ) -> AsyncGenerator[FoundKey]:
-        """Yield the stored keys below *directory*."""
         cursor, path, after = self.cursor, directory.path, self.cursor.after
         if (child := _child(path, cursor.prefix)) is not None:
             async for found in self._enter(directory, rules, child):
@@ -291,7 +281,6 @@ class Tree:
     async def _enter(
         self, directory: _ListedFolder, rules: ListingRules, key: str
     ) -> AsyncGenerator[FoundKey]:
-        """Descend into the folder *key*, which may be a container of its own."""
         if not self.cursor.meets(key) or not directory.shows(rules, key):
             return
         inside = directory.inside + key.removeprefix(directory.path)
@@ -308,7 +297,6 @@ class Tree:
 def _show(
     directory: _ListedFolder, rules: ListingRules, key: str, listed: Listed
 ) -> FoundKey | None:
-    """Return the found key of an object or folder; a hidden object is missing."""
     is_shown = directory.shows(rules, key)
     if listed.size is None:
         return FoundKey(key, None) if is_shown else None
@@ -321,7 +309,6 @@ def _show(
 
 
 async def _merge(streams: Sequence[AsyncIterator[FoundKey]]) -> AsyncGenerator[FoundKey]:
-    """Merge sorted streams by key."""
     heads = {n: head for n, each in enumerate(streams) if (head := await anext(each, None))}
     while heads:
         number = min(heads, key=lambda n: (heads[n].key, n))
@@ -331,7 +318,6 @@ async def _merge(streams: Sequence[AsyncIterator[FoundKey]]) -> AsyncGenerator[F
 
 
 def _child(path: str, key: str) -> str | None:
-    """Return the folder right below *path* that *key* leads through."""
     if not key.startswith(path) or (slash := key.find("/", len(path))) < 0:
         return None
     return key[: slash + 1]
@@ -382,11 +368,7 @@ async def list_page(
 
 class _PageBuilder:
     def __init__(
-        self,
-        tree: Tree,
-        window: Window,
-        limit: int,
-        modified_s: Callable[[ObjectRef], int | None],
+        self, tree: Tree, window: Window, limit: int, modified_s: Callable[[ObjectRef], int | None]
     ) -> None:
         self._modified_s = modified_s
         self._tree = tree

@@ -71,7 +71,6 @@ class SizedLRUCache[K: Hashable, V](LRUCache[K, V]):
             self[key] = value
 
     def popitem(self) -> tuple[K, V]:
-        """Evict the least recently used entry."""
         self.evictions += 1
         return super().popitem()
 
@@ -100,7 +99,6 @@ class CachedRead(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entry holds."""
         if isinstance(self.known, Versioned):
             return OVERHEAD_NBYTES + cast("Weighable", self.known.value).nbytes
         return OVERHEAD_NBYTES + (0 if self.known is None else self.known.headers.nbytes)
@@ -232,7 +230,6 @@ class ReadCache:
         return entry
 
     def _last(self, read: Read[Any]) -> CachedRead | None:
-        """Return the object that *read* last found, fresh or not."""
         entry: CachedRead | None = self.cache.get(read)
         if entry is None or entry.known is None or self._is_forgotten(entry, read.ref):
             return None
@@ -298,7 +295,6 @@ class ReadCache:
 
 
 def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
-    """Return whether the content of a marker can be one, and is not an error page."""
     return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
 
 
@@ -316,8 +312,6 @@ def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
 
 
 class _Use(NamedTuple):
-    """Time and outcome of a read; the result itself is not referred to."""
-
     asked_at: float
     is_present: bool
 

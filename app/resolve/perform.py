@@ -21,7 +21,6 @@ _GZIP: Final = b"\x1f\x8b"
 _GZIP_IN_THREAD_NBYTES: Final = 4 * 1024
 """Longer gzip data too, which may inflate a thousandfold."""
 _UNKNOWN_SIZES_AT_ONCE: Final = 2
-"""Concurrent decodes whose memory use is not known in advance."""
 _SLOW_KINDS: Final = frozenset({"config"})
 """Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
 
@@ -98,7 +97,6 @@ async def _decode[T: Weighable](
 
 
 async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
-    """Read the bytes from the end of *found* to *stop*, of the same version."""
     rest = ByteRange(found.byte_range.stop, stop)
     more = await store.get(read.ref, rest, if_match=found.etag)
     if not isinstance(more, Found) or more.byte_range != rest:
@@ -107,10 +105,7 @@ async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: i
 
 
 async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
-    """Return the memory that decoding takes; `None` where only the decoder finds out.
-
-    Raises: `DecodeError`.
-    """
+    """Return the memory that decoding takes; `None` where only the decoder finds out."""
     if not isinstance(read.request, ByteRange) or read.memory_nbytes is None:
         return None
     data = None if complete is None else complete.data
@@ -141,6 +136,5 @@ class DirectFetch:
         *,
         ever: bool = False,  # noqa: ARG002  the protocol's argument
     ) -> Versioned[T] | None:
-        """Perform *read*."""
         found = await perform(self.store, read)
         return None if isinstance(found, NotModified) else found

@@ -43,8 +43,6 @@ from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
-"""Names listed at a time for a page of links."""
-
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
 
@@ -72,8 +70,6 @@ class Dataset:
 
 
 class _CachedEntity(NamedTuple):
-    """The entity of a key, valid for one *generation* of the cache and until *expires_at*."""
-
     entity: Entity | None
     generation: int
     expires_at: float
@@ -82,7 +78,6 @@ class _CachedEntity(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entry holds."""
         if self.entity is None:
             return OVERHEAD_NBYTES
         source, headers = self.entity.source, self.entity.headers
@@ -91,8 +86,6 @@ class _CachedEntity(NamedTuple):
 
 
 class _LookUp(NamedTuple):
-    """State of one look-up of a key."""
-
     tracker: FreshnessTracker
     reading: ByteRequest | None
     """The part that will be read in any case."""

@@ -1,7 +1,6 @@
 """Rewrite shards: all changes that wait for one shard go into one rewrite."""
 
 import asyncio
-import random
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from app.concurrency import is_many, run_in_thread, yield_to_loop
+from app.concurrency import Backoff, is_many, retry_conflicts, run_in_thread, yield_to_loop
 from app.errors import (
-    BusyError,
     ConflictError,
     DamagedError,
     PreconditionFailedError,
@@ -24,16 +22,12 @@ from app.resolve.bodies import Demand, Entity
 from app.resolve.budget import ByteBudget
 from app.resolve.checksums import ChecksumWriter, length_of
 from app.resolve.metadata_cache import ReadCache
-from app.storage.contract import ABSENT, Conflict, ObjectStore
+from app.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 20
-"""Rewrites of one shard after lost races with other replicas."""
-_FIRST_PAUSE_S: Final = 0.005
-_LONGEST_PAUSE_S: Final = 0.2
+_BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
 _LONGEST_WAIT_S: Final = 0.25
-"""Longest wait of a change for others of the same shard."""
 _MAYBE_OUTDATED: Final = (ConflictError, DamagedError)
-"""Errors that a cached, outdated index may cause."""
 _AT_ONCE: Final = 16
 _HELD_NBYTES: Final = 64 * 1024**2
 """Most bytes that a store holds of a larger shard, in addition to pieces passed as bytes."""
@@ -42,9 +36,7 @@ _HELD_NBYTES: Final = 64 * 1024**2
 class OnRewrite(Protocol):
     """Callback after each rewrite."""
 
-    def __call__(self, changes: int, lost: int, /) -> None:
-        """Record the number of *changes* and of *lost* races with other replicas."""
-        ...
+    def __call__(self, changes: int, lost: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +162,6 @@ def resolve_change(
 
 
 def _unseen_etag() -> ETag:
-    """Make an ETag for a version that is overwritten before any client can see it."""
     return ETag(f'"{secrets.token_hex(16)}"')
 
 
@@ -184,7 +175,6 @@ class Rewrites:
     def __init__(
         self, store: ObjectStore, fetch: ReadCache, budget: ByteBudget, on_rewrite: OnRewrite
     ) -> None:
-        """Reserve new shards in *budget*; bodies of waiting changes are counted elsewhere."""
         self._store = store
         self._fetch = fetch
         self._budget = budget
@@ -212,14 +202,12 @@ class Rewrites:
             raise
 
     async def aclose(self) -> None:
-        """Cancel all rewrites."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, shard: ShardRewriter[Any], queue: _Queue) -> None:
-        """Rewrite *shard* until no changes arrive."""
         requests: Sequence[ChangeRequest] = ()
         try:
             while True:
@@ -236,23 +224,26 @@ class Rewrites:
                 change.done.cancel()
 
     async def _rewrite(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
-        """Make *changes*, and pass any error to all callers."""
-        try:
-            await self._repeat(shard, changes)
-        except Exception as error:  # noqa: BLE001  passed to the callers
-            for change in changes:
-                change.fail(error)
+        lost = 0
 
-    async def _repeat(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
-        for lost in range(_ATTEMPTS):
-            await _pause(lost)
+        async def attempt() -> Conflict | None:
+            nonlocal lost
             began_at = self._fetch.clock()
             with suppress(VersionChangedError, *(() if lost else _MAYBE_OUTDATED)):
                 if await self._attempt(shard, changes, is_first=not lost):
-                    self._on_rewrite(len(changes), lost)
-                    return
+                    return None
             self._fetch.forget(shard.ref, began_at)
-        raise BusyError(f"{shard.ref}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
+            lost += 1
+            return CONFLICT
+
+        try:
+            await retry_conflicts(
+                attempt, Conflict, shard.ref, attempts=_ATTEMPTS, backoff=_BACKOFF
+            )
+            self._on_rewrite(len(changes), lost)
+        except Exception as error:  # noqa: BLE001  passed to the callers
+            for change in changes:
+                change.fail(error)
 
     async def _attempt(
         self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange], *, is_first: bool
@@ -283,7 +274,6 @@ class Rewrites:
     async def _swap(
         self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard | None
     ) -> Mapping[Entry, Stored] | Conflict:
-        """Replace *old* by *plan*; return the places of the changed inner chunks."""
         if plan is None:
             if old is None:
                 return {}
@@ -320,10 +310,3 @@ class Rewrites:
 
 def _changes_of(requests: Iterable[ChangeRequest]) -> Iterable[ChunkChange]:
     return (change for request in requests for change in request)
-
-
-async def _pause(lost: int) -> None:
-    """Wait for other replicas, longer after each lost race."""
-    if lost > 1:
-        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**lost)
-        await asyncio.sleep(random.uniform(0, longest))  # noqa: S311

@@ -36,7 +36,6 @@ _ABANDONED_S: Final = 24 * 3600.0
 _DONE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
-"""Objects removed by a sweep; if there are more, the next sweep is not delayed."""
 
 
 class Upload(NamedTuple):
@@ -58,7 +57,6 @@ class Completion(NamedTuple):
     """Request to join the parts of an upload."""
 
     parts: Sequence[PartName]
-    """In the order of their numbers."""
     demand: Demand | None
     check: Callable[[bytes], None]
     """Raises if the joined body does not match the client's checksum."""
@@ -70,8 +68,6 @@ class Completion(NamedTuple):
 
 
 class _Location(NamedTuple):
-    """Names of the objects of one upload."""
-
     root: ObjectRef
     upload_id: str
 
@@ -80,7 +76,6 @@ class _Location(NamedTuple):
 
     @property
     def open(self) -> ObjectRef:
-        """Object that exists until the upload is completed or aborted."""
         return self.object("upload")
 
     @property
@@ -110,10 +105,7 @@ class Uploads:
         self._next_sweep_s: dict[ObjectRef, float] = {}
 
     async def create(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> str:
-        """Begin an upload, and return its id.
-
-        Raises: what `Writer.put` raises for the key.
-        """
+        """Begin an upload, and return its id. Raises: what `Writer.put` raises for the key."""
         await self._writer.demand_place(dataset, key, headers)
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
@@ -166,10 +158,7 @@ class Uploads:
         return etag
 
     async def abort(self, upload: Upload) -> None:
-        """Remove all parts.
-
-        Raises: `UnknownUploadError`, `StorageError`.
-        """
+        """Remove all parts. Raises: `UnknownUploadError`, `StorageError`."""
         location = await self._locate(upload)
         await self._check_open(location, upload.key)
         await self._clear(location)
@@ -226,7 +215,6 @@ class Uploads:
             raise DamagedError(ref, "is no record of an upload") from error
 
     async def _sizes(self, location: _Location) -> dict[PartName, int]:
-        """Return the sizes of all stored parts."""
         prefix, sizes = location.object(""), {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
@@ -235,7 +223,6 @@ class Uploads:
         return sizes
 
     async def _clear(self, location: _Location) -> None:
-        """Remove the upload, then its parts."""
         await self._store.delete(location.open, expected=None)
         await self._remove([location.part(part) for part in await self._sizes(location)])
 
@@ -255,7 +242,6 @@ class Uploads:
                 self._next_sweep_s[root] = now_s
 
     async def _stale(self, root: ObjectRef, now_s: float) -> list[ObjectRef]:
-        """Return the first objects of abandoned and completed uploads."""
         stale: list[ObjectRef] = []
         folder = root.join(UPLOADS)
         async for each in self._store.list(folder):

@@ -61,7 +61,6 @@ _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
 _LARGE_ENTRIES: Final = 4096
 _INDEX: Final = -1
-"""Entry number of an index among entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class Report:
     """Counts and damages so far."""
 
     arrays: int = 0
-    """Collections of every kind."""
     shards: int = 0
     chunks: int = 0
     nbytes: int = 0
@@ -90,7 +88,6 @@ class Report:
     damages: list[Damage] = field(default_factory=list)
 
     def add(self, other: "Report") -> None:
-        """Add the counts and damages of a shard."""
         self.shards += other.shards
         self.chunks += other.chunks
         self.nbytes += other.nbytes
@@ -101,7 +98,6 @@ class Report:
         self.damages.append(Damage(str(ref), key, reason))
 
     def skip(self, path: str, reason: str) -> None:
-        """Add a reason why *path* was not checked."""
         known = self.not_checked.get(path)
         self.not_checked[path] = f"{known}; {reason}" if known else reason
 
@@ -111,11 +107,7 @@ type _Job = Callable[[], Awaitable[Report]]
 
 
 async def verify(
-    root: Root,
-    *,
-    chunks: bool,
-    ref: str = "",
-    on_shard: OnShard = lambda _: None,
+    root: Root, *, chunks: bool, ref: str = "", on_shard: OnShard = lambda _: None
 ) -> Report:
     """Check every shard of every collection below *root*; with *chunks* read the chunks too.
 
@@ -140,7 +132,6 @@ class _Verifier:
         self._gate = asyncio.Semaphore(SHARDS_AT_ONCE)
 
     async def run(self) -> None:
-        """Run the jobs of all containers."""
         try:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
@@ -222,7 +213,6 @@ class _Verifier:
 
 
 async def _check_object(store: ObjectReader, path: str, expected: NeededObject) -> Report:
-    """Check that an object exists and is long enough, with one request."""
     report = Report()
     ref, needed = expected.place.ref, expected.place.byte_range.stop
     reason = None
@@ -308,7 +298,6 @@ class _ShardCheck:
         await self._check(self._shard)
 
     def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
-        """Report a damage of the object *ref*; *key* is relative to the container."""
         self.report.add_damage(ref, f"{self._container}/{key}".lstrip("/"), reason)
 
     async def _check(self, shard: Shard) -> None:

@@ -8,11 +8,10 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
+from app.concurrency import bounded_gather, retry_conflicts, run_in_thread, take, yield_to_loop
 from app.errors import (
     BadBodyError,
     BadKeyError,
-    BusyError,
     DamagedError,
     PreconditionFailedError,
     RangeNotSatisfiedError,
@@ -44,15 +43,11 @@ from app.storage.contract import (
 )
 
 _ATTEMPTS: Final = 10
-"""Writes of one object after lost races."""
 _AT_ONCE: Final = 16
-"""Objects and shards of one request written concurrently."""
 _IN_THREAD_NBYTES: Final = 32 * 1024
-"""Longer bodies are encoded off the event loop."""
 _PRESENT_S: Final = 5.0
 """Metadata cached for longer are read again before a write."""
 _ABSENT_S: Final = 1.0
-"""The same, for absent metadata."""
 _ERASED_AT_ONCE: Final = 50_000
 """Keys deleted together, with one rewrite of each shard."""
 _PAGE: Final = 1000
@@ -159,19 +154,17 @@ class PassthroughWriter:
         return etag if translated == requested else etag_of_rewritten(etag)
 
     async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:
-        for _ in range(_ATTEMPTS):
+        async def forgetting() -> T | Conflict:
             try:
-                done = await attempt()
+                return await attempt()
             finally:  # a failed write may have taken effect
                 self._fetch.forget(ref)
-            if not isinstance(done, Conflict):
-                return done
-        raise BusyError(f"{ref}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
+
+        return await retry_conflicts(forgetting, Conflict, ref, attempts=_ATTEMPTS)
 
     async def _expected(
         self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False
     ) -> Expected:
-        """Return the version that fulfils *demand*, the only one to be replaced."""
         if demand is None:
             return None
         stat = await self._store.stat(ref)
@@ -183,12 +176,10 @@ class PassthroughWriter:
     async def _read_anew[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
     ) -> Versioned[T] | None:
-        """Perform *read*, cached or not: a document written by its result lasts."""
         await self._fetch.refresh(read)
         return await self._fetch(read, ever=ever)
 
     async def _stored(self, ref: ObjectRef) -> tuple[bytes | None, ETag | None]:
-        """Read the stored document, and its version."""
         max_nbytes = self._document_bytes
         try:
             found = await self._store.get(ref, ByteRange(0, max_nbytes + 1))
@@ -212,7 +203,6 @@ class PassthroughWriter:
 
 
 def _object_names(etag: ETag | None) -> Sequence[ETag]:
-    """Return all ETags that clients may know an object by."""
     return () if etag is None else (etag, gzip_name(etag))
 
 
@@ -352,7 +342,6 @@ class Writer:
 
 
 async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
-    """Encode the body of an inner chunk."""
     shard, entry = slot
     body = write.body
     if body is not None:
@@ -392,15 +381,11 @@ class Eraser:
         return await self._erase_keys(dataset, prefix)
 
     async def _demand_place(self, dataset: Dataset, key: str) -> None:
-        """Raise if no key beside *key* can be written."""
         with suppress(BadKeyError):  # that is the name of no chunk, but others may be
             await self._writer.demand_place(dataset, VirtualKey(key))
 
     async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
-        """Raise if any object below *prefix* is read-only, before the first is deleted.
-
-        Raises: `ReadOnlyError`, `DamagedError`.
-        """
+        """Raise if any object below *prefix* is read-only, before the first is deleted."""
         root, checked = self._resolver.root(dataset), None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
             path = root.key_of(each.ref).rpartition("/")[0]

@@ -19,7 +19,6 @@ class ObjectHeaders(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Length of the content type and the user metadata."""
         return len(self.content_type) + sum(len(name) + len(value) for name, value in self.metadata)
 
 
@@ -210,10 +209,7 @@ class ObjectReader(Protocol):
         ...
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Return if the bucket or folder of *root* can be reached.
-
-        Raises: `StorageError`.
-        """
+        """Return if the bucket or folder of *root* can be reached. Raises: `StorageError`."""
         ...
 
     async def aclose(self) -> None:

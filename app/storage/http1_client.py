@@ -35,10 +35,7 @@ class Target:
     __slots__ = ("_url", "head", "origin", "path")
 
     def __init__(self, url: str) -> None:
-        """Parse *url*, which is percent-encoded already.
-
-        Raises: `BadUrlError`.
-        """
+        """Parse *url*, which is percent-encoded already."""
         if _PRINTABLE.fullmatch(url) is None:
             raise BadUrlError("malformed URL")
         try:
@@ -172,7 +169,6 @@ class HttpClient:
                 return response
 
     async def aclose(self) -> None:
-        """Close all connections; exchanges under way and later ones fail."""
         self._is_closed = True
         closing = list(self._open)
         for connection in closing:

@@ -12,7 +12,6 @@ from typing import Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _BUFFERED_NBYTES: Final = 512 * 1024
-"""Bytes of a body that are received before anybody reads them."""
 _HEAD_NBYTES: Final = 64 * 1024
 _SWITCHING_PROTOCOLS: Final = 101
 _FIRST_FINAL_STATUS: Final = 200
@@ -100,7 +99,6 @@ class Response:
 
     @property
     def has_begun(self) -> bool:
-        """True if any byte has arrived."""
         return self._head_nbytes > 0
 
     async def begin(self) -> None:
@@ -113,10 +111,7 @@ class Response:
             raise self._failure
 
     async def read(self) -> bytes:
-        """Read the rest of the body.
-
-        Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`.
-        """
+        """Read the rest of the body. Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`."""
         if not self.is_complete:
             await self._arrival(sys.maxsize)
             if self._failure is not None:
@@ -124,10 +119,7 @@ class Response:
         return self._take()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
-
-        Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`.
-        """
+        """Yield the body as it arrives. Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`."""
         while True:
             await self._arrival(1)
             if self._nbytes:
@@ -143,10 +135,6 @@ class Response:
             self._connection.end(self)
 
     def feed(self, data: bytes) -> None:
-        """Parse received bytes.
-
-        Raises: `BadAnswerError`, after which no more may be fed.
-        """
         if self._left is not None:
             self.on_body(data)
         else:
@@ -179,7 +167,6 @@ class Response:
             raise BadAnswerError("a second response follows")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; trailers are ignored."""
         if not self.has_head:
             self.headers[name.lower()] = value.rstrip()
 
@@ -207,7 +194,6 @@ class Response:
             self._is_until_close = coding is None and length is None
 
     def on_body(self, data: bytes) -> None:
-        """Keep a piece of the body."""
         if self._left is not None:
             surplus = len(data) - self._left
             if surplus > 0:
@@ -220,7 +206,6 @@ class Response:
         self._nbytes += len(data)
 
     def on_message_complete(self) -> None:
-        """Complete the response, unless it was an interim one."""
         self.is_complete = not self._is_interim
 
     def _parse(self, data: bytes) -> None:
@@ -279,12 +264,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True if a request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the server last sent anything."""
         return self.loop.time() - self._heard_at
 
     def send(
@@ -305,7 +288,6 @@ class Connection(asyncio.Protocol):
             self._timer = self.loop.call_later(self._silence_s, self._check_silence)
 
     def close(self) -> None:
-        """Close at once; an exchange under way fails."""
         if self._transport is not None:
             self._transport.abort()
         if (response := self._response) is not None:
@@ -313,13 +295,11 @@ class Connection(asyncio.Protocol):
             self.end(response)
 
     def pause(self) -> None:
-        """Stop receiving."""
         if self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Receive again."""
         if self._transport is not None and self._is_paused:
             self._is_paused = False
             self._heard_at = self.loop.time()
@@ -336,7 +316,6 @@ class Connection(asyncio.Protocol):
             self._on_end(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -353,7 +332,6 @@ class Connection(asyncio.Protocol):
             self.end(response)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the exchange under way."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()

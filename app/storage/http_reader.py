@@ -82,7 +82,6 @@ class Refusal:
 
     @property
     def is_no_such_key(self) -> bool:
-        """True if S3 itself says that the object does not exist."""
         return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
 
     def failure(self, ref: ObjectRef) -> StorageError:
@@ -131,7 +130,6 @@ class HttpReader(ABC):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read with one GET."""
         if isinstance(request, ByteRange) and not request.length:
             return await self._get_nothing(ref, request, if_match, if_none_match)
         try:
@@ -155,7 +153,6 @@ class HttpReader(ABC):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream the body of one GET."""
         if not byte_range.length:
             if await self._get_nothing(ref, byte_range, if_match, None) is None:
                 raise VersionChangedError(ref)
@@ -175,7 +172,6 @@ class HttpReader(ABC):
             body.response.release()
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return size and version from one HEAD."""
         try:
             response = await self._request("HEAD", ref)
             if isinstance(response, Refusal) and response.status == _NOT_FOUND:
@@ -192,7 +188,6 @@ class HttpReader(ABC):
         return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def _head_status(self, ref: ObjectRef) -> int:
@@ -228,7 +223,6 @@ class HttpReader(ABC):
         *,
         is_eager: bool = False,
     ) -> "_Body | NotModified | None":
-        """Send a GET and check the headers of the response against the request."""
         headers = read_headers(request, if_match, if_none_match)
         response = await self._request("GET", ref, headers, is_eager=is_eager)
         if isinstance(response, Refusal):
@@ -344,7 +338,6 @@ class _Body:
         return cls(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
 
     async def read(self) -> bytes:
-        """Read the range."""
         if self.data is not None:
             return self.data[self.skip : self.skip + self.byte_range.length]
         if self.response.length == self.byte_range.length:
@@ -352,7 +345,6 @@ class _Body:
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the range as it arrives, and read nothing after it."""
         skip, left = self.skip, self.byte_range.length
         try:
             async for piece in self.response.pieces():

@@ -60,7 +60,6 @@ class HttpStore(ReadOnlyStore, HttpReader):
         self._redirects = redirects
 
     async def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
-        """Raise when iterated: HTTP has no listing."""
         for each in tuple[Listed, ...]():
             yield each
         raise StorageUnavailableError(prefix, "an HTTP server cannot be listed", lasting=True)
@@ -159,7 +158,6 @@ def _segments(path: str) -> list[str]:
 
 
 def _is_literal(host: str) -> bool:
-    """Return whether *host* always means the same server."""
     if host == "localhost":
         return True
     with suppress(ValueError):

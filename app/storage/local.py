@@ -48,7 +48,6 @@ _WRITE_THREADS: Final = 8
 _CREATE_CONCURRENCY: Final = 4
 _CREATE_BATCH: Final = 16
 _SMALL_NBYTES: Final = 1024**2
-"""Larger objects would delay the others of a batch."""
 _PROBED_FOLDERS: Final = 64
 """Folders that are searched for files at a time: a page of a listing may need no more."""
 
@@ -88,7 +87,6 @@ class LocalStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read the file between two checks of its version."""
         if (
             isinstance(if_match, str)
             and isinstance(request, ByteRange)
@@ -125,7 +123,6 @@ class LocalStore:
         return found
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return the status of the file."""
         return await self._run(self._stat, ref)
 
     async def list(
@@ -156,17 +153,14 @@ class LocalStore:
                 yield entry
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Return if the folder exists."""
         await self._run(check_folder, root)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Verify once that folders can be locked."""
         if root not in self._verified:
             await self._write(verify_locks, root)
             self._verified.add(root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
-        """Return `False`: a file has no headers."""
         return False
 
     async def put(
@@ -177,7 +171,6 @@ class LocalStore:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write a temporary file, and rename it to the object."""
         if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a file cannot be stored with headers")
         check_write(ref, pieces, expected)
@@ -197,7 +190,6 @@ class LocalStore:
         return removed
 
     async def aclose(self) -> None:
-        """Stop the threads and close the files."""
         for creator in self._creators.values():
             creator.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -253,7 +245,6 @@ class LocalStore:
 
     @contextmanager
     def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result] | None]:
-        """Open the regular file of *ref*; `None` if there is none."""
         fd = None
         with translated(ref):
             if (name := name_of(ref.key)) is not None:
@@ -332,7 +323,6 @@ def _has_file(folder: ObjectRef) -> bool:
 
 
 def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
-    """Describe *entry* unless it is temporary, special, a broken link, or not UTF-8."""
     try:
         name = entry.name.decode()
         status = entry.stat()

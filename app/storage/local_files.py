@@ -67,10 +67,7 @@ def translated_write(ref: ObjectRef) -> Iterator[None]:
 
 
 def check_folder(root: ObjectRef) -> None:
-    """Return if the folder that is the bucket of *root* exists.
-
-    Raises: `StorageError`.
-    """
+    """Return if the folder that is the bucket of *root* exists. Raises: `StorageError`."""
     with translated(root):
         os.close(os.open(folder_of(root.bucket), os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY))
 
@@ -203,13 +200,11 @@ class WarmFiles:
         return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)
 
     def forget(self, ref: ObjectRef) -> None:
-        """Close the files of *ref*."""
         with self._lock:
             for known in [known for known in self._files if known[0] == ref]:
                 self._files.pop(known, None)
 
     def clear(self) -> None:
-        """Close all files."""
         with self._lock:
             self._files.clear()
 

@@ -84,7 +84,6 @@ class Folder:
         return status
 
     def has(self, name: bytes) -> bool:
-        """Return whether the name exists, even as a broken link."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -93,7 +92,6 @@ class Folder:
 
     @contextmanager
     def reading(self, name: bytes) -> Iterator[int]:
-        """Open the file *name* for reading."""
         fd = os.open(name, _FILE, dir_fd=self.fd)
         try:
             yield fd
@@ -101,7 +99,6 @@ class Folder:
             os.close(fd)
 
     def sync(self) -> None:
-        """Make changes of the names in the folder durable."""
         os.fsync(self.fd)
 
     def sweep(self) -> None:
@@ -135,7 +132,6 @@ class NewFile:
             os.utime(self.fd, ns=(later_ns, later_ns))
 
     def status(self) -> os.stat_result:
-        """Return the status of the file."""
         return os.fstat(self.fd)
 
     def link(self, name: bytes) -> bool | None:
@@ -220,7 +216,6 @@ class NamedFile(NewFile):
             os.close(fd)
 
     def rename(self, name: bytes) -> None:
-        """Replace the file *name*."""
         os.rename(self.name, name, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
 
 

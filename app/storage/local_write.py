@@ -35,7 +35,6 @@ from app.storage.local_folders import (
 )
 
 _TRIES: Final = 32
-"""Attempts of a write whose folder others remove or create at the same time."""
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 60
 _BUFFER_NBYTES: Final = 128 * 1024
@@ -84,7 +83,6 @@ class LocalWriter:
     def replace(
         self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
     ) -> ETag | Conflict:
-        """Write as `ObjectWriter.put`."""
         tries = 0
         with translated_write(ref):
             while True:
@@ -120,7 +118,6 @@ class LocalWriter:
                 return place.swap(new, expected)
 
     def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
-        """Remove as `ObjectWriter.delete`."""
         root = folder_of(ref.bucket)
         *folders, _ = _path(ref).removeprefix(root + b"/").split(b"/")
         with translated_write(ref):
@@ -170,8 +167,6 @@ def verify_locks(root: ObjectRef) -> None:
 
 
 class _OpenFolders:
-    """The folders of new files, each opened, swept and synced once."""
-
     def __init__(self, stack: ExitStack, sweep: Callable[[Folder], None]) -> None:
         self._stack = stack
         self._sweep = sweep
@@ -179,7 +174,6 @@ class _OpenFolders:
         self._synced: dict[bytes, OSError | None] = {}
 
     def open(self, root: bytes, path: bytes) -> Folder:
-        """Open the folder *path* below *root*, and create it if there is none."""
         whole = root + b"/" + path if path else root
         if (known := self._opened.get(whole)) is not None:
             return known
@@ -205,8 +199,6 @@ class _OpenFolders:
 
 
 class _FileCreation:
-    """The steps that create one file."""
-
     def __init__(self, wanted: NewObject, folders: _OpenFolders, stack: ExitStack) -> None:
         self.created: Created = None
         self._wanted = wanted
@@ -216,7 +208,6 @@ class _FileCreation:
         self._file: UnnamedFile | None = None
 
     def attempt(self, step: Callable[["_FileCreation"], None]) -> None:
-        """Run *step* unless one before it has failed."""
         if self.created is None:
             try:
                 with translated_write(self._wanted.ref):
@@ -240,17 +231,14 @@ class _FileCreation:
             self._file.set_time(None)
 
     def flush(self) -> None:
-        """Make the bytes durable."""
         if self._file is not None:
             os.fsync(self._file.fd)
 
     def link(self) -> None:
-        """Link the file to its name, unless that exists."""
         if self._file is not None and not self._file.link(self._name):
             self._file = None
 
     def settle(self) -> None:
-        """Make the name durable."""
         if self._file is not None:
             self._folders.sync(self._file.folder)
             self.created = file_version(self._file.status())
@@ -264,7 +252,6 @@ class _FilePlace(NamedTuple):
     is_linked: bool
 
     def swap(self, new: NamedFile, expected: Expected) -> ETag | Conflict:
-        """Rename *new* to the name under the lock of the folder."""
         with self.folder.locked():
             old = self.folder.status(self.name)
             if not _is_as_expected(old, expected):
@@ -282,7 +269,6 @@ class _FilePlace(NamedTuple):
         return file_version(new.status())
 
     def remove(self, expected: ETag | None) -> bool | Conflict:
-        """Remove the file, and return whether there was one."""
         with self.folder.locked():
             old = self.folder.status(self.name)
             if not _is_as_expected(old, expected):

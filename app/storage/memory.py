@@ -60,14 +60,12 @@ class MemoryStore:
         return etag
 
     def remove(self, ref: ObjectRef) -> None:
-        """Remove *ref*; it need not exist."""
         self._objects.pop(ref, None)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
         """Return: nothing runs between a comparison and a change."""
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
-        """Return `True`."""
         return True
 
     async def put(
@@ -78,7 +76,6 @@ class MemoryStore:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Compare the version and replace the object."""
         check_write(ref, pieces, expected)
         old = self._objects.get(ref)
         if not is_as_expected(old and old.etag, expected):
@@ -91,7 +88,6 @@ class MemoryStore:
         return self.place(ref, data, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Compare the version and remove the object."""
         check_write(ref, (), expected)
         old = self._objects.get(ref)
         if not is_as_expected(old and old.etag, expected):
@@ -107,7 +103,6 @@ class MemoryStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Slice the object."""
         if (found := self._objects.get(ref)) is None:
             if if_match is not None:
                 raise VersionChangedError(ref)
@@ -125,14 +120,12 @@ class MemoryStore:
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Yield the range in one piece."""
         found = await self.get(ref, byte_range, if_match=if_match)
         if not isinstance(found, Found) or found.byte_range != byte_range:
             raise VersionChangedError(ref)
         yield _pieces(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return size and version."""
         if (found := self._objects.get(ref)) is None:
             return None
         data, etag, modified_s, headers = found
@@ -141,7 +134,6 @@ class MemoryStore:
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Walk the sorted keys."""
         last = None
         for ref in sorted(self._objects, key=lambda ref: ref.key.encode()):
             if ref.bucket != prefix.bucket or not ref.key.startswith(prefix.key):

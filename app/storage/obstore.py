@@ -112,7 +112,6 @@ class CloudStore(ReadOnlyStore):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read with one GET."""
         with _translated(ref):
             opened = await self._open(ref, request, if_match, if_none_match)
             if not isinstance(opened, _OpenObject):
@@ -129,7 +128,6 @@ class CloudStore(ReadOnlyStore):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream the body of one GET."""
         with _translated(ref):
             opened = await self._open(ref, byte_range, if_match, None)
         if not isinstance(opened, _OpenObject) or opened.byte_range != byte_range:
@@ -137,7 +135,6 @@ class CloudStore(ReadOnlyStore):
         yield _pieces(ref, opened)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return size and version from one HEAD."""
         with _translated(ref):
             found = await self._ask(ref, None, None, None, is_head=True)
         if not isinstance(found, _OpenObject):
@@ -172,13 +169,11 @@ class CloudStore(ReadOnlyStore):
                 yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """List a prefix that no object has."""
         with _translated(root):
             async for _ in obstore.list(self._store(root), _NO_PREFIX):
                 pass
 
     async def aclose(self) -> None:
-        """Drop the clients, which close their connections."""
         self._stores.clear()
 
     async def _open(
@@ -188,7 +183,6 @@ class CloudStore(ReadOnlyStore):
         if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> _OpenObject | NotModified | None:
-        """Send *request* in a form that the server supports."""
         is_empty = isinstance(request, ByteRange) and not request.length
         is_unknown = isinstance(request, SuffixRange) and isinstance(self._store(ref), AzureStore)
         if request is None or not (is_empty or is_unknown):
@@ -215,7 +209,6 @@ class CloudStore(ReadOnlyStore):
         *,
         is_head: bool = False,
     ) -> _OpenObject | NotModified | None:
-        """Send one request, and check the response against it."""
         if not _is_name(ref.key):
             raise StorageUnavailableError(
                 ref, "obstore cannot name keys with empty or dot segments", lasting=True
@@ -255,7 +248,6 @@ class CloudStore(ReadOnlyStore):
     async def _check_range(
         self, ref: ObjectRef, request: ByteRequest, if_match: Condition | None
     ) -> None:
-        """Raise unless the object has the range."""
         if (found := await self.stat(ref)) is None:
             raise VersionChangedError(ref)
         clamp(ref, request, found.size, if_match)
@@ -393,7 +385,6 @@ def _translated(ref: ObjectRef) -> Iterator[None]:
 
 
 def _refusal_of(error: Exception) -> Refusal | None:
-    """Parse status and error code from the text of *error*."""
     text = str(error)
     if (status := _STATUS.search(text)) is None:
         return None

@@ -87,15 +87,12 @@ class S3Store(S3Writer, HttpReader):
                     yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Send a HEAD of the bucket."""
         await self._client.check_reachable(root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
-        """Return `True`."""
         return True
 
     async def aclose(self) -> None:
-        """Close the connections of reads and of botocore."""
         await HttpReader.aclose(self)
         await self._client.aclose()
 
@@ -210,7 +207,6 @@ class _S3Listing:
                     yield below
 
     async def folder(self, prefix: ObjectRef, after: str) -> AsyncIterator[Listed]:
-        """Yield the objects and common prefixes below *prefix*, also the prefix of *after*."""
         waiting: list[tuple[str, Listed]] = []
         start = after if self.in_order.get(self.bucket, False) else _begin(prefix.key, after)
         async for page in self._pages(prefix, "/", start):

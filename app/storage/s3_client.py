@@ -90,7 +90,6 @@ class S3Client:
 
     @property
     def ca_file(self) -> str | None:
-        """File of trusted certificates, from ``AWS_CA_BUNDLE`` or the profile."""
         found: str | None = self._session.get_config_variable("ca_bundle")
         return found
 
@@ -131,14 +130,12 @@ class S3Client:
             return answer
 
     async def send_to_bucket(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
-        """Send one request about the bucket of *ref*."""
         with translated(ref):
             client = await self._created("write")
             answer: S3Answer = await getattr(client, operation)(Bucket=bucket_of(ref), **params)
             return answer
 
     async def check_reachable(self, ref: ObjectRef) -> None:
-        """Return if the bucket of *ref* exists and may be read."""
         with translated(ref):
             client = await self.reader()
             try:
@@ -149,7 +146,6 @@ class S3Client:
                 raise
 
     async def aclose(self) -> None:
-        """Close the clients."""
         await self._stack.aclose()
 
     async def _created(self, purpose: str) -> Any:
@@ -319,8 +315,6 @@ def _hash_in_thread(client: Any) -> None:
 
 
 class _HashedBefore(S3SigV4Auth):
-    """Signs the digest that is known already, if one is."""
-
     def payload(self, request: Any) -> Any:
         return request.context.get(_DIGEST) or super().payload(request)
 

@@ -60,7 +60,6 @@ class ObjectWrite:
 
     @property
     def version(self) -> ETag | None:
-        """The version that is replaced, if it is a certain one."""
         return self.expected if isinstance(self.expected, str) else None
 
     @property
@@ -93,10 +92,6 @@ class _Request[T](ABC):
         self._in_doubt = False
 
     async def run(self) -> T:
-        """Return the outcome.
-
-        Raises: `StorageError` if it is not known.
-        """
         try:
             return await self._policy.run(self._ref, self._attempt, is_transient=is_transient_write)
         except StorageError:

@@ -114,7 +114,6 @@ class _PartPlan:
         self.parts += _split(ByteRange(middle, piece.stop), self._copied)
 
     def send(self) -> None:
-        """Make a part of the pieces that wait."""
         if self._waiting:
             self.parts.append(self._waiting)
             self._waiting, self._nbytes = [], 0
@@ -285,7 +284,6 @@ class MultipartWriter:
         return await self._policy.run(ref, attempt, is_transient=is_transient_write)
 
     async def try_to_send(self, ref: ObjectRef, operation: str, **params: Any) -> None:
-        """Send a request that may fail."""
         with suppress(StorageError):
             await self.send(ref, operation, **params)
 
@@ -302,7 +300,6 @@ class MultipartWriter:
                 await self.try_to_send(ObjectRef(ref.bucket, str(each["Key"])), "delete_object")
 
     async def _remove(self, temporary: ObjectRef) -> None:
-        """Remove a temporary object and uploads to it, also one whose start was not confirmed."""
         with suppress(StorageError):
             await self._abort_uploads(temporary, timedelta(0))
         await self.try_to_send(temporary, "delete_object")
@@ -337,14 +334,12 @@ class _MultipartUpload:
         self.moved = WriteNotice()
 
     async def fill(self, parts: Sequence[Part]) -> None:
-        """Create the upload and all *parts*."""
         begun = await self._writer.send(self._ref, "create_multipart_upload", **self._write.headers)
         self._id = str(begun["UploadId"])
         numbered = list(enumerate(parts, 1))
         self._parts = await bounded_gather(self._fill, numbered, limit=_PART_CONCURRENCY)
 
     async def complete(self, **conditions: str) -> S3Answer | Refusal:
-        """Make the parts an object."""
         return await self._writer.client.send(
             self._ref,
             "complete_multipart_upload",

@@ -91,7 +91,6 @@ class S3WriteOptions(NamedTuple):
     whole_nbytes: int = 64 * 1024**2
     """Larger objects are sent in parts, and not assembled in memory."""
     stale_s: float = 3600.0
-    """Age at which unfinished uploads are removed."""
     on_write: OnWrite = lambda _way, _ref, _notice: None
 
 
@@ -133,7 +132,6 @@ class S3Writer:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write as `ObjectWriter.put`."""
         check_write(ref, pieces, expected)
         before = await self._ids_of(ref, expected)
         if isinstance(before, Conflict):
@@ -145,7 +143,6 @@ class S3Writer:
         return etag
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove as `ObjectWriter.delete`."""
         check_write(ref, (), expected)
         if expected is not None and is_derived(expected):
             return CONFLICT
@@ -356,8 +353,6 @@ class ServerProbe:
         )
 
     async def _send(self, operation: str, **params: Any) -> S3Answer | Refusal:
-        """Send a request until it is done or refused for good."""
-
         async def attempt() -> S3Answer | Refusal:
             answer = await self._client.send(self._ref, operation, **params)
             if isinstance(answer, Refusal) and is_transient_write(

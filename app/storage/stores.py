@@ -102,7 +102,6 @@ class Stores(StoreWrapper):
         return root
 
     async def aclose(self) -> None:
-        """Close every store, also if closing another one fails."""
         async with AsyncExitStack() as stack:
             for store in self._by_kind.values():
                 stack.push_async_callback(store.aclose)
@@ -190,7 +189,6 @@ def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
 
 
 def _web_prefix(root: ObjectRef) -> ObjectRef:
-    """Make the whole prefix the bucket."""
     return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
 
 

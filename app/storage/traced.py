@@ -85,7 +85,6 @@ class TracedStore(StoreWrapper):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read, and report the bytes."""
         with _Timer(self._on_call, "get", ref, request) as timer:
             found = await self._inner.get(
                 ref, request, if_match=if_match, if_none_match=if_none_match
@@ -97,8 +96,6 @@ class TracedStore(StoreWrapper):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream, and report the bytes when the context ends."""
-
         async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in pieces:
                 timer.nbytes += len(piece)
@@ -109,25 +106,21 @@ class TracedStore(StoreWrapper):
                 yield counted(pieces)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Report the call."""
         with _Timer(self._on_call, "stat", ref):
             return await self._inner.stat(ref)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Report the call at the end of the listing."""
         with _Timer(self._on_call, "list", prefix):
             async for each in self._inner.list(prefix, delimiter=delimiter, after=after):
                 yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Report the call."""
         with _Timer(self._on_call, "reach", root):
             await self._inner.check_reachable(root)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Report the call."""
         with _Timer(self._on_call, "safety", root):
             await self._inner.verify_conditional_writes(root)
 
@@ -139,12 +132,10 @@ class TracedStore(StoreWrapper):
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write, and report the new bytes."""
         with _Timer(self._on_call, "put", ref) as timer:
             timer.nbytes = new_nbytes(pieces)
             return await self._inner.put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Report the call."""
         with _Timer(self._on_call, "delete", ref):
             return await self._inner.delete(ref, expected=expected)

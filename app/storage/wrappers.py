@@ -42,7 +42,6 @@ class StoreWrapper:
         self._inner = inner
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:  # noqa: ARG002  for subclasses
-        """Return the store that holds *ref*."""
         return self._inner
 
     def get(
@@ -53,35 +52,28 @@ class StoreWrapper:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        """Read as `ObjectReader.get`."""
         return self.store_of(ref).get(ref, request, if_match=if_match, if_none_match=if_none_match)
 
     def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Stream as `ObjectReader.stream`."""
         return self.store_of(ref).stream(ref, byte_range, if_match=if_match)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return size and version as `ObjectReader.stat`."""
         return await self.store_of(ref).stat(ref)
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List as `ObjectReader.list`."""
         return self.store_of(prefix).list(prefix, delimiter=delimiter, after=after)
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Check as `ObjectReader.check_reachable`."""
         await self.store_of(root).check_reachable(root)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Verify as `ObjectWriter.verify_conditional_writes`."""
         await self.store_of(root).verify_conditional_writes(root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:
-        """Return whether *ref* can be stored with headers."""
         return self.store_of(ref).keeps_headers(ref)
 
     async def put(
@@ -92,15 +84,12 @@ class StoreWrapper:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write as `ObjectWriter.put`."""
         return await self.store_of(ref).put(ref, pieces, expected=expected, headers=headers)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove as `ObjectWriter.delete`."""
         return await self.store_of(ref).delete(ref, expected=expected)
 
     async def aclose(self) -> None:
-        """Close the inner store."""
         await self._inner.aclose()
 
 
@@ -108,19 +97,15 @@ class ReadOnlyStore:
     """Refuses every write with `UnwritableError`."""
 
     async def verify_conditional_writes(self, root: ObjectRef) -> NoReturn:
-        """Refuse."""
         raise _unwritable(root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
-        """Return `False`."""
         return False
 
     async def put(self, ref: ObjectRef, *_: object, **__: object) -> NoReturn:
-        """Refuse."""
         raise _unwritable(ref)
 
     async def delete(self, ref: ObjectRef, **_: object) -> NoReturn:
-        """Refuse."""
         raise _unwritable(ref)
 
 
@@ -217,7 +202,6 @@ class RetryingStore(StoreWrapper):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        """Read with retries."""
         return self._policy.run(
             ref,
             lambda: self._inner.get(ref, request, if_match=if_match, if_none_match=if_none_match),
@@ -227,7 +211,6 @@ class RetryingStore(StoreWrapper):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Open with retries."""
         async with AsyncExitStack() as stack:
 
             async def enter() -> AsyncIterator[bytes]:
@@ -237,7 +220,6 @@ class RetryingStore(StoreWrapper):
             yield await self._policy.run(ref, enter)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask with retries."""
         return await self._policy.run(ref, lambda: self._inner.stat(ref))
 
     async def list(
@@ -261,5 +243,4 @@ class RetryingStore(StoreWrapper):
             yield found
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Check with retries."""
         await self._policy.run(root, lambda: self._inner.check_reachable(root))

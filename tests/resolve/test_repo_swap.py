@@ -24,7 +24,7 @@ from app.formats.icechunk.repo_writer import TagCreated
 from app.formats.icechunk.repository import Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.refs import RefChanges
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.repo_swap import BACKOFF, Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
@@ -71,8 +71,7 @@ class Swapping:
             self.store,
             self.fetch,
             clock=lambda: self.store.now,
-            sleep=self._sleep,
-            uniform=lambda _, most: most,
+            backoff=BACKOFF._replace(sleep=self._sleep, uniform=lambda _, most: most),
         )
         repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
         self.opened = OpenedRepository(

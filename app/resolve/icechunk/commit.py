@@ -13,6 +13,7 @@ from itertools import batched
 from typing import Final, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
+from app.concurrency import retry_conflicts
 from app.errors import (
     BadBodyError,
     ClockSkewError,
@@ -44,7 +45,6 @@ from app.formats.icechunk.transaction_log import TransactionLog, merge_logs
 from app.formats.icechunk.write_ids import WriteId, check_metadata, find_write, marked
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.compare_and_swap import retry_conflicts
 from app.resolve.icechunk.logs import Log, decoded, logs_of, read_logs
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
@@ -53,11 +53,9 @@ from app.storage.contract import CONFLICT
 from app.storage.contract import Conflict as LostSwap
 
 _ATTEMPTS: Final = 100
-"""Rebases of one commit onto a branch that keeps moving."""
 _LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
-"""Memory limit of the decoded transaction logs of a rebase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,6 @@ class CommitRequest:
 
     branch: str
     parent_id: str
-    """Snapshot that the changes were made against."""
     message: str
     write_id: WriteId
     metadata: Mapping[str, Json] = field(default_factory=dict)
@@ -91,7 +88,6 @@ class BranchTip(NamedTuple):
 
     @property
     def snapshot_id(self) -> str:
-        """Return the id of the snapshot."""
         return self.snapshot.snapshot_id
 
 
@@ -99,12 +95,10 @@ class PreparedCommit(NamedTuple):
     """Written snapshot that no branch refers to yet."""
 
     tip: SnapshotInfo
-    """Tip that it is based on, as listed then: ancestors of the tip may expire."""
     change: NewCommit | Amended
 
     @property
     def result(self) -> CommitResult:
-        """Return the commit that the change makes visible."""
         new = self.change.snapshot
         return CommitResult(new.snapshot_id, new.parent_id)
 
@@ -163,7 +157,7 @@ class Committer:
             return first
         async with self._locks.setdefault((opened.repo, request.branch), asyncio.Lock()):
             what = f"{opened.directory}: branch {request.branch}"
-            return await retry_conflicts(attempt, what, attempts=_ATTEMPTS)
+            return await retry_conflicts(attempt, LostSwap, what, attempts=_ATTEMPTS)
 
     async def _attempt(
         self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip
@@ -314,7 +308,6 @@ class CommitBuilder:
         return found
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
-        """Raise `CommitConflictError` of a *kind* that concerns the whole commit."""
         whole: Mapping[str, object] = {"kind": kind, "path": "/", "count": 0, "chunks": []}
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
@@ -353,10 +346,7 @@ class CommitBuilder:
 def _find(
     request: CommitRequest, info: RepoInfo, opened: OpenedRepository
 ) -> CommitResult | BranchTip:
-    """Look up the commit that *request* has made before, or else the tip of its branch.
-
-    Raises: `UnknownRefError`, `LockedError`, `ConflictError`, `DecodeError`, `DamagedError`.
-    """
+    """Look up the commit that *request* has made before, or else the tip of its branch."""
     if (made := find_write(info, request.write_id)) is not None:
         return CommitResult(made.snapshot_id, made.parent_id)
     require_unlocked(info, opened.repo)
@@ -372,7 +362,6 @@ def _find(
 async def _check_references(
     files: ChunkFiles, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
-    """Check that every reference in *changes* is permitted, and that native chunks exist."""
     config = _config(opened, info)
     await asyncio.to_thread(check_inlaid, changes, config.inline_chunk_threshold_bytes)
     allowed = opened.repository.allowed
@@ -390,7 +379,6 @@ def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
 
 
 def _report_conflict(conflict: Conflict) -> Mapping[str, object]:
-    """Return the members of a conflict in the problem document."""
     chunks = conflict.chunks
     count, first = (0, []) if chunks is None else (chunks.count, chunks.chunks)
     return {"kind": conflict.kind, "path": conflict.path, "count": count, "chunks": first}

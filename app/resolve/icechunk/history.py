@@ -13,7 +13,6 @@ from app.formats.surveying import State
 from app.resolve.icechunk.repository import OpenedRepository
 
 _METADATA_NBYTES: Final = 1 << 20
-"""Bytes of metadata after which a page ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class HistoryPage:
 
     history: list[Ancestor]
     next: str | None
-    """Id of the last one, if there are more."""
 
 
 async def read_history(

@@ -21,7 +21,6 @@ from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.icechunk.repository import OpenedRepository
 
 _FILES_AT_ONCE: Final = 100
-"""Number of files after which a page ends early."""
 _SEPARATOR: Final = "~"
 
 
@@ -30,7 +29,6 @@ class SetStatus:
     """Status that an operation has set."""
 
     availability: str
-    """``online``, ``read_only`` or ``offline``."""
     set_at: datetime
     limited_availability_reason: str | None
 
@@ -45,7 +43,6 @@ class Operation:
     """File in ``overwritten/`` with the state after it; `None` for the current state, and for
     operations that were listed by a migration."""
     fields: dict[str, str | int | bool | SetStatus | None]
-    """By the names of the specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +57,15 @@ class OperationsPage:
 
 
 class _Position(NamedTuple):
-    """Start of a page: in the file *name*, operations older than *before*."""
-
     name: str | None
     """In ``overwritten/``; `None` for ``repo``."""
     before: datetime | None
 
 
 class _FilePage(NamedTuple):
-    """Operations of one file."""
-
     operations: list[Operation]
     is_all: bool
     oldest: datetime | None
-    """Time of the oldest operation that was read."""
 
 
 async def read_operations(
@@ -120,7 +112,6 @@ def _tell(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) 
 
 
 def _operation(update: Update, name: str | None) -> Operation:
-    """Convert *update* of the backup *name*, which does not name itself."""
     fields = {key: _field(value) for key, value in update.fields.items()}
     return Operation(update.kind, update.updated_at, update.backup_path or name, fields)
 
@@ -158,10 +149,7 @@ def _spell(place: _Position) -> str:
 
 
 def _parse(after: str | None) -> _Position:
-    """Parse the end of a page, or a time.
-
-    Raises: `BadParameterError`.
-    """
+    """Parse the end of a page, or a time."""
     if after is None:
         return _Position(None, None)
     text, separator, name = after.partition(_SEPARATOR)

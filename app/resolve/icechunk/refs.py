@@ -66,7 +66,6 @@ class BranchPage:
     branches: list[Named]
     damaged: list[Fault]
     next: str | None
-    """Name of the last one, if there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class TagPage:
     deleted: list[str]
     """All deleted tags; their names cannot be used again."""
     next: str | None
-    """Name of the last one, if there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ class ContainerReport:
     name: str | None
     url_prefix: str
     store: str
-    """Kind of store: ``s3``, ``local_file_system``."""
     allowed: bool
     """True if this service follows references to it."""
 
@@ -154,7 +151,6 @@ def _faults(refs: Mapping[str, str]) -> list[Fault]:
 
 
 def _without_secrets(url: str) -> str:
-    """Remove credentials, query and fragment."""
     scheme, separator, rest = url.partition("://")
     rest = rest.partition("?")[0].partition("#")[0]
     authority, slash, path = rest.partition("/")
@@ -221,10 +217,7 @@ class RefChanges:
         await self.swaps.update(self.opened, partial(_plan_no_tag, name))
 
     async def set_status(self, availability: Availability, reason: str | None) -> None:
-        """Set the status of the repository, also of one that is locked.
-
-        Raises: see `RepoSwaps`.
-        """
+        """Set the status of the repository, also of one that is locked. Raises: see `RepoSwaps`."""
         change = StatusChanged(availability, reason)
         await self.swaps.update(self.opened, lambda _: Planned(None, change))
 
@@ -241,20 +234,14 @@ def demand_name(name: str) -> None:
 
 
 def demand_feature(info: RepoInfo, feature: Feature) -> None:
-    """Check that the owner of the repository admits a change.
-
-    Raises: `ConflictError`.
-    """
+    """Check that the owner of the repository admits a change. Raises: `ConflictError`."""
     if feature in info.disabled_feature_flags():
         name = feature.name.lower()
         raise ConflictError(f"the repository forbids it: the feature flag {name} is off")
 
 
 def find_branch(info: RepoInfo, name: str) -> str:
-    """Return the id of the snapshot of a branch.
-
-    Raises: `UnknownRefError`.
-    """
+    """Return the id of the snapshot of a branch. Raises: `UnknownRefError`."""
     return _find(info.branches.get, "branch", name)
 
 

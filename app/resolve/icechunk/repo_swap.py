@@ -5,15 +5,15 @@ lost race the plan is made again.
 """
 
 import asyncio
-import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from app.concurrency import Backoff, retry_conflicts
 from app.errors import (
-    BusyError,
     ClockSkewError,
     ConflictError,
     DamagedError,
@@ -39,11 +39,7 @@ from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
 _COPIES: Final = 2
-"""The file is decoded and written again."""
-_AT_ONCE: Final = 5
-"""Number of attempts without a pause between them."""
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 
 
@@ -59,7 +55,6 @@ class Planned[T](NamedTuple):
 class _Prepared[T](NamedTuple):
     answer: T
     data: bytes | None
-    """The new file."""
     backup: str
 
 
@@ -75,18 +70,15 @@ class RepoSwaps:
         fetch: ReadCache,
         *,
         clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        uniform: Callable[[float, float], float] = random.uniform,
+        backoff: Backoff = BACKOFF,
     ) -> None:
         self.store = store
         self.fetch = fetch
         self._clock = clock
-        self._sleep = sleep
-        self._uniform = uniform
+        self._backoff = backoff
         self._turns = WeakValueDictionary[ObjectRef, asyncio.Lock]()
 
     def now_us(self) -> int:
-        """Return the time, in microseconds since 1970, UTC."""
         return int(self._clock() * 1_000_000)
 
     async def update[T](
@@ -106,14 +98,14 @@ class RepoSwaps:
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
         turn = self._turns.setdefault(opened.repo, asyncio.Lock())
         async with turn:
-            for attempt in range(_ATTEMPTS):
-                if attempt >= _AT_ONCE:
-                    longest_s = _FIRST_PAUSE_S * 2 ** (attempt - _AT_ONCE)
-                    await self._sleep(self._uniform(0, min(_LONGEST_PAUSE_S, longest_s)))
-                done = await self._attempt(opened, plan)
-                if not isinstance(done, Conflict):
-                    return done.answer
-        raise BusyError(f"{opened.repo}: gave up after {_ATTEMPTS} compare-and-swap conflicts")
+            prepared = await retry_conflicts(
+                partial(self._attempt, opened, plan),
+                Conflict,
+                opened.repo,
+                attempts=_ATTEMPTS,
+                backoff=self._backoff,
+            )
+        return prepared.answer
 
     async def _attempt[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
@@ -140,7 +132,6 @@ class RepoSwaps:
         return CONFLICT if swapped is CONFLICT else prepared
 
     async def _swap(self, ref: ObjectRef, data: bytes, expected: ETag) -> ETag | Conflict:
-        """Replace the file, and forget the cached one whatever the outcome."""
         try:
             return await self.store.put(ref, [data], expected=expected)
         finally:
@@ -169,10 +160,7 @@ class RepoSwaps:
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
-    """Check that the new file *data* can be read within *limit_nbytes*.
-
-    Raises: `ConflictError`.
-    """
+    """Check that the new file *data* can be read within *limit_nbytes*. Raises: `ConflictError`."""
     if not fits(data, limit_nbytes):
         raise ConflictError(
             f"{name} would exceed {limit_nbytes} bytes, and could not be read again: "

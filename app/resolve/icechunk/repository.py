@@ -33,7 +33,6 @@ from app.model import ByteRange, ObjectRef, VirtualKey
 from app.resolve.listing import Root, list_names
 
 _BATCH: Final = 64
-"""Snapshots listed per call of a worker thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,10 @@ class OpenedRepository:
 
     @property
     def directory(self) -> ObjectRef:
-        """Return the directory of the repository."""
         return self.repository.directory
 
     @property
     def repo(self) -> ObjectRef:
-        """Return the name of the file ``repo``."""
         return self.directory.join(REPO)
 
     async def info(self) -> RepoInfo | None:
@@ -164,10 +161,7 @@ class OpenedRepository:
 
 
 async def open_repository(root: Root, path: str) -> OpenedRepository:
-    """Open the repository at *path* below *root*.
-
-    Raises: `UnknownRepositoryError`.
-    """
+    """Open the repository at *path* below *root*. Raises: `UnknownRepositoryError`."""
     key = VirtualKey(f"{path}/" if path else "")
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     if not isinstance(layout, RepositoryLayout) or rest:
@@ -192,10 +186,7 @@ async def read_snapshot(
 
 
 def require_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
-    """Check that the status in *info*, read from *ref*, permits writes.
-
-    Raises: `LockedError`.
-    """
+    """Check that the status in *info*, read from *ref*, permits writes. Raises: `LockedError`."""
     availability, reason = info.status.availability, info.status.reason
     if availability is not Availability.ONLINE:
         name = availability.name.lower().replace("_", "-")

@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from app.errors import (
-    BadBodyError,
-    BusyError,
-    ConflictError,
-    DamagedError,
-    UnknownSessionError,
-)
+from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
 from app.formats.icechunk.payloads import Inlaid
@@ -50,12 +44,9 @@ MAX_AGE_S: Final = 7 * 24 * 3600.0
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
 _RENEWALS: Final = 24
-"""Largest number of renewals of a session within one lifetime."""
 _FIRST_POLL_S: Final = 0.05
 _LONGEST_POLL_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""Time after the end of a lease when a write stops waiting for the commit."""
-
 type Change = Callable[[SessionView], SessionDocument]
 type Entities = SizedLRUCache[tuple[object, str, ETag], Entity]
 """Entities of keys in versions that are known never to change, by session, key and ETag."""
@@ -74,7 +65,6 @@ class FoundChunk(NamedTuple):
     entry_etag: ETag | None
 
     def matches(self, expected: Expected) -> bool:
-        """Return whether the chunk is in the version *expected*."""
         return is_as_expected(None if self.entity is None else self.entity.etag, expected)
 
 
@@ -121,7 +111,6 @@ class Session:
 
     @property
     def parent(self) -> StoredSnapshot | None:
-        """Return the snapshot below the latest view."""
         return None if self._view is None else self._view.parent
 
     async def read(self) -> SessionDocument:
@@ -194,11 +183,9 @@ class Session:
         return replace(document, expires_at_s=until_s)
 
     def recall(self, key: str, etag: ETag) -> Entity | None:
-        """Return the cached entity of *key* in the version *etag*."""
         return self._entities.get((self._cache_key, key, etag))
 
     def remember(self, key: str, entity: Entity) -> None:
-        """Cache the entity of *key*."""
         self._entities.put((self._cache_key, key, entity.etag), entity)
 
     def _view_of(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
@@ -317,7 +304,6 @@ class Session:
             raise ConflictError("the session was committed before this write")
 
     async def _is_committed(self, view: SessionView, address: ChunkAddress, entry: Entry) -> bool:
-        """Return whether the snapshot of the commit has what *entry* says."""
         node = next(iter(view.among({address.node.node_id})), None)
         if node is None:
             return False

@@ -100,8 +100,6 @@ class SessionCommit:
         return CommitResult(state.snapshot_id, state.parent_id)
 
     async def _seal(self) -> SessionDocument:
-        """Take the lease if it is free, and return the document afterwards."""
-
         def edit(state: State, now_s: float) -> State:
             is_expired = isinstance(state, Sealed) and state.until_s <= now_s
             return self._sealed(now_s) if is_expired or isinstance(state, Open) else state
@@ -184,7 +182,6 @@ class SessionCommit:
         await self.session.documents.edit(edit)
 
     async def _end_lease(self) -> None:
-        """End the lease now, so that the next request takes over and learns the outcome."""
         await self._set_state(
             lambda state, now_s: Sealed(now_s, self._owner) if self._is_owner(state) else state
         )

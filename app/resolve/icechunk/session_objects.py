@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from app.concurrency import SingleFlight, bounded_gather, run_in_thread, yield_to_loop
+from app.concurrency import (
+    Backoff,
+    SingleFlight,
+    bounded_gather,
+    retry_conflicts,
+    run_in_thread,
+    yield_to_loop,
+)
 from app.errors import DamagedError
 from app.formats.compression import zstd_capacity
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
@@ -30,7 +37,6 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
-from app.resolve.icechunk.compare_and_swap import Backoff, retry_conflicts
 from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import CONFLICT, Conflict, Expected, Found, NotModified, ObjectStore
 
@@ -41,11 +47,9 @@ _FOLDERS: Final = 4
 _ENTRY_OVERHEAD_NBYTES: Final = 512
 _DELETES_AT_ONCE: Final = 16
 _ATTEMPTS: Final = 50
-_BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
+_BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
 _IN_THREAD_NBYTES: Final = 64 * 1024
 _ZSTD_BLOCK_NBYTES: Final = 128 * 1024
-"""Largest content of a document that is decoded in the event loop."""
-
 type Edit = Callable[[SessionDocument | None], SessionDocument | None]
 """Return the new document, or `None` to keep the old one. It may raise, and be called again."""
 
@@ -54,16 +58,13 @@ class SessionLocation(NamedTuple):
     """Names of the objects of one session."""
 
     directory: ObjectRef
-    """Directory of the repository."""
     session_id: str
 
     @property
     def document(self) -> ObjectRef:
-        """Return the name of the document."""
         return self.directory.join(f"{_SESSIONS}{self.session_id}.session")
 
     def entries(self, node_id: bytes | None = None) -> ObjectRef:
-        """Return the folder of all journal entries, or of those of one array."""
         below = "" if node_id is None else f"{encode_id(node_id)}/"
         return self.directory.join(f"{_SESSIONS}{self.session_id}/{below}")
 
@@ -123,7 +124,6 @@ class SessionDocumentStore:
 
     @property
     def known(self) -> SessionDocument | None:
-        """Return the document as last read or written."""
         return None if self._known is None else self._known.document
 
     async def read(self) -> SessionDocument | None:
@@ -187,7 +187,9 @@ class SessionDocumentStore:
             try:
                 if self._known is None:
                     await self._read()
-                await retry_conflicts(attempt, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF)
+                await retry_conflicts(
+                    attempt, Conflict, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF
+                )
             except BaseException as error:
                 for each in batch:
                     each.fail(error)
@@ -195,7 +197,6 @@ class SessionDocumentStore:
                     raise
 
     async def _swap(self, batch: list[_PendingEdit]) -> Conflict | None:
-        """Apply the edits of *batch* to the known document, and replace the stored one."""
         known = self._known
         document = before = known and known.document
         applied = []
@@ -248,7 +249,6 @@ class SessionJournal:
         self._cache = cache
 
     def ref(self, address: ChunkAddress) -> ObjectRef:
-        """Return the name of the entry of a chunk."""
         name = spell_coords(address.coords)
         folder = crc32(name.encode()) % _FOLDERS
         return self._location.entries(address.node.node_id).join(f"{folder:x}/{name}")
@@ -290,7 +290,6 @@ class SessionJournal:
         await self._store.delete(self.ref(address), expected=None)
 
     async def arrays(self) -> set[bytes]:
-        """Return the node ids of the arrays that may have entries."""
         folder = self._location.entries()
         listed = self._store.list(folder, delimiter="/")
         names = [each.ref.key.removeprefix(folder.key).rstrip("/") async for each in listed]

@@ -36,15 +36,12 @@ class RoutedSession(NamedTuple):
     dataset: Dataset
     """Keys of the session as a dataset of plain Zarr."""
     lead: str
-    """Prefix of the session's keys in the outer dataset, with a slash at the end."""
     store: SessionStore
 
     def rest(self, key: str) -> VirtualKey:
-        """Return *key* without the prefix."""
         return VirtualKey(key.removeprefix(self.lead))
 
     def inner(self, given: KeyWrite) -> KeyWrite:
-        """Return *given* with its key in the session."""
         return given._replace(key=self.rest(given.key))
 
 
@@ -54,9 +51,7 @@ class SessionRouter:
 
     sessions: Sessions
     containers: Containers
-    """Containers in sessions."""
     fetch: ReadCache
-    """Cache of what surrounds sessions."""
 
     async def find(self, dataset: Dataset, key: str) -> RoutedSession | None:
         """Open the session that *key* belongs to; return `None` for all other keys.
@@ -75,11 +70,7 @@ class SessionRouter:
         store = await self.sessions.open(layout.repository, session_id, self.fetch)
         name = f"{dataset.name}/{lead.rstrip('/')}"
         inner = replace(
-            dataset,
-            name=name,
-            root=store.root,
-            containers=self.containers,
-            cache_control=_NO_STORE,
+            dataset, name=name, root=store.root, containers=self.containers, cache_control=_NO_STORE
         )
         return RoutedSession(inner, lead, store)
 
@@ -93,7 +84,6 @@ class SessionResolver(Resolver):
         self._inner = inner
 
     def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        """Return the cached entity of *key*; keys of sessions have none."""
         is_routed = SESSION in key and names_session(key)
         return None if is_routed else super().recall(dataset, key)
 
@@ -105,7 +95,6 @@ class SessionResolver(Resolver):
         reading: ByteRequest | None = None,
         held: ByteReservation | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
-        """Look up *key*, which may belong to a session."""
         if SESSION in key and names_session(key):
             return self._open_routed(dataset, key, choose, reading, held)
         return super().open(dataset, key, choose, reading, held)
@@ -122,14 +111,12 @@ class SessionResolver(Resolver):
             yield opened
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
-        """Return whether *key* names a group."""
         if (routed := await self._router.find(dataset, f"{key}/")) is None:
             return await super().is_group(dataset, key)
         node = (await routed.store.session.view()).node(routed.rest(f"{key}/").rstrip("/"))
         return node is not None and node.grid is None
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
-        """Yield the names directly below *prefix*."""
         if (routed := await self._router.find(dataset, prefix)) is None:
             names = super().list(dataset, prefix)
         else:
@@ -161,7 +148,6 @@ class SessionWriter(Writer):
         self._inner = inner
 
     async def put(self, dataset: Dataset, given: KeyWrite) -> ETag | None:
-        """Write or delete one key, which may belong to a session."""
         if (routed := await self._router.find(dataset, given.key)) is None:
             return await super().put(dataset, given)
         inner = routed.inner(given)
@@ -172,7 +158,6 @@ class SessionWriter(Writer):
     async def demand_place(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:
-        """Raise the errors of `put` that do not depend on the body."""
         if (routed := await self._router.find(dataset, key)) is None:
             await super().demand_place(dataset, key, headers)
         else:

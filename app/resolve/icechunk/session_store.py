@@ -41,12 +41,7 @@ from app.model import (
     condition_of,
 )
 from app.resolve.bodies import Entity
-from app.resolve.icechunk.session import (
-    Change,
-    Session,
-    is_journaled,
-    require_open,
-)
+from app.resolve.icechunk.session import Change, Session, is_journaled, require_open
 from app.resolve.icechunk.session_objects import ListedEntry
 from app.storage.conditions import check_condition, check_write, clamp, is_as_expected
 from app.storage.contract import (
@@ -84,11 +79,9 @@ class SessionStore:
         self.root = root
 
     async def verify_conditional_writes(self, _: ObjectRef) -> None:
-        """Verify conditional writes of the underlying store."""
         await self.session.store.verify_conditional_writes(self.session.location.directory)
 
     def keeps_headers(self, _: ObjectRef) -> bool:
-        """Return `False`: chunk references have no headers."""
         return False
 
     async def get(
@@ -99,7 +92,6 @@ class SessionStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Read a document, or the bytes that a chunk reference points to."""
         entity = await self._find(ref.key, if_match)
         if entity is None:
             if if_match is not None:
@@ -116,7 +108,6 @@ class SessionStore:
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Stream a document, or the bytes that a chunk reference points to."""
         entity = await self._find(ref.key, if_match)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
@@ -129,21 +120,18 @@ class SessionStore:
             yield pieces
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Return the size and version of a document or chunk."""
         entity = await self._find(ref.key, None)
         return None if entity is None else Stat(entity.length, entity.etag)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List documents and chunks in byte order."""
         view = await self.session.view()
         window = Window(prefix.key, after, delimiter)
         async for listed in _SessionListing(self.session, view, window, prefix.bucket).run():
             yield listed
 
     async def check_reachable(self, _: ObjectRef) -> None:
-        """Read the document of the session."""
         await self.session.refresh()
 
     async def aclose(self) -> None:
@@ -284,7 +272,6 @@ class _NodeKeys(NamedTuple):
     """Contiguous keys of a node: its document, or all its chunks."""
 
     start: str
-    """Common prefix of the keys."""
     node: ViewedNode
     is_document: bool
 
@@ -327,7 +314,6 @@ class _SessionListing:
         return sorted(wanted, key=attrgetter("start"))
 
     async def _has_keys(self, part: _NodeKeys, folded: str) -> bool:
-        """Return whether *part*, whose keys all begin with *folded*, has any."""
         if part.is_document or (part.node.folder + DOCUMENT).startswith(folded):
             return True
         return len((await self._chunks(part.node))[0]) > 0
@@ -414,7 +400,6 @@ def _rows(coords: list[tuple[int, ...]], ndim: int) -> Coords:
 
 
 def _is_among(rows: Coords, others: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return for each of *rows* whether it is one of *others*."""
     both = np.concatenate([rows, others])
     if not both.shape[1]:
         return np.ones(len(rows), np.bool_)

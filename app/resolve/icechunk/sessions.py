@@ -53,9 +53,7 @@ from app.storage.wrappers import StoreWrapper
 LIFETIME_S: Final = 24 * 3600.0
 """Life of a session after its last write."""
 _MAX_SWEPT: Final = 100
-"""Sessions checked for expiry when another one is created."""
 _SWEEP_S: Final = 2.0
-"""Time limit of a sweep; the next one continues."""
 _SWEEP_AGAIN_S: Final = 600.0
 _MAX_CHECKED: Final = 10_000
 _READS_AT_ONCE: Final = 16
@@ -74,7 +72,6 @@ class SessionStores(StoreWrapper):
         """Includes evicted stores that requests still use."""
 
     def find(self, root: ObjectRef) -> SessionStore | None:
-        """Return the store of the session whose keys are below *root*."""
         if root.bucket in self._recent:
             self._recent.move_to_end(root.bucket)
         return self._alive.get(root.bucket)
@@ -87,7 +84,6 @@ class SessionStores(StoreWrapper):
         return store
 
     def store_of(self, ref: ObjectRef) -> SessionStore:
-        """Return the store of the session that has the key *ref*."""
         if (store := self._alive.get(ref.bucket)) is None:
             raise StorageUnavailableError(ref, "the session was not opened")
         return store
@@ -96,7 +92,6 @@ class SessionStores(StoreWrapper):
         """Do nothing: the underlying store is closed by its owner."""
 
     def _is_full(self) -> bool:
-        """Return whether a limit is exceeded; a snapshot shared by sessions counts once."""
         sessions = [store.session for store in self._recent.values()]
         parents = {id(parent): parent.nbytes for each in sessions if (parent := each.parent)}
         nbytes = sum(each.nbytes for each in sessions) + sum(parents.values())
@@ -212,7 +207,6 @@ class Sessions:
         await self._remove(session.location)
 
     async def _sweep(self, opened: OpenedRepository) -> None:
-        """Remove expired sessions, and the journals of committed ones."""
         count = 0
         async for session_id in list_sessions(self._store, opened.directory):
             location = SessionLocation(opened.directory, session_id)

@@ -37,10 +37,8 @@ from app.resolve.icechunk.repository import OpenedRepository
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
 _MEMORY_PER_BYTE: Final = 16
-"""Bytes of memory per byte of a compressed manifest while it is rewritten."""
 _MEMORY_PER_CHANGE: Final = 256
 _MAX_REMEMBERED: Final = 2**18
-"""Number of chunk files written by this process whose lengths are remembered."""
 _REMEMBERED: Final = timedelta(hours=1)
 """Older chunk files are checked again: garbage collection may have removed them."""
 _MAX_STATS: Final = 256
@@ -91,11 +89,7 @@ class Staging:
         return await bounded_gather(stage, applied.rewrites)
 
     async def _rewrite(
-        self,
-        rewrite: ArrayRewrite,
-        splits: Splits,
-        level: int,
-        known: Mapping[bytes, ManifestFile],
+        self, rewrite: ArrayRewrite, splits: Splits, level: int, known: Mapping[bytes, ManifestFile]
     ) -> StagedArray:
         opened = self._opened
         merge = ManifestsRewrite(
@@ -246,10 +240,7 @@ def _is_same(one: ArrayRewrite, other: ArrayRewrite) -> bool:
 
 
 def _was_collected_lately(info: RepoInfo) -> bool:
-    """Return whether garbage collection may have run within `_REMEMBERED` of the last operation.
-
-    Raises: `DecodeError`.
-    """
+    """Return whether garbage collection may have run within `_REMEMBERED` of the last operation."""
     since: datetime | None = None
     for update in info.updates():
         since = since or update.updated_at - _REMEMBERED

@@ -161,7 +161,7 @@ class BatchExecutor[A, T]:
             called = asyncio.get_running_loop().run_in_executor(self._threads, self._call, items)
         except RuntimeError as error:  # the executor has been shut down
             for queued in batch:
-                _resolve(queued.done, error)
+                resolve(queued.done, error)
             return
         self._running += 1
         called.add_done_callback(lambda _: self._finish(batch, called))
@@ -177,18 +177,22 @@ class BatchExecutor[A, T]:
             failed = called.exception()
             results = called.result() if failed is None else [failed] * len(batch)
             for queued, result in zip(batch, results, strict=True):
-                _resolve(queued.done, result)
+                resolve(queued.done, result)
         if self._queue:
             self._start()
 
 
-def _resolve[T](done: "asyncio.Future[T]", result: T | BaseException) -> None:
+def resolve[T](done: "asyncio.Future[T]", outcome: T | BaseException) -> None:
+    """Pass *outcome* to the caller that waits for *done*, unless it has left."""
     if done.done():
         return
-    if isinstance(result, BaseException):
-        done.set_exception(result)
+    if isinstance(outcome, Exception):
+        done.set_exception(outcome)
+        done.exception()  # else asyncio logs it if no caller waits
+    elif isinstance(outcome, BaseException):
+        done.cancel()
     else:
-        done.set_result(result)
+        done.set_result(outcome)
 
 
 class _Flight[T]:

@@ -44,14 +44,12 @@ class Entity(NamedTuple):
     length: int
     source: Stored | Inline
     first: Found | None = None
-    """The first bytes, where the look-up had to read them."""
     coding: Coding = Coding.PLAIN
     is_lasting: bool = False
     """Whether the key will always name the same bytes."""
     modified_s: int | None = None
     """Time of the object's last modification, where known: whole seconds since 1970 in UTC."""
     headers: ObjectHeaders = NO_HEADERS
-    """Of an object that is served unchanged."""
 
     @staticmethod
     def at(place: Stored | Inline, modified_s: int | None = None) -> "Entity":
@@ -89,7 +87,6 @@ class Choice(Protocol):
     @property
     def reads(self) -> ByteRange | None:
         """The part of the entity to read, `None` for nothing."""
-        ...
 
 
 class Opened[C: Choice](NamedTuple):

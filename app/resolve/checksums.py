@@ -36,8 +36,6 @@ class _PlainPiece(NamedTuple):
 
 
 class _OldRange(NamedTuple):
-    """A range of the old object that is read."""
-
     place: ByteRange
     is_kept: bool
     """Whether it is written; else it is only read to verify an old checksum."""
@@ -129,7 +127,6 @@ class _Checksums:
         self._damaged: ByteRange | None = None
 
     def add(self, steps: Sequence[_Step], read: Spans) -> None:
-        """Process *steps*, whose old ranges are in *read*."""
         for step in steps:
             match step:
                 case _Begin(replaces):

@@ -25,7 +25,6 @@ class PassThrough:
 
     root: ObjectRef
     is_everything: bool = False
-    """Whether there can be no container below."""
 
     def encloses(self, _: VirtualKey) -> bool:
         return False
@@ -112,7 +111,6 @@ class Containers:
     async def _search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey, MetadataMissingError | DamagedError | None]:
-        """Open the containers on the way to *key*; return the last one and any fault below it."""
         found = self.around(root)
         rest = key
         fault: MetadataMissingError | DamagedError | None = None

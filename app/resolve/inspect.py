@@ -88,15 +88,12 @@ class ChunkReport:
     stop: int | None = None
     etag: str | None = None
     shard: IndexReport | None = None
-    """The shard that holds the chunk, or would."""
     reference: str | None = None
     """Kind of the Icechunk reference: ``native``, ``inline``, ``virtual``."""
     manifest: str | None = None
-    """The object that holds the reference."""
     location: str | None = None
     """Location of a virtual reference, as it is written in the manifest."""
     reason: str | None = None
-    """Reason of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,6 @@ class RefReport:
 
     path: str
     ref: str
-    """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
 
 
@@ -249,7 +245,6 @@ class CollectionSummary:
     node: str | None
     """Key of the Zarr v3 node, in a repository below `main`."""
     group: GroupSummary | None
-    """The group above that node; `None` for the root itself."""
     found: Description | DamagedError
 
 
@@ -260,7 +255,6 @@ class RepositorySummary:
     path: str
     tips: Sequence[RefTip]
     refs: int
-    """Number of all refs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +266,6 @@ class DatasetOverview:
     is_all: bool
     """Whether the dataset has no others."""
     reason: str = ""
-    """Reason why the summary is incomplete."""
 
 
 async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> DatasetOverview:
@@ -299,7 +292,6 @@ class _Summarizer:
         self.repositories: list[RepositorySummary] = []
 
     async def run(self) -> bool:
-        """Visit containers until the summary is full; return whether it has all of them."""
         if not self._dataset.containers.formats:
             await self._resolver.check_reachable(self._dataset)
             return True

@@ -47,7 +47,6 @@ _MAX_EXAMINED: Final = 10_000
 _BATCH: Final = 500
 _MAX_KEY_NBYTES: Final = 1024
 _INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
-"""Keys that no client can request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +172,17 @@ class FoundKey(NamedTuple):
     found: Location | Listed | Candidate | None
     """Location, stored object, or candidate to look up; `None` for a common prefix."""
     layout: Layout | None = None
-    """The layout that locates the key, where that needs a look-up."""
     inside: VirtualKey = VirtualKey("")
-    """The key within the container of *layout*."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ListedFolder:
     path: str
-    """Relative to the root: empty, or with a slash at its end."""
     layout: Layout
     inside: str
     depth: int = 0
 
     def shows(self, rules: ListingRules, key: str) -> bool:
-        """Return whether clients can request *key*, an object or folder, or keys below it."""
         if _INVALID_KEY.search(key) or len(key.encode(errors="replace")) > _MAX_KEY_NBYTES:
             return False
         return rules.shows is not None and rules.shows(key.removeprefix(self.path))
@@ -209,8 +204,6 @@ class Tree:
 
         With a delimiter, folders below the prefix become common prefixes, unless the walk begins
         inside of one; keys in that are for the caller to fold.
-
-        Raises: `StorageError`, `DamagedError`.
         """
         root, prefix = self.root, self.cursor.prefix
         claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
@@ -235,7 +228,6 @@ class Tree:
             yield found
 
     async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
-        """Yield the keys that a layout finds in indexes and manifests."""
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
         container = self.root.ref.join(lead.rstrip("/"))
         look = partial(list_names, self.root.store, container, delimiter="/")
@@ -379,7 +371,6 @@ class _PageBuilder:
         self._last: str | None = None
 
     async def page(self) -> Page:
-        """Walk the keys batch by batch until the page is full."""
         cursor = self._tree.cursor
         size = self._min_batch
         async with aclosing(self._tree.walk()) as walk:
@@ -408,7 +399,6 @@ class _PageBuilder:
         return len(self._entries) == self._limit or self._examined == self._limit + _MAX_EXAMINED
 
     def _add(self, found: FoundKey, place: _Place) -> None:
-        """Advance the cursor to *found*, and add it if it exists."""
         cursor, key = self._tree.cursor, found.key
         self._examined += 1
         self._last = cursor.after = key

@@ -84,7 +84,6 @@ class MetadataCache(SizedLRUCache[Hashable, Any]):
     def __init__(
         self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
     ) -> None:
-        """Derive the budget for decoding from *file_bytes*, the size of the largest file."""
         super().__init__(max_bytes, lambda key, entry: entry.nbytes + _text_nbytes(key))
         self.decoding = ByteBudget(_DECODED_FILES * file_bytes, wait_s=wait_s)
 
@@ -95,7 +94,6 @@ class CachedRead(NamedTuple):
     known: Versioned[Any] | Stat | None
     asked_at: float
     expires_at: float
-    """`inf` for a read of one version."""
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +138,6 @@ class ReadCache:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
     ) -> Versioned[T] | None:
-        """Perform *read* unless its result is cached; see `Fetch`."""
         return cast("Versioned[T] | None", (await self.get_or_fetch(read, ever=ever)).known)
 
     async def get_or_fetch(self, read: Read[Any], *, ever: bool = False) -> CachedRead:
@@ -220,7 +217,6 @@ class ReadCache:
         raise MetadataMissingError(ref)
 
     def _forgotten_at(self, ref: ObjectRef) -> float:
-        """Return the time up to which everything read of *ref* is outdated."""
         return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> CachedRead | None:
@@ -332,7 +328,6 @@ class FreshnessTracker:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
     ) -> Versioned[T] | None:
-        """Perform *read*, and track its result."""
         cached = await self._fetch.get_or_fetch(read, ever=ever)
         if not read.is_pinned and cached.expires_at < inf:
             self._uses[read] = _Use(cached.asked_at, cached.known is not None)

@@ -119,7 +119,6 @@ def _max_nbytes_on_loop(read: Read[Any], data: bytes) -> int:
 
 
 def _decode_gzip[T](decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
-    """Decode an object uploaded with ``Content-Encoding: gzip``, within the requested length."""
     return decode(inflate(data, max_nbytes))
 
 

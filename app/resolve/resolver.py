@@ -56,14 +56,12 @@ class Dataset:
     format: str
     """The configured format: ``zarr``, or ``auto``."""
     cache_control: bytes
-    """Header of answers that can change."""
     is_writable: bool = False
     readers: frozenset[str] = frozenset({PUBLIC})
     """Grants of which a caller needs one to read."""
     writers: frozenset[str] = frozenset({PUBLIC})
     """Grants of which a caller needs one to write, if the dataset is writable."""
     is_public: bool = field(init=False)
-    """Whether everybody may read."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_public", PUBLIC in self.readers)
@@ -74,7 +72,6 @@ class _CachedEntity(NamedTuple):
     generation: int
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
-    """Time and object of the oldest read that led to the entity."""
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +85,6 @@ class _CachedEntity(NamedTuple):
 class _LookUp(NamedTuple):
     tracker: FreshnessTracker
     reading: ByteRequest | None
-    """The part that will be read in any case."""
     held: ByteReservation
 
 

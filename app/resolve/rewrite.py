@@ -3,12 +3,19 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from app.concurrency import Backoff, is_many, retry_conflicts, run_in_thread, yield_to_loop
+from app.concurrency import (
+    Backoff,
+    is_many,
+    resolve,
+    retry_conflicts,
+    run_in_thread,
+    yield_to_loop,
+)
 from app.errors import (
     ConflictError,
     DamagedError,
@@ -30,13 +37,9 @@ _LONGEST_WAIT_S: Final = 0.25
 _MAYBE_OUTDATED: Final = (ConflictError, DamagedError)
 _AT_ONCE: Final = 16
 _HELD_NBYTES: Final = 64 * 1024**2
-"""Most bytes that a store holds of a larger shard, in addition to pieces passed as bytes."""
 
-
-class OnRewrite(Protocol):
-    """Callback after each rewrite."""
-
-    def __call__(self, changes: int, lost: int, /) -> None: ...
+type OnRewrite = Callable[[int, int], None]
+"""Called after each rewrite with the number of changes, and of lost races with other replicas."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,25 +55,12 @@ class ChunkChange:
     )
     """Resolves to the ETag of the stored inner chunk, `None` if deleted."""
 
-    def resolve(self, etag: ETag | None) -> None:
-        """Pass *etag* to the caller, if one waits still."""
-        if not self.done.done():
-            self.done.set_result(etag)
-
-    def fail(self, error: Exception) -> None:
-        """Pass *error* to the caller, if one waits still."""
-        if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # else asyncio logs it if no caller waits
-
 
 type ChangeRequest = tuple[ChunkChange, ...]
 """Changes of one shard that are made together or not at all."""
 
 
 class _Queue:
-    """Requests that wait for the rewrite of one shard."""
-
     def __init__(self) -> None:
         self.requests: list[ChangeRequest] = []
         self._expected = 1
@@ -152,13 +142,13 @@ def resolve_change(
         refusal = (
             f"{change.key}: the inner chunk of the shard {shard} is not as the request demands"
         )
-        change.fail(PreconditionFailedError(refusal))
+        resolve(change.done, PreconditionFailedError(refusal))
     elif change.data is None:
-        change.resolve(None)
+        resolve(change.done, None)
     elif sorted_changes.made.get(change.entry) is change.data and change.entry in places:
-        change.resolve(Entity.at(places[change.entry]).etag)
+        resolve(change.done, Entity.at(places[change.entry]).etag)
     else:  # overwritten by a later change of the same rewrite
-        change.resolve(_unseen_etag())
+        resolve(change.done, _unseen_etag())
 
 
 def _unseen_etag() -> ETag:
@@ -243,7 +233,7 @@ class Rewrites:
             self._on_rewrite(len(changes), lost)
         except Exception as error:  # noqa: BLE001  passed to the callers
             for change in changes:
-                change.fail(error)
+                resolve(change.done, error)
 
     async def _attempt(
         self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange], *, is_first: bool

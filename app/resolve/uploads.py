@@ -32,7 +32,6 @@ from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
 _ABANDONED_S: Final = 24 * 3600.0
-"""Age at which an open upload is removed."""
 _DONE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
@@ -74,15 +73,6 @@ class _Location(NamedTuple):
     def object(self, name: str) -> ObjectRef:
         return self.root.join(f"{UPLOADS}{self.upload_id}.{name}")
 
-    @property
-    def open(self) -> ObjectRef:
-        return self.object("upload")
-
-    @property
-    def done(self) -> ObjectRef:
-        """Object that exists after completion."""
-        return self.object("done")
-
     def part(self, part: PartName) -> ObjectRef:
         return self.object(f"{part.number:05}.{part.md5}")
 
@@ -110,14 +100,11 @@ class Uploads:
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
         location = _Location(dataset.root, upload_id)
-        await self._put_record(location.open, {"key": key, **headers._asdict()})
+        await self._put_record(location.object("upload"), {"key": key, **headers._asdict()})
         return upload_id
 
     async def put_part(self, upload: Upload, number: int, body: bytes) -> ETag:
-        """Store a part; the client chooses between parts of one number when it completes.
-
-        Raises: `UnknownUploadError`, `TooLargeError`, `StorageError`.
-        """
+        """Store a part; the client chooses between parts of one number when it completes."""
         location = await self._locate(upload)
         await self._check_open(location, upload.key)
         if number * len(body) > self._max_nbytes:  # unless earlier parts are smaller
@@ -134,8 +121,6 @@ class Uploads:
         """Write the key as `Writer.put` does; the body is reserved in *held*.
 
         The same request within an hour gets the same answer.
-
-        Raises: `UnknownUploadError`, `BadPartError`, `TooLargeError`, and as `Writer.put`.
         """
         location = await self._locate(upload)
         try:
@@ -147,13 +132,13 @@ class Uploads:
             write = KeyWrite(upload.key, body, headers, completion.demand)
             etag = await self._writer.put(upload.dataset, write)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
-            done = await self._record(location.done)
+            done = await self._record(location.object("done"))
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
                 raise
             return None if done["etag"] is None else ETag(done["etag"])
         with suppress(StorageError):  # the key is written, whatever objects are left behind
             done = {"key": upload.key, "parts": completion.digest, "etag": etag}
-            await self._put_record(location.done, done)
+            await self._put_record(location.object("done"), done)
             await self._clear(location)
         return etag
 
@@ -171,7 +156,7 @@ class Uploads:
         return _Location(root, upload.upload_id)
 
     async def _check_open(self, location: _Location, key: VirtualKey) -> dict[str, Any]:
-        record = await self._record(location.open)
+        record = await self._record(location.object("upload"))
         if record is None or record["key"] != key:
             raise UnknownUploadError(f"there is no such upload of {key}, or no more")
         return record
@@ -223,7 +208,7 @@ class Uploads:
         return sizes
 
     async def _clear(self, location: _Location) -> None:
-        await self._store.delete(location.open, expected=None)
+        await self._store.delete(location.object("upload"), expected=None)
         await self._remove([location.part(part) for part in await self._sizes(location)])
 
     async def _remove(self, refs: Sequence[ObjectRef]) -> None:

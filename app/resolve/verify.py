@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import crc32c
 
@@ -80,7 +80,6 @@ class Report:
     shards: int = 0
     chunks: int = 0
     nbytes: int = 0
-    """Bytes of inner chunks in the indexes."""
     counts: dict[str, int] = field(default_factory=dict)
     """Counts of other things in repositories: snapshots, manifests, references."""
     not_checked: dict[str, str] = field(default_factory=dict)
@@ -170,7 +169,6 @@ class _Verifier:
             self.report.add_damage(error.ref, self._root.key_of(error.ref), error.reason)
 
     def _take(self, path: str, finding: Finding) -> _Job | None:
-        """Add *finding* to the report, or return the job that checks it."""
         report, store = self.report, self._root.store
         match finding:
             case Flaw(ref, key, reason):
@@ -273,12 +271,6 @@ async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: 
     return check.report
 
 
-class _TableCheck(NamedTuple):
-    entries: Sequence[Entry]
-    nbytes: int
-    faults: list[Fault]
-
-
 class _ShardCheck:
     """Check of one version of *shard*, which is in the container at the path *container*."""
 
@@ -291,10 +283,6 @@ class _ShardCheck:
         self._chunks = chunks
 
     async def run(self) -> None:
-        """Check the shard if it exists.
-
-        Raises: `VersionChangedError` if it is replaced during the check, and any `StorageError`.
-        """
         await self._check(self._shard)
 
     def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
@@ -328,7 +316,6 @@ class _ShardCheck:
             await self._check_chunks(survey, entries)
 
     async def _check_chunks(self, survey: Survey, entries: Sequence[Entry]) -> None:
-        """Read and check the chunks of *entries*, neighbours in one read."""
         for planned in batched(entries, _PLANNED_ENTRIES):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
@@ -370,10 +357,10 @@ def is_large_survey(survey: Survey) -> bool:
     return survey.count >= _LARGE_ENTRIES
 
 
-def _check_table(survey: Survey) -> _TableCheck:
+def _check_table(survey: Survey) -> tuple[Sequence[Entry], int, list[Fault]]:
     table = survey.table()
     faults = [*table.faults, *_find_overlaps(survey, table)]
-    return _TableCheck(table.entries, sum(entry.place.length for entry in table.entries), faults)
+    return table.entries, sum(entry.place.length for entry in table.entries), faults
 
 
 def _find_overlaps(survey: Survey, table: Table) -> Iterator[Fault]:
@@ -397,7 +384,6 @@ def _name_of(entry: Entry) -> str:
 def _check_data(
     survey: Survey, entries: Iterable[Entry], span: ByteRange, data: bytes
 ) -> list[Fault]:
-    """Check the chunks *entries*, whose bytes are in *data*, the bytes at *span*."""
     faults = []
     for entry in entries:
         chunk = data[entry.place.start - span.start : entry.place.stop - span.start]

@@ -91,10 +91,7 @@ class PassthroughWriter:
     async def put(
         self, ref: ObjectRef, body: bytes, headers: ObjectHeaders, *, demand: Demand | None
     ) -> ETag:
-        """Store *body* with *headers*, or the inflated body where the store keeps no headers.
-
-        Raises: `PreconditionFailedError`, `BadBodyError`, `BusyError`, `StorageError`.
-        """
+        """Store *body* with *headers*, or the inflated body where the store keeps no headers."""
         is_kept = self._store.keeps_headers(ref)
         if headers.is_gzip:
             inflated = await self._inflate(body)  # else no reader could
@@ -111,10 +108,7 @@ class PassthroughWriter:
     async def delete(
         self, ref: ObjectRef, *, demand: Demand | None, is_document: bool = False
     ) -> None:
-        """Delete *ref* if it exists; clients may know a document by the ETag of another form.
-
-        Raises: `PreconditionFailedError`, `BusyError`, `UnwritableError`, `StorageError`.
-        """
+        """Delete *ref* if it exists; clients may know a document by the ETag of another form."""
 
         async def attempt() -> bool | Conflict:
             expected = await self._expected(ref, demand, is_document=is_document)
@@ -129,10 +123,7 @@ class PassthroughWriter:
     async def put_document(
         self, document: Document, body: bytes, *, is_gzip: bool, demand: Demand | None
     ) -> ETag:
-        """Translate *body*, the document as clients see it, to its stored form, and store that.
-
-        Raises: as `put`, and `ConflictError`, `DamagedError`, `TooLargeError`.
-        """
+        """Translate *body*, the document as clients see it, to its stored form, and store that."""
         requested = await self._inflate(body) if is_gzip else body
         if len(requested) > self._document_bytes:
             raise TooLargeError(f"{document.ref}: over {self._document_bytes} bytes of metadata")
@@ -207,7 +198,6 @@ def _object_names(etag: ETag | None) -> Sequence[ETag]:
 
 
 def _document_names(etag: ETag | None) -> Sequence[ETag]:
-    """Return all ETags that clients may know a document by, rewritten or not."""
     if etag is None:
         return ()
     return (*_object_names(etag), *_object_names(etag_of_rewritten(etag)))
@@ -320,7 +310,6 @@ class Writer:
         return Whole(target.ref)
 
     def _check_metadata(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
-        """Raise `UnsupportedError` for user metadata that would be lost."""
         if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
             return
         for name, _ in write.headers.metadata:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 
@@ -32,7 +32,6 @@ class Stat:
     size: int
     etag: ETag
     is_gzip: bool = False
-    """True if the object is stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
     """Time of the last modification in whole seconds since the Unix epoch, if known."""
     headers: ObjectHeaders = field(default=NO_HEADERS, compare=False)
@@ -47,9 +46,7 @@ class Found:
     size: int
     etag: ETag
     is_gzip: bool = False
-    """True if the object is stored with ``Content-Encoding: gzip``."""
     modified_s: int | None = field(default=None, compare=False)
-    """Time of the last modification, as in `Stat`."""
     headers: ObjectHeaders | Mapping[bytes, bytes] = field(default=NO_HEADERS, compare=False)
     """Headers of the object, or raw response headers for `object_headers` to parse."""
 
@@ -116,6 +113,20 @@ type OnWrite = Callable[[WriteWay, ObjectRef, WriteNotice], None]
 """Called on the event loop after each write to S3, also a failed one."""
 
 
+class ReadConditions(TypedDict, total=False):
+    """Keyword arguments of `ObjectReader.get`."""
+
+    if_match: Condition | None
+    if_none_match: ETag | None
+
+
+class WriteOptions(TypedDict):
+    """Keyword arguments of `ObjectWriter.put`."""
+
+    expected: Expected
+    headers: NotRequired[ObjectHeaders]
+
+
 class ObjectWriter(Protocol):
     """Replaces objects by compare-and-swap. A lost race is a return value, a failure an exception.
 
@@ -128,11 +139,9 @@ class ObjectWriter(Protocol):
 
         Raises: `UnwritableError`, `StorageError`.
         """
-        ...
 
     def keeps_headers(self, ref: ObjectRef) -> bool:
         """Return whether *ref* can be stored with headers."""
-        ...
 
     async def put(
         self,
@@ -150,14 +159,12 @@ class ObjectWriter(Protocol):
         Raises: `BadKeyError` if the key cannot name an object, `ConflictError` if a file is in the
         place of a folder or a folder in the place of a file, `UnwritableError`, `StorageError`.
         """
-        ...
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Remove *ref*; return `False` if the store cannot remove one version only.
 
         Removing an absent object returns `True` or `CONFLICT`.
         """
-        ...
 
 
 class ObjectReader(Protocol):
@@ -182,7 +189,6 @@ class ObjectReader(Protocol):
         suffix of an empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` with a
         condition *if_match*. `NotModified` is returned only if *if_none_match* is the version.
         """
-        ...
 
     def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
@@ -192,11 +198,9 @@ class ObjectReader(Protocol):
         Entering raises what `get` raises, and `VersionChangedError` if the object is absent or too
         short, also without a condition. Later failures are raised by the iterator.
         """
-        ...
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Return size and version without reading the object."""
-        ...
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -206,15 +210,12 @@ class ObjectReader(Protocol):
         With the *delimiter* ``/``, keys that contain it after the prefix are rolled up into common
         prefixes, which are compared with *after* as they are.
         """
-        ...
 
     async def check_reachable(self, root: ObjectRef) -> None:
         """Return if the bucket or folder of *root* can be reached. Raises: `StorageError`."""
-        ...
 
     async def aclose(self) -> None:
         """Close connections and files."""
-        ...
 
 
 class ObjectStore(ObjectReader, ObjectWriter, Protocol):

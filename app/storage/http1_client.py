@@ -35,7 +35,6 @@ class Target:
     __slots__ = ("_url", "head", "origin", "path")
 
     def __init__(self, url: str) -> None:
-        """Parse *url*, which is percent-encoded already."""
         if _PRINTABLE.fullmatch(url) is None:
             raise BadUrlError("malformed URL")
         try:
@@ -77,8 +76,6 @@ class Target:
 
 
 class _Pool:
-    """Idle connections to one server, and limits of concurrent exchanges."""
-
     def __init__(self, connections: int) -> None:
         self.slots = asyncio.Semaphore(connections)
         self.slow_slots = asyncio.Semaphore(connections)
@@ -186,7 +183,6 @@ class HttpClient:
         return connection
 
     async def _connect_to_any(self, origin: Origin, hosts: Sequence[str]) -> Connection:
-        """Connect to the first of *hosts* that accepts."""
         tls = self._tls() if origin.scheme == "https" else None
         failure: Exception = NoAnswerError("the host has no address")
         for host in hosts:

@@ -342,7 +342,6 @@ class Connection(asyncio.Protocol):
             self.end(response)
 
     def _check_silence(self) -> None:
-        """Check for silence, on one timer for many requests."""
         self._timer = None
         if self._response is None:
             return

@@ -41,6 +41,7 @@ from app.storage.http_headers import (
     read_headers,
     version_of,
 )
+from app.storage.spans import stream_of
 
 type HttpMethod = Literal["GET", "HEAD"]
 
@@ -156,7 +157,7 @@ class HttpReader(ABC):
         if not byte_range.length:
             if await self._get_nothing(ref, byte_range, if_match, None) is None:
                 raise VersionChangedError(ref)
-            yield _no_pieces()
+            yield stream_of(b"")
             return
         try:
             body = await self._open(ref, byte_range, if_match, None)
@@ -242,7 +243,6 @@ class HttpReader(ABC):
     async def _request(
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
     ) -> Response | Refusal:
-        """Send one request, follow redirects, and repeat it once with a new URL."""
         target, is_renewed, redirects = await self._target(method, ref), False, 0
         while redirects <= _MAX_REDIRECTS:
             response = await self._http.send(method, target, headers, is_eager=is_eager)
@@ -300,8 +300,6 @@ class HttpReader(ABC):
 
 @dataclass(slots=True)
 class _Body:
-    """The range *byte_range* of *size* bytes, to be read from *response*."""
-
     ref: ObjectRef
     response: Response
     byte_range: ByteRange
@@ -372,13 +370,7 @@ def _sent_range(ref: ObjectRef, response: Response, length: int | None) -> tuple
     raise StorageUnavailableError(ref, "the response has no valid Content-Range")
 
 
-async def _no_pieces() -> AsyncIterator[bytes]:
-    for piece in tuple[bytes, ...]():
-        yield piece
-
-
 async def _read_refusal(method: HttpMethod, response: Response) -> Refusal:
-    """Read the start of the error document, and release the connection."""
     document = b""
     try:
         if method == "GET" and response.status not in _WITHOUT_DOCUMENT:

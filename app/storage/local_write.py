@@ -134,7 +134,6 @@ class LocalWriter:
         return CONFLICT if isinstance(removed, Conflict) else True
 
     def _sweep(self, folder: Folder) -> None:
-        """Remove old temporary files of *folder*, once a minute."""
         with self._lock:
             if folder.path in self._swept:
                 return
@@ -143,10 +142,7 @@ class LocalWriter:
 
 
 def verify_locks(root: ObjectRef) -> None:
-    """Return if the folder of *root* can be locked, and files be created there.
-
-    Raises: `UnwritableError`, `StorageError`.
-    """
+    """Return if the folder of *root* can be locked, and files be created there."""
     check_folder(root)
     path = os.path.realpath(folder_of(root.bucket) + b"/" + (name_of(root.key.rstrip("/")) or b""))
     while not os.path.isdir(path):  # noqa: PTH112  paths are bytes
@@ -245,8 +241,6 @@ class _FileCreation:
 
 
 class _FilePlace(NamedTuple):
-    """The name of a file in its folder, after links were followed."""
-
     folder: Folder
     name: bytes
     is_linked: bool

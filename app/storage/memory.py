@@ -27,7 +27,7 @@ from app.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from app.storage.spans import assemble
+from app.storage.spans import assemble, stream_of
 
 
 class _Object(NamedTuple):
@@ -123,7 +123,7 @@ class MemoryStore:
         found = await self.get(ref, byte_range, if_match=if_match)
         if not isinstance(found, Found) or found.byte_range != byte_range:
             raise VersionChangedError(ref)
-        yield _pieces(found.data)
+        yield stream_of(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         if (found := self._objects.get(ref)) is None:
@@ -156,8 +156,3 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Keep the objects: a closed store can be used again."""
-
-
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    if data:
-        yield data

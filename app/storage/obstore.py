@@ -228,7 +228,9 @@ class CloudStore(ReadOnlyStore):
         except BaseError as error:
             if request is None or not _is_about_range(error):
                 raise
-            await self._check_range(ref, request, if_match)
+            if (found := await self.stat(ref)) is None:
+                raise VersionChangedError(ref) from None
+            clamp(ref, request, found.size, if_match)
             raise
         opened = _checked(ref, result, request, if_match)
         return NOT_MODIFIED if opened.etag == if_none_match else opened
@@ -244,13 +246,6 @@ class CloudStore(ReadOnlyStore):
             with suppress(StorageDeniedError):  # refused, so it exists
                 await self.check_reachable(ref)
             self._alive.add(ref.bucket)
-
-    async def _check_range(
-        self, ref: ObjectRef, request: ByteRequest, if_match: Condition | None
-    ) -> None:
-        if (found := await self.stat(ref)) is None:
-            raise VersionChangedError(ref)
-        clamp(ref, request, found.size, if_match)
 
     def _store(self, ref: ObjectRef) -> AzureStore | GCSStore:
         if (store := self._stores.get(ref.bucket)) is None:
@@ -362,22 +357,17 @@ def _open_client(bucket: str, settings: StoreSettings, silence: timedelta) -> Az
         options["client_options"]["default_headers"] = {"Accept-Encoding": "gzip"}
         return GCSStore(name, **options | ({} if url is None else {"base_url": url}))
     if url is not None:
-        options |= {"endpoint": url, "account_name": _account(url)}
+        parts = urlsplit(url)  # emulators have the account in the path
+        account = parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+        options |= {"endpoint": url, "account_name": account}
     if settings.access_key_id is not None and settings.secret_access_key is not None:
         options["account_name"] = settings.access_key_id
         options["account_key"] = settings.secret_access_key.get_secret_value()
     return AzureStore(name, **options)
 
 
-def _account(url: str) -> str:
-    """Return the account in the URL of a server; emulators have it in the path."""
-    parts = urlsplit(url)
-    return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
-
-
 @contextmanager
 def _translated(ref: ObjectRef) -> Iterator[None]:
-    """Raise `StorageError` in place of obstore's exceptions."""
     try:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:

@@ -151,7 +151,6 @@ class Presigner:
     method: HttpMethod
     base: str
     region: str
-    """Region to sign for; empty if nothing is signed."""
 
     @classmethod
     async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:

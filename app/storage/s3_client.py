@@ -320,8 +320,6 @@ class _HashedBefore(S3SigV4Auth):
 
 
 class _DividedPayload(Payload):
-    """Body that is written piece by piece."""
-
     def __init__(self, body: bytes) -> None:
         super().__init__(body)
         self._size = len(body)

@@ -41,7 +41,6 @@ _DEFAULT_TYPE: Final = "binary/octet-stream"
 type Send = Callable[..., Awaitable[S3Answer | Refusal]]
 """Sends the write with the conditions it is called with."""
 type Compare = Callable[[ObjectState], Awaitable[bool]]
-"""Returns whether an object without ids has the bytes that were to be written."""
 
 
 def next_ids(before: WriteIds) -> WriteIds:
@@ -83,8 +82,6 @@ class ObjectWrite:
 
 
 class _Request[T](ABC):
-    """A request that is repeated until its outcome is known."""
-
     def __init__(self, client: S3Client, policy: RetryPolicy, ref: ObjectRef) -> None:
         self._client = client
         self._policy = policy

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from cachetools import LRUCache, TTLCache
 
@@ -54,8 +54,6 @@ _REQUIRED: Final = {
     "upload_part": "ETag",
     "upload_part_copy": "CopyPartResult",
 }
-"""Members of responses that S3 always sends."""
-
 type Part = ByteRange | list[Piece]
 """A range that the server copies, or pieces that are sent together."""
 type SwapRequest = Literal["complete", "copy"]
@@ -83,8 +81,6 @@ def plan_parts(
 
 
 class _PartPlan:
-    """The parts so far, and pieces that wait to be sent after them."""
-
     def __init__(self, min_nbytes: int, *, copies: bool) -> None:
         self.parts: list[Part] = []
         self._min = min_nbytes
@@ -127,7 +123,6 @@ class _PartPlan:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Join adjacent ranges, and drop empty pieces."""
     last: ByteRange | None = None
     for piece in pieces:
         if not nbytes_of(piece):
@@ -145,15 +140,9 @@ def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 
 def _split(whole: ByteRange, most: int) -> list[ByteRange]:
-    """Divide *whole* evenly into ranges of at most *most* bytes."""
     count = -(-whole.length // most)
     edges = [whole.start + whole.length * nth // count for nth in range(count + 1)]
     return [ByteRange(start, stop) for start, stop in pairwise(edges)]
-
-
-class _SentBody(NamedTuple):
-    etag: ETag
-    body: bytes
 
 
 class BodyFetcher:
@@ -162,15 +151,15 @@ class BodyFetcher:
     def __init__(self, reader: ObjectReader, policy: RetryPolicy) -> None:
         self._reader = reader
         self._policy = policy
-        self._sent: LRUCache[ObjectRef, _SentBody] = LRUCache(
-            _KEPT_NBYTES, lambda sent: len(sent.body)
+        self._sent: LRUCache[ObjectRef, tuple[ETag, bytes]] = LRUCache(
+            _KEPT_NBYTES, lambda sent: len(sent[1])
         )
 
     def keep(self, ref: ObjectRef, etag: ETag, body: bytes) -> None:
         """Remember that *body* is the version *etag* of *ref*."""
         self._sent.pop(ref, None)
         if len(body) <= _KEPT_NBYTES:
-            self._sent[ref] = _SentBody(etag, body)
+            self._sent[ref] = etag, body
 
     async def join(
         self, ref: ObjectRef, pieces: Sequence[Piece], version: Condition | None
@@ -180,12 +169,12 @@ class BodyFetcher:
         Raises: `VersionChangedError`, `RangeNotSatisfiedError`, `StorageError`.
         """
         is_long = is_large(sum(map(nbytes_of, pieces)))
-        sent = self._sent.get(ref)
-        if sent is not None and sent.etag == version:
-            size = len(sent.body)
+        sent_etag, body = self._sent.get(ref, (None, b""))
+        if sent_etag is not None and sent_etag == version:
+            size = len(body)
             if any(isinstance(piece, ByteRange) and piece.stop > size for piece in pieces):
                 raise RangeNotSatisfiedError(ref, size)
-            spans, read, fetched = [ByteRange(0, size)], [sent.body], 0
+            spans, read, fetched = [ByteRange(0, size)], [body], 0
         else:
             spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
             read = await bounded_gather(
@@ -323,8 +312,6 @@ class MultipartWriter:
 
 
 class _MultipartUpload:
-    """One multipart upload to *ref*, which may be a temporary name."""
-
     def __init__(self, writer: MultipartWriter, ref: ObjectRef, write: ObjectWrite) -> None:
         self._writer = writer
         self._ref = ref

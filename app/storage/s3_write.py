@@ -279,7 +279,9 @@ class ServerProbe:
         swap_request = await self._find_swap_request()
         state = await self._head()
         keeps_metadata = state is not None and bool(state.ids)
-        return ServerFeatures(keeps_metadata, await self._deletes_by_version(), swap_request)
+        refused = is_refused(await self._send("delete_object", IfMatch=_WRONG))
+        deletes_by_version = refused and await self._head() is not None
+        return ServerFeatures(keeps_metadata, deletes_by_version, swap_request)
 
     async def _verify_refusal(self, **condition: str) -> None:
         header = _HEADERS[next(iter(condition))]
@@ -303,10 +305,6 @@ class ServerProbe:
             if await self._etag() != etag:
                 return
         raise self._unwritable("refuses preconditions that hold")
-
-    async def _deletes_by_version(self) -> bool:
-        answer = await self._send("delete_object", IfMatch=_WRONG)
-        return is_refused(answer) and await self._head() is not None
 
     async def _find_swap_request(self) -> SwapRequest | None:
         if _AMAZON not in self._server and await self._copies_conditionally():

@@ -1,7 +1,7 @@
 """Coalesced reads of byte ranges, and assembly of objects from them."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
 from app.model import ByteRange, Piece
@@ -52,6 +52,12 @@ def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence
     """Concatenate *pieces*, whose ranges lie in *spans*, of which *read* holds the bytes."""
     known = Spans(spans, read)
     return b"".join(bit for piece in pieces for bit in known.take(piece))
+
+
+async def stream_of(data: bytes) -> AsyncIterator[bytes]:
+    """Yield *data* unless it is empty."""
+    if data:
+        yield data
 
 
 def nbytes_of(piece: Piece) -> int:

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError, StorageUnavailableError
@@ -42,6 +42,10 @@ class Stores(StoreWrapper):
         on_write: OnWrite = lambda _way, _ref, _notice: None,
     ) -> None:
         self._limits = limits
+        self._connecting: dict[str, Any] = {
+            "connections": limits.connections,
+            "timeout_s": limits.timeout_s,
+        }
         self._wrap = wrap
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
@@ -92,9 +96,8 @@ class Stores(StoreWrapper):
             root = _web_prefix(root)
             inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
         elif kind == "file":
-            inner = self._kept(
-                GUARDED + kind, lambda: self._wrap(LocalStore(open_file=open_beneath))
-            )
+            open_local = partial(LocalStore, open_file=open_beneath)
+            inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))
         else:
             inner = self._kept(kind, lambda: self._open(kind, settings))
         root = ObjectRef(GUARDED + root.bucket, root.key)
@@ -111,19 +114,11 @@ class Stores(StoreWrapper):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
-        """Return the store that was opened for the bucket of *ref*.
-
-        Raises: `StorageUnavailableError`.
-        """
+        """Return the store that was opened for the bucket of *ref*."""
         try:
             return self._by_bucket[ref.bucket]
         except KeyError:
@@ -135,11 +130,7 @@ class Stores(StoreWrapper):
         return self._by_kind[kind]
 
     def _guarded_web(self, url: str) -> ObjectStore:
-        limits = self._limits
-        guard = WebGuard(_web_target(url))
-        return self._retrying(
-            HttpStore(connections=limits.connections, timeout_s=limits.timeout_s, guard=guard)
-        )
+        return self._retrying(HttpStore(guard=WebGuard(_web_target(url)), **self._connecting))
 
     def _open(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         limits = self._limits
@@ -148,24 +139,12 @@ class Stores(StoreWrapper):
         if scheme == "memory":
             return self._wrap(self.memory)
         if scheme in _WEB:
-            return self._retrying(
-                HttpStore(
-                    connections=limits.connections,
-                    timeout_s=limits.timeout_s,
-                    redirects=self._redirects,
-                )
-            )
+            return self._retrying(HttpStore(redirects=self._redirects, **self._connecting))
         if scheme.startswith(("gs", "az")):
             settings = settings or StoreSettings()
             return self._retrying(_cloud(scheme.partition("+")[0], settings, limits.timeout_s))
-        return self._retrying(
-            S3Store(
-                settings,
-                connections=limits.connections,
-                timeout_s=limits.timeout_s,
-                options=S3WriteOptions(limits.deadline_s, on_write=self._on_write),
-            )
-        )
+        options = S3WriteOptions(limits.deadline_s, on_write=self._on_write)
+        return self._retrying(S3Store(settings, options=options, **self._connecting))
 
     def _retrying(self, store: ObjectStore) -> ObjectStore:
         return RetryingStore(self._wrap(store), RetryPolicy(self._limits.deadline_s))

@@ -3,20 +3,18 @@
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self, get_args
+from typing import Final, Literal, NamedTuple, Self, Unpack, get_args
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
-    NO_HEADERS,
     Conflict,
-    Expected,
     Found,
     Listed,
     NotModified,
-    ObjectHeaders,
     ObjectStore,
+    ReadConditions,
     Stat,
+    WriteOptions,
 )
 from app.storage.spans import new_nbytes
 from app.storage.wrappers import StoreWrapper
@@ -43,8 +41,6 @@ type OnCall = Callable[[Call], None]
 
 
 class _Timer:
-    """Context of one call, which reports it at the end."""
-
     __slots__ = ("_began", "_method", "_on_call", "_ref", "_request", "nbytes")
 
     def __init__(
@@ -60,12 +56,7 @@ class _Timer:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         seconds = time.perf_counter() - self._began
         self._on_call(Call(self._method, self._ref, self._request, seconds, self.nbytes, error))
 
@@ -81,14 +72,10 @@ class TracedStore(StoreWrapper):
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
+        **conditions: Unpack[ReadConditions],
     ) -> Found | NotModified | None:
         with _Timer(self._on_call, "get", ref, request) as timer:
-            found = await self._inner.get(
-                ref, request, if_match=if_match, if_none_match=if_none_match
-            )
+            found = await self._inner.get(ref, request, **conditions)
             timer.nbytes = len(found.data) if isinstance(found, Found) else 0
             return found
 
@@ -125,16 +112,11 @@ class TracedStore(StoreWrapper):
             await self._inner.verify_conditional_writes(root)
 
     async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        headers: ObjectHeaders = NO_HEADERS,
+        self, ref: ObjectRef, pieces: Sequence[Piece], **options: Unpack[WriteOptions]
     ) -> ETag | Conflict:
         with _Timer(self._on_call, "put", ref) as timer:
             timer.nbytes = new_nbytes(pieces)
-            return await self._inner.put(ref, pieces, expected=expected, headers=headers)
+            return await self._inner.put(ref, pieces, **options)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         with _Timer(self._on_call, "delete", ref):

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Unpack
 
 from app.errors import (
     StorageDeniedError,
@@ -19,15 +19,14 @@ from app.errors import (
 )
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
-    NO_HEADERS,
     Conflict,
-    Expected,
     Found,
     Listed,
     NotModified,
-    ObjectHeaders,
     ObjectStore,
+    ReadConditions,
     Stat,
+    WriteOptions,
 )
 
 _FIRST_PAUSE_S: Final = 0.1
@@ -48,11 +47,9 @@ class StoreWrapper:
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
+        **conditions: Unpack[ReadConditions],
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        return self.store_of(ref).get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return self.store_of(ref).get(ref, request, **conditions)
 
     def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
@@ -77,14 +74,9 @@ class StoreWrapper:
         return self.store_of(ref).keeps_headers(ref)
 
     async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        headers: ObjectHeaders = NO_HEADERS,
+        self, ref: ObjectRef, pieces: Sequence[Piece], **options: Unpack[WriteOptions]
     ) -> ETag | Conflict:
-        return await self.store_of(ref).put(ref, pieces, expected=expected, headers=headers)
+        return await self.store_of(ref).put(ref, pieces, **options)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         return await self.store_of(ref).delete(ref, expected=expected)
@@ -198,14 +190,9 @@ class RetryingStore(StoreWrapper):
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
+        **conditions: Unpack[ReadConditions],
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        return self._policy.run(
-            ref,
-            lambda: self._inner.get(ref, request, if_match=if_match, if_none_match=if_none_match),
-        )
+        return self._policy.run(ref, lambda: self._inner.get(ref, request, **conditions))
 
     @asynccontextmanager
     async def stream(

@@ -6,14 +6,15 @@ moved is rebased onto the new tip, unless the two conflict.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
-from app.concurrency import retry_conflicts
+from app.concurrency import bounded_gather, retry_conflicts
 from app.errors import (
     BadBodyError,
     ClockSkewError,
@@ -36,18 +37,21 @@ from app.formats.icechunk.changes import (
 from app.formats.icechunk.commit import Outcome, apply_changes
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.conflicts import Conflict, Policy, rebase
-from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from app.formats.icechunk.repo_writer import Amended, FutureError, NewCommit, moment_after
 from app.formats.icechunk.snapshot import StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog, merge_logs
+from app.formats.icechunk.transaction_log import (
+    TransactionLog,
+    TransactionLogDecoder,
+    merge_logs,
+)
 from app.formats.icechunk.write_ids import WriteId, check_metadata, find_write, marked
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.logs import Log, decoded, logs_of, read_logs
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
-from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
+from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from app.resolve.icechunk.staging import ChunkFiles, Staging, new_object_id
 from app.storage.contract import CONFLICT
 from app.storage.contract import Conflict as LostSwap
@@ -206,7 +210,7 @@ async def commit_edits(
     is_listed = await opened.decode_in_thread(
         opened.repo, lambda: info.snapshot(parent_id) is not None
     )
-    parent = await opened.snapshot(parent_id) if is_listed else None
+    parent = await read_snapshot(opened.repository, parent_id, opened.fetch) if is_listed else None
     if parent is None:
         raise UnknownRefError(f"there is no snapshot {parent_id}")
     changes = await asyncio.to_thread(
@@ -255,17 +259,20 @@ class CommitBuilder:
         snapshot = await asyncio.to_thread(self._snapshot, tip, base, outcome)
         log = outcome.log
         if request.amend:
-            (amended,) = await read_logs(opened, [Log(tip.snapshot_id, is_pruned=False)])
+            (amended,) = await _read_logs(opened, [_Log(tip.snapshot_id, is_pruned=False)])
             if amended is not None:
                 log = await asyncio.to_thread(merge_logs, amended, log)
         await self._staging.write_snapshot(snapshot, log)
         return PreparedCommit(tip.snapshot, self._change(tip, snapshot))
 
     async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
-        if (found := await self.opened.snapshot(tip.snapshot_id)) is None:
-            name = self.opened.repository.file("snapshots", decoded(tip.snapshot_id))
+        if (found := await self._read_snapshot(tip.snapshot_id)) is None:
+            name = self.opened.repository.file("snapshots", _decoded(tip.snapshot_id))
             raise DamagedError(name, "does not exist, and the repository lists it")
         return found
+
+    async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
+        return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*, the snapshot of *tip*.
@@ -279,7 +286,7 @@ class CommitBuilder:
         if chain is None:
             self._refuse(tip_id, "parent_not_in_history")
         logs = await self._read_logs(chain, tip_id)
-        if (parent := await opened.snapshot(request.parent_id)) is None:
+        if (parent := await self._read_snapshot(request.parent_id)) is None:
             self._refuse(tip_id, "parent_not_in_history")
         rebased = await opened.decode_in_thread(
             opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
@@ -290,12 +297,12 @@ class CommitBuilder:
         raise CommitConflictError(request.parent_id, tip_id, conflicts)
 
     async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
-        wanted, found, nbytes = list(logs_of(chain)), list[TransactionLog](), 0
+        wanted, found, nbytes = list(_logs_of(chain)), list[TransactionLog](), 0
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
             try:
-                logs = await read_logs(self.opened, batch)
+                logs = await _read_logs(self.opened, batch)
             except DamagedError:
                 logs = [None]
             for log in logs:
@@ -395,3 +402,45 @@ def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotIn
             return chain[::-1]
         chain.append(each)
     return None
+
+
+class _Log(NamedTuple):
+    """Name of a log."""
+
+    snapshot_id: str
+    is_pruned: bool
+    """True if its snapshot has expired, so that the log may be deleted too."""
+
+
+def _logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
+    """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
+    for info in chain:
+        for pruned in info.pruned_ancestor_tx_logs:
+            yield _Log(encode_id(pruned), is_pruned=True)
+        yield _Log(info.snapshot_id, is_pruned=False)
+
+
+async def _read_logs(
+    opened: OpenedRepository, wanted: Sequence[_Log]
+) -> list[TransactionLog | None]:
+    """Read logs concurrently; `None` for those that were deleted with their expired snapshots.
+
+    Raises: `DamagedError` if another one does not exist.
+    """
+    return await bounded_gather(partial(_read_log, opened), wanted, limit=len(wanted) or 1)
+
+
+async def _read_log(opened: OpenedRepository, wanted: _Log) -> TransactionLog | None:
+    repository, object_id = opened.repository, _decoded(wanted.snapshot_id)
+    decode = TransactionLogDecoder(wanted.snapshot_id, repository.limit_nbytes)
+    log = await repository.read("transactions", object_id, decode, opened.fetch)
+    if log is None and not wanted.is_pruned:
+        name = repository.file("transactions", object_id)
+        raise DamagedError(name, "does not exist, so that the changes of the snapshot are unknown")
+    return log
+
+
+def _decoded(snapshot_id: str) -> bytes:
+    if (object_id := decode_id(snapshot_id)) is None:
+        raise ValueError(f"not an id: {snapshot_id}")
+    return object_id

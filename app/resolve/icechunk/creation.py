@@ -70,7 +70,6 @@ async def _check_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
 
 
 async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
-    """Read the time of the first snapshot that another attempt has written."""
     found = await swaps.store.get(ref)
     if not isinstance(found, Found):
         raise ConflictError(f"{ref} was deleted during the creation of a repository")

@@ -40,8 +40,6 @@ async def read_history(
     """Read up to *limit* snapshots that led to *ref*, or those before the snapshot *after*.
 
     With *after*, pages continue in its ancestors even if *ref* was moved.
-
-    Raises: `UnknownRefError`.
     """
     start = await opened.find(ref)
     infos: list[SnapshotInfo] = []
@@ -50,24 +48,18 @@ async def read_history(
         if info.snapshot_id == after:
             continue
         if len(infos) == limit or nbytes > _METADATA_NBYTES:
-            return HistoryPage(await _tell(opened, infos), infos[-1].snapshot_id)
+            return HistoryPage(await _decode(opened, infos), infos[-1].snapshot_id)
         infos.append(info)
         nbytes += sum(len(value) for _, value in info.metadata.items)
-    return HistoryPage(await _tell(opened, infos), None)
+    return HistoryPage(await _decode(opened, infos), None)
 
 
-async def _tell(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
-    return await opened.decode_in_thread(opened.directory, lambda: list(map(_ancestor, infos)))
+async def _decode(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
+    def decode(info: SnapshotInfo) -> Ancestor:
+        metadata = info.metadata.decode()
+        return Ancestor(info.snapshot_id, info.parent_id, info.message, info.flushed_at, metadata)
 
-
-def _ancestor(info: SnapshotInfo) -> Ancestor:
-    return Ancestor(
-        snapshot_id=info.snapshot_id,
-        parent_id=info.parent_id,
-        message=info.message,
-        flushed_at=info.flushed_at,
-        metadata=info.metadata.decode(),
-    )
+    return await opened.decode_in_thread(opened.directory, lambda: list(map(decode, infos)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,6 @@ class RefTip:
     snapshot_id: str
     message: str
     flushed_at: datetime | None
-    """`None` if the snapshot does not exist."""
 
 
 async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:

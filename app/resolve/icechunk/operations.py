@@ -58,7 +58,6 @@ class OperationsPage:
 
 class _Position(NamedTuple):
     name: str | None
-    """In ``overwritten/``; `None` for ``repo``."""
     before: datetime | None
 
 
@@ -81,19 +80,19 @@ async def read_operations(
         ref = _file(opened, place.name)
         if (info := await _read(opened, place.name, ref)) is None:
             return OperationsPage(operations, None, f"{ref} does not exist")
-        tell = partial(_tell, info, place, newer, limit - len(operations))
-        told = await opened.decode_in_thread(ref, tell)
-        operations += told.operations
-        if told.is_all and info.repo_before_updates is None:
+        decode = partial(_decode, info, place, newer, limit - len(operations))
+        page = await opened.decode_in_thread(ref, decode)
+        operations += page.operations
+        if page.is_all and info.repo_before_updates is None:
             return OperationsPage(operations, None, None)
         last = operations[-1].updated_at if operations else place.before
-        if not told.is_all:
+        if not page.is_all:
             return OperationsPage(operations, _spell(_Position(place.name, last)), None)
-        place, newer = _Position(info.repo_before_updates, last), told.oldest or newer
+        place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
     return OperationsPage(operations, _spell(place), None)
 
 
-def _tell(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
+def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
     """Return up to *limit* operations of a file, all of which must be older than *newer*.
 
     Raises: `DecodeError` if one is not, so that no file is read twice.
@@ -127,7 +126,6 @@ def _file(opened: OpenedRepository, name: str | None) -> ObjectRef:
 
 
 async def _read(opened: OpenedRepository, name: str | None, ref: ObjectRef) -> RepoInfo | None:
-    """Read ``repo``, or a backup; `None` if that does not exist."""
     if (info := await opened.info()) is None:
         raise UnknownRepositoryError(
             f"{opened.directory} follows version 1 of the format, which has no log of operations"
@@ -149,7 +147,6 @@ def _spell(place: _Position) -> str:
 
 
 def _parse(after: str | None) -> _Position:
-    """Parse the end of a page, or a time."""
     if after is None:
         return _Position(None, None)
     text, separator, name = after.partition(_SEPARATOR)

@@ -1,7 +1,7 @@
 """Branches, tags, containers and status of a repository, listed and changed."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -15,7 +15,6 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.refs import unescape
@@ -28,7 +27,7 @@ from app.formats.icechunk.repo_writer import (
     TagCreated,
     TagDeleted,
 )
-from app.formats.icechunk.virtual import Allowed, is_allowed
+from app.formats.icechunk.virtual import is_allowed
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
@@ -87,7 +86,6 @@ class ContainerReport:
     url_prefix: str
     store: str
     allowed: bool
-    """True if this service follows references to it."""
 
 
 async def read_branches(opened: OpenedRepository, after: str | None, limit: int) -> BranchPage:
@@ -120,17 +118,13 @@ async def list_containers(root: Root, path: str) -> list[ContainerReport | Damag
     except DamagedError as damage:
         return [DamageReport(path, str(damage.ref), damage.reason)]
     allowed = opened.repository.allowed
-    return [_container(each, allowed) for each in containers]
-
-
-def _container(container: VirtualContainer, allowed: Sequence[Allowed]) -> ContainerReport:
-    name, url = container.name, container.url_prefix
-    is_followed = is_allowed(url, allowed)
-    return ContainerReport(name, _without_secrets(url), container.store, allowed=is_followed)
+    return [
+        ContainerReport(name, _without_secrets(url), store, is_allowed(url, allowed))
+        for name, url, store in ((each.name, each.url_prefix, each.store) for each in containers)
+    ]
 
 
 async def _deleted_tags(opened: OpenedRepository) -> list[str]:
-    """Read the names of deleted tags; version 1 has a file for each."""
     if (info := await opened.info()) is not None:
         return await opened.decode_in_thread(opened.repo, info.deleted_tags)
     names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
@@ -182,10 +176,7 @@ class RefChanges:
         return await self.swaps.update(self.opened, plan)
 
     async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> Named:
-        """Move a branch that meets *demand* to another snapshot.
-
-        Raises: `BadBodyError`, `PreconditionFailedError`, `UnknownRefError`; see `RepoSwaps`.
-        """
+        """Move a branch that meets *demand* to another snapshot."""
         plan = partial(_plan_reset, name, _object_id(snapshot_id), demand)
         return await self.swaps.update(self.opened, plan)
 

@@ -49,7 +49,6 @@ class Planned[T](NamedTuple):
     answer: T
     """Result of `RepoSwaps.update`, once the change is made."""
     change: RepoChange | None = None
-    """`None` if the change was made before."""
 
 
 class _Prepared[T](NamedTuple):
@@ -179,10 +178,7 @@ SKEW_S: Final = 600
 
 
 async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> None:
-    """Check that *written*, an object whose PUT began at *now_s*, has about that time.
-
-    Raises: `ClockSkewError`, `StorageError`.
-    """
+    """Check that *written*, an object whose PUT began at *now_s*, has about that time."""
     stat = await store.stat(written)
     if stat is None or stat.modified_s is None:
         return

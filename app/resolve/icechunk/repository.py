@@ -93,21 +93,12 @@ class OpenedRepository:
         Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. Without
         ``@`` it is the name of a branch or, if no such branch exists, the id of a snapshot. The
         empty string is ``main``.
-
-        Raises: `UnknownRefError`.
         """
         await self.info()
         for ref, _ in parse_ref(spelled or MAIN.name):
             if (found := await self.repository.refs.resolve(ref, self.fetch)) is not None:
                 return found.snapshot_id
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
-
-    async def snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
-        """Read a complete snapshot; return `None` if it does not exist.
-
-        Raises: `DamagedError`, `StorageError`.
-        """
-        return await read_snapshot(self.repository, snapshot_id, self.fetch)
 
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
         """Yield a snapshot, then its parent, and so on.
@@ -175,10 +166,7 @@ async def open_repository(root: Root, path: str) -> OpenedRepository:
 async def read_snapshot(
     repository: Repository, snapshot_id: str, fetch: Fetch
 ) -> StoredSnapshot | None:
-    """Read a complete snapshot of *repository*; return `None` if it does not exist.
-
-    Raises: `DamagedError`, `StorageError`.
-    """
+    """Read a complete snapshot of *repository*; return `None` if it does not exist."""
     if (object_id := decode_id(snapshot_id)) is None:
         return None
     decode = StoredSnapshotDecoder(object_id, repository.limit_nbytes)

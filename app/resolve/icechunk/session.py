@@ -114,25 +114,16 @@ class Session:
         return None if self._view is None else self._view.parent
 
     async def read(self) -> SessionDocument:
-        """Read the current document.
-
-        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
-        """
+        """Read the current document."""
         return self.require_live(await self.documents.read())
 
     async def refresh(self) -> SessionView:
-        """Read the current document, and return its view.
-
-        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
-        """
+        """Read the current document, and return its view."""
         await self.read()
         return await self.view()
 
     async def view(self) -> SessionView:
-        """Return the view of the document last read.
-
-        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
-        """
+        """Return the view of the document last read."""
         while True:
             document = self.require_live(self.documents.known)
             if self._view is not None and self._viewed is document:
@@ -146,10 +137,7 @@ class Session:
                 self._view, self._viewed = view, document
 
     async def change(self, change: Change) -> None:
-        """Replace the document of an open session.
-
-        Raises: the errors of *change*, `ConflictError`, `UnknownSessionError`, `BusyError`.
-        """
+        """Replace the document of an open session."""
         parent = (await self.view()).parent
 
         def edit(document: SessionDocument | None) -> SessionDocument:
@@ -165,10 +153,7 @@ class Session:
             await self.change(lambda view: view.session)
 
     def require_live(self, document: SessionDocument | None) -> SessionDocument:
-        """Return *document* if the session exists and has not ended.
-
-        Raises: `UnknownSessionError`.
-        """
+        """Return *document* if the session exists and has not ended."""
         if document is None or isinstance(document.state, Discarded):
             raise UnknownSessionError(f"there is no session {self.location.session_id}")
         if document.expires_at_s <= self.clock():
@@ -199,10 +184,7 @@ class Session:
         return found
 
     async def find_chunk(self, view: SessionView, address: ChunkAddress) -> FoundChunk:
-        """Look up a chunk in the journal, then in the parent.
-
-        Raises: `DamagedError`, `NotAllowedError`, `StorageError`.
-        """
+        """Look up a chunk in the journal, then in the parent."""
         node, coords = address
         if is_journaled(view.session):
             stored = await self.journal.get(address)
@@ -227,10 +209,7 @@ class Session:
     async def write_chunk(
         self, view: SessionView, address: ChunkAddress, data: bytes, expected: Expected
     ) -> ETag | Conflict:
-        """Write a chunk and return its version; once this returns, the chunk is in the commit.
-
-        Raises: `BadBodyError`, `BusyError`, `ConflictError`, `UnknownSessionError`, `StorageError`.
-        """
+        """Write a chunk and return its version; once this returns, the chunk is in the commit."""
         require_open(view.session)
         if not data:
             raise BadBodyError("a chunk must have at least one byte")
@@ -266,10 +245,7 @@ class Session:
         return None
 
     async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
-        """Look up a chunk of the parent, and return its manifest and its reference.
-
-        Raises: `DamagedError`, `StorageError`.
-        """
+        """Look up a chunk of the parent, and return its manifest and its reference."""
         node, coords = address
         if node.chunks is None or not node.manifests:
             return None
@@ -278,7 +254,6 @@ class Session:
     async def _put_entry(
         self, address: ChunkAddress, entry: Entry, expected: Expected
     ) -> Conflict | None:
-        """Write a journal entry, and make sure that it will be committed."""
         lost = await self.journal.put(address, entry, expected=expected)
         if lost is None:
             await self._confirm(address, entry)
@@ -329,10 +304,7 @@ class Session:
 
 
 def require_open(document: SessionDocument) -> None:
-    """Check that a write made now will be part of the commit.
-
-    Raises: `BusyError`, `ConflictError`.
-    """
+    """Check that a write made now will be part of the commit."""
     match document.state:
         case Open():
             return

@@ -77,14 +77,9 @@ class SessionCommit:
     key: str | None
     """Idempotency key; without one any commit of the session is the result."""
     _owner: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
-    """Identifies the holder of the lease."""
 
     async def run(self) -> CommitResult:
-        """Commit the session, or wait for another request that does, and return the result.
-
-        Raises: `CommitConflictError`, `ConflictError`, `UnknownSessionError`, `BusyError`, and
-        the errors of *commit*.
-        """
+        """Commit the session, or wait for another request that does, and return the result."""
         pauses = poll_pauses()
         while True:
             view = await self.session.refresh()
@@ -114,8 +109,12 @@ class SessionCommit:
                 await self._reopen()
             raise
         except Exception:
-            with suppress(ShardgateError):
-                await self._end_lease()
+            with suppress(ShardgateError):  # the next request takes over and learns the outcome
+                await self._set_state(
+                    lambda state, now_s: (
+                        Sealed(now_s, self._owner) if self._is_owner(state) else state
+                    )
+                )
             raise
         await self._mark_committed(made, attempt)
         return made
@@ -180,11 +179,6 @@ class SessionCommit:
             return replace(document, state=OPEN, attempt=document.attempt + 1)
 
         await self.session.documents.edit(edit)
-
-    async def _end_lease(self) -> None:
-        await self._set_state(
-            lambda state, now_s: Sealed(now_s, self._owner) if self._is_owner(state) else state
-        )
 
     async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
         """Mark the session; if that fails, the next request to commit it finds the snapshot.

@@ -16,6 +16,7 @@ from app.concurrency import (
     Backoff,
     SingleFlight,
     bounded_gather,
+    resolve,
     retry_conflicts,
     run_in_thread,
     yield_to_loop,
@@ -90,19 +91,6 @@ class _PendingEdit:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    def finish(self, document: SessionDocument | None) -> None:
-        if not self.done.done():
-            self.done.set_result(document)
-
-    def fail(self, error: BaseException) -> None:
-        if self.done.done():
-            return
-        if isinstance(error, Exception):
-            self.done.set_exception(error)
-            self.done.exception()  # or asyncio logs it if the caller has left
-        else:
-            self.done.cancel()
-
 
 class SessionDocumentStore:
     """Reads and replaces one session document, one operation at a time.
@@ -127,18 +115,13 @@ class SessionDocumentStore:
         return None if self._known is None else self._known.document
 
     async def read(self) -> SessionDocument | None:
-        """Read the current document; return `None` if it does not exist.
-
-        Raises: `DamagedError`, `StorageError`.
-        """
+        """Read the current document; return `None` if it does not exist."""
         return await self._flights.run(("read", self._reads), self._read_locked)
 
     async def edit(self, edit: Edit) -> SessionDocument | None:
         """Replace the document by the result of *edit*, and return the document afterwards.
 
         *edit* is first called with the document last known, and again after each lost race.
-
-        Raises: the errors of *edit*, `BusyError`, `DamagedError`, `StorageError`.
         """
         pending = _PendingEdit(edit)
         self._pending.append(pending)
@@ -192,7 +175,7 @@ class SessionDocumentStore:
                 )
             except BaseException as error:
                 for each in batch:
-                    each.fail(error)
+                    resolve(each.done, error)
                 if not isinstance(error, Exception):
                     raise
 
@@ -208,7 +191,7 @@ class SessionDocumentStore:
                 document = each.edit(document) or document
                 applied.append((each, document))
             except Exception as error:  # noqa: BLE001  the caller of this edit gets it
-                each.fail(error)
+                resolve(each.done, error)
         if document is not None and document is not before:
             is_long = document.nbytes > _IN_THREAD_NBYTES
             data = await run_in_thread(encode_session, document, is_long=is_long)
@@ -219,7 +202,7 @@ class SessionDocumentStore:
                 return etag
             self._known = _VersionedDocument(document, etag)
         for each, result in applied:
-            each.finish(result)
+            resolve(each.done, result)
         return None
 
 
@@ -254,10 +237,7 @@ class SessionJournal:
         return self._location.entries(address.node.node_id).join(f"{folder:x}/{name}")
 
     async def get(self, address: ChunkAddress, etag: ETag | None = None) -> StoredEntry | None:
-        """Read an entry; *etag* is its current version if that was just listed.
-
-        Raises: `DamagedError`, `StorageError`.
-        """
+        """Read an entry; *etag* is its current version if that was just listed."""
         ref = self.ref(address)
         known = self._cache.get(ref)
         if known is not None and known.etag == etag:

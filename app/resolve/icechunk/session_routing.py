@@ -41,8 +41,8 @@ class RoutedSession(NamedTuple):
     def rest(self, key: str) -> VirtualKey:
         return VirtualKey(key.removeprefix(self.lead))
 
-    def inner(self, given: KeyWrite) -> KeyWrite:
-        return given._replace(key=self.rest(given.key))
+    def inner(self, write: KeyWrite) -> KeyWrite:
+        return write._replace(key=self.rest(write.key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,7 @@ class SessionRouter:
     fetch: ReadCache
 
     async def find(self, dataset: Dataset, key: str) -> RoutedSession | None:
-        """Open the session that *key* belongs to; return `None` for all other keys.
-
-        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
-        """
+        """Open the session that *key* belongs to; return `None` for all other keys."""
         if not names_session(key):
             return None
         claimed = await dataset.containers.claimed(dataset.root, VirtualKey(key), self.fetch)
@@ -147,10 +144,10 @@ class SessionWriter(Writer):
         self._router = router
         self._inner = inner
 
-    async def put(self, dataset: Dataset, given: KeyWrite) -> ETag | None:
-        if (routed := await self._router.find(dataset, given.key)) is None:
-            return await super().put(dataset, given)
-        inner = routed.inner(given)
+    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        if (routed := await self._router.find(dataset, write.key)) is None:
+            return await super().put(dataset, write)
+        inner = routed.inner(write)
         if await routed.store.is_whole_chunk(inner.key):
             return await self._inner.put_whole(routed.dataset, inner)
         return await self._inner.put(routed.dataset, inner)
@@ -163,10 +160,10 @@ class SessionWriter(Writer):
         else:
             await self._inner.demand_place(routed.dataset, routed.rest(key), headers)
 
-    async def put_each(self, dataset: Dataset, given: Sequence[KeyWrite]) -> list[Outcome]:
+    async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
         """Write many keys; in sessions documents come first, since chunks need their array."""
         by_session: defaultdict[str | None, list[KeyWrite]] = defaultdict(list)
-        for each in given:
+        for each in writes:
             by_session[session_prefix(each.key)].append(each)
         outcomes: dict[VirtualKey, Outcome] = {}
         for prefix, some in by_session.items():
@@ -182,7 +179,7 @@ class SessionWriter(Writer):
                 part = [each for each in some if (node_path(each.key) is not None) is is_document]
                 written = await self._inner.put_each(routed.dataset, list(map(routed.inner, part)))
                 outcomes |= _by_key(part, written)
-        return [outcomes[each.key] for each in given]
+        return [outcomes[each.key] for each in writes]
 
 
 class SessionEraser(Eraser):
@@ -203,5 +200,5 @@ class SessionEraser(Eraser):
         return await self._inner.erase(routed.dataset, rest) if rest else 0
 
 
-def _by_key(given: Sequence[KeyWrite], outcomes: Sequence[Outcome]) -> dict[VirtualKey, Outcome]:
-    return {each.key: outcome for each, outcome in zip(given, outcomes, strict=True)}
+def _by_key(writes: Sequence[KeyWrite], outcomes: Sequence[Outcome]) -> dict[VirtualKey, Outcome]:
+    return {each.key: outcome for each, outcome in zip(writes, outcomes, strict=True)}

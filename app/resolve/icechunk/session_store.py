@@ -56,7 +56,7 @@ from app.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from app.storage.spans import assemble, plan_spans
+from app.storage.spans import assemble, plan_spans, stream_of
 
 _READS_AT_ONCE: Final = 4
 _LISTED_AT_ONCE: Final = 256
@@ -113,7 +113,7 @@ class SessionStore:
             raise VersionChangedError(ref)
         check_condition(ref, if_match, entity.etag, None)
         if isinstance(source := entity.source, Inline):
-            yield _single_piece(source.data[byte_range.start : byte_range.stop])
+            yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
         inner, condition = source.byte_range.narrow(byte_range), condition_of(source.version)
         async with self.session.store.stream(source.ref, inner, if_match=condition) as pieces:
@@ -192,8 +192,6 @@ class SessionStore:
         return count
 
     async def _change(self, path: str, expected: Expected, change: Change) -> bool:
-        """Change nodes if the one at *path* is in the version *expected*."""
-
         def checked(view: SessionView) -> SessionDocument:
             node = view.node(path)
             if not is_as_expected(None if node is None else node.etag, expected):
@@ -233,7 +231,6 @@ class SessionStore:
         return found.data
 
     async def _joined(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> bytes:
-        """Join *pieces*; byte ranges are read from the version *expected*."""
         spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
         if not spans:
             return b"".join(piece for piece in pieces if isinstance(piece, bytes))
@@ -246,10 +243,6 @@ class SessionStore:
 
 
 def _require_chunk(view: SessionView, key: str) -> ChunkAddress:
-    """Return the chunk that *key* names.
-
-    Raises: `BadKeyError`, `ConflictError` if the array does not exist.
-    """
     if (address := view.address(key)) is not None:
         return address
     node, rest = view.around(key)
@@ -263,14 +256,7 @@ def _require_chunk(view: SessionView, key: str) -> ChunkAddress:
     raise BadKeyError(f"{key} is neither a zarr.json nor a chunk; repositories hold nothing else")
 
 
-async def _single_piece(data: bytes) -> AsyncIterator[bytes]:
-    if data:
-        yield data
-
-
 class _NodeKeys(NamedTuple):
-    """Contiguous keys of a node: its document, or all its chunks."""
-
     start: str
     node: ViewedNode
     is_document: bool
@@ -278,15 +264,12 @@ class _NodeKeys(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _SessionListing:
-    """One listing of the keys of *view* that lie in *window*."""
-
     session: Session
     view: SessionView
     window: Window
     bucket: str
 
     async def run(self) -> AsyncGenerator[Listed]:
-        """Yield keys in byte order, and common prefixes without a size."""
         folded, window = None, self.window
         for part in await asyncio.to_thread(self._parts):
             if (start := window.fold(part.start)) is None:

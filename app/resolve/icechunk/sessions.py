@@ -46,8 +46,9 @@ from app.resolve.icechunk.session_objects import (
     list_sessions,
 )
 from app.resolve.icechunk.session_store import SessionStore
+from app.resolve.icechunk.staging import put_new
 from app.resolve.metadata_cache import ReadCache, SizedLRUCache
-from app.storage.contract import ABSENT, Conflict, ObjectStore
+from app.storage.contract import ObjectStore
 from app.storage.wrappers import StoreWrapper
 
 LIFETIME_S: Final = 24 * 3600.0
@@ -122,11 +123,7 @@ class Sessions:
         self.stores = SessionStores()
 
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
-        """Create a session at the tip of *branch*, and return its id and document.
-
-        Raises: `UnknownRefError`, `ReadOnlyError`, `LockedError`, `ClockSkewError`,
-        `UnwritableError`, `StorageError`.
-        """
+        """Create a session at the tip of *branch*, and return its id and document."""
         await self._store.verify_conditional_writes(opened.directory)
         self._fetch.forget(opened.repo)
         info = await opened.writable_info()
@@ -141,9 +138,7 @@ class Sessions:
         )
         session_id = encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))
         name = SessionLocation(opened.directory, session_id).document
-        made = await self._store.put(name, [encode_session(document)], expected=ABSENT)
-        if isinstance(made, Conflict):
-            raise BusyError(f"{name}: a session of this random id exists already")
+        await put_new(self._store, name, encode_session(document))
         try:
             await demand_clock(self._store, name, now_s)
         except ClockSkewError:
@@ -155,10 +150,7 @@ class Sessions:
         return session_id, document
 
     async def open(self, repository: Repository, session_id: str, fetch: Fetch) -> SessionStore:
-        """Open a session and read its document; its parent may no longer exist.
-
-        Raises: `UnknownSessionError`, `DamagedError`, `StorageError`.
-        """
+        """Open a session and read its document; its parent may no longer exist."""
         if decode_id(session_id) is None:
             raise UnknownSessionError(f"there is no session {session_id}")
         root = _root_of(repository, session_id)

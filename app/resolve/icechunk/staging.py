@@ -66,10 +66,7 @@ class Staging:
         self._staged: dict[bytes, StagedArray] = {}
 
     async def write_manifests(self, applied: Applied, config: Config) -> list[StagedArray]:
-        """Write the new manifests of all changed arrays.
-
-        Raises: `DamagedError`, `ConflictError`, `BusyError`, `StorageError`.
-        """
+        """Write the new manifests of all changed arrays."""
         opened = self._opened
         splitting = await opened.decode_in_thread(
             opened.repo, lambda: parse_splitting(config.splitting)
@@ -135,8 +132,7 @@ class Staging:
     async def _put(self, new: tuple[ObjectRef, bytes]) -> None:
         name, data = new
         demand_readable(name, data, self._opened.repository.limit_nbytes)
-        if isinstance(await self._store.put(name, [data], expected=ABSENT), Conflict):
-            raise BusyError(f"{name}: an object of this random id exists already")
+        await put_new(self._store, name, data)
 
 
 class ChunkFiles:
@@ -166,10 +162,7 @@ class ChunkFiles:
     async def lengths(
         self, opened: OpenedRepository, info: RepoInfo, wanted: Mapping[bytes, int]
     ) -> Mapping[bytes, int]:
-        """Return the lengths in bytes of those chunk files of *wanted* that exist.
-
-        Raises: `DamagedError`, `StorageError`.
-        """
+        """Return the lengths in bytes of those chunk files of *wanted* that exist."""
         known = {each: self._known.get((opened.directory, each)) for each in wanted}
         found = {each: length for each, length in known.items() if length is not None}
         if found:
@@ -212,15 +205,16 @@ class ChunkFiles:
 
 
 async def put_chunk_file(store: ObjectStore, repository: Repository, data: bytes) -> bytes:
-    """Write a chunk file under a new random id, and return the id.
-
-    Raises: `BusyError`, `UnwritableError`, `StorageError`.
-    """
+    """Write a chunk file under a new random id, and return the id."""
     chunk_id = new_object_id()
-    name = repository.file("chunks", chunk_id)
+    await put_new(store, repository.file("chunks", chunk_id), data)
+    return chunk_id
+
+
+async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:
+    """Write an object whose name has a random id."""
     if isinstance(await store.put(name, [data], expected=ABSENT), Conflict):
         raise BusyError(f"{name}: an object of this random id exists already")
-    return chunk_id
 
 
 def new_object_id() -> bytes:

@@ -133,10 +133,7 @@ class Opening[C: Choice]:
 
 
 class BodyReader:
-    """Reads the bytes of entities: more than *stream_bytes* in pieces.
-
-    Gzip is inflated up to *decoded_bytes*.
-    """
+    """Reads the bytes of entities, more than *stream_bytes* in pieces; inflates gzip."""
 
     def __init__(
         self, store: ObjectReader, chunks: ChunkReader, *, stream_bytes: int, decoded_bytes: int
@@ -158,10 +155,7 @@ class BodyReader:
         return whole[wanted.start : wanted.stop]
 
     async def read(self, held: ByteReservation, entity: Entity, wanted: ByteRange | None) -> Body:
-        """Read the bytes *wanted* of *entity*, reserved in *held*.
-
-        Raises: `VersionChangedError`, `StorageError`, `BusyError`.
-        """
+        """Read the bytes *wanted* of *entity*, reserved in *held*; raise if the version is gone."""
         data = self.at_hand(entity, wanted)
         if data is not None or wanted is None or isinstance(entity.source, Inline):
             return data or b""
@@ -178,10 +172,7 @@ class BodyReader:
         return await self._chunks.read(chunk, keep=is_whole)
 
     async def inflate(self, held: ByteReservation, entity: Entity) -> Entity:
-        """Read and inflate *entity*, and return the entity of the inflated bytes.
-
-        Raises: `DamagedError` for invalid or too much gzip; see `read` for others.
-        """
+        """Inflate *entity*. Raises: `DamagedError` for invalid or too much gzip, and as `read`."""
         source = cast("Stored", entity.source)
         try:
             data = await self._inflate(held, entity)

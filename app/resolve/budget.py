@@ -34,10 +34,7 @@ class ByteBudget:
         return self._held
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
-        """Reserve *nbytes* for a holder of *held_nbytes*, until `release`.
-
-        Raises: `BusyError` if they do not fit within *wait_s*.
-        """
+        """Reserve *nbytes*; raise `BusyError` if they do not fit within *wait_s*."""
         if self._fits(nbytes, held_nbytes) and (held_nbytes or not self._waiting):
             self._held += nbytes
             return

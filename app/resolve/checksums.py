@@ -214,10 +214,7 @@ def _windows_of(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
 
 
 def _with_rest(steps: Iterator[_Step], whole: ByteRange) -> Iterator[_Step]:
-    """Insert the ranges that are not kept, so that all of *whole* is read in its old order.
-
-    Ranges kept in another order are read twice.
-    """
+    """Insert the ranges that are not kept; ranges kept in another order are read twice."""
     at = whole.start
     for step in steps:
         if isinstance(step, _OldRange):

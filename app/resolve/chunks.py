@@ -116,10 +116,7 @@ class ChunkReader:
         return data
 
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
-        """Read exactly the bytes of *chunk*, and cache them if *keep*.
-
-        Raises: `VersionChangedError` if the object has another version now, `StorageError`.
-        """
+        """Read exactly the bytes of *chunk*, and cache them if *keep*; raise if it was replaced."""
         if not chunk.byte_range.length:
             return b""
         pending = self._pending.get(chunk)

@@ -59,10 +59,7 @@ class PassThrough:
 
 @dataclass(frozen=True, slots=True)
 class MissingArray(PassThrough):
-    """Layout of a key that is named like a chunk but belongs to no array.
-
-    An object of that name is not served: it may be a shard.
-    """
+    """Layout of a key named like a chunk that belongs to no array; no object is served for it."""
 
     fault: DamagedError | None = None
     """Raised for reads, where consolidated metadata describe the array."""
@@ -95,7 +92,7 @@ class Containers:
     ) -> tuple[Layout, VirtualKey]:
         """Return the container of *key*, and the rest of *key* within it.
 
-        Raises: `MetadataMissingError` where *key* may belong to a container whose marker was seen.
+        Raises: `MetadataMissingError` where *key* may belong to a container that existed before.
         """
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed

@@ -179,10 +179,7 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
 
 
 async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
-    """Describe the shard in the object *key*; `None` if it does not exist.
-
-    Raises: `BadKeyError` if *key* cannot be a shard's; see `report_index`.
-    """
+    """Describe the shard in *key*, `None` if absent; raise `BadKeyError` if it is no shard's."""
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.named(rest) if shards is not None else None
@@ -198,10 +195,7 @@ async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
 
 
 def report_index(survey: Survey) -> IndexReport:
-    """Compute the statistics of a shard.
-
-    Raises: `DamagedError` for an index that cannot be decoded, or an entry out of bounds.
-    """
+    """Compute the statistics of a shard; raise `DamagedError` for an invalid index."""
     table, whole = survey.table(), survey.whole
     if table.faults:
         raise DamagedError(whole.ref, table.faults[0].reason)

@@ -190,10 +190,7 @@ class _ListedFolder:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Walks the keys below a root, in the order of their bytes, as far as *cursor* wants them.
-
-    The keys are those of stored objects, and those that indexes and manifests name.
-    """
+    """Walks the keys of stored objects, indexes and manifests in byte order, led by *cursor*."""
 
     root: Root
     cursor: Cursor
@@ -457,9 +454,7 @@ def _entry(key: str, place: Location | Listed) -> ListedKey:
             return ListedKey(key, byte_range.length, None)
         case Referenced(Stored() | Inline() as source, by, is_lasting):
             entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
-        case Stored() | Inline() as source:
-            entity = Entity.at(source)
-        case Gzipped(source):
+        case (Stored() | Inline() as source) | Gzipped(source):
             entity = Entity.at(source)
         case _:
             return ListedKey(key, None, None)

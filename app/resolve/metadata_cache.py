@@ -76,10 +76,7 @@ class SizedLRUCache[K: Hashable, V](LRUCache[K, V]):
 
 
 class MetadataCache(SizedLRUCache[Hashable, Any]):
-    """Cache of everything decoded or found out, with a budget for decoding in progress.
-
-    Values have the attribute ``nbytes``.
-    """
+    """Cache of values with the attribute ``nbytes``, and a budget for decoding in progress."""
 
     def __init__(
         self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
@@ -174,17 +171,11 @@ class ReadCache:
         return self._put(ref, stat, asked_at)
 
     def put(self, read: Read[Any], known: Versioned[Any]) -> None:
-        """Cache *known* as the result of *read*, after the object has just been written.
-
-        The entry is dated a moment later than now, to be newer than a `forget` of now.
-        """
+        """Cache *known*, just written, as the result of *read*; newer than a `forget` of now."""
         self._put(read, known, nextafter(self.clock(), inf))
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
-        """Outdate everything cached of *ref*, unless that was done since *known_at*.
-
-        Of many concurrent readers that find an object replaced only the first outdates it.
-        """
+        """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
         if self._forgotten_at(ref) < known_at:
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
@@ -202,10 +193,7 @@ class ReadCache:
         self._markers.pop(ref, None)
 
     def _check_absence(self, ref: ObjectRef, asked_at: float) -> None:
-        """Return if the marker *ref*, missing at *asked_at*, may be taken for absent.
-
-        Raises: `MetadataMissingError` until it has been missing for `ttl_s`.
-        """
+        """Raise `MetadataMissingError` until the marker *ref* has been missing for `ttl_s`."""
         if (missing_since := self._markers.get(ref)) is None:
             return
         if missing_since == inf:
@@ -364,10 +352,7 @@ class FreshnessTracker:
         return min([(use.asked_at, r.ref) for r, use in uses if use.is_present], default=None)
 
     def known_before(self, began_at: float, present_s: float, absent_s: float) -> list[Read[Any]]:
-        """Return the reads that at *began_at* were older than a limit in seconds.
-
-        The limit is *present_s* for objects that were present, *absent_s* for absent ones.
-        """
+        """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
         limits = {True: present_s, False: absent_s}
         uses = self._uses.items()
         return [r for r, use in uses if use.asked_at < began_at - limits[use.is_present]]

@@ -31,10 +31,7 @@ async def perform[T: Weighable](
     known: ETag | None = None,
     decoding: ByteBudget | None = None,
 ) -> Versioned[T] | NotModified | None:
-    """Perform *read*, see `Fetch`; `NotModified` if the object still has the ETag *known*.
-
-    Memory for large reads is reserved in *decoding*.
-    """
+    """Perform *read*; `NotModified` if the ETag is *known*. Large reads reserve in *decoding*."""
     request = read.request
     held = ByteReservation(decoding or ByteBudget(2**63, wait_s=0))
     try:

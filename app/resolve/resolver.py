@@ -133,9 +133,6 @@ class Resolver:
         case; of an object that is served unchanged it saves the request for the size. If *choose*
         returns `None` for gzip, it is called again with the inflated entity. The bytes are
         reserved in *held* until the block ends.
-
-        Raises: `VersionChangedError` if the object changes during each attempt, `StorageError`,
-        `DamagedError`, `BusyError`.
         """
 
         async def attempt(held: ByteReservation) -> Opened[C] | None:
@@ -245,10 +242,7 @@ class Resolver:
             after = page.after
 
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
-        """List up to *limit* keys of *window*.
-
-        Raises: `StorageError`, a ``lasting`` one if the store cannot list; `DamagedError`.
-        """
+        """List up to *limit* keys of *window*; a lasting `StorageError` means: no listing."""
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
@@ -275,10 +269,7 @@ class Resolver:
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
     async def _part(self, part: Part, look_up: _LookUp) -> Entity:
-        """Resolve *part* in the current version of its object.
-
-        Raises: `DamagedError` if the object is missing, too short, or not the referenced one.
-        """
+        """Resolve *part* in the current version; raise `DamagedError` if that does not fit."""
         ref, place, condition = part
         request = _clip(_inside(look_up.reading, place), self._stream_bytes)
         if request is None and condition is not None and place.length:
@@ -302,10 +293,7 @@ class Resolver:
         look_up: _LookUp,
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:
-        """Return size and version of *ref*, if possible from a read of *request*.
-
-        A cached stat does not say whether the object fulfils a *condition*.
-        """
+        """Return size and version of *ref*, cached or, for a *condition*, read with *request*."""
         cached, first = (self._fetch.cached_stat(ref) if condition is None else None), None
         if cached is None and request is not None:
             await look_up.held.reserve(request.length)
@@ -319,10 +307,7 @@ class Resolver:
     async def _first_read(
         self, ref: ObjectRef, request: ByteRequest, condition: UnmodifiedSince | None
     ) -> tuple[CachedRead, Found | None]:
-        """Read the first bytes of an object, and cache its size and version.
-
-        Raises: `DamagedError` if it does not fulfil *condition*.
-        """
+        """Read the first bytes, and cache size and version; raise unless *condition* holds."""
         asked_at = self._clock()
         try:
             found = await self._store.get(ref, request, if_match=condition)

@@ -31,8 +31,8 @@ from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
-_ABANDONED_S: Final = 24 * 3600.0
-_DONE_S: Final = 3600.0
+_UPLOAD_MAX_AGE_S: Final = 24 * 3600.0
+_RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
 
@@ -118,10 +118,7 @@ class Uploads:
     async def complete(
         self, upload: Upload, completion: Completion, held: ByteReservation
     ) -> ETag | None:
-        """Write the key as `Writer.put` does; the body is reserved in *held*.
-
-        The same request within an hour gets the same answer.
-        """
+        """Write the key as `Writer.put` does; for an hour a repetition gets the same answer."""
         location = await self._locate(upload)
         try:
             record = await self._check_open(location, upload.key)
@@ -219,7 +216,7 @@ class Uploads:
         now_s = self._clock()
         if now_s < self._next_sweep_s.get(root, 0):
             return
-        self._next_sweep_s[root] = now_s + _DONE_S
+        self._next_sweep_s[root] = now_s + _RECORD_MAX_AGE_S
         with suppress(StorageError):
             stale = await self._stale(root, now_s)
             await self._remove(stale)
@@ -233,10 +230,10 @@ class Uploads:
             upload_id, _, kind = each.ref.key.removeprefix(folder.key).partition(".")
             if (parsed := _ID.fullmatch(upload_id)) is None:
                 continue
-            if (began_s := int(parsed[1], 16)) > now_s - _DONE_S or len(stale) == _SWEPT:
+            if (began_s := int(parsed[1], 16)) > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
                 break
             age_s = now_s - (each.modified_s or began_s)
-            if age_s > (_DONE_S if kind == "done" else _ABANDONED_S):
+            if age_s > (_RECORD_MAX_AGE_S if kind == "done" else _UPLOAD_MAX_AGE_S):
                 stale.append(each.ref)
         return stale
 

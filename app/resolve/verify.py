@@ -242,10 +242,7 @@ async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
 
 
 async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:
-    """List the stored *shards*, or yield all possible ones where the store cannot list.
-
-    Raises: `StorageError`, a lasting one where too many are possible.
-    """
+    """List the stored *shards*, or yield all possible ones where the store cannot list."""
     try:
         async for name in list_names(root.store, root.ref.join(container), shards.prefix):
             if (shard := shards.named(name)) is not None:

@@ -219,12 +219,7 @@ class Writer:
         self._rewrites = rewrites
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
-        """Write one key, and return its new version, `None` if it was deleted.
-
-        Raises: `PreconditionFailedError`, `BadKeyError`, `BadBodyError`, `UnknownCodingError`,
-        `ConflictError`, `ReadOnlyError`, `UnwritableError`, `DamagedError`, `StorageError`,
-        `BusyError`.
-        """
+        """Write one key, and return its new version, `None` if it was deleted."""
         await self._store.verify_conditional_writes(dataset.root)
         target = await self._target(dataset, write, self._fetch.clock())
         if not isinstance(target, Slot):
@@ -248,10 +243,7 @@ class Writer:
         await self._target(dataset, KeyWrite(key, b"", headers), self._fetch.clock())
 
     async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
-        """Write many keys, those of a shard in one rewrite, and return the outcome of each.
-
-        The last write of a key wins.
-        """
+        """Write many keys, those of a shard in one rewrite; the last write of a key wins."""
         await self._store.verify_conditional_writes(dataset.root)
         began_at = self._fetch.clock()
         outcomes: dict[VirtualKey, Outcome] = {}

@@ -38,8 +38,6 @@ def clamp(
 
     Only an empty range may begin at the end. With a condition, a range outside the object means
     that the object has changed, since the caller knew the size.
-
-    Raises: `RangeNotSatisfiedError`, `VersionChangedError`.
     """
     if isinstance(request, SuffixRange):
         start, stop = max(0, size - request.length), size
@@ -55,10 +53,7 @@ def clamp(
 
 
 def check_write(ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> None:
-    """Raise unless *ref* can name an object, and ranges among *pieces* have a version.
-
-    Raises: `BadKeyError`, `ValueError`.
-    """
+    """Raise `BadKeyError` for keys of no object, `ValueError` for ranges without a version."""
     name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)
     if name.endswith("/") or TEMPORARY in name:
         raise BadKeyError(f"{ref.key!r} cannot be the key of an object")

@@ -61,10 +61,7 @@ class Target:
         return re.split("[?#]", self._url, maxsplit=1)[0]
 
     def redirected(self, location: str) -> Self:
-        """Resolve ``Location``, decoded as Latin-1; never from TLS to plain text.
-
-        Raises: `BadUrlError`.
-        """
+        """Resolve ``Location``, decoded as Latin-1; raise `BadUrlError`, also for leaving TLS."""
         try:
             url = urljoin(self._url, quote(location, _RESERVED, "latin-1"))
         except ValueError:

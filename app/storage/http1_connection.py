@@ -18,10 +18,7 @@ _FIRST_FINAL_STATUS: Final = 200
 
 
 class ExchangeError(Exception):
-    """A request without a valid response; there are `TimeoutError` and `OSError` too.
-
-    No text repeats a URL, which may hold a signature.
-    """
+    """A request without a valid response; no text repeats a URL, which may hold a signature."""
 
 
 class ForbiddenAddressError(ExchangeError):
@@ -102,10 +99,7 @@ class Response:
         return self._head_nbytes > 0
 
     async def begin(self) -> None:
-        """Wait for the head; a later failure is raised where the body is read.
-
-        Raises: `NoAnswerError`, `BadAnswerError`, `OSError`, `TimeoutError`.
-        """
+        """Wait for the head; a later failure is raised where the body is read."""
         await self._arrival(self._wanted)
         if not self.has_head and self._failure is not None:
             raise self._failure
@@ -273,11 +267,7 @@ class Connection(asyncio.Protocol):
     def send(
         self, message: bytes, response: Response, on_end: Callable[["Connection"], None]
     ) -> None:
-        """Send a request, and feed *response*.
-
-        *on_end* is called when the exchange has ended; another may follow if the connection
-        `is_open`.
-        """
+        """Send a request, feed *response*, and call *on_end* when the exchange has ended."""
         self._response, self._on_end = response, on_end
         self._heard_at = self.loop.time()
         if self._transport is None or self._transport.is_closing():

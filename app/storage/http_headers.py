@@ -80,10 +80,7 @@ def is_strong(etag: str) -> bool:
 
 
 def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether the only content coding of the stored object is gzip.
-
-    ``aws-chunked`` is the framing of an upload, which some servers keep.
-    """
+    """Return whether gzip is the only coding, apart from the framing ``aws-chunked``."""
     if (coding := headers.get(b"content-encoding")) is None:
         return False
     return [c for c in coding.lower().replace(b" ", b"").split(b",") if c != b"aws-chunked"] in (

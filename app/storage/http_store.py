@@ -121,10 +121,7 @@ class WebGuard:
         self._look_up = look_up
 
     async def resolve(self, origin: Origin) -> Sequence[str]:
-        """Return the public addresses of *origin*.
-
-        Raises: `ForbiddenAddressError` if there is none, `OSError`.
-        """
+        """Return the public addresses of *origin*; raise `ForbiddenAddressError` if none."""
         if origin == self._root.origin and _is_literal(origin.host):
             return [origin.host]
         found = await self._look_up(origin.host, origin.port)
@@ -133,10 +130,7 @@ class WebGuard:
         return public
 
     def follow(self, target: Target) -> None:
-        """Return if a redirect to *target* stays below the prefix, segment by segment.
-
-        Raises: `ForbiddenAddressError`.
-        """
+        """Raise `ForbiddenAddressError` if a redirect to *target* leaves the prefix."""
         if target.origin != self._root.origin:
             scheme, host, port = target.origin
             raise ForbiddenAddressError(f"redirected to another server, {scheme}://{host}:{port}")

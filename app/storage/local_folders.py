@@ -56,10 +56,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder, which is advisory.
-
-        Raises: `TimeoutError`, `OSError` if the file system has no such locks.
-        """
+        """Hold the advisory lock of the folder; raise `OSError` if there are no such locks."""
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while not try_lock(self.fd):
             if time.monotonic() > deadline:
@@ -71,10 +68,7 @@ class Folder:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def status(self, name: bytes) -> os.stat_result | None:
-        """Return the status of the file *name*, `None` if there is none.
-
-        Raises: `IsADirectoryError` if it is anything but a regular file.
-        """
+        """Return the status of a regular file, `None` if absent; raise `IsADirectoryError` else."""
         try:
             status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -135,10 +129,7 @@ class NewFile:
         return os.fstat(self.fd)
 
     def link(self, name: bytes) -> bool | None:
-        """Link the file to a name without a lock; return whether the name was free.
-
-        Returns `None` if the file cannot be linked.
-        """
+        """Link the file to a name; return whether it was free, `None` if links are impossible."""
         source = b"/proc/self/fd/%d" % self.fd
         try:
             os.link(source, name, dst_dir_fd=self.folder.fd, follow_symlinks=True)
@@ -231,10 +222,7 @@ def make_folders(folder: bytes, names: list[bytes]) -> None:
 
 
 def remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
-    """Remove the innermost of the nested folders *names*, and its parents that are then empty.
-
-    *folder* itself and links stay. The removals are durable.
-    """
+    """Remove the innermost of nested folders, and its parents that are then empty, durably."""
     while names:
         try:
             os.rmdir(b"/".join((folder, *names)))  # noqa: PTH106
@@ -247,10 +235,7 @@ def remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
 
 
 def sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
-    """Make a removal in the nested folders *names* durable, of which some may be gone.
-
-    Raises: `FileNotFoundError` if *folder* is gone too.
-    """
+    """Make a removal in nested folders durable; raise `FileNotFoundError` if *folder* is gone."""
     while True:
         try:
             with Folder.opened(b"/".join((folder, *names))) as opened:

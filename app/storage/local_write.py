@@ -69,13 +69,8 @@ class LocalWriter:
         with ExitStack() as stack:
             folders = _OpenFolders(stack, self._sweep)
             files = [_FileCreation(each, folders, stack) for each in wanted]
-            steps = (
-                _FileCreation.begin,
-                _FileCreation.flush,
-                _FileCreation.link,
-                _FileCreation.settle,
-            )
-            for step in steps:
+            kind = _FileCreation
+            for step in (kind.begin, kind.flush, kind.link, kind.settle):
                 for file in files:
                     file.attempt(step)
             return [file.created for file in files]

@@ -91,10 +91,7 @@ class _OpenObject:
 
 
 class CloudStore(ReadOnlyStore):
-    """Reads objects of ``gs://bucket`` or ``az://container``.
-
-    Azure has no suffix ranges: a suffix costs two requests there.
-    """
+    """Reads ``gs://bucket`` or ``az://container``; a suffix costs two requests in Azure."""
 
     def __init__(self, scheme: str, settings: StoreSettings, *, timeout_s: float = 10.0) -> None:
         """Raise `ConfigurationError` for settings that *scheme* does not have."""

@@ -113,10 +113,7 @@ class S3Client:
         return await self._created("read")
 
     async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer | Refusal:
-        """Send one request about *ref*, which may take long.
-
-        Raises: `StorageError` if there is no response, or no such bucket.
-        """
+        """Send one request about *ref*; raise without a response, or without the bucket."""
         with translated(ref):
             client = await self._created("write")
             try:

@@ -223,9 +223,9 @@ class MultipartWriter:
             await upload.fill(parts)
             outcome = await self._swap(write, upload.complete)
         except VersionChangedError:
-            return CONFLICT, upload.moved
+            return CONFLICT, upload.notice
         else:
-            return outcome, upload.moved
+            return outcome, upload.notice
         finally:
             if not isinstance(outcome, str):
                 await upload.abort()
@@ -247,9 +247,9 @@ class MultipartWriter:
                 MetadataDirective="REPLACE",
                 **write.headers,
             )
-            return await self._swap(write, send), upload.moved
+            return await self._swap(write, send), upload.notice
         except VersionChangedError:
-            return CONFLICT, upload.moved
+            return CONFLICT, upload.notice
         finally:
             await asyncio.shield(self._remove(temporary))
 
@@ -318,7 +318,7 @@ class _MultipartUpload:
         self._write = write
         self._id = ""
         self._parts: list[dict[str, Any]] = []
-        self.moved = WriteNotice()
+        self.notice = WriteNotice()
 
     async def fill(self, parts: Sequence[Part]) -> None:
         begun = await self._writer.send(self._ref, "create_multipart_upload", **self._write.headers)
@@ -361,7 +361,7 @@ class _MultipartUpload:
             CopySourceRange=f"bytes={part.start}-{part.stop - 1}",
             CopySourceIfMatch=str(self._write.expected),
         )
-        self.moved = self.moved._replace(copied=self.moved.copied + part.length)
+        self.notice = self.notice._replace(copied=self.notice.copied + part.length)
         return str(answer["CopyPartResult"]["ETag"])
 
     async def _send(self, number: int, part: Sequence[Piece]) -> str:
@@ -369,8 +369,8 @@ class _MultipartUpload:
         answer = await self._writer.send(
             self._ref, "upload_part", UploadId=self._id, PartNumber=number, Body=body
         )
-        sent, already_fetched, copied = self.moved
-        self.moved = WriteNotice(sent + len(body), already_fetched + fetched, copied)
+        sent, already_fetched, copied = self.notice
+        self.notice = WriteNotice(sent + len(body), already_fetched + fetched, copied)
         return str(answer["ETag"])
 
 

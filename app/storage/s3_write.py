@@ -171,8 +171,8 @@ class S3Writer:
             return None
         if len(parts) <= 1 or len(write.ref.key.encode()) > _MAX_KEY_NBYTES:
             return None
-        etag, moved = await self._multipart.put(write, parts, features.swap_request)
-        self._options.on_write("copy" if moved.copied else "put", write.ref, moved)
+        etag, notice = await self._multipart.put(write, parts, features.swap_request)
+        self._options.on_write("copy" if notice.copied else "put", write.ref, notice)
         return etag
 
     async def _send(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
@@ -251,10 +251,7 @@ class ServerProbe:
         self._server = ""
 
     async def run(self) -> ServerFeatures:
-        """Return the features of the server.
-
-        Raises: `UnwritableError` if it would lose writes, `StorageError`.
-        """
+        """Return the server's features; raise `UnwritableError` if it would lose writes."""
         with suppress(StorageDeniedError):  # so it exists; some servers would create a bucket
             await self._policy.run(
                 self._ref,

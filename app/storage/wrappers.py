@@ -112,10 +112,7 @@ class GuardedStore(ReadOnlyStore, StoreWrapper):
     """
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
-        """Return the inner store.
-
-        Raises: `StorageDeniedError` if the key has a segment such as ``..``.
-        """
+        """Return the inner store; raise `StorageDeniedError` for segments such as ``..``."""
         if not all(map(is_plain, ref.key.split("/"))):
             raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
         return self._inner
@@ -157,10 +154,7 @@ class RetryPolicy:
         *,
         is_transient: Callable[[StorageError], bool] = is_transient,
     ) -> T:
-        """Return the result of *call*, repeated while it raises errors that are transient.
-
-        Raises: `StorageTimeoutError` at the deadline, else the error of the last attempt.
-        """
+        """Repeat *call* after transient errors; raise `StorageTimeoutError` at the deadline."""
         try:
             async with asyncio.timeout(self.deadline_s):
                 for attempt in range(self.attempts - 1):

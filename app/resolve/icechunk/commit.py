@@ -166,10 +166,7 @@ class Committer:
     async def _attempt(
         self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip
     ) -> CommitResult | BranchTip:
-        """Move the branch from *tip* to a new commit; return the new tip if it has moved.
-
-        After a storage error the file ``repo`` is read once more, to learn the outcome.
-        """
+        """Move the branch from *tip* to a new commit; return the new tip if it has moved."""
         opened, request = builder.opened, builder.request
         prepared = await builder.build(changes, tip)
 
@@ -275,10 +272,7 @@ class CommitBuilder:
         return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
-        """Turn *changes* of the parent into changes of *base*, the snapshot of *tip*.
-
-        Raises: `CommitConflictError`, also where the changes in between are unknown.
-        """
+        """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
         opened, request, tip_id = self.opened, self.request, tip.snapshot_id
         chain = await opened.decode_in_thread(
             opened.repo, lambda: _snapshots_between(tip.info, request.parent_id, tip_id)
@@ -392,10 +386,7 @@ def _report_conflict(conflict: Conflict) -> Mapping[str, object]:
 
 
 def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotInfo] | None:
-    """List the snapshots after *start* up to *stop*, earliest first.
-
-    Return `None` if *start* is no ancestor of *stop*.
-    """
+    """List the snapshots after *start* up to *stop*, earliest first; `None` if unrelated."""
     chain: list[SnapshotInfo] = []
     for each in info.ancestry(stop) or ():
         if each.snapshot_id == start:
@@ -423,10 +414,7 @@ def _logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
 async def _read_logs(
     opened: OpenedRepository, wanted: Sequence[_Log]
 ) -> list[TransactionLog | None]:
-    """Read logs concurrently; `None` for those that were deleted with their expired snapshots.
-
-    Raises: `DamagedError` if another one does not exist.
-    """
+    """Read logs concurrently; `None` for those deleted with their expired snapshots."""
     return await bounded_gather(partial(_read_log, opened), wanted, limit=len(wanted) or 1)
 
 

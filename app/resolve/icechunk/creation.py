@@ -56,10 +56,7 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
 
 
 async def _check_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
-    """Return if nothing is at *root* but objects that an unfinished attempt leaves.
-
-    Empty objects that are named like folders are ignored.
-    """
+    """Return if *root* is empty, but for an unfinished attempt and empty folder objects."""
     async for listed in swaps.store.list(root.prefix):
         name = listed.ref.key.removeprefix(root.prefix.key)
         if name == REPO:

@@ -37,10 +37,7 @@ class HistoryPage:
 async def read_history(
     opened: OpenedRepository, ref: str, after: str | None, limit: int
 ) -> HistoryPage:
-    """Read up to *limit* snapshots that led to *ref*, or those before the snapshot *after*.
-
-    With *after*, pages continue in its ancestors even if *ref* was moved.
-    """
+    """Read up to *limit* snapshots that led to *ref*, or ancestors of the snapshot *after*."""
     start = await opened.find(ref)
     infos: list[SnapshotInfo] = []
     nbytes = 0

@@ -70,10 +70,7 @@ class _FilePage(NamedTuple):
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
 ) -> OperationsPage:
-    """Read up to *limit* operations before *after*.
-
-    Raises: `UnknownRepositoryError` for version 1, which has no log, `BadParameterError`.
-    """
+    """Read up to *limit* operations before *after*; format version 1 has no log of them."""
     place, newer = _parse(after), None
     operations: list[Operation] = []
     for _ in range(_FILES_AT_ONCE):
@@ -93,10 +90,7 @@ async def read_operations(
 
 
 def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
-    """Return up to *limit* operations of a file, all of which must be older than *newer*.
-
-    Raises: `DecodeError` if one is not, so that no file is read twice.
-    """
+    """Return up to *limit* operations of a file; raise `DecodeError` unless older than *newer*."""
     operations: list[Operation] = []
     for update in info.updates():
         if newer is not None and update.updated_at >= newer:

@@ -51,7 +51,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DamagedName:
     """Branch or tag that cannot be decoded, and the reason."""
 
     name: str
@@ -63,7 +63,7 @@ class BranchPage:
     """Page of branches, by name."""
 
     branches: list[Named]
-    damaged: list[Fault]
+    damaged: list[DamagedName]
     next: str | None
 
 
@@ -72,7 +72,7 @@ class TagPage:
     """Page of tags, by name."""
 
     tags: list[Named]
-    damaged: list[Fault]
+    damaged: list[DamagedName]
     deleted: list[str]
     """All deleted tags; their names cannot be used again."""
     next: str | None
@@ -105,10 +105,7 @@ async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> 
 
 
 async def list_containers(root: Root, path: str) -> list[ContainerReport | DamageReport]:
-    """List the virtual chunk containers of the repository at *path*, if there is one.
-
-    URLs are shown without credentials and queries.
-    """
+    """List the virtual chunk containers of the repository at *path*; URLs without secrets."""
     try:
         opened = await open_repository(root, path)
         await opened.info()
@@ -137,10 +134,12 @@ def _page(refs: Mapping[str, str], after: str | None, limit: int) -> tuple[list[
     return page, names[limit - 1] if len(names) > limit else None
 
 
-def _faults(refs: Mapping[str, str]) -> list[Fault]:
+def _faults(refs: Mapping[str, str]) -> list[DamagedName]:
     """Return damaged refs, which only version 2 keeps beside others."""
     return (
-        [Fault(*fault) for fault in refs.faults.items()] if isinstance(refs, NamedSnapshots) else []
+        [DamagedName(*fault) for fault in refs.faults.items()]
+        if isinstance(refs, NamedSnapshots)
+        else []
     )
 
 
@@ -181,11 +180,7 @@ class RefChanges:
         return await self.swaps.update(self.opened, plan)
 
     async def delete_branch(self, name: str, demand: Demand | None) -> None:
-        """Delete a branch; its snapshots stay.
-
-        Raises: `ConflictError` for ``main``, `PreconditionFailedError`, `UnknownRefError`; see
-        `RepoSwaps`.
-        """
+        """Delete a branch other than ``main``; its snapshots stay."""
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
         await self.swaps.update(self.opened, partial(_plan_no_branch, name, demand))
@@ -201,10 +196,7 @@ class RefChanges:
         return await self.swaps.update(self.opened, plan)
 
     async def delete_tag(self, name: str) -> None:
-        """Delete a tag, whose name cannot be used again.
-
-        Raises: `ConflictError` if tags may not be deleted, `UnknownRefError`; see `RepoSwaps`.
-        """
+        """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""
         await self.swaps.update(self.opened, partial(_plan_no_tag, name))
 
     async def set_status(self, availability: Availability, reason: str | None) -> None:
@@ -214,10 +206,7 @@ class RefChanges:
 
 
 def demand_name(name: str) -> None:
-    """Check the name of a new branch or tag.
-
-    Raises: `BadBodyError` for names that no URL can contain, though the library admits them.
-    """
+    """Raise `BadBodyError` for names that no URL can contain, though the library admits them."""
     if _UNREACHABLE.search(name):
         raise BadBodyError(f"no ref is called {name!r}: no URL would lead to it")
     if len(name.encode()) > MAX_NAME_NBYTES:

@@ -58,10 +58,7 @@ class _Prepared[T](NamedTuple):
 
 
 class RepoSwaps:
-    """Changes ``repo``; readers in this process see the new file at once.
-
-    Changes of one repository run one after the other, as concurrent ones would only conflict.
-    """
+    """Changes ``repo``, one change of a repository at a time; readers here see it at once."""
 
     def __init__(
         self,

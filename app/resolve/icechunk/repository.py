@@ -52,10 +52,7 @@ class OpenedRepository:
         return self.directory.join(REPO)
 
     async def info(self) -> RepoInfo | None:
-        """Read the file ``repo``; return `None` for format version 1, which has no such file.
-
-        Raises: `OfflineError`, `UnknownRepositoryError` if the repository was deleted.
-        """
+        """Read the file ``repo``; return `None` for format version 1, which has no such file."""
         if not isinstance(self.repository.refs, RepoRefs):
             return None
         if (info := await self.repository.refs.info(self.fetch)) is None:
@@ -63,11 +60,7 @@ class OpenedRepository:
         return info
 
     async def writable_info(self) -> RepoInfo:
-        """Read the file ``repo`` of a repository that accepts writes.
-
-        Raises: `LockedError` if the repository is read-only or offline, `ReadOnlyError` for format
-        version 1, `UnknownRepositoryError`.
-        """
+        """Read ``repo``; raise `LockedError` or `ReadOnlyError` if it accepts no writes."""
         try:
             info = await self.info()
         except OfflineError as error:
@@ -78,10 +71,7 @@ class OpenedRepository:
         return info
 
     async def decode_in_thread[T](self, ref: ObjectRef, call: Callable[[], T]) -> T:
-        """Run *call*, which decodes further parts of the file *ref*, in a worker thread.
-
-        Raises: `DamagedError` where *call* raises `DecodeError`.
-        """
+        """Run *call* in a worker thread; raise `DamagedError` of *ref* for a `DecodeError`."""
         try:
             return await asyncio.to_thread(call)
         except DecodeError as error:
@@ -101,10 +91,7 @@ class OpenedRepository:
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
 
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
-        """Yield a snapshot, then its parent, and so on.
-
-        Raises: `UnknownRefError` if the snapshot does not exist.
-        """
+        """Yield a snapshot and its ancestors; raise `UnknownRefError` if it does not exist."""
         info = await self.info()
         listed = self._read_ancestry(snapshot_id)
         if info is not None:
@@ -128,12 +115,9 @@ class OpenedRepository:
                 yield each
 
     async def _read_ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
-        """Follow the parent ids in the snapshot files of format version 1.
-
-        Expiration rewrites snapshots that lose their parents, so no snapshot file is immutable.
-        """
+        """Follow the snapshot files of version 1, which are mutable: expiration rewrites them."""
         wanted: str | None = snapshot_id
-        seen: set[str] = set()
+        visited: set[str] = set()
         while wanted is not None and (object_id := decode_id(wanted)) is not None:
             limit = self.repository.limit_nbytes
             name = self.repository.file("snapshots", object_id)
@@ -141,13 +125,13 @@ class OpenedRepository:
             request = ByteRange(0, limit + 1)
             read = Read("snapshot-header", name, request, decode, memory_nbytes=memory_nbytes)
             found = await self.fetch(read)
-            if found is None and seen:
+            if found is None and visited:
                 raise DamagedError(name, "does not exist, and is the parent of a snapshot")
             if found is None:
                 return
             yield found.value.info
-            seen.add(wanted)
-            if (wanted := found.value.info.parent_id) in seen:
+            visited.add(wanted)
+            if (wanted := found.value.info.parent_id) in visited:
                 raise DamagedError(name, "a snapshot is its own ancestor")
 
 

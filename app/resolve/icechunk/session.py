@@ -97,16 +97,16 @@ class Session:
         self._lifetime_s = lifetime_s
         self._view: SessionView | None = None
         self._viewed: SessionDocument | None = None
-        self._weighed: tuple[SessionDocument | None, int] = None, 0
+        self._document_nbytes: tuple[SessionDocument | None, int] = None, 0
 
     @property
     def nbytes(self) -> int:
         """Estimate the bytes of memory held, without the parent."""
-        document, nbytes = self._weighed
+        document, nbytes = self._document_nbytes
         if document is not self.documents.known:
             document = self.documents.known
             nbytes = 0 if document is None else document.nbytes
-            self._weighed = document, nbytes
+            self._document_nbytes = document, nbytes
         return nbytes
 
     @property

@@ -150,10 +150,7 @@ class SessionCommit:
         return done
 
     async def _keep_lease(self) -> None:
-        """Renew the lease until cancelled.
-
-        Raises: `BusyError` if another request holds it, `StorageError` shortly before its end.
-        """
+        """Renew the lease until cancelled; raise when it is lost, or about to end."""
 
         def edit(state: State, now_s: float) -> State:
             return self._sealed(now_s) if self._is_owner(state) else state
@@ -222,8 +219,6 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 
     Entries outside of the current shape are left out, and deletions of chunks that the parent
     does not have.
-
-    Raises: `StorageUnavailableError` if a listed entry cannot be read, `DamagedError`.
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):

@@ -119,10 +119,7 @@ class SessionDocumentStore:
         return await self._flights.run(("read", self._reads), self._read_locked)
 
     async def edit(self, edit: Edit) -> SessionDocument | None:
-        """Replace the document by the result of *edit*, and return the document afterwards.
-
-        *edit* is first called with the document last known, and again after each lost race.
-        """
+        """Replace the document by the result of *edit*, which is called again after a lost race."""
         pending = _PendingEdit(edit)
         self._pending.append(pending)
         try:

@@ -69,10 +69,7 @@ class _VersionError(Exception):
 
 
 class SessionStore:
-    """Object store of one session, whose document was read when the request began.
-
-    *root* is the bucket of its keys among `SessionStores`.
-    """
+    """Object store of one session; *root* is the bucket of its keys among `SessionStores`."""
 
     def __init__(self, session: Session, root: ObjectRef) -> None:
         self.session = session
@@ -145,11 +142,7 @@ class SessionStore:
         expected: Expected,
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
-        """Write a document or a chunk.
-
-        Raises: `BadKeyError` for any other key, `BadBodyError`, `ConflictError`, `BusyError`,
-        `UnknownSessionError`, `StorageError`.
-        """
+        """Write a document or a chunk; raise `BadKeyError` for any other key."""
         if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a chunk reference has no headers")
         view = await self.session.view()

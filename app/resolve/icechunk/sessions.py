@@ -184,10 +184,7 @@ class Sessions:
         return {each: found for each, found in zip(ids, documents, strict=True) if found}
 
     async def discard(self, session: Session) -> None:
-        """End *session* and delete its document and journal; chunk files stay.
-
-        Raises: `BusyError` while it is being committed, `UnknownSessionError`.
-        """
+        """End *session* and delete its document and journal; raise `BusyError` during a commit."""
 
         def edit(document: SessionDocument | None) -> SessionDocument:
             document = session.require_live(document)

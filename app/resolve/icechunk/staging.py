@@ -1,6 +1,6 @@
 """Files written before a commit: chunks, manifests, snapshots and transaction logs.
 
-Nothing refers to them until the branch moves; those of abandoned commits are garbage.
+Nothing refers to them until the branch moves; those of failed commits are garbage.
 """
 
 import asyncio
@@ -117,10 +117,7 @@ class Staging:
         return StagedArray(rewrite, rewritten, tuple(each.file for each in made.new))
 
     async def write_snapshot(self, snapshot: StoredSnapshot, log: TransactionLog) -> None:
-        """Write a snapshot and its transaction log.
-
-        Raises: `ConflictError` for a file over the size limit, `BusyError`, `StorageError`.
-        """
+        """Write a snapshot and its log; raise `ConflictError` for a file over the size limit."""
         opened, object_id = self._opened, snapshot.object_id
         files = await asyncio.to_thread(
             lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
@@ -145,11 +142,7 @@ class ChunkFiles:
         )
 
     async def put(self, opened: OpenedRepository, body: bytes) -> bytes:
-        """Write a chunk file and return its id of 12 bytes.
-
-        Raises: `BadBodyError` for an empty body, `LockedError`, `ReadOnlyError` for format
-        version 1, `UnwritableError`, `StorageError`.
-        """
+        """Write a chunk file, which must not be empty, and return its id of 12 bytes."""
         if not body:
             raise BadBodyError(
                 "a chunk must have at least one byte: the library refuses empty ones"
@@ -186,10 +179,7 @@ class ChunkFiles:
         return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
 
     async def _list(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> dict[bytes, int]:
-        """Find *wanted*, whose names share their first letter, in a listing.
-
-        Ids are random, so a listing with many more names than wanted is given up early.
-        """
+        """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
         listed = self._store.list(opened.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
         found, left = dict[bytes, int](), set(wanted)
         for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):

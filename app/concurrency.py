@@ -19,10 +19,7 @@ _LARGE_NBYTES: Final = 1024**2
 async def bounded_gather[A, T](
     call: Callable[[A], Awaitable[T]], items: Sequence[A], /, *, limit: int = _LIMIT
 ) -> list[T]:
-    """Return the results of *call* for all *items*, in their order, running *limit* at a time.
-
-    Raises: the first exception of a call; the other calls are cancelled.
-    """
+    """Return *call* of all *items* in order, *limit* at a time; cancel the rest after an error."""
     results: dict[int, T] = {}
     waiting = iter(enumerate(items))
 

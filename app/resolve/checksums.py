@@ -77,11 +77,7 @@ class ChecksumWriter:
         return _length(step.place for step in steps if isinstance(step, _OldRange) and step.is_kept)
 
     async def run(self, store: ObjectReader, ref: ObjectRef, etag: ETag | None) -> list[Piece]:
-        """Return the pieces with checksums: bytes, and ranges of the version *etag* of *ref*.
-
-        Raises: `DamagedError` if an old checksum does not match bytes of which some would be
-        kept; `VersionChangedError`, `StorageError`.
-        """
+        """Return bytes with checksums, and ranges of version *etag*; verify old checksums."""
 
         async def read(span: ByteRange) -> bytes:
             found = await store.get(ref, span, if_match=etag)

@@ -90,10 +90,7 @@ class Containers:
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
-        """Return the container of *key*, and the rest of *key* within it.
-
-        Raises: `MetadataMissingError` where *key* may belong to a container that existed before.
-        """
+        """Return the container of *key*, and the rest of *key* within it."""
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
         found, rest, fault = await self._search(root, key, fetch)
@@ -178,10 +175,7 @@ class Containers:
     async def _is_stray(
         self, root: ObjectRef, key: VirtualKey, found: Layout, fetch: Fetch
     ) -> bool:
-        """Return whether *key*, which is named like a chunk, is known to belong to no array.
-
-        That is decided only where a format is configured. Arrays of Zarr v2 are passed through.
-        """
+        """Return whether *key*, named like a chunk, belongs to no array (if a format is set)."""
         if self.format == "auto" or not self.formats:
             return False
         if self.format != "zarr":

@@ -78,12 +78,7 @@ class Visited(NamedTuple):
 
 
 async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
-    """Open every container below *root*, parents first, then by name.
-
-    Where the store cannot list, the metadata of a container name the containers below it.
-
-    Raises: `StorageError`, also where there is neither listing nor such metadata.
-    """
+    """Open every container below *root*, parents first, by listing or by the metadata's names."""
     paths = [""]
     while paths:
         path = paths.pop()

@@ -68,10 +68,7 @@ async def _get(
 async def _decode[T: Weighable](
     store: ObjectReader, read: Read[T], found: Found, held: ByteReservation, unknown_nbytes: int
 ) -> Versioned[T]:
-    """Decode *found*, in a thread if that may take long, and read the rest of a long request.
-
-    *unknown_nbytes* is reserved where only the decoder finds out how much memory it takes.
-    """
+    """Decode *found*, in a thread if that may take long, and read the rest of a long request."""
     request, decode = read.request, read.decode
     stop = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
     is_complete = found.byte_range.stop >= stop

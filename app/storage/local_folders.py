@@ -114,10 +114,7 @@ class NewFile:
         self.fd = fd
 
     def set_time(self, old: os.stat_result | None) -> None:
-        """Set the modification time to now, and later than that of *old*.
-
-        Inode numbers are reused; so no two files of one name get the same version.
-        """
+        """Set the modification time to now, and later than *old*: inode numbers are reused."""
         before_ns = 0 if old is None else old.st_mtime_ns
         now_ns = max(time.time_ns(), before_ns + 1)
         os.utime(self.fd, ns=(now_ns, now_ns))
@@ -247,10 +244,7 @@ def sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
 
 
 def remove_if_empty(path: bytes) -> bool:
-    """Remove the folder *path* if only folders and temporary files of dead writers are below.
-
-    Raises: `OSError` if a temporary file is being written, or *path* is no folder.
-    """
+    """Remove a folder of only folders and temporary files; raise `OSError` for one in use."""
     folders = [path]
     for folder in folders:
         with os.scandir(folder) as entries:

@@ -62,10 +62,7 @@ class LocalWriter:
         self._lock = threading.Lock()
 
     def create(self, wanted: Sequence[NewObject]) -> list[Created]:
-        """Create *wanted* durably; the names in a folder are made durable once for all its files.
-
-        Returns `None` for names that exist, and if the file system has no unnamed files.
-        """
+        """Create *wanted* durably, each folder synced once; `None` for those to `replace`."""
         with ExitStack() as stack:
             folders = _OpenFolders(stack, self._sweep)
             files = [_FileCreation(each, folders, stack) for each in wanted]

@@ -141,10 +141,7 @@ class CloudStore(ReadOnlyStore):
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Page through the listing, and merge keys and prefixes of a page.
-
-        obstore lists whole folders: all at once with a delimiter, and always from the start.
-        """
+        """Page through the listing; obstore lists whole folders, and always from the start."""
         folder = prefix.key[: prefix.key.rfind("/") + 1]
         if folder and not _is_name(folder.removesuffix("/")):
             return
@@ -331,10 +328,7 @@ def _check_settings(scheme: str, settings: StoreSettings) -> None:
 
 
 def _open_client(bucket: str, settings: StoreSettings, silence: timedelta) -> AzureStore | GCSStore:
-    """Open a client of *bucket* without retries, which `RetryingStore` does.
-
-    Plain HTTP is allowed only to the endpoint in *settings*.
-    """
+    """Open a client without retries; plain HTTP is allowed only to the endpoint in *settings*."""
     kind, _, name = bucket.partition("://")
     url = settings.endpoint_url
     options: dict[str, Any] = {

@@ -143,10 +143,7 @@ async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class Presigner:
-    """Presigns one method for objects of one bucket, three times as fast as botocore.
-
-    botocore looks up the endpoint for each URL; here that is done once, with a sample key.
-    """
+    """Presigns URLs of one bucket with a single look-up of the endpoint, unlike botocore."""
 
     method: HttpMethod
     base: str

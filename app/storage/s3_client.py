@@ -66,10 +66,7 @@ type WriteIds = tuple[str, ...]
 
 
 class S3Client:
-    """A session of botocore, and its clients, which are created when they are first needed.
-
-    Writes have a client of their own, since a server may be silent for long while it copies.
-    """
+    """A session of botocore, with one client for reads and one, more patient, for writes."""
 
     def __init__(
         self,

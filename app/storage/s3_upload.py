@@ -207,10 +207,7 @@ class MultipartWriter:
     async def put(
         self, write: ObjectWrite, parts: Sequence[Part], swap_request: SwapRequest
     ) -> tuple[ETag | Conflict, WriteNotice]:
-        """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too.
-
-        Raises: `CannotCopyError`, `StorageError`.
-        """
+        """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too."""
         await self.sweep(write.ref)
         upload = self._complete if swap_request == "complete" else self._copy
         return await upload(write, parts)
@@ -257,10 +254,7 @@ class MultipartWriter:
         return await Swap(self.client, self._policy, write, send).run()
 
     async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
-        """Send an idempotent request until it is done.
-
-        Raises: `VersionChangedError`, `CannotCopyError`, `StorageError`.
-        """
+        """Send an idempotent request until it is done; raise `CannotCopyError` if unsupported."""
 
         async def attempt() -> S3Answer:
             answer = await self.client.send(ref, operation, **params)

@@ -290,10 +290,7 @@ class ServerProbe:
             raise self._unwritable(f"does not support {header}: {answer.code}")
 
     async def _verify_replacement(self, etag: ETag, **params: Any) -> None:
-        """Replace the version *etag*; a refusal may answer a repeated request that was done.
-
-        Servers also refuse for a moment while another request for the object is under way.
-        """
+        """Replace the version *etag*, repeatedly: servers also refuse during another request."""
         for _ in range(_TRIES):
             answer = await self._send("put_object", IfMatch=etag, **params)
             if not is_refused(answer):

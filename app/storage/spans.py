@@ -32,10 +32,7 @@ class Spans:
         self._read = read
 
     def take(self, piece: Piece) -> Iterator[bytes]:
-        """Yield the bytes of *piece*, whose range lies in one span.
-
-        Copies are made 1 MiB at a time: a longer one in a thread would hold the interpreter lock.
-        """
+        """Yield the bytes of *piece* in copies of 1 MiB, to hold the interpreter lock briefly."""
         if isinstance(piece, bytes):
             yield piece
             return

@@ -179,10 +179,7 @@ def _web_target(url: str) -> Target:
 
 
 def parse_root(url: str) -> ObjectRef:
-    """Parse the URL of a dataset, which may hold no secret since messages show it.
-
-    Raises: `ConfigurationError`.
-    """
+    """Parse the URL of a dataset, which may hold no secret since messages show it."""
     scheme, separator, rest = url.partition("://")
     if scheme == "file" and separator:
         path = Path(unquote(rest))

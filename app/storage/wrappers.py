@@ -106,10 +106,7 @@ def _unwritable(ref: ObjectRef) -> UnwritableError:
 
 
 class GuardedStore(ReadOnlyStore, StoreWrapper):
-    """Reads of virtual references: only plain keys are passed to *inner*, which stays open.
-
-    The caller joins keys to the root that was opened; a plain key cannot lead out of it.
-    """
+    """Reads virtual references by plain keys only, which cannot lead out of the root."""
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
         """Return the inner store; raise `StorageDeniedError` for segments such as ``..``."""
@@ -171,10 +168,7 @@ class RetryPolicy:
 
 
 class RetryingStore(StoreWrapper):
-    """Retries throttled, failed and truncated reads; never a stream that has begun, nor a write.
-
-    Writes are retried by the store itself, which can find out whether a failed one was done.
-    """
+    """Retries reads until they begin; stores retry their writes themselves."""
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy) -> None:
         super().__init__(inner)

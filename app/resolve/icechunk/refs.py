@@ -165,11 +165,7 @@ class RefChanges:
     opened: OpenedRepository
 
     async def create_branch(self, name: str, snapshot_id: str) -> Named:
-        """Create a branch at a snapshot.
-
-        Raises: `BadBodyError`, `ConflictError` if there is one of that name, `UnknownRefError`
-        for an unknown snapshot, and what `RepoSwaps.update` does.
-        """
+        """Create a branch at a snapshot; raise `ConflictError` if there is one of that name."""
         demand_name(name)
         plan = partial(_plan_branch, name, _object_id(snapshot_id))
         return await self.swaps.update(self.opened, plan)
@@ -186,11 +182,7 @@ class RefChanges:
         await self.swaps.update(self.opened, partial(_plan_no_branch, name, demand))
 
     async def create_tag(self, name: str, snapshot_id: str) -> Named:
-        """Create a tag at a snapshot.
-
-        Raises: `BadBodyError`, `ConflictError` if there is or was one of that name, or tags may not
-        be created; `UnknownRefError` for an unknown snapshot; see `RepoSwaps`.
-        """
+        """Create a tag at a snapshot; raise `ConflictError` if there is or was one of that name."""
         demand_name(name)
         plan = partial(_plan_tag, name, _object_id(snapshot_id))
         return await self.swaps.update(self.opened, plan)

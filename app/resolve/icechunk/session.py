@@ -260,13 +260,7 @@ class Session:
         return lost
 
     async def _confirm(self, address: ChunkAddress, entry: Entry) -> None:
-        """Check that *entry*, written before this call, is or will be in the commit.
-
-        The entry may have come before or after the reads of a commit under way; the snapshot shows
-        which.
-
-        Raises: `ConflictError` if the commit does not have it, `BusyError` if that is unknown.
-        """
+        """Check that *entry*, written before this call, is or will be in the commit."""
         pauses, view = poll_pauses(), await self.refresh()
         while isinstance(state := view.session.state, Sealed):
             if state.until_s + _GRACE_S < self.clock():

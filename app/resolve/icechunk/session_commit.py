@@ -178,10 +178,7 @@ class SessionCommit:
         await self.session.documents.edit(edit)
 
     async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
-        """Mark the session; if that fails, the next request to commit it finds the snapshot.
-
-        A session that another request has reopened may have new writes, and stays open.
-        """
+        """Mark the session unless it was reopened; a later request finds an unmarked commit."""
 
         def edit(document: SessionDocument | None) -> SessionDocument:
             document = self.session.require_live(document)

@@ -47,19 +47,16 @@ class OpenShard(Protocol):
     @property
     def etag(self) -> ETag:
         """The version of the object."""
-        ...
 
     @property
     def size(self) -> int:
         """Of the object, in bytes."""
-        ...
 
     def lookup(self, entry: Entry) -> ByteRange | None:
         """Return the range in the object of *entry*, one of those it was opened for.
 
         Raises: `DamagedError`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,6 @@ class ShardRewriter[O: OpenShard](Protocol):
     @property
     def ref(self) -> ObjectRef:
         """The object."""
-        ...
 
     def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
         """Return the stored form of *body*, the chunk *entry* that a client sent; may be slow.
@@ -94,7 +90,6 @@ class ShardRewriter[O: OpenShard](Protocol):
 
         Raises: `BadBodyError` for what cannot be this chunk, `UnknownCodingError`.
         """
-        ...
 
     async def open(self, entries: Several[Entry], fetch: Fetch) -> O | None:
         """Read the indexes that a change of *entries* needs; `None` if there is no such shard.
@@ -102,7 +97,6 @@ class ShardRewriter[O: OpenShard](Protocol):
         Raises: `DamagedError` where stored chunks would be lost, `ConflictError` for a form of
         shard that is not written.
         """
-        ...
 
     def plan(self, old: O | None, changes: Mapping[Entry, bytes | None]) -> NewShard | None:
         """Plan the shard with *changes*; `None` empties an entry. Pure; may be slow.
@@ -111,11 +105,9 @@ class ShardRewriter[O: OpenShard](Protocol):
 
         Raises: `DamagedError`, `ConflictError` where the shard cannot be written.
         """
-        ...
 
     def plan_empty(self) -> NewShard:
         """Plan a shard without any chunk, for a store that cannot delete one version only."""
-        ...
 
 
 class Slot(NamedTuple):
@@ -134,7 +126,6 @@ class Translator(Protocol):
         Raises: `BadBodyError` for an invalid document, `ConflictError` for changes that the
         stored shards do not allow.
         """
-        ...
 
 
 class Document(NamedTuple):
@@ -162,32 +153,27 @@ class Layout(Protocol):
 
         Raises: `DamagedError` where an index contradicts itself or its object.
         """
-        ...
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written, stored or not.
 
         Raises: `BadKeyError` where there can be no such chunk, `ReadOnlyError`, `DamagedError`.
         """
-        ...
 
     def encloses(self, key: VirtualKey) -> bool:
         """Return whether *key*, or a prefix, can lie in no container further down."""
-        ...
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
         """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard.
 
         Raises: `DamagedError`.
         """
-        ...
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Return how *directory*, empty or with a final slash, is listed.
 
         Raises: `DamagedError`.
         """
-        ...
 
     async def names(self, _prefix: VirtualKey, _fetch: Fetch) -> Sequence[Name] | None:
         """Return the names right below a prefix; by default `None`, for its `ListingRules`."""
@@ -197,11 +183,9 @@ class Layout(Protocol):
         self, fetch: Fetch, listing: Listing
     ) -> Sequence[Collection | DamagedError]:
         """Describe the contents of the container itself; damaged parts are errors."""
-        ...
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         """Return the shards that *key*, of a chunk or a shard, belongs to."""
-        ...
 
     def expects(self, _path: str) -> bool:
         """Return whether the metadata describe a sharded array at a path below; by default no."""
@@ -218,19 +202,15 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """The name in settings and answers: ``zarr``."""
-        ...
 
     def claim(self, key: VirtualKey) -> int | None:
         """Return where *key* goes on as only keys in containers of this format do."""
-        ...
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
         """Return the translator of the document *name* in *directory*, if it needs one."""
-        ...
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory*; `None` if it has no marker of this format.
 
         Raises: `DamagedError` for a marker that cannot be understood.
         """
-        ...

@@ -31,15 +31,12 @@ class Dialect[S: Weighable](Protocol):
 
         Raises: `DecodeError` for what is of this dialect and contradicts itself.
         """
-        ...
 
     def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
         """Open the container at *directory* that *spec* describes."""
-        ...
 
     def translator(self, directory: ObjectRef) -> Translator | None:
         """Return the translator of a marker in *directory*; `None` leaves it to other dialects."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +148,10 @@ class Shown(Protocol):
     @property
     def served(self) -> bytes:
         """The document that clients see."""
-        ...
 
     @property
     def is_rewritten(self) -> bool:
         """True if `served` differs from the stored document."""
-        ...
 
 
 def show[S: Shown](document: Versioned[S]) -> Inline:

@@ -136,7 +136,6 @@ class ListNames(Protocol):
 
         Raises: `StorageError`, a ``lasting`` one where the store cannot list.
         """
-        ...
 
 
 class RunInThread(Protocol):
@@ -144,7 +143,6 @@ class RunInThread(Protocol):
 
     async def __call__[*Ts, T](self, call: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Return the result of *call*."""
-        ...
 
 
 class BoundedGather(Protocol):
@@ -154,7 +152,6 @@ class BoundedGather(Protocol):
         self, call: Callable[[A], Awaitable[T]], each: Sequence[A], /
     ) -> list[T]:
         """Return the results of *call*, in the order of *each*."""
-        ...
 
 
 class ListingIO(NamedTuple):

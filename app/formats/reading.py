@@ -17,7 +17,6 @@ class Weighable(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the value holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +82,3 @@ class Fetch(Protocol):
         Raises: `DamagedError` where *read.decode* fails or a `Fixed` version does not hold,
         `VersionChangedError` where another one does not, and any `StorageError`.
         """
-        ...

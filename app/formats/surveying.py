@@ -70,44 +70,35 @@ class Survey(Protocol):
     @property
     def whole(self) -> Stored:
         """The object of the shard, or the part of one."""
-        ...
 
     @property
     def indexes(self) -> Sequence[ByteRange]:
         """Ranges of the indexes in the shard, disjoint."""
-        ...
 
     @property
     def index_location(self) -> str:
         """The end of the shard at which the first index lies: ``start`` or ``end``."""
-        ...
 
     @property
     def checksummed(self) -> Sequence[ByteRange]:
         """Parts of the shard that end in the CRC-32C of their other bytes."""
-        ...
 
     @property
     def count(self) -> int:
         """Approximate number of entries, an estimate of the work of `table`."""
-        ...
 
     def table(self) -> Table:
         """Decode and check all entries."""
-        ...
 
     def key(self, entry: Entry) -> VirtualKey:
         """Return the virtual key of *entry*, relative to the container."""
-        ...
 
     @property
     def inner(self) -> "Callable[[Entry], Shard] | None":
         """Returns the shard of an entry; `None` where entries are chunks."""
-        ...
 
     def check(self, entry: Entry, data: bytes) -> str | None:
         """Return the fault of *data*, the bytes of the chunk *entry*, if there is any."""
-        ...
 
 
 class Shard(Protocol):
@@ -116,19 +107,16 @@ class Shard(Protocol):
     @property
     def ref(self) -> ObjectRef:
         """The object of the shard; a survey has the actual one."""
-        ...
 
     @property
     def key(self) -> VirtualKey:
         """The virtual key of its first chunk, relative to the container, or its own key."""
-        ...
 
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the indexes; `None` if there is no such shard.
 
         Raises: the errors of *fetch*, and `DamagedError` where no index can be found.
         """
-        ...
 
 
 class Shards(Protocol):
@@ -137,19 +125,15 @@ class Shards(Protocol):
     @property
     def prefix(self) -> str:
         """The prefix of the shards: empty, or with a final slash."""
-        ...
 
     def named(self, key: str) -> Shard | None:
         """Return the shard that is stored under *key*; `None` if it cannot be one."""
-        ...
 
     def holding(self, key: VirtualKey) -> Shard | None:
         """Return the shard of the chunk *key*; `None` if it names no chunk."""
-        ...
 
     def every(self) -> Iterator[Shard] | None:
         """Yield every possible shard; `None` if they are too many."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +153,6 @@ class Listing(Protocol):
 
         Raises: `StorageError`, a ``lasting`` one where the store cannot list.
         """
-        ...
 
 
 class State(NamedTuple):
@@ -238,15 +221,10 @@ class Stateful(Protocol):
     """Layout of a container that has refs."""
 
     async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
-        """Return the states of all refs.
-
-        Raises: `DamagedError`, `OfflineError`.
-        """
-        ...
+        """Return the states of all refs. Raises: `DamagedError`, `OfflineError`."""
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
         """Return the reference to the chunk *key*; `None` where there is none."""
-        ...
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
         """Check all references of *ref*; with *chunks*, yield chunks with checksums as well.
@@ -254,4 +232,3 @@ class Stateful(Protocol):
         Raises: `UnknownRefError`, `OfflineError`, `DamagedError`, `StorageError` where the
         references cannot be read.
         """
-        ...

@@ -352,10 +352,7 @@ def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
 
 
 def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
-    """Check that no inline chunk has more than *most_nbytes*.
-
-    Raises: `BadBodyError`.
-    """
+    """Check that no inline chunk has more than *most_nbytes*. Raises: `BadBodyError`."""
     for data in _values_of(PayloadKind.INLAID, changes):
         if len(data) > most_nbytes:
             raise BadBodyError(

@@ -61,10 +61,7 @@ class YamlConfigDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Config:
-        """Decode a whole file.
-
-        Raises: `DecodeError`.
-        """
+        """Decode a whole file. Raises: `DecodeError`."""
         if len(data) > self.limit_nbytes:
             raise DecodeError(f"a configuration of more than {self.limit_nbytes} bytes")
         try:
@@ -79,10 +76,7 @@ class YamlConfigDecoder:
 
 
 def read_config(data: bytes) -> Config:
-    """Decode the FlexBuffer in ``repo``.
-
-    Raises: `DecodeError`.
-    """
+    """Decode the FlexBuffer in ``repo``. Raises: `DecodeError`."""
     if len(data) > MAX_NBYTES:
         raise DecodeError(f"a configuration of more than {MAX_NBYTES} bytes")
     document = decode_flexbuffer(data)

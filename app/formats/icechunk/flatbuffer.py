@@ -69,10 +69,7 @@ class Buffer:
         self._left_nbytes -= nbytes
 
     def check(self, nbytes: int) -> None:
-        """Check that *nbytes* of memory are left, for temporary use.
-
-        Raises: `DecodeError`.
-        """
+        """Check that *nbytes* of memory are left, for temporary use. Raises: `DecodeError`."""
         if nbytes > self._left_nbytes:
             raise DecodeError("damaged FlatBuffer: too many tables and vectors for its size")
 
@@ -199,10 +196,7 @@ class Table:
 
 
 def required[T](value: T | None, name: str) -> T:
-    """Return *value*, the field *name*.
-
-    Raises: `DecodeError` where it is absent.
-    """
+    """Return *value*, the field *name*. Raises: `DecodeError` where it is absent."""
     if value is None:
         raise DecodeError(f"it has no {name}")
     return value

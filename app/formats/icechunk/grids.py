@@ -46,10 +46,7 @@ class ArrayGrid:
 
 
 def read_document(document: bytes) -> dict[str, Json]:
-    """Parse the ``zarr.json`` of an array or a group.
-
-    Raises: `DecodeError`.
-    """
+    """Parse the ``zarr.json`` of an array or a group. Raises: `DecodeError`."""
     try:
         node = json.loads(document.decode())
     except (ValueError, RecursionError) as error:

@@ -254,10 +254,7 @@ class ManifestDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Index all references, without reading them.
-
-        Raises: `DecodeError`.
-        """
+        """Index all references, without reading them. Raises: `DecodeError`."""
         limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
         root = Buffer(payload, limit_nbytes).root
@@ -353,10 +350,7 @@ class LocationCodec:
             self.nbytes += self._max_kept * _KEPT_LOCATION_NBYTES
 
     def decode(self, data: bytes) -> str:
-        """Return the location that *data* holds.
-
-        Raises: `DecodeError`.
-        """
+        """Return the location that *data* holds. Raises: `DecodeError`."""
         if (kept := self._kept.get(data)) is not None:
             return kept
         if self._decompressor is None:

@@ -33,10 +33,7 @@ class Metadata(NamedTuple):
     items: tuple[tuple[str, bytes], ...]
 
     def decode(self) -> dict[str, Json]:
-        """Decode all values; of items with one name the first counts.
-
-        Raises: `DecodeError`.
-        """
+        """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
         decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
         found: dict[str, Json] = {}
         for name, value in self.items:
@@ -46,19 +43,13 @@ class Metadata(NamedTuple):
 
 
 def encode_metadata(values: Mapping[str, Json]) -> Metadata:
-    """Encode *values*, sorted by name.
-
-    Raises: `ValueError` for what cannot be encoded.
-    """
+    """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
     names = sorted(values, key=str.encode)
     return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
 
 
 def read_metadata(table: Table, slot: int, version: int) -> Metadata:
-    """Copy the vector of items in *slot*; an absent one is empty.
-
-    Raises: `DecodeError`.
-    """
+    """Copy the vector of items in *slot*; an absent one is empty. Raises: `DecodeError`."""
     at = table.at(slot)
     if at is None:
         return Metadata(version, ())

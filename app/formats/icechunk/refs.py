@@ -38,19 +38,15 @@ class Refs(Protocol):
 
         Raises: `OfflineError`, `DamagedError`.
         """
-        ...
 
     async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
         """Return snapshot ids by branch; without *listing* version 1 has only ``main``."""
-        ...
 
     async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
         """Return snapshot ids by tag; without *listing* version 1 has none."""
-        ...
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         """Return the virtual chunk containers of the repository."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +102,7 @@ class RefFile:
 
 
 def read_ref_file(data: bytes) -> RefFile:
-    """Decode the JSON of a ref in version 1.
-
-    Raises: `DecodeError`.
-    """
+    """Decode the JSON of a ref in version 1. Raises: `DecodeError`."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

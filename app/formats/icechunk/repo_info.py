@@ -328,10 +328,7 @@ class _SnapshotList:
         )
 
     def id_at(self, index: int) -> bytes:
-        """Read an id.
-
-        Raises: `DecodeError` where the list is shorter.
-        """
+        """Read an id. Raises: `DecodeError` where the list is shorter."""
         table = Table(self._reader.buffer, self._position(index))
         return required(table.struct(0, OBJECT_ID_NBYTES), "id")
 
@@ -461,10 +458,7 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        """Decode a whole file.
-
-        Raises: `DecodeError`.
-        """
+        """Decode a whole file. Raises: `DecodeError`."""
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
         reader = RowReader(Buffer(payload, self.limit_nbytes), version)
         root = reader.buffer.root

@@ -109,10 +109,7 @@ class Repository:
     async def lookup(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
     ) -> tuple[Manifest, Reference] | None:
-        """Find the reference of the chunk at *coords*, and its manifest.
-
-        Raises: `DamagedError`.
-        """
+        """Find the reference of the chunk at *coords*, and its manifest. Raises: `DamagedError`."""
         for object_id, _ in filter(lambda each: each.covers(coords), chunks.manifests):
             manifest = await self.manifest(object_id, fetch)
             try:

@@ -155,10 +155,7 @@ def encode_session(session: SessionDocument) -> bytes:
 
 
 def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
-    """Decode a session of at most *limit_nbytes* decompressed.
-
-    Raises: `DecodeError`.
-    """
+    """Decode a session of at most *limit_nbytes* decompressed. Raises: `DecodeError`."""
     try:
         text = decompress_zstd(data, limit_nbytes)
         if json_memory_nbytes(text) > limit_nbytes * _MEMORY_PER_BYTE:
@@ -259,10 +256,7 @@ class SessionView:
     _known: dict[str, ViewedNode] = field(default_factory=dict, repr=False, compare=False)
 
     def node(self, path: str) -> ViewedNode | None:
-        """Return the node at *path*.
-
-        Raises: `DamagedError`.
-        """
+        """Return the node at *path*. Raises: `DamagedError`."""
         if (known := self._known.get(path)) is not None:
             return known
         if (found := self._find(path)) is not None:
@@ -488,10 +482,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(data: bytes) -> Entry:
-    """Decode the journal entry of a chunk.
-
-    Raises: `DecodeError`.
-    """
+    """Decode the journal entry of a chunk. Raises: `DecodeError`."""
     kind, rest = data[:1], data[1:]
     if data == _GONE:
         return None

@@ -266,10 +266,7 @@ class SnapshotHeaderDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> SnapshotHeader:
-        """Decode a whole file.
-
-        Raises: `DecodeError`, also for another snapshot.
-        """
+        """Decode a whole file. Raises: `DecodeError`, also for another snapshot."""
         root, version = _open_snapshot(data, self.object_id, self.limit_nbytes)
         info = SnapshotInfo(
             required(decode_id(self.object_id), "id"),
@@ -357,10 +354,7 @@ class SnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Snapshot:
-        """Decode a whole file; a damaged node is replaced by its error.
-
-        Raises: `DecodeError`.
-        """
+        """Decode a whole file; a damaged node is replaced by its error. Raises: `DecodeError`."""
         root, _ = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []

@@ -122,10 +122,7 @@ class RefSurvey:
         raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
 
     def _array(self, key: str, node: SnapshotNode | DecodeError) -> _SurveyedArray | None:
-        """Return the array of *node*; `None` for a group.
-
-        Raises: `DecodeError`.
-        """
+        """Return the array of *node*; `None` for a group. Raises: `DecodeError`."""
         if isinstance(node, DecodeError):
             raise node
         if node.chunks is None:
@@ -222,10 +219,7 @@ def enclose(node: SnapshotNode, coords: tuple[int, ...], place: Stored | Part) -
 
 
 def _ends_in_checksum(document: ZarrNode) -> bool:
-    """Return `True` if the last codec of an inner chunk is a checksum.
-
-    Raises: `DecodeError`.
-    """
+    """Return `True` if the last codec of an inner chunk is a checksum. Raises: `DecodeError`."""
     return describe(document).codecs[-1:] == ("crc32c",)
 
 

@@ -76,10 +76,7 @@ class RowReader:
         self._layouts: dict[tuple[TableType, int], _RowLayout] = {}
 
     def table(self, kind: TableType, at: int) -> list[Any]:
-        """Decode the table at *at*.
-
-        Raises: `DecodeError`.
-        """
+        """Decode the table at *at*. Raises: `DecodeError`."""
         self.buffer.spend(_TABLE_NBYTES)
         return self._row(kind, at)
 

@@ -84,10 +84,7 @@ class TransactionLogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> TransactionLog:
-        """Decode a whole file.
-
-        Raises: `DecodeError`, also for the log of another snapshot.
-        """
+        """Decode a whole file. Raises: `DecodeError`, also for the log of another snapshot."""
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
         root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "transaction log", self.object_id)

@@ -71,10 +71,7 @@ def parse_place(url: str) -> VirtualUrl:
 
 
 def parse_prefix(url: str) -> VirtualUrl:
-    """Parse the URL of a prefix of whole segments.
-
-    Raises: `DecodeError`.
-    """
+    """Parse the URL of a prefix of whole segments. Raises: `DecodeError`."""
     place = parse_place(url)
     return place._replace(key=f"{place.key.strip('/')}/".lstrip("/"))
 

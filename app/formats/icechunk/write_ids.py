@@ -23,10 +23,7 @@ class WriteId(NamedTuple):
 
 
 def check_metadata(metadata: Mapping[str, Json]) -> None:
-    """Check that clients may use the names.
-
-    Raises: `BadBodyError`.
-    """
+    """Check that clients may use the names. Raises: `BadBodyError`."""
     for name in (_OURS, _OF_LIBRARY):
         if name in metadata:
             raise BadBodyError(f"metadata: the name {name} is reserved")

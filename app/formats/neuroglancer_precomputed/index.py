@@ -134,10 +134,7 @@ class ShardIndexDecoder:
     """The version of the object that holds the data, where that is another one."""
 
     def __call__(self, data: bytes) -> MinishardPlaces:
-        """Wrap *data*.
-
-        Raises: `DecodeError` for a wrong size.
-        """
+        """Wrap *data*. Raises: `DecodeError` for a wrong size."""
         if len(data) != self.nbytes:
             raise DecodeError(
                 f"{len(data)} bytes of shard index instead of {self.nbytes}: it is truncated"
@@ -207,10 +204,7 @@ class MinishardIndexDecoder:
 
 
 def check_rows(decoded: bytes | bytearray) -> None:
-    """Check that an inflated minishard index consists of whole rows.
-
-    Raises: `DecodeError`.
-    """
+    """Check that an inflated minishard index consists of whole rows. Raises: `DecodeError`."""
     if len(decoded) % _ROW_NBYTES:
         raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
 

@@ -25,24 +25,19 @@ class Names(Protocol):
 
     def owns(self, name: str) -> bool:
         """Return whether *name* is spelled like those of chunks, of the grid or not."""
-        ...
 
     def parse(self, name: str) -> int | None:
         """Return the chunk id in *name*, or `None` if it names no possible chunk."""
-        ...
 
     def format(self, chunk_id: int) -> str:
         """Return the name of *chunk_id*, a result of `parse`."""
-        ...
 
     def covers(self, ids: Ids) -> Mask:
         """Return which of *ids*, shape ``(count,)``, are of possible chunks."""
-        ...
 
     @property
     def rule(self) -> str:
         """Explanation of the spelling, for errors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,7 @@ class Precomputed:
     """A larger minishard index or manifest is refused, before and after it is inflated."""
 
     def parse(self, document: Json, data: bytes) -> Info | None:
-        """Understand an ``info``; `None` for other files of that name.
-
-        Raises: `DecodeError`.
-        """
+        """Understand an ``info``; `None` for other files of that name. Raises: `DecodeError`."""
         return parse_info(document, data)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Info]) -> "PrecomputedLayout":

@@ -229,10 +229,7 @@ def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
 
 
 def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
-    """Read the grid of each chunk size of a scale.
-
-    Raises: `DecodeError`.
-    """
+    """Read the grid of each chunk size of a scale. Raises: `DecodeError`."""
     size = _integers(scale.get("size"), "size", 3, least=0)
     voxel_offset = _integers(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", 3)
     chunk_sizes = scale.get("chunk_sizes")
@@ -279,10 +276,7 @@ def _check_bits(grid: MortonGrid) -> None:
 
 
 def parse_sharding(document: Json) -> Sharding:
-    """Read the sharding parameters (``PrecomputedSharding``).
-
-    Raises: `DecodeError`.
-    """
+    """Read the sharding parameters (``PrecomputedSharding``). Raises: `DecodeError`."""
     preshift, minishard, shard = (
         _bits(document, name) for name in ("preshift_bits", "minishard_bits", "shard_bits")
     )

@@ -120,10 +120,7 @@ class ChunkRewriter:
     def plan(
         self, old: "OldShard | None", changes: Mapping[Entry, bytes | None]
     ) -> NewShard | None:
-        """Plan the shard with *changes*.
-
-        Raises: `DamagedError`.
-        """
+        """Plan the shard with *changes*. Raises: `DamagedError`."""
         changed = {entry[0]: data for entry, data in changes.items()}
         kept = NOTHING if old is None else old.keep(without=changed)
         added = {each: data for each, data in changed.items() if data is not None}
@@ -187,10 +184,7 @@ class OldShard:
         return Minishard(place, index, Stored(whole.ref, self.survey.region, whole.version))
 
     def keep(self, without: Collection[int]) -> Kept:
-        """Return all chunks except those whose ids are in *without*.
-
-        Raises: `DamagedError`.
-        """
+        """Return all chunks except those whose ids are in *without*. Raises: `DamagedError`."""
         kept = self.chunks
         stays = ~np.isin(kept.ids, np.array(list(without), np.uint64))
         return Kept(kept.ids[stays], kept.starts[stays], kept.stops[stays])

@@ -139,10 +139,7 @@ class PrecomputedShard:
         return survey
 
     async def open(self, fetch: Fetch) -> ShardObject | None:
-        """Read the shard index; `None` if there is no such shard.
-
-        Raises: `DamagedError`.
-        """
+        """Read the shard index; `None` if there is no such shard. Raises: `DamagedError`."""
         read_index = partial(self._index, fetch)
         return await open_shard(self._name, self.part.sharding.index_nbytes, read_index, fetch)
 
@@ -163,10 +160,7 @@ class PrecomputedShard:
         return None
 
     async def read(self, fetch: Fetch, shard: ShardObject) -> "PrecomputedSurvey":
-        """Read the minishard indexes.
-
-        Raises: `DamagedError`, `VersionChangedError`.
-        """
+        """Read the minishard indexes. Raises: `DamagedError`, `VersionChangedError`."""
         ref, region, etag = shard.region
         whole = Stored(ref, ByteRange(0, region.stop), etag)
         ranges, faults = _find_indexes(shard.index, region.length, self.most_nbytes)

@@ -438,10 +438,7 @@ class Zarr2022(ZarrLimits):
     """Zarr v3 as drafted in 2022: the ``zarr.json`` of a hierarchy is its entry point."""
 
     def parse(self, document: Json, _: bytes) -> Hierarchy | None:
-        """Understand an entry point.
-
-        Raises: `DecodeError`.
-        """
+        """Understand an entry point. Raises: `DecodeError`."""
         return parse_hierarchy(document)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":

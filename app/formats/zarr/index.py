@@ -138,10 +138,7 @@ class EntryDecoder:
     big_endian: bool
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Wrap *data*.
-
-        Raises: `DecodeError` for a wrong size.
-        """
+        """Wrap *data*. Raises: `DecodeError` for a wrong size."""
         if len(data) != ENTRY_NBYTES:
             raise DecodeError(f"an index entry has {len(data)} bytes instead of {ENTRY_NBYTES}")
         return ShardIndex(data, self.big_endian)

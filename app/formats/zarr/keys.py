@@ -12,19 +12,15 @@ class Keys(Protocol):
 
     def parse(self, key: str) -> tuple[int, ...] | None:
         """Return the chunk coordinates in *key*, or `None` if it is not a chunk key."""
-        ...
 
     def format(self, coords: tuple[int, ...]) -> str:
         """Return the key of the chunk at *coords*."""
-        ...
 
     def beginning(self, coords: tuple[int, ...] = ()) -> str:
         """Return the common beginning of the keys whose first coordinates are *coords*."""
-        ...
 
     def owns(self, key: str) -> bool:
         """Return whether *key*, or a prefix of keys, is spelled like those of chunks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,7 @@ class Zarr3(ZarrLimits):
     """Zarr v3: every directory with a ``zarr.json`` is a container."""
 
     def parse(self, document: Json, data: bytes) -> Node:
-        """Understand a ``zarr.json``, which must be of this format.
-
-        Raises: `DecodeError`.
-        """
+        """Understand a ``zarr.json``, which must be of this format. Raises: `DecodeError`."""
         return parse_node(document, data)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":

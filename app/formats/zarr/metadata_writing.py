@@ -50,10 +50,7 @@ def _keep_document(document: Json, data: bytes) -> StoredDocument:
 
 
 def parse_given(given: bytes) -> NodeDocument:
-    """Parse the JSON object that a client sent.
-
-    Raises: `BadBodyError`.
-    """
+    """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
     try:
         document = json.loads(given)
     except (ValueError, RecursionError) as error:

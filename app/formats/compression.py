@@ -16,7 +16,6 @@ _GZIP_WBITS: Final = 31
 _FIRST_NBYTES: Final = 4096
 """Input after the end of a member is copied, so that members start with little input."""
 _MOST_RATIO: Final = 1032
-"""Highest ratio of compression of gzip."""
 _MOST_GIVEN_NBYTES: Final = 32 * 1024
 """More input inflates to pieces for which malloc asks the kernel each time."""
 _LEVEL: Final = 5
@@ -47,9 +46,8 @@ def inflated_nbytes(data: bytes) -> int:
 
 
 def inflate(data: bytes, most_nbytes: int) -> bytes:
-    """Inflate *data*, one gzip member or several.
-
-    Raises: `DecodeError` for what is no gzip, ends early, or holds more than *most_nbytes*.
+    """Inflate *data*, one gzip member or several. Raises: `DecodeError` for what is no gzip, ends
+    early, or holds more than *most_nbytes*.
     """
     return bytes(inflate_to_array(data, most_nbytes))
 
@@ -84,9 +82,8 @@ def inflate_to_array(data: bytes, most_nbytes: int) -> bytearray:
 def zstd_decompressor(
     dictionary: bytes | None = None, max_window_nbytes: int = _MAX_WINDOW_NBYTES
 ) -> zstandard.ZstdDecompressor:
-    """Create a decompressor that refuses frames with a larger window.
-
-    Raises: `DecodeError` for an invalid *dictionary*.
+    """Create a decompressor that refuses frames with a larger window. Raises: `DecodeError` for an
+    invalid *dictionary*.
     """
     if dictionary is None:
         return zstandard.ZstdDecompressor(max_window_size=max_window_nbytes)
@@ -100,10 +97,7 @@ def zstd_decompressor(
 def decompress_frame(
     decompressor: zstandard.ZstdDecompressor, frame: bytes | memoryview, max_nbytes: int
 ) -> bytes:
-    """Decompress a single zstd *frame*, which may declare and hold at most *max_nbytes*.
-
-    Raises: `DecodeError`.
-    """
+    """Decompress a single zstd *frame*, which may declare and hold at most *max_nbytes*."""
     try:
         if (declared := zstandard.frame_content_size(frame)) > max_nbytes:
             raise DecodeError(f"a zstd frame declares {declared} bytes, more than {max_nbytes}")
@@ -113,11 +107,8 @@ def decompress_frame(
 
 
 def decompress_zstd(data: bytes | memoryview, max_nbytes: int) -> bytes:
-    """Decompress all zstd frames of *data*, which may hold *max_nbytes* together.
-
-    No declared size is trusted: a frame gets no more memory than its blocks can fill.
-
-    Raises: `DecodeError`.
+    """Decompress all zstd frames of *data*, which may hold *max_nbytes* together. No declared size
+    is trusted: a frame gets no more memory than its blocks can fill.
     """
     pieces: list[bytes] = []
     left = max_nbytes
@@ -132,10 +123,7 @@ def decompress_zstd(data: bytes | memoryview, max_nbytes: int) -> bytes:
 
 
 def zstd_capacity(data: bytes | memoryview, max_nbytes: int) -> int:
-    """Return how many bytes `decompress_zstd` may yield of *data*, by its blocks.
-
-    Raises: `DecodeError`.
-    """
+    """Return how many bytes `decompress_zstd` may yield of *data*, by its blocks."""
     return min(max_nbytes, sum(capacity for _, capacity in _frames(memoryview(data), max_nbytes)))
 
 

@@ -30,10 +30,8 @@ type Entry = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Pieces, followed by the CRC-32C of all their bytes: 4 bytes, little-endian.
-
-    Ranges under a new checksum are read, and compared with the old one first. Ranges that are
-    kept with their own checksum are not: the store may copy them, and readers compare it.
+    """Pieces, followed by the CRC-32C of all their bytes: 4 bytes, little-endian. Ranges under a
+    new checksum are read, and compared with the old one first.
     """
 
     pieces: "Sequence[Piece | Sealed]"
@@ -53,10 +51,7 @@ class OpenShard(Protocol):
         """Of the object, in bytes."""
 
     def lookup(self, entry: Entry) -> ByteRange | None:
-        """Return the range in the object of *entry*, one of those it was opened for.
-
-        Raises: `DamagedError`.
-        """
+        """Return the range in the object of *entry*, one of those it was opened for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +59,12 @@ class NewShard:
     """A shard that replaces another, or none."""
 
     pieces: "Sequence[Piece | Sealed]"
-    """Ranges are of the object that is replaced."""
     places: Mapping[Entry, ByteRange]
     """Ranges in the new object of the chunks that were written."""
     indexes: Sequence[tuple[Read[Any], Any]]
     """Reads of the new object, of any version, with their results."""
     indexes_of_version: Sequence[tuple[Read[Any], Any]] = ()
-    """Further reads with results, which readers make of the version that they have found.
-
-    They have no version here: it is known when the shard is written.
-    """
+    """Further reads, with results, that readers make of the version that they have found."""
 
 
 class ShardRewriter[O: OpenShard](Protocol):
@@ -142,38 +133,29 @@ class Stray(NamedTuple):
 
 
 type Target = Slot | Document | Whole | Stray
-"""Place where the bytes of a key are written."""
 
 
 class Layout(Protocol):
     """An opened container; all keys are relative to it."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Locate the bytes of *key*.
-
-        Raises: `DamagedError` where an index contradicts itself or its object.
+        """Locate the bytes of *key*. Raises: `DamagedError` where an index contradicts itself or
+        its object.
         """
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        """Find where *key* is written, stored or not.
-
-        Raises: `BadKeyError` where there can be no such chunk, `ReadOnlyError`, `DamagedError`.
+        """Find where *key* is written, stored or not. Raises: `BadKeyError` where there can be no
+        such chunk, `ReadOnlyError`, `DamagedError`.
         """
 
     def encloses(self, key: VirtualKey) -> bool:
         """Return whether *key*, or a prefix, can lie in no container further down."""
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard.
-
-        Raises: `DamagedError`.
-        """
+        """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard."""
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        """Return how *directory*, empty or with a final slash, is listed.
-
-        Raises: `DamagedError`.
-        """
+        """Return how *directory*, empty or with a final slash, is listed."""
 
     async def names(self, _prefix: VirtualKey, _fetch: Fetch) -> Sequence[Name] | None:
         """Return the names right below a prefix; by default `None`, for its `ListingRules`."""
@@ -210,7 +192,6 @@ class Format(Protocol):
         """Return the translator of the document *name* in *directory*, if it needs one."""
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open *directory*; `None` if it has no marker of this format.
-
-        Raises: `DamagedError` for a marker that cannot be understood.
+        """Open *directory*; `None` if it has no marker of this format. Raises: `DamagedError` for a
+        marker that cannot be understood.
         """

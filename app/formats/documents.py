@@ -12,7 +12,6 @@ from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
 type Json = Any
 
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
-"""White space and the byte order mark of UTF-8."""
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
 
@@ -27,9 +26,8 @@ class Dialect[S: Weighable](Protocol):
     """One way to understand a marker."""
 
     def parse(self, document: Json, data: bytes) -> S | None:
-        """Understand *document*, parsed from *data*; `None` if it is of another dialect.
-
-        Raises: `DecodeError` for what is of this dialect and contradicts itself.
+        """Understand *document*, parsed from *data*; `None` if it is of another dialect. Raises:
+        `DecodeError` for what is of this dialect and contradicts itself.
         """
 
     def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
@@ -65,14 +63,10 @@ class DocumentDecoder[S: Weighable]:
     """Decodes a JSON document of at most *limit_bytes* with *parse*."""
 
     parse: Callable[[Json, bytes], S]
-    """Takes the document and its bytes; raises `DecodeError`."""
     limit_bytes: int
 
     def __call__(self, data: bytes) -> S:
-        """Decode a whole document.
-
-        Raises: `DecodeError` for what is no JSON, or contradicts itself.
-        """
+        """Decode *data*."""
         if len(data) > self.limit_bytes:
             raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
         try:
@@ -85,20 +79,15 @@ class DocumentDecoder[S: Weighable]:
 
 @dataclass(frozen=True, slots=True)
 class MarkerDecoder:
-    """Decodes a document of at most *limit_bytes* by the first of *dialects* that claims it.
-
-    A file that does not begin like a JSON object has the name by chance: dialects get `None` for
-    it. One that is empty, or ends early, may be a truncated document.
+    """Decodes a document of at most *limit_bytes* by the first of *dialects* that claims it; they
+    get `None` for a file that does not begin like a JSON object.
     """
 
     dialects: tuple[Dialect[Any], ...]
     limit_bytes: int
 
     def __call__(self, data: bytes) -> Marked:
-        """Decode a whole document.
-
-        Raises: `DecodeError` for truncated JSON, or what contradicts itself.
-        """
+        """Decode *data*."""
         if not begins_like_json(data):
             return replace(self._claim(None, data), is_metadata=False)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
@@ -118,7 +107,6 @@ class DocumentFormat:
     marker: VirtualKey
     dialects: tuple[Dialect[Any], ...]
     limit_bytes: int
-    """A larger document is refused."""
 
     def claim(self, _: VirtualKey) -> int | None:
         """Return `None`: no key tells that it lies in such a container."""

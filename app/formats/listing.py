@@ -26,7 +26,6 @@ class Name(NamedTuple):
     name: str
     """Relative to the prefix; it ends in ``/`` where more is below."""
     nbytes: int | None = None
-    """Size of the entity, if it is known."""
 
 
 class Window(NamedTuple):
@@ -132,9 +131,8 @@ class ListNames(Protocol):
     """List the names that are stored right below a prefix."""
 
     def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """Yield objects, and folders with a final slash, relative to the container.
-
-        Raises: `StorageError`, a ``lasting`` one where the store cannot list.
+        """Yield objects, and folders with a final slash, relative to the container. Raises:
+        `StorageError`, a ``lasting`` one where the store cannot list.
         """
 
 
@@ -175,12 +173,8 @@ class ListingRules:
     """The keys of a directory: stored objects, and chunks that walks find."""
 
     shows: Callable[[str], bool] | None = _show_all
-    """Returns whether a stored object or folder is listed; `None` hides all of them.
-
-    Hidden are shards, and objects whose names are spelled like those of chunks.
-    """
+    """Returns whether a stored object or folder is listed; `None` hides all. Shards are hidden."""
     walks: Sequence[Walk] = ()
-    """Walks of the chunks whose keys begin with the directory."""
     is_plain: bool = False
     """True if everything below is served as it is stored."""
 
@@ -191,10 +185,8 @@ NOTHING: Final = ListingRules(shows=None)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Integers in the order of their decimal texts, which is that of the keys they stand in.
-
-    They are *first* + *step* * place, for the places below *stop* in the runs of *size* places
-    that *runs* counts. The character behind a number in a key sorts before the digits.
+    """Integers in the order of their decimal texts, as in keys: *first* + *step* * place, for the
+    places below *stop* in the runs of *size* places that *runs* counts.
     """
 
     runs: Rows
@@ -202,7 +194,6 @@ class Steps:
     size: int
     stop: int
     first: int = 0
-    """The number of place 0."""
     step: int = 1
 
     def walk(self, after: str) -> Iterator[int]:
@@ -241,7 +232,6 @@ class Steps:
         return False
 
     def _any(self, low: int, high: int) -> bool:
-        """Return whether there is a number in ``[low, high)``."""
         start = max(0, -((self.first - low) // self.step))
         stop = min(self.stop, -((self.first - high) // self.step))
         if start >= stop:
@@ -255,7 +245,6 @@ class Axis:
     """One dimension of a grid of chunks."""
 
     count: int
-    """Number of cells."""
     size: int
     """Number of cells per shard."""
     first: int = 0
@@ -269,14 +258,12 @@ class GridKeys:
 
     axes: tuple[Axis, ...]
     spell: Callable[[Cell], str]
-    """Returns the common beginning of the keys whose first coordinates are given."""
+    """Returns the common beginning of the keys with these first coordinates."""
     shards: Callable[[Cell], Awaitable[Rows]]
-    """Returns the next coordinates, one or more, of the stored shards whose first are given.
-
-    They are distinct rows in C order.
+    """Returns the next coordinates, distinct and in C order, of stored shards with these first
+    ones.
     """
     where: Callable[[Cell], Hashable]
-    """Identifies the index of a cell."""
     _levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
 
     async def walk(self, selection: KeySelection) -> AsyncIterator[Candidate]:
@@ -306,7 +293,6 @@ class GridKeys:
                 return
 
     async def _below(self, shard: Cell) -> Rows:
-        """Call `shards`, or return its remembered result."""
         if shard in self._levels:
             self._levels.move_to_end(shard)
             return self._levels[shard]

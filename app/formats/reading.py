@@ -32,10 +32,8 @@ class Opaque:
 
 
 class Read[T: Weighable](NamedTuple):
-    """The bytes that a format needs, and the function that decodes them.
-
-    Equal reads are one entry of the cache, so *decode* is a function or a frozen callable value,
-    not a closure.
+    """The bytes that a format needs, and the function that decodes them. Equal reads are one entry
+    of the cache, so *decode* is a function or a frozen value.
     """
 
     kind: str
@@ -44,13 +42,11 @@ class Read[T: Weighable](NamedTuple):
     request: ByteRequest | None
     """The part of the object; `None` for all of it."""
     decode: Callable[[bytes], T]
-    """Raises `DecodeError`."""
     version: Version | UnmodifiedSince | None = None
     """The only version to read; such a read never goes stale, unless this is only a time."""
     memory_nbytes: Callable[[bytes | None, int], int] | None = None
-    """Returns the memory that decoding takes: of the data, or at most for *request* if `None`.
-
-    Raises `DecodeError`. Where it is set the data is decoded off the event loop.
+    """Returns the memory that decoding takes: of the data, or at most for *request* if `None`;
+    raises `DecodeError`. Where it is set, the data are decoded off the event loop.
     """
 
     @property

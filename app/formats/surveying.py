@@ -17,7 +17,6 @@ class Description:
     path: str
     """Unique in its container; empty for a Zarr array."""
     format: str
-    """The name of the format: ``zarr``."""
     kind: str
     """``array``, ``meshes``, ``skeletons``, ``annotations``, or ``hierarchy`` of unknown arrays."""
     shape: tuple[int, ...] | None = None
@@ -43,7 +42,6 @@ class Entry(NamedTuple):
     number: int
     """Number of the entry in the index, or chunk id."""
     place: ByteRange
-    """Range inside of the shard."""
 
 
 class Fault(NamedTuple):
@@ -60,7 +58,6 @@ class Table:
     entries: Sequence[Entry]
     """In the order of their places; invalid ones are faults instead."""
     empty: int
-    """Number of empty entries."""
     faults: Sequence[Fault]
 
 
@@ -113,9 +110,8 @@ class Shard(Protocol):
         """The virtual key of its first chunk, relative to the container, or its own key."""
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the indexes; `None` if there is no such shard.
-
-        Raises: the errors of *fetch*, and `DamagedError` where no index can be found.
+        """Read the indexes; `None` if there is no such shard. Raises: the errors of *fetch*, and
+        `DamagedError` where no index can be found.
         """
 
 
@@ -149,9 +145,8 @@ class Listing(Protocol):
     """List the stored objects of a container."""
 
     def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """List the keys of the objects below *prefix*, both relative to the container.
-
-        Raises: `StorageError`, a ``lasting`` one where the store cannot list.
+        """List the keys of the objects below *prefix*, both relative to the container. Raises:
+        `StorageError`, a ``lasting`` one where the store cannot list.
         """
 
 
@@ -169,7 +164,6 @@ class Trace(NamedTuple):
     reference: str
     """``native``, ``inline`` or ``virtual``."""
     manifest: ObjectRef
-    """The object that holds the reference."""
     location: str
     """The object or URL; empty for inline chunks."""
 

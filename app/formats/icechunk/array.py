@@ -30,13 +30,11 @@ class ArrayReader:
     node: SnapshotNode
     chunks: Chunks
     whole_index_nbytes: int
-    """Larger shard indexes are read one entry at a time."""
     fetch: Fetch
 
     async def locate(self, key: str) -> Referenced | Missing:
-        """Locate the chunk *key*, which is relative to the array.
-
-        Raises: `DamagedError`, `NotAllowedError`.
+        """Locate the chunk *key*, which is relative to the array. Raises: `DamagedError`,
+        `NotAllowedError`.
         """
         if (address := self._parse(key)) is None:
             return MISSING
@@ -59,10 +57,7 @@ class ArrayReader:
         return referenced._replace(place=place)
 
     async def refer(self, key: str) -> tuple[tuple[int, ...], Manifest, Reference] | None:
-        """Return the coordinates and the reference of the chunk *key*, or of its shard.
-
-        Raises: `DamagedError`.
-        """
+        """Return the coordinates and the reference of the chunk *key*, or of its shard."""
         if (address := self._parse(key)) is None:
             return None
         coords, _ = address
@@ -128,7 +123,6 @@ class Grid:
     """Coordinates of stored chunks or shards, of shape ``(count, ndim)``, in C order."""
     chunks_per_stored: tuple[int, ...]
     shape: tuple[int, ...]
-    """Number of chunks along each dimension."""
     spell: Callable[[tuple[int, ...]], str]
     """Returns the prefix of the keys of all chunks with these first coordinates."""
 

@@ -32,7 +32,6 @@ _COLUMNS: Final = {
     "etag": "etags",
     "last_modified": "last_modified",
 }
-"""Members of one chunk, and the names of their columns."""
 _KINDS: Final = ("chunk_id", "inline", "location")
 
 
@@ -51,22 +50,18 @@ class NodeDocument(NamedTuple):
     path: str
     """Absolute path: ``/a/b``, or ``/``."""
     document: bytes
-    """Its ``zarr.json``, as the client sent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """Changes of a snapshot, the parent, by node id.
-
-    No node is in two of the first three members: a node that is replaced at its path is *deleted*,
-    and another one is *new*. All nodes below a deleted group are *deleted* too.
+    """Changes of a snapshot, the parent, by node id. A replaced node is *deleted*, and another one
+    *new*; all nodes below a deleted group are *deleted*.
     """
 
     new: Mapping[bytes, NodeDocument] = field(default_factory=dict)
     updated: Mapping[bytes, bytes] = field(default_factory=dict)
     """New ``zarr.json`` of nodes of the parent."""
     deleted: frozenset[bytes] = frozenset()
-    """Nodes of the parent."""
     chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
     """Chunks of arrays that are *new* or in the parent, and not *deleted*."""
 
@@ -81,7 +76,6 @@ class PutNode(NamedTuple):
 
     path: str
     document: bytes
-    """Its ``zarr.json``."""
     is_array: bool
 
 
@@ -102,13 +96,11 @@ class SetChunks(NamedTuple):
 type Edit = PutNode | DeleteNode | SetChunks
 """One change; each applies to the result of those before it."""
 type NewId = Callable[[], bytes]
-"""Creates a unique node id."""
 
 
 def read_edits(items: object) -> list[Edit]:
-    """Read the list ``changes`` of a request, decoded from JSON.
-
-    Raises: `BadBodyError`, which names the position of the fault.
+    """Read the list ``changes`` of a request, decoded from JSON. Raises: `BadBodyError`, which
+    names the position of the fault.
     """
     edits: list[Edit] = []
     for number, item in enumerate(_expect(items, list, "changes is a list of objects")):
@@ -166,7 +158,6 @@ def _read_delete_chunks(where: str, members: dict[str, Any]) -> SetChunks:
 
 
 def _entry_shapes(where: str, entries: list[Any]) -> set[tuple[str, ...]]:
-    """Return the distinct sets of members of *entries*, each of them checked."""
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadBodyError(f"{where}[{number}] is an object")
@@ -192,7 +183,6 @@ _OPS: Final[Mapping[str, Callable[[str, dict[str, Any]], Edit]]] = {
 
 
 def _take(where: str, members: dict[str, Any], *names: str) -> list[Any]:
-    """Return the members *names*; no others are allowed."""
     if members.keys() != set(names):
         raise BadBodyError(f"{where} has op, {', '.join(names)}, and nothing else")
     return [members[name] for name in names]
@@ -211,9 +201,8 @@ def _path(where: str, path: object) -> str:
 
 
 def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> ChangeSet:
-    """Return the change set of *edits*, applied to *parent* in order.
-
-    Raises: `BadBodyError` for an edit of a missing node, or that is impossible.
+    """Return the change set of *edits*, applied to *parent* in order. Raises: `BadBodyError` for an
+    edit of a missing node, or that is impossible.
     """
     editing = _Editing(parent, new_id)
     for each in edits:
@@ -332,9 +321,8 @@ def demand_of_natives(changes: ChangeSet) -> Mapping[bytes, int]:
 
 
 def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
-    """Check all native references against the *lengths* of the chunk files that exist.
-
-    Raises: `BadBodyError`, which names the first reference that reaches further.
+    """Check all native references against the *lengths* of the chunk files that exist. Raises:
+    `BadBodyError`, which names the first reference that reaches further.
     """
     for changed in changes.chunks.values():
         for row, payload in zip(changed.coords, changed.payloads, strict=True):
@@ -364,10 +352,7 @@ def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
 def check_virtual(
     changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
 ) -> None:
-    """Check that this service and the library may follow all virtual references.
-
-    The library follows those below one of the *containers* of the repository.
-
+    """Check that this service and the library, in *containers*, may follow all virtual references.
     Raises: `NotAllowedError`, `BadBodyError`.
     """
     named = {each.name: each.url_prefix for each in containers if each.name is not None}

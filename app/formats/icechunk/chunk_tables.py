@@ -50,15 +50,11 @@ class ChunkTables(NamedTuple):
     indexes: U32s
     """Position of its first coordinate, in words of 4 bytes."""
     ndims: U32s
-    """Number of its coordinates."""
 
 
 def locate_chunk_tables(buffer: Buffer, arrays: Iterable[Table], vector: str) -> ChunkTables:
     """Locate the tables that *arrays* list in field 1, called *vector*; an array may come twice.
-
-    Counts the tables and coordinates against the memory limit of *buffer* before allocating.
-
-    Raises: `DecodeError` for offsets that leave the payload, and where coordinates are missing.
+    Their memory is counted before it is allocated.
     """
     parts: dict[bytes, list[tuple[int, int]]] = {}
     for array in arrays:
@@ -83,7 +79,6 @@ def locate_chunk_tables(buffer: Buffer, arrays: Iterable[Table], vector: str) ->
 
 
 def _follow_slots(buffer: Buffer, slots: U32s) -> U32s:
-    """Follow the offsets at *slots*, in words; returns rows as in `ChunkTables`."""
     located = np.empty((3, len(slots)), np.uint32)
     walk = _Walk(buffer.data)
     for start in range(0, len(slots), BLOCK):
@@ -105,12 +100,10 @@ class _Walk:
         self._halves = np.frombuffer(data, "<u2", len(data) // 2)
 
     def follow(self, at: Places) -> Places:
-        """Return the targets of the offsets at *at*, checked to hold 4 aligned bytes."""
         found = at + self._words.take(at >> 2, mode="clip")
         return self._check(found, 4, 4)
 
     def first_field(self, table: Places) -> Places:
-        """Return the position of the first field of each *table*."""
         offset = self._words.view("<i4").take(table >> 2, mode="clip")
         vtable = self._check(table - offset, 4, 2)
         nbytes = self._halves.take(vtable >> 1, mode="clip").astype(np.int64)
@@ -121,7 +114,6 @@ class _Walk:
         return self._check(table + field, 4, 4)
 
     def count(self, vector: Places) -> U32s:
-        """Return the lengths of vectors of 4-byte items, checked to lie in the payload."""
         count = self._words.take(vector >> 2, mode="clip")
         self._check(vector + 4 + (count.astype(np.int64) << 2), 0, 1)
         return count
@@ -140,10 +132,7 @@ def words_of(data: bytes) -> U32s:
 
 
 def read_columns(data: bytes, indexes: U32s, ndim: int) -> U32s:
-    """Read *ndim* coordinates at each of *indexes*; returns shape ``(ndim, count)``.
-
-    Reads block by block, so that the neighbours in a cache line are read together.
-    """
+    """Read *ndim* coordinates at each of *indexes*, block by block; returns ``(ndim, count)``."""
     words = words_of(data)
     columns = np.empty((ndim, len(indexes)), np.uint32)
     axes = np.arange(ndim)[:, None]
@@ -155,10 +144,7 @@ def read_columns(data: bytes, indexes: U32s, ndim: int) -> U32s:
 
 
 def gather_numbers(data: bytes, places: Places, dtype: str) -> NDArray[Any]:
-    """Read a number of type *dtype* at each of *places*, which need not be aligned.
-
-    Raises: `DecodeError` where one lies outside of *data*.
-    """
+    """Read a number of type *dtype* at each of *places*, which need not be aligned."""
     nbytes = np.dtype(dtype).itemsize
     if not places.size:
         return np.empty(0, dtype)
@@ -186,10 +172,7 @@ class WrittenTables(NamedTuple):
 
 
 class _TableRun(NamedTuple):
-    """Tables with one layout, one after the other behind their vtable."""
-
     start: int
-    """Position of the first table."""
     batch: TableBatch
     vtable: bytes
     dtype: np.dtype[Any]
@@ -220,10 +203,7 @@ def write_tables(batches: Sequence[TableBatch], vectors: U32s, coords: Coords) -
 
 
 def write_table_vector(count: int, parts: Sequence[tuple[Places, WrittenTables]]) -> Block:
-    """Write a vector of *count* tables, each of *parts* with the numbers of its tables in it.
-
-    Raises: `ConflictError` where the FlatBuffer would exceed `MAX_NBYTES`.
-    """
+    """Write a vector of *count* tables, each of *parts* with the numbers of its tables in it."""
     head = np.zeros(1 + count + (1 + count) % 2, _OFFSET)
     head[0] = count
     stop = head.nbytes
@@ -245,10 +225,7 @@ def check_nbytes(nbytes: int) -> None:
 
 
 def _lay_out(slots: tuple[int, ...], ndim: int) -> tuple[bytes, np.dtype[Any]]:
-    """Lay out a table with the fields *slots*, the widest first; its coordinates follow it.
-
-    The table begins at a multiple of 8. Returns its vtable, padded, and its layout.
-    """
+    """Return the padded vtable and the layout of a table with the fields *slots*, widest first."""
     types = {slot: np.dtype(NUMBER_FIELDS.get(slot, _OFFSET)) for slot in slots}
     fields: dict[str, tuple[str | tuple[str, tuple[int]], int]] = {"vtable": ("<i4", 0)}
     vtable = np.zeros(2 + 1 + max(slots, default=0), "<u2")
@@ -270,7 +247,6 @@ def _lay_out(slots: tuple[int, ...], ndim: int) -> tuple[bytes, np.dtype[Any]]:
 
 
 def _fill(run: _TableRun, coords: Coords, vectors_at: int) -> NDArray[Any]:
-    """Make the tables of *run*; the vectors they lead to begin at *vectors_at*."""
     dtype = run.dtype
     offsets: Mapping[str, Any] = {name: field[1] for name, field in (dtype.fields or {}).items()}
     tables = np.zeros(len(run.batch.rows), dtype)

@@ -27,7 +27,6 @@ from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
 
 type StoredNodes = Mapping[str, StoredNode]
-"""Nodes by absolute path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,7 @@ class Rewritten:
     """The manifests of an array after its rewrite."""
 
     manifests: tuple[ManifestRef, ...]
-    """All manifests of the array, kept and new."""
     dropped: tuple[Coords, ...] = ()
-    """As returned by `ArrayRewrite.dropped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,7 @@ class Applied:
     """Arrays to be rewritten have the manifests that they had before."""
     rewrites: tuple[ArrayRewrite, ...]
     known: Mapping[bytes, ManifestFile]
-    """Manifests of the snapshot before."""
     log: TransactionLog
-    """Log without dropped chunks."""
 
     @property
     def is_empty(self) -> bool:
@@ -99,10 +94,7 @@ class Applied:
     def finish(
         self, rewritten: Mapping[bytes, Rewritten], files: Iterable[ManifestFile]
     ) -> Outcome:
-        """Insert the results of all *rewrites*, by node id, and the new *files*.
-
-        Raises: `DecodeError` where the snapshot before does not list a manifest.
-        """
+        """Insert the results of all *rewrites*, by node id, and the new *files*."""
         nodes = dict(self.nodes)
         chunks = dict(self.log.updated_chunks)
         for rewrite in self.rewrites:
@@ -119,10 +111,8 @@ class Applied:
 
 
 def apply_changes(changes: ChangeSet, before: StoredSnapshot) -> Applied:
-    """Apply *changes* to the snapshot *before*.
-
-    Raises: `BadBodyError` for an impossible change, `ConflictError` for one that does not fit the
-    snapshot; both name the path.
+    """Apply *changes* to the snapshot *before*. Raises: `BadBodyError` for an impossible change,
+    `ConflictError` for one that does not fit the snapshot; both name the path.
     """
     nodes = _change_nodes(before.nodes, changes)
     then, now = by_id(before.nodes), by_id(nodes)
@@ -152,10 +142,7 @@ def by_id(nodes: StoredNodes) -> dict[bytes, StoredNode]:
 
 
 def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNode]:
-    """Return the nodes after the commit; arrays keep the manifests that they have.
-
-    Nodes that were in no group before, as the library can leave them, may stay so.
-    """
+    """Return the nodes after the commit; nodes that were in no group before may stay so."""
     found = by_id(nodes)
     for node_id in (*changes.updated, *changes.deleted):
         if node_id not in found:
@@ -213,7 +200,6 @@ def _check_path(path: str) -> None:
 
 
 def _check_groups(nodes: StoredNodes, entered: set[str], left: set[str]) -> None:
-    """Check that new nodes, and nodes below new or deleted ones, are in groups."""
     for path in nodes:
         above = parent_of(path)
         if path == "/" or not (path in entered or above in left or above in entered):
@@ -228,7 +214,6 @@ def _check_groups(nodes: StoredNodes, entered: set[str], left: set[str]) -> None
 def _make_log(
     changes: ChangeSet, then: Mapping[bytes, StoredNode], now: Mapping[bytes, StoredNode]
 ) -> TransactionLog:
-    """List each node once: a new one is not updated as well."""
     new_groups, new_arrays = _split_kinds(now[node_id] for node_id in changes.new)
     deleted_groups, deleted_arrays = _split_kinds(then[node_id] for node_id in changes.deleted)
     updated_groups, updated_arrays = _split_kinds(
@@ -253,7 +238,6 @@ def _make_log(
 
 
 def _split_kinds(nodes: Iterable[StoredNode]) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """Return the ids of groups and those of arrays."""
     every = list(nodes)
     groups = frozenset(node.node_id for node in every if node.array is None)
     return groups, frozenset(node.node_id for node in every) - groups
@@ -273,7 +257,6 @@ def _referred(
 def _plan_rewrite(
     node: StoredNode, chunks: ChunkChanges | None, before: StoredNode | None
 ) -> ArrayRewrite | None:
-    """Return the rewrite of the manifests of *node*; `None` if all of them stay."""
     if node.array is None:
         if chunks is not None:
             raise BadBodyError(f"{node.path}: a group has no chunks")
@@ -293,9 +276,8 @@ def _plan_rewrite(
 
 
 def _fits(ref: ManifestRef, grid: tuple[int, ...]) -> bool:
-    """Return `True` if no visible chunk of *ref* can lie outside of *grid*.
-
-    Early writers gave a dimension to arrays that have none.
+    """Return whether no chunk of *ref* is outside of *grid*; early writers gave scalars a
+    dimension.
     """
     if len(ref.extents) != len(grid):
         return True

@@ -31,7 +31,6 @@ class VirtualContainer:
     name: str | None
     url_prefix: str
     store: str
-    """Kind of store: ``s3``, ``local_file_system``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,9 @@ class Config:
 
     containers: tuple[VirtualContainer, ...] = ()
     inline_chunk_threshold_bytes: int = 512
-    """Size up to which chunks are stored in manifests."""
     compression_level: int = 3
-    """Zstandard level of metadata files."""
     num_updates_per_repo_info_file: int = 1000
     splitting: Json = None
-    """Member ``manifest.splitting``, for `parse_splitting`."""
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +57,7 @@ class YamlConfigDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Config:
-        """Decode a whole file. Raises: `DecodeError`."""
+        """Decode *data*."""
         if len(data) > self.limit_nbytes:
             raise DecodeError(f"a configuration of more than {self.limit_nbytes} bytes")
         try:
@@ -102,10 +98,7 @@ def _number(members: Mapping[str, Json], name: str, default: int) -> int:
 
 
 def decode_config(config: Json) -> Config:
-    """Read the containers of *config*, a decoded document; `None` has none.
-
-    Raises: `DecodeError`.
-    """
+    """Read the containers of *config*, a decoded document; `None` has none."""
     containers = _members(_members(config, "the configuration").get(_CONTAINERS), _CONTAINERS)
     return Config(tuple(map(_container, containers.values())))
 
@@ -140,7 +133,6 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
-        """Compose the next node."""
         if self.check_event(yaml.AliasEvent):
             raise DecodeError("unsupported YAML: an alias")
         if self._depth == _MAX_DEPTH:
@@ -152,10 +144,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _plain(node: Node | None) -> Json:
-    """Convert mappings to objects, and scalars to strings.
-
-    A local tag names a case of a union: it becomes an object with that member, as in JSON.
-    """
+    """Convert mappings to objects, scalars to strings, local tags to objects of one member."""
     value: Json = None
     match node:
         case MappingNode():

@@ -29,7 +29,6 @@ class ConflictKind(StrEnum):
     """Kinds of conflicts, as the library calls them; *they* committed first."""
 
     CHUNK_DOUBLE_UPDATE = "chunk_double_update"
-    """Both changed a chunk."""
     CHUNKS_UPDATED_IN_UPDATED_ARRAY = "chunks_updated_in_updated_array"
     """One changed chunks, the other the metadata that decide how they are read."""
     CHUNKS_UPDATED_IN_DELETED_ARRAY = "chunks_updated_in_deleted_array"
@@ -43,7 +42,6 @@ class ConflictKind(StrEnum):
     NEW_NODE_IN_INVALID_GROUP = "new_node_in_invalid_group"
     """The group no longer exists, or became an array."""
     MOVE_OPERATION_CANNOT_BE_REBASED = "move_operation_cannot_be_rebased"
-    """They moved nodes."""
 
 
 _K: Final = ConflictKind
@@ -71,9 +69,7 @@ class Conflict(NamedTuple):
 
     kind: ConflictKind
     path: str
-    """Path of the node, or of the node to create."""
     chunks: UpdatedChunks | None = None
-    """Set for conflicts about chunks."""
 
 
 def rebase(
@@ -83,10 +79,8 @@ def rebase(
     tip: StoredSnapshot,
     policy: Policy = Policy.FAIL,
 ) -> ChangeSet | list[Conflict]:
-    """Convert *ours*, changes of *parent*, to changes of *tip*; the result may be empty.
-
-    *logs* are those of all commits since *parent*, oldest first. Conflicts are ordered by path,
-    with one of each kind at each path.
+    """Convert *ours*, changes of *parent*, to changes of *tip*; the result may be empty. *logs* are
+    those of all commits since *parent*, oldest first. Conflicts are ordered by path.
     """
     theirs = _TheirChanges(parent, logs, tip)
     if (source := theirs.moved()) is not None:
@@ -108,11 +102,7 @@ def rebase(
 
 
 class _TheirChanges:
-    """Changes between *parent* and *tip*.
-
-    The existence of nodes is taken from the two snapshots, so that nodes created and deleted in
-    between do not conflict; changes of nodes are taken from the logs.
-    """
+    """Changes between *parent* and *tip*: nodes by comparing the two, updates from the logs."""
 
     def __init__(
         self, parent: StoredSnapshot, logs: Sequence[TransactionLog], tip: StoredSnapshot
@@ -123,11 +113,9 @@ class _TheirChanges:
         self._logs = logs
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Return `True` if they deleted or replaced a node."""
         return node_id not in self.now
 
     def is_updated(self, node_id: bytes) -> bool:
-        """Return `True` if they changed the metadata of a node that still exists."""
         return (
             node_id in self._updated or self.now[node_id].document != self.before[node_id].document
         )
@@ -148,7 +136,6 @@ class _TheirChanges:
         return min(moved, default=None)
 
     def chunks(self, node_id: bytes) -> tuple[Coords, ...]:
-        """Return the chunks that they changed, a batch for each number of dimensions."""
         return union(
             *(coords for log in self._logs for coords in log.updated_chunks.get(node_id, ()))
         )
@@ -159,7 +146,6 @@ class _TheirChanges:
 
 
 def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
-    """Find nodes whose metadata we changed, and that they changed or deleted."""
     for node_id in ours.updated:
         node = theirs.before[node_id]
         if theirs.is_gone(node_id):
@@ -172,7 +158,6 @@ def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
 
 
 def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
-    """Find nodes that we deleted, and that they changed or created nodes in."""
     for node_id in ours.deleted:
         if theirs.is_gone(node_id):
             continue
@@ -188,7 +173,6 @@ def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
 
 
 def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
-    """Find paths of new nodes that are taken, or whose group is missing."""
     own = {node.path for node in ours.new.values()}
     for path in sorted(own):
         if _staying(path, ours, theirs) is not None:
@@ -206,7 +190,6 @@ def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | 
 
 
 def _find_chunks(ours: ChangeSet, theirs: _TheirChanges, policy: Policy) -> Iterator[Conflict]:
-    """Find chunks that both changed, or that one changed and the other made unreadable."""
     for node_id, changes in ours.chunks.items():
         node = theirs.before.get(node_id)
         if node is not None and len(changes.coords):
@@ -232,10 +215,7 @@ def _find_in_array(
 
 
 def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iterator[Coords]:
-    """Yield those of their *chunks* that our *document* drops or gives another meaning.
-
-    An invalid *document* is refused later, where it is applied to the snapshot.
-    """
+    """Yield those of their *chunks* that our *document* drops or gives another meaning."""
     if not chunks:
         return
     try:
@@ -259,7 +239,6 @@ def _list_chunks(*batches: Coords) -> UpdatedChunks:
 def _resolve_chunks(
     ours: Mapping[bytes, ChunkChanges], theirs: _TheirChanges, policy: Policy
 ) -> dict[bytes, ChunkChanges]:
-    """Drop our changes of chunks that they changed too, if that is the *policy*."""
     if policy is not Policy.THEIRS:
         return dict(ours)
     resolved: dict[bytes, ChunkChanges] = {}

@@ -11,7 +11,6 @@ type Coords = U32s
 """Chunk coordinates of shape ``(count, ndim)``; of shards, where the array is sharded."""
 type Mask = NDArray[np.bool_]
 type Places = NDArray[np.int64]
-"""Row numbers, or byte positions."""
 
 _MAX_CELLS: Final = 2**63
 _OBJECTS_NBYTES: Final = 700
@@ -66,9 +65,8 @@ class Box(tuple[BoxAxis, ...]):
         return key
 
     def keys(self, columns: U32s) -> NDArray[np.unsignedinteger]:
-        """Return the cell numbers of *columns*, of shape ``(ndim, count)``, as uint32 if they fit.
-
-        All coordinates have to lie in the box.
+        """Return the cell numbers of *columns* ``(ndim, count)``, all in the box, as uint32 if they
+        fit.
         """
         dtype: type[np.uint32 | np.uint64] = np.uint32 if self.cells < 2**32 else np.uint64
         keys: NDArray[np.unsignedinteger] = np.zeros(columns.shape[1], dtype)
@@ -93,7 +91,6 @@ class SortedRows(NamedTuple):
     """The order of rows; equal rows keep their order."""
 
     rows: Places
-    """Row numbers in sorted order."""
     first: Mask
     """For each of *rows*, `True` if it differs from the one before."""
 
@@ -183,10 +180,7 @@ def increases(coords: Coords) -> Mask:
 
 
 def inside(coords: Coords, stop: tuple[int, ...], start: tuple[int, ...] = ()) -> Mask:
-    """Return for each row `True` if it lies in the half-open box from *start*, or 0, to *stop*.
-
-    No row with another number of dimensions does.
-    """
+    """Return for each row `True` if it lies in the half-open box from *start*, or 0, to *stop*."""
     if coords.shape[1] != len(stop):
         return np.zeros(len(coords), np.bool_)
     mask = np.ones(len(coords), np.bool_)

@@ -35,16 +35,10 @@ class Envelope(NamedTuple):
     version: int
     """Version of the specification: 1, or 2 (also for 2.1)."""
     payload: bytes
-    """A FlatBuffer."""
 
 
 def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelope:
-    """Open a file of *file_type* whose payload has at most *limit_nbytes*.
-
-    Accepts uncompressed payloads, as the specification does and the library does not.
-
-    Raises: `DecodeError`.
-    """
+    """Open a file of *file_type* whose payload, compressed or not, has at most *limit_nbytes*."""
     if len(data) < HEADER_NBYTES or not data.startswith(MAGIC):
         raise DecodeError("not a file of Icechunk: the first bytes are not its magic number")
     version, found, compression = data[_VERSION_AT:HEADER_NBYTES]
@@ -70,12 +64,7 @@ def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = 
 
 
 def memory_nbytes(data: bytes | None, limit_nbytes: int) -> int:
-    """Return the limit of the memory to decode a file, in bytes: for its payload and the result.
-
-    *data* is the whole file; `None` stands for any file whose payload has *limit_nbytes*.
-
-    Raises: `DecodeError`.
-    """
+    """Return the bytes of memory that decoding *data* takes at most, or any file if `None`."""
     payload_nbytes = limit_nbytes if data is None else len(data)
     if data is not None and data[_COMPRESSION_AT:HEADER_NBYTES] == b"\1":
         payload_nbytes = zstd_capacity(memoryview(data)[HEADER_NBYTES:], limit_nbytes)

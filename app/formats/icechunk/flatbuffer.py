@@ -31,10 +31,7 @@ _STRING_PER_BYTE: Final = 4
 
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
-    """Return the limit of the memory of objects decoded from a payload, in bytes.
-
-    It bounds the tables and vectors of hostile files, which can be tiny and shared.
-    """
+    """Return the limit of the memory of objects decoded from a payload, in bytes."""
     return min(
         payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
         max(limit_nbytes, _LEAST_LIMIT_NBYTES) * _MEMORY_PER_LIMIT,
@@ -42,16 +39,13 @@ def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
 
 
 class Buffer:
-    """The bytes of a FlatBuffer, with a memory limit for the objects decoded from it.
-
-    Tables and strings may be shared, so that a small buffer can describe endlessly many. Each
-    table, string and vector is counted before objects are made of it.
+    """Bytes of a FlatBuffer, with a memory limit for the objects decoded from it. Tables and
+    strings may be shared, so that a small buffer can describe endlessly many.
     """
 
     __slots__ = ("_left_nbytes", "data")
 
     def __init__(self, data: bytes, limit_nbytes: int = _DEFAULT_LIMIT_NBYTES) -> None:
-        """Prepare to read the payload *data* of a file of at most *limit_nbytes*."""
         self.data = data
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
 
@@ -61,10 +55,7 @@ class Buffer:
         return Table(self, self.number(U32, 0))
 
     def spend(self, nbytes: int) -> None:
-        """Count *nbytes* of memory.
-
-        Raises: `DecodeError` where that is more than `decoded_nbytes`.
-        """
+        """Count *nbytes* of memory. Raises: `DecodeError` past the limit of `decoded_nbytes`."""
         self.check(nbytes)
         self._left_nbytes -= nbytes
 
@@ -122,10 +113,7 @@ class Table:
         return self.position + field if (field := self._offset(offset)) else None
 
     def demand_known(self, slots: int) -> None:
-        """Check that there are no fields after the first *slots*, which could not be copied.
-
-        Raises: `DecodeError`.
-        """
+        """Check that there are no fields after the first *slots*, which could not be copied."""
         if any(self.at(slot) for slot in range(slots, (self._vtable_nbytes - 4) // 2)):
             raise DecodeError("it has fields that only a newer specification knows")
 

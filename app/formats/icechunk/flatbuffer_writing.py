@@ -48,10 +48,7 @@ class Items(NamedTuple):
 
 
 class Block(NamedTuple):
-    """An encoded object, with all objects to which it refers.
-
-    It begins *at* in the *pieces*, of which the first is placed at a multiple of *align* (max. 8).
-    """
+    """An encoded object with all objects it refers to: *at* in *pieces*, aligned to *align*."""
 
     pieces: Sequence[Buffer]
     at: int = 0
@@ -65,7 +62,6 @@ class NewTable(NamedTuple):
 
 
 type Linked = Text | Vector | Items | Block | NewTable
-"""An object to which a field or an item refers by an offset."""
 
 
 class _Shape(NamedTuple):
@@ -124,7 +120,6 @@ class _FlatBufferWriter:
                 return place
 
     def _place_vector(self, data: bytes, count: int, align: int) -> int:
-        """Write *count* so that the items after it are aligned."""
         self._pad(max(4, align), 4)
         place = len(self.data)
         self.data += U32.pack(count)
@@ -160,12 +155,10 @@ class _FlatBufferWriter:
         return place
 
     def _pad(self, align: int, before: int) -> None:
-        """Add zeros until the position *before* bytes later is a multiple of *align*."""
         self.data += bytes(-(len(self.data) + before) % align)
 
 
 def _size(field: "Number | Inlay | Linked | None") -> tuple[int, int]:
-    """Return the size of *field* in its table, in bytes, and its alignment."""
     match field:
         case None:
             return 0, 1

@@ -17,7 +17,6 @@ from app.formats.documents import Json
 from app.formats.reading import DecodeError
 
 MAX_DEPTH: Final = 128
-"""Limit of the nesting of lists and objects."""
 MEMORY_PER_BYTE: Final = 32
 """Limit of the memory of a decoded value, for each byte of its encoding: parts can be shared."""
 
@@ -72,10 +71,7 @@ _FIXED_COUNTS: Final = range(2, 5)
 
 
 def decode_flexbuffer(data: bytes) -> Json:
-    """Decode *data*; blobs become base64, and numbers that JSON lacks become null.
-
-    Raises: `DecodeError`.
-    """
+    """Decode *data*; blobs become base64, and numbers that JSON lacks become null."""
     return _FlexReader(data).root()
 
 
@@ -90,12 +86,10 @@ class _FlexReader:
         self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
 
     def root(self) -> Json:
-        """Read the value that the last bytes describe."""
         width, packed = self._uint(len(self._data) - 1, 1), self._uint(len(self._data) - 2, 1)
         return self._value(len(self._data) - 2 - _check_width(width), width, packed, 0)
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
-        """Read the value whose slot is at *at*."""
         self._spend(_VALUE_NBYTES)
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
@@ -108,7 +102,6 @@ class _FlexReader:
         return self._distant(kind, self._follow(at, slot_width), width, depth)
 
     def _distant(self, kind: int, at: int, width: int, depth: int) -> Json:
-        """Read the value at *at* to which the offset in a slot leads."""
         match kind:
             case _K.KEY:
                 return self._key(at)
@@ -142,7 +135,6 @@ class _FlexReader:
         raise DecodeError(f"damaged FlexBuffer: a value of unknown kind {kind}")
 
     def _vector(self, at: int, width: int, depth: int) -> list[Json]:
-        """Read a vector, whose packed types follow its slots."""
         count = self._count(at, width)
         types = self._slice(at + count * width, count)
         return [self._value(at + i * width, width, types[i], depth) for i in range(count)]
@@ -170,7 +162,6 @@ class _FlexReader:
         return self._slice(at, self._count(at, width))
 
     def _count(self, at: int, width: int) -> int:
-        """Read the length that precedes the items at *at*."""
         count = self._uint(at - width, width)
         if count > len(self._data):
             raise DecodeError("damaged FlexBuffer: it is shorter than a length in it")
@@ -234,16 +225,13 @@ class _FlexSlot(NamedTuple):
         return int(end + -end % width + index * width - self.number)
 
     def packed(self, width: int) -> int:
-        """Return the packed type, in a vector of slots of *width*."""
         own = self.width if self.is_offset else max(self.width, width)
         return self.kind << 2 | _WIDTHS.index(own)
 
 
 def encode_flexbuffer(value: Json) -> bytes:
-    """Encode *value* with the kinds of vectors that the library chooses.
-
-    Raises: `ValueError` for what JSON lacks, integers of more than 64 bits, NUL in a key, and
-    nesting deeper than `MAX_DEPTH`.
+    """Encode *value* with the kinds of vectors that the library chooses. Raises: `ValueError` for
+    values that JSON or 64 bits lack, NUL in a key, and deep nesting.
     """
     writer = _FlexWriter()
     root = writer.value(value, 0)
@@ -261,7 +249,6 @@ class _FlexWriter:
         self._keys: dict[bytes, _FlexSlot] = {}
 
     def value(self, value: Json, depth: int) -> _FlexSlot:
-        """Write the parts of *value* that do not fit into its slot."""
         match value:
             case None | bool() | int() | float():
                 return _number_slot(value)
@@ -274,11 +261,9 @@ class _FlexWriter:
         return self._list([self.value(item, depth + 1) for item in value])
 
     def pad(self, width: int) -> None:
-        """Add zeros up to a multiple of *width*."""
         self.data += bytes(-len(self.data) % width)
 
     def put(self, slot: _FlexSlot, width: int) -> None:
-        """Write *slot*."""
         if slot.is_offset:
             self.data += (len(self.data) - int(slot.number)).to_bytes(width, "little")
         elif slot.kind == _K.FLOAT:

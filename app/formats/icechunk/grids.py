@@ -28,7 +28,6 @@ class ArrayGrid:
     array: StoredArray
     """Without manifests."""
     chunks: tuple[Runs, ...]
-    """Sizes along each dimension."""
     form: tuple[Json, ...]
     """The other metadata that decide how the bytes of a chunk are read."""
 
@@ -59,9 +58,8 @@ def read_document(document: bytes) -> dict[str, Json]:
 
 
 def read_grid(document: bytes) -> ArrayGrid | None:
-    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group.
-
-    Raises: `DecodeError` also for contradictory metadata and for too many chunks.
+    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group. Raises:
+    `DecodeError` also for contradictory metadata and for too many chunks.
     """
     node = read_document(document)
     if node["node_type"] == "group":
@@ -120,7 +118,6 @@ def _read_names(names: Json, ndim: int) -> tuple[str | None, ...] | None:
 
 
 def _sizes(at: NDArray[np.uint32], runs: Runs) -> NDArray[np.int64]:
-    """Return the size of each of the chunks *at* along a dimension with *runs*."""
     if not runs:
         return np.empty(0, np.int64)
     ends = np.cumsum([repeats for _, repeats in runs])

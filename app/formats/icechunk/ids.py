@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 OBJECT_ID_NBYTES: Final = 12
-"""Size of the ids of snapshots, manifests and chunks."""
 NODE_ID_NBYTES: Final = 8
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {letter: value for value, letter in enumerate(_ALPHABET)}

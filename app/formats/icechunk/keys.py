@@ -55,10 +55,7 @@ def session_prefix(key: str) -> str | None:
 
 
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
-    """Split ``@ref/path``; the ref is `MAIN` where *key* has none, and `None` for a session.
-
-    The name of a branch or tag is escaped, see `escape_ref`.
-    """
+    """Split ``@ref/path``; the ref is `MAIN` where *key* has none, and `None` for a session."""
     head, _, path = key.partition("/")
     branch, tag = NAMED_REFS
     if head.startswith(branch):
@@ -73,10 +70,7 @@ def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:
 
 
 def decoded_twice(ref: Ref) -> Ref | None:
-    """Decode a name once more; `None` if that changes nothing.
-
-    S3 clients percent-encode keys that are escaped already, and so does TensorStore.
-    """
+    """Decode a name once more, as some S3 clients encode it twice; `None` if it is unchanged."""
     if isinstance(ref, SnapshotId) or (name := unquote(ref.name)) == ref.name:
         return None
     return ref._replace(name=name)
@@ -95,9 +89,7 @@ def spell_ref(ref: Ref) -> str:
 
 def parse_ref(spelled: str) -> list[tuple[Ref, str]]:
     """Return the refs that *spelled* may mean, in the order to try them, with their key segments.
-
-    Refs are spelled as in keys: ``@branch.NAME``, ``@tag.NAME``, ``@SNAPSHOTID``. Without ``@`` it
-    is the name of a branch or, if there is no such branch, the id of a snapshot.
+    They are spelled as in keys; without ``@`` it is a branch or else the id of a snapshot.
     """
     refs: list[Ref] = []
     if not spelled.startswith("@"):

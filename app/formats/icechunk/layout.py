@@ -38,15 +38,7 @@ from app.formats.listing import (
 from app.formats.reading import DecodeError, Fetch
 from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
 from app.formats.zarr.survey import describe
-from app.model import (
-    MISSING,
-    ETag,
-    Inline,
-    Location,
-    ObjectRef,
-    Referenced,
-    VirtualKey,
-)
+from app.model import MISSING, ETag, Inline, Location, ObjectRef, Referenced, VirtualKey
 
 _VIEW_REVISION: Final = "u1"
 """Part of ETags; to be changed when the same snapshot is served in another form."""
@@ -56,12 +48,10 @@ class KeyBlock(NamedTuple):
     """Keys of a node that follow one another: its document, or all its chunks."""
 
     start: str
-    """Prefix of all the keys."""
     folder: str
     """Path of the node with a trailing slash; empty for the root."""
     node: SnapshotNode
     chunks: Chunks | None
-    """`None` for the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +59,8 @@ class Icechunk:
     """Format of directories with ``repo``, or with the branch ``main`` below ``refs``."""
 
     limit_nbytes: int
-    """Limit of metadata files, compressed and decompressed."""
     whole_index_nbytes: int
-    """Larger shard indexes are read one entry at a time."""
     allowed: tuple[Allowed, ...] = ()
-    """Prefixes below which virtual references are followed."""
     name: str = "icechunk"
 
     def claim(self, key: VirtualKey) -> int | None:
@@ -300,7 +287,6 @@ class RepositoryLayout:
     async def _refer(
         self, key: VirtualKey, fetch: Fetch
     ) -> tuple[SnapshotNode, tuple[int, ...], Manifest, Reference] | None:
-        """Return node, coordinates, manifest and reference of the chunk *key*, or of its shard."""
         found = await self._find(key, fetch)
         if found is None or (chunks := found[3].chunks) is None:
             return None
@@ -309,10 +295,7 @@ class RepositoryLayout:
 
 
 def key_blocks(snapshot: Snapshot, window: Window) -> list[KeyBlock]:
-    """Return the blocks of *snapshot* that may have keys in *window*, in key order.
-
-    Leaves out damaged nodes, and nodes in no group.
-    """
+    """Return the blocks of sound nodes that may have keys in *window*, in key order."""
     found = []
     for path, node in snapshot.nodes.items():
         if path in snapshot.orphans or isinstance(node, DecodeError):
@@ -326,7 +309,6 @@ def key_blocks(snapshot: Snapshot, window: Window) -> list[KeyBlock]:
 
 
 def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
-    """Return the document of a node; that of the root has consolidated metadata."""
     etag = ETag(f'"{encode_id(snapshot.object_id)}-{_VIEW_REVISION}"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
 

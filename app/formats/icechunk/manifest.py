@@ -40,14 +40,12 @@ _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `_RefLayout`."""
 _ZSTD: Final = 1
 _MAX_LOCATION_NBYTES: Final = 1024
-"""Limit of a decompressed location, as in the library."""
 _MAX_WINDOW_NBYTES: Final = 2**23
 _MAX_TEXT_NBYTES: Final = 8192
 _MAX_LAYOUTS: Final = 64
 _MAX_LOCATIONS: Final = 4096
 """Limit of the decompressed locations that are kept: many chunks lie in one object."""
 _BYTES_PER_LOCATION: Final = 1024
-"""Bytes of payload for each location that may be kept."""
 _KEPT_LOCATION_NBYTES: Final = 256
 _STRONG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
 _END: Final = 2**63 - 1
@@ -75,7 +73,6 @@ class Virtual(NamedTuple):
     """A URL, possibly of scheme ``vcc`` with the name of a virtual chunk container."""
     byte_range: ByteRange
     checksum: Condition | None
-    """Precondition of the read."""
 
 
 type Reference = Native | Inlined | Virtual
@@ -198,7 +195,6 @@ class Manifest:
     arrays: Mapping[tuple[bytes, int], ArrayIndex]
     """By node id and number of dimensions."""
     nbytes: int
-    """Memory held by the payload and the indexes, in bytes."""
 
     @property
     def node_ids(self) -> Sequence[bytes]:
@@ -206,11 +202,8 @@ class Manifest:
         return list(dict.fromkeys(node_id for node_id, _ in self.arrays))
 
     def lookup(self, node_id: bytes, coords: tuple[int, ...]) -> Reference | None:
-        """Return the reference of chunk *coords* of array *node_id*; `None` if there is none.
-
-        Ignores references with another number of coordinates: the library can write such ones,
-        and never reads them.
-
+        """Return the reference of chunk *coords* of array *node_id*; `None` if there is none. The
+        library can write references with another number of coordinates, and never reads them.
         Raises: `DecodeError` for a reference that contradicts itself.
         """
         index = self.arrays.get((node_id, len(coords)))
@@ -254,7 +247,7 @@ class ManifestDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Index all references, without reading them. Raises: `DecodeError`."""
+        """Decode *data*."""
         limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
         root = Buffer(payload, limit_nbytes).root
@@ -281,7 +274,6 @@ def _index(data: bytes, found: ChunkTables) -> Iterator[tuple[tuple[bytes, int],
 
 
 def _rows_by_ndim(ndims: U32s) -> list[slice] | list["np.ndarray[tuple[int], np.dtype[np.intp]]"]:
-    """Split rows by their number of coordinates; otherwise they keep their order."""
     if not len(ndims):
         return []
     if ndims.min() == ndims.max():
@@ -304,12 +296,10 @@ class _RefLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """End of the last field in a table."""
         return max(at + nbytes for at, nbytes in zip(self, _FIELD_NBYTES, strict=True) if at)
 
     @property
     def fault(self) -> str | None:
-        """Reason why no table can be a reference: it has no kind, or several."""
         found = [name for name in _KINDS if getattr(self, name)]
         if not found:
             return "it has neither inline nor chunk_id nor location"
@@ -332,10 +322,6 @@ class LocationCodec:
     )
 
     def __init__(self, algorithm: int, dictionary: bytes | None, payload_nbytes: int = 0) -> None:
-        """Prepare for *algorithm* (0: none, 1: zstd) with *dictionary*.
-
-        Raises: `DecodeError` for an invalid dictionary.
-        """
         self.algorithm = algorithm
         self.dictionary = dictionary if algorithm == _ZSTD else None
         self._lock = Lock()
@@ -382,7 +368,6 @@ class ReferenceReader:
     __slots__ = ("_layouts", "data", "locations")
 
     def __init__(self, data: bytes, locations: LocationCodec) -> None:
-        """Prepare to read from the payload *data*."""
         self.data = data
         self.locations = locations
         self._layouts: dict[int, tuple[int, _RefLayout]] = {}
@@ -393,10 +378,7 @@ class ReferenceReader:
         return len(self.data) + self.locations.nbytes
 
     def read(self, table: int) -> Reference:
-        """Read the reference at *table*, whose vtable is known to lie in the payload.
-
-        Raises: `DecodeError` where it contradicts itself.
-        """
+        """Read the reference at *table*, whose vtable is known to lie in the payload."""
         data = self.data
         vtable = table - I32.unpack_from(data, table)[0]
         last, layout = self._layouts.get(vtable) or self._lay_out(vtable)
@@ -415,7 +397,6 @@ class ReferenceReader:
         return self._read_virtual(table, layout, ByteRange(start, stop))
 
     def _lay_out(self, vtable: int) -> tuple[int, _RefLayout]:
-        """Return the last position that a table of *vtable* can have, and its layout."""
         stop = vtable + U16.unpack_from(self.data, vtable)[0]
         slots = range(vtable + 6, vtable + 6 + 2 * len(_FIELD_NBYTES), 2)
         layout = _RefLayout(
@@ -448,7 +429,6 @@ class ReferenceReader:
         return self.data[start:stop]
 
     def _vector(self, at: int) -> tuple[int, int]:
-        """Return the range of the vector of bytes that the offset at *at* leads to."""
         data = self.data
         start = at + U32.unpack_from(data, at)[0] + 4
         if start <= len(data):
@@ -466,10 +446,7 @@ def _decode_text(data: bytes) -> str:
 
 
 def _parse_etag(text: str) -> ETag | None:
-    """Read an entity tag, stored with its quotes or without; ``*`` demands nothing.
-
-    It is sent in ``If-Match``, so that it has to be strong.
-    """
+    """Read a strong entity tag, with or without its quotes; ``*`` demands nothing."""
     if text == "*":
         return None
     opaque = text.strip('"')

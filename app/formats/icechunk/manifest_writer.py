@@ -78,7 +78,6 @@ class ManifestsRewrite:
     grid: tuple[int, ...]
     """Chunks along each dimension after the change: references outside are dropped."""
     refs: tuple[ManifestRef, ...]
-    """The manifests before the change."""
     changes: ChunkChanges
     splits: Splits | None = None
 
@@ -89,7 +88,6 @@ class NewManifest(NamedTuple):
     ref: ManifestRef
     file: ManifestFile
     data: bytes
-    """The whole file."""
 
 
 class RewrittenManifests(NamedTuple):
@@ -104,9 +102,7 @@ class RewrittenManifests(NamedTuple):
 class _ManifestPlan(NamedTuple):
     rewrite: ManifestsRewrite
     sizes: tuple[int, ...]
-    """Chunks of a box of the split along each dimension."""
     changed: frozenset[_Cell]
-    """Boxes with changes."""
     kept: tuple[tuple[_Rank, ManifestRef], ...]
     opened: tuple[tuple[int, ManifestRef], ...]
     """Manifests that have to be read, with their numbers as sources."""
@@ -118,26 +114,19 @@ class _MergedRows(NamedTuple):
     rank: _Rank
     coords: Coords
     sources: Places
-    """Number of the source of each."""
     positions: Places
     """Position of each in its source: number of a change, or position of a table."""
 
 
 class _SourceRows(NamedTuple):
-    """References from one source."""
-
     source: int
     coords: Coords
     positions: Places
     ranks: Sequence[_Rank]
-    """Ranks of the manifests to which references go."""
     numbers: Places
-    """Number of its rank in *ranks* for each reference."""
 
 
 class _ReferenceBatches(NamedTuple):
-    """References of one source, in columns."""
-
     batches: Sequence[TableBatch]
     vectors: U32s
 
@@ -156,13 +145,9 @@ def rewrite_manifests(
     new_id: Callable[[], bytes],
     level: int = _LEVEL,
 ) -> RewrittenManifests:
-    """Write the manifests that change; *manifests* has the `needed_manifests`.
-
-    Rewrites boxes of the split with a change in them, and manifests that lie in several boxes or
-    outside of the grid.
-
-    Raises: `DecodeError` for a reference that cannot be copied; `ConflictError` where a manifest
-    would exceed the limit of the library.
+    """Write the boxes of the split that change; *manifests* has the `needed_manifests`. Raises:
+    `DecodeError` for a reference that cannot be copied; `ConflictError` where a manifest would
+    exceed the limit of the library.
     """
     plan = _plan(rewrite)
     writer = _ManifestWriter(plan, manifests, level)
@@ -238,7 +223,6 @@ def _changed_rows(plan: _ManifestPlan, coords: Coords) -> _SourceRows:
 def _old_rows(
     plan: _ManifestPlan, number: int, ref: ManifestRef, manifest: Manifest
 ) -> _SourceRows:
-    """Return the references of *manifest* in its extents and in the grid."""
     grid, node_id = plan.rewrite.grid, plan.rewrite.node_id
     coords = manifest.coords(node_id, len(grid))
     positions = manifest.positions(node_id, len(grid))
@@ -254,9 +238,8 @@ def _old_rows(
 
 
 def _visible(ref: ManifestRef, ndim: int) -> tuple[tuple[int, int], ...] | None:
-    """Return the extents of *ref*; `None` where readers find nothing in it.
-
-    Early writers gave a dimension to arrays that have none.
+    """Return the extents of *ref*; `None` if readers skip it. Early writers gave scalars a
+    dimension.
     """
     if len(ref.extents) == ndim:
         return ref.extents
@@ -264,7 +247,6 @@ def _visible(ref: ManifestRef, ndim: int) -> tuple[tuple[int, int], ...] | None:
 
 
 def _cells(coords: Coords, sizes: tuple[int, ...]) -> U32s:
-    """Return the boxes of *coords*, a row each."""
     cells = np.zeros(coords.shape, np.uint32)
     for axis, size in enumerate(sizes):
         if size < WHOLE:
@@ -273,8 +255,6 @@ def _cells(coords: Coords, sizes: tuple[int, ...]) -> U32s:
 
 
 class _ManifestWriter:
-    """Writes the manifests of one array."""
-
     def __init__(
         self, plan: _ManifestPlan, manifests: Mapping[bytes, Manifest], level: int
     ) -> None:
@@ -335,11 +315,7 @@ def _first(extras: Iterator[bytes | None]) -> bytes | None:
 def batch_payloads(payloads: Payloads) -> _ReferenceBatches:
     """Convert *payloads*, none of which is gone, to columns of `ChunkRef`."""
     pool = _VectorPool()
-    made = [
-        _batch_native(payloads),
-        _batch_inlaid(payloads, pool),
-        *_batch_virtual(payloads, pool),
-    ]
+    made = [_batch_native(payloads), _batch_inlaid(payloads, pool), *_batch_virtual(payloads, pool)]
     return _ReferenceBatches([batch for batch in made if len(batch.rows)], pool.words)
 
 
@@ -359,7 +335,6 @@ def _batch_inlaid(payloads: Payloads, pool: "_VectorPool") -> TableBatch:
 
 
 def _batch_virtual(payloads: Payloads, pool: "_VectorPool") -> Iterator[TableBatch]:
-    """Yield a batch for each kind of checksum, and one without."""
     found = payloads.of_kind(PayloadKind.VIRTUAL)
     values, checksums = payloads.values, payloads.checksums
     kinds = np.array([_CHECKSUMS.index(type(each)) for each in checksums], np.int64)
@@ -386,7 +361,6 @@ def _range(rows: NDArray[Any]) -> dict[int, NDArray[Any]]:
 
 
 def _map_distinct(numbers: Places, make: Callable[[int], int]) -> Places:
-    """Map *numbers* by *make*, which is called once for each distinct one."""
     distinct, inverse = np.unique(numbers, return_inverse=True)
     return np.array([make(number) for number in distinct.tolist()], np.int64)[inverse]
 
@@ -395,10 +369,7 @@ def batch_references(
     data: bytes, tables: Places, decompress: _Decompress | None
 ) -> _ReferenceBatches:
     """Copy the fields of the references at *tables* in *data*, the payload of a manifest.
-
-    *decompress*, where given, turns compressed locations into plain ones.
-
-    Raises: `DecodeError` where a field lies outside of *data*, or leads out of it.
+    *decompress* turns compressed locations into plain ones.
     """
     pool = _VectorPool()
     batches = [
@@ -447,7 +418,6 @@ def _copy_fields(
 def _decompress_all(
     data: bytes, pool: "_VectorPool", starts: Places, decompress: _Decompress
 ) -> Places:
-    """Add the decompressed text of the vector at each of *starts*, each distinct one once."""
     found: dict[bytes, int] = {}
     places: list[int] = []
     counts = gather_numbers(data, starts, "<u4").astype(np.int64)
@@ -470,15 +440,12 @@ class _VectorPool:
 
     @property
     def words(self) -> U32s:
-        """All vectors, concatenated."""
         return np.frombuffer(b"".join(self._pieces), "<u4")
 
     def add(self, data: bytes) -> int:
-        """Add a vector of bytes and return its position."""
         return self._append(U32.pack(len(data)) + data + bytes(-len(data) % 4))
 
     def add_text(self, text: str) -> int:
-        """Add a string, unless it is there already, and return its position."""
         data = text.encode()
         if (place := self._texts.get(data)) is None:
             padded = U32.pack(len(data)) + data + bytes(4 - len(data) % 4)
@@ -486,10 +453,6 @@ class _VectorPool:
         return place
 
     def copy(self, data: bytes, starts: Places, *, are_texts: bool) -> Places:
-        """Add the vectors at *starts* in *data* and return their positions; shared ones stay so.
-
-        Raises: `DecodeError` where one reaches out of *data*.
-        """
         distinct, inverse = starts, None
         if not ((starts[1:] > starts[:-1]).all() or (starts[1:] < starts[:-1]).all()):
             distinct, inverse = np.unique(starts, return_inverse=True)
@@ -515,7 +478,6 @@ class _VectorPool:
 
 
 def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> U32s:
-    """Copy *lengths* words of *data* from each of *starts*, in blocks of bounded size."""
     words = np.frombuffer(data + bytes(-len(data) % 4) if len(data) % 4 else data, "<u4")
     copied = np.empty(int(stops[-1]) if len(stops) else 0, np.uint32)
     turns = np.searchsorted(stops, np.arange(_BLOCK, len(copied), _BLOCK))

@@ -29,7 +29,6 @@ class Metadata(NamedTuple):
     """Items as they are stored; a value is decoded when it is asked for."""
 
     version: int
-    """Version of the specification that the file follows."""
     items: tuple[tuple[str, bytes], ...]
 
     def decode(self) -> dict[str, Json]:
@@ -71,17 +70,10 @@ def _write(writer: RowWriter, metadata: Metadata) -> int:
 
 
 METADATA: Final = Field("I", _read, _write)
-"""Type of a field that is a vector of items."""
 
 
 def decode_messagepack(data: bytes) -> Json:
-    """Decode the value that *data* spells.
-
-    Binary becomes base64, and numbers that JSON has not become null. Keys are text, and there are
-    no extension types.
-
-    Raises: `DecodeError`.
-    """
+    """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
     try:
         _check_counts(data)
         return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)

@@ -29,7 +29,6 @@ _STOP: Final = 2**63
 _RANGES: Final = ("offsets", "lengths")
 _CHECKSUMS: Final = ("etags", "last_modified")
 _MAX_LOCATION_NBYTES: Final = 1024
-"""Limit of the library."""
 _STRONG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
 
 
@@ -195,9 +194,8 @@ def _rows(kind: PayloadKind, values: Places, ranges: Ranges | None = None) -> ND
 
 
 def read_coords(where: str, value: object) -> Coords:
-    """Read a JSON list of distinct chunk coordinates.
-
-    Raises: `BadBodyError`, which begins with *where*.
+    """Read a JSON list of distinct chunk coordinates. Raises: `BadBodyError`, which begins with
+    *where*.
     """
     what = f"{where}: coords are lists of whole numbers from 0, all of one length"
     if not isinstance(value, list) or not _are_all(list, value):
@@ -217,9 +215,8 @@ def read_coords(where: str, value: object) -> Coords:
 
 
 def read_payloads(where: str, columns: Mapping[str, Any], count: int) -> Payloads:
-    """Read the JSON columns of *count* payloads of one kind.
-
-    Raises: `BadBodyError`, which begins with *where*.
+    """Read the JSON columns of *count* payloads of one kind. Raises: `BadBodyError`, which begins
+    with *where*.
     """
     for name, column in columns.items():
         if not isinstance(column, list) or len(column) != count:
@@ -300,7 +297,6 @@ def _distinct_texts(where: str, texts: Sequence[Any]) -> Distinct[str | None]:
 
 
 def _read_etag(where: str, text: str) -> ETag:
-    """Read an entity tag, with its quotes or without."""
     opaque = text.removeprefix('"').removesuffix('"')
     if not opaque or not _STRONG.fullmatch(opaque):
         raise BadBodyError(f"{where}: {text[:80]!r} is no strong entity tag")
@@ -319,7 +315,6 @@ def _read_moment(where: str, text: str) -> UnmodifiedSince:
 
 
 def _numbers(values: Sequence[Any], stop: int) -> Places | None:
-    """Return whole numbers in ``[0, stop)``; `None` if any value is something else."""
     try:
         numbers = np.array(values, np.int64) if _are_all(int, values) else None
     except OverflowError:
@@ -330,5 +325,4 @@ def _numbers(values: Sequence[Any], stop: int) -> Places | None:
 
 
 def _are_all(kind: type, values: Iterable[Any]) -> bool:
-    """Return `True` if all *values* are of exactly this *kind*; a bool is no int."""
     return {kind}.issuperset(map(type, values))

@@ -34,9 +34,8 @@ class Refs(Protocol):
     """The refs of an opened repository."""
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
-        """Find the snapshot of *ref*; `None` if there is no such ref.
-
-        Raises: `OfflineError`, `DamagedError`.
+        """Find the snapshot of *ref*; `None` if there is no such ref. Raises: `OfflineError`,
+        `DamagedError`.
         """
 
     async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
@@ -73,10 +72,7 @@ class RepoMarkerDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoMarker:
-        """Decode a file that begins with the magic bytes, or is a beginning of them.
-
-        Raises: `DecodeError`.
-        """
+        """Decode *data*."""
         if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
             return RepoMarker(None)
         return RepoMarker(RepoInfoDecoder(self.limit_nbytes)(data))
@@ -128,14 +124,10 @@ class RepoRefs:
         return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
 
     async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
-        """Read ``repo``; with *ever* a cached version of any age is good enough.
-
-        Raises: `OfflineError`.
-        """
+        """Read ``repo``; with *ever* a cached version of any age is good enough."""
         return (await self._info(fetch, ever=ever))[0]
 
     async def _info(self, fetch: Fetch, *, ever: bool) -> tuple[RepoInfo | None, int | None]:
-        """Read ``repo``, and the time at which it was written."""
         found = await fetch(self.read, ever=ever)
         if found is None or (info := found.value.info) is None:
             return None, None
@@ -219,10 +211,7 @@ class FileRefs:
         return None
 
     async def _check_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
-        """Check that there is no ``repo``, as migration to version 2 deletes the files of refs.
-
-        Raises: `DamagedError`, so that the repository is opened again.
-        """
+        """Raise `DamagedError` if the repository was migrated, so that it is opened again."""
         name = self.directory.join(REPO)
         if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
             raise DamagedError(name, "the repository was migrated to version 2")

@@ -70,9 +70,7 @@ class SnapshotInfo(NamedTuple):
 
     object_id: bytes
     parent: bytes | None
-    """Object id."""
     flushed_at_us: int
-    """Microseconds since 1970, UTC."""
     message: str
     metadata: Metadata
     pruned_ancestor_tx_logs: tuple[bytes, ...] = ()
@@ -100,11 +98,9 @@ class Update(NamedTuple):
     kind: str
     """Name in the specification, without ``Update``: ``new_commit``."""
     updated_at_us: int
-    """Microseconds since 1970, UTC."""
     backup_path: str | None
     """File in ``overwritten/`` whose newest update is this one; `None` in that file itself."""
     fields: Mapping[str, Value]
-    """By the names of the specification."""
 
     @property
     def updated_at(self) -> datetime:
@@ -123,9 +119,8 @@ def moment(count_us: int) -> datetime:
 
 
 def checked_us(count: int) -> int:
-    """Return *count*, microseconds since 1970, UTC.
-
-    Raises: `DecodeError` for what is after the year 9999.
+    """Return *count*, microseconds since 1970, UTC. Raises: `DecodeError` for what is after the
+    year 9999.
     """
     if count > LAST_US:
         raise DecodeError(f"{count} microseconds after 1970 there is no time")
@@ -173,7 +168,6 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
 
 
 def _write_snapshots(writer: RowWriter, snapshots: Sequence[SnapshotInfo]) -> int:
-    """Write snapshots, sorted by their ids; a parent is told by its index."""
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
     return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
@@ -271,7 +265,6 @@ REPO: Final = TableType(
     UINT16S,
     DATA,
 )
-"""Fields of the file, in the order of `RepoField`."""
 
 
 class RepoField(IntEnum):
@@ -293,10 +286,8 @@ class RepoField(IntEnum):
 
 
 class NamedSnapshots(Mapping[str, str]):
-    """Ids of snapshots by the names of branches, or of tags.
-
-    A damaged ref is neither listed nor counted, but looking it up raises `DecodeError`: `KeyError`
-    means that there is no such ref.
+    """Ids of snapshots by the names of branches, or of tags. A damaged ref is not listed; looking
+    it up raises `DecodeError`, not `KeyError`.
     """
 
     __slots__ = ("_ids", "faults")
@@ -304,7 +295,6 @@ class NamedSnapshots(Mapping[str, str]):
     def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str]) -> None:
         self._ids = ids
         self.faults = faults
-        """Reasons for which refs are damaged, by name."""
 
     def __getitem__(self, name: str) -> str:
         if (fault := self.faults.get(name)) is not None:
@@ -328,15 +318,10 @@ class _SnapshotList:
         )
 
     def id_at(self, index: int) -> bytes:
-        """Read an id. Raises: `DecodeError` where the list is shorter."""
         table = Table(self._reader.buffer, self._position(index))
         return required(table.struct(0, OBJECT_ID_NBYTES), "id")
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
-        """Yield a snapshot, its parent and so on.
-
-        Raises: `DecodeError` where a parent is not listed, or is its own ancestor.
-        """
         for _ in range(self._count):
             row = self._reader.table(_SNAPSHOT, self._position(index))
             index = row[1]
@@ -347,10 +332,7 @@ class _SnapshotList:
         raise DecodeError("a snapshot is its own ancestor")
 
     def find(self, object_id: bytes) -> int | None:
-        """Find a snapshot by bisection, or one by one where the list is not sorted.
-
-        Ids are stored as they are: one that the payload does not contain is not listed.
-        """
+        """Find a snapshot by bisection, or one by one where the list is not sorted."""
         indexes = range(self._count)
         low = bisect_left(indexes, object_id, key=self.id_at)
         if low < self._count and self.id_at(low) == object_id:
@@ -367,15 +349,10 @@ class _SnapshotList:
 
 @dataclass(frozen=True, slots=True)
 class RepoInfo:
-    """One version of ``repo``.
-
-    It is read again after each commit, so snapshots, updates and metadata are decoded when they
-    are asked for. That takes some microseconds for each, and raises `DecodeError`.
-    """
+    """One version of ``repo``; it is read often, so most of it is decoded only when needed."""
 
     payload: bytes
     limit_nbytes: int
-    """Bound of the payload, and so of what is decoded from it."""
     version: int
     """Version of the specification that the file follows."""
     spec_version: int
@@ -386,7 +363,6 @@ class RepoInfo:
     repo_before_updates: str | None
     """File in ``overwritten/`` that has the updates before those of this file."""
     config: Config | DecodeError
-    """Settings that are used, or the error in them."""
 
     @property
     def nbytes(self) -> int:
@@ -412,10 +388,7 @@ class RepoInfo:
         return next(self.ancestry(snapshot_id) or iter(()), None)
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
-        """Return a snapshot, its parent and so on; `None` if none of that id is listed.
-
-        The iterator raises `DecodeError` where a parent is not listed, or is its own ancestor.
-        """
+        """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
         snapshots, object_id = _SnapshotList(self.reader()), decode_id(snapshot_id)
         index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)
@@ -425,10 +398,7 @@ class RepoInfo:
         return self._read(RepoField.LATEST_UPDATES) or []
 
     def newest_update_us(self) -> int:
-        """Return when the newest operation was done, in microseconds since 1970, UTC.
-
-        Raises: `DecodeError`, also where none is listed.
-        """
+        """Return when the newest operation was done, in microseconds since 1970, UTC."""
         newest = next(self.reader().buffer.root.tables(RepoField.LATEST_UPDATES), None)
         return required(newest, "operation").number(2, U64)
 
@@ -446,7 +416,6 @@ class RepoInfo:
 
 
 def _read_field(reader: RowReader, slot: RepoField) -> Any:
-    """Decode a field of the file that is an offset; `None` if it is absent."""
     read, at = REPO.fields[slot].read, reader.buffer.root.at(slot)
     return None if read is None or at is None else read(reader, reader.buffer.follow(at))
 
@@ -458,7 +427,7 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        """Decode a whole file. Raises: `DecodeError`."""
+        """Decode *data*."""
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
         reader = RowReader(Buffer(payload, self.limit_nbytes), version)
         root = reader.buffer.root
@@ -482,7 +451,6 @@ class RepoInfoDecoder:
 
 
 def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> NamedSnapshots:
-    """Read refs; of those with one name the first counts."""
     ids: dict[str, str] = {}
     faults: dict[str, str] = {}
     for name, index in required(_read_field(reader, slot), slot.name.lower()):

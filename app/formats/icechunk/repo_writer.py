@@ -100,7 +100,6 @@ type RepoChange = (
     | BranchDeleted
     | StatusChanged
 )
-"""One operation."""
 
 
 class FutureError(ValueError):
@@ -108,11 +107,8 @@ class FutureError(ValueError):
 
 
 def moment_after(newest_us: int, now_us: int) -> int:
-    """Return the time, or the first after *newest_us* if the clock is a little behind that.
-
-    Times are in microseconds since 1970, UTC; those of operations and snapshots rise.
-
-    Raises: `FutureError`.
+    """Return the time, or the first after *newest_us* if the clock is a little behind that; both
+    are microseconds since 1970, UTC. Raises: `FutureError`.
     """
     if newest_us > now_us + _MOST_AHEAD_US:
         ahead_s = (newest_us - now_us) // 1_000_000
@@ -140,10 +136,7 @@ class _Draft:
     status: Status
 
     def apply(self, change: RepoChange, at_us: int) -> tuple[str, Mapping[str, Value]]:
-        """Apply *change*, and return kind and fields of its update.
-
-        Raises: `KeyError` for a ref that does not exist, `ValueError` for one that does.
-        """
+        """Apply *change*; `KeyError` if its ref does not exist, `ValueError` if a new one does."""
         fields: dict[str, Value]
         match change:
             case TagCreated(name, snapshot_id):
@@ -174,7 +167,6 @@ class _Draft:
         return kind, fields
 
     def _add(self, change: NewCommit | Amended) -> tuple[str, dict[str, Value]]:
-        """Put a branch at a new snapshot."""
         branch, new = change.branch, change.snapshot.object_id
         if any(each.object_id == new for each in self.snapshots):
             raise ValueError("a snapshot of that id is listed already")
@@ -193,11 +185,8 @@ def _left(name: str, snapshot_id: bytes) -> dict[str, Value]:
 
 def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
-
-    *at_us*, in microseconds since 1970, UTC, is later than the newest operation.
-
-    Raises: `DecodeError`, also where something would be lost that only a newer specification
-    knows; `KeyError` for a ref or snapshot that does not exist, `ValueError` for one that does.
+    Raises: `DecodeError` if something of a newer specification would be lost, `KeyError` for a
+    missing ref or snapshot, `ValueError` for one that exists.
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
@@ -228,18 +217,14 @@ def _kept_as(backup: str, updates: list[Update]) -> list[Update]:
 
 
 def _overflow(updates: list[Update], most: int) -> int:
-    """Return the number of updates that stay: others are left to the backup that has them.
-
-    Those from before a migration to version 2 are in no backup until it overflows itself.
-    """
+    """Return the number of updates to keep: the backup has the others, if there is one."""
     stops = range(max(1, most), len(updates))
     return next((at for at in stops if updates[at].backup_path is not None), len(updates))
 
 
 def create_repo(flushed_at_us: int, at_us: int) -> bytes:
-    """Write the file of a new repository, with nothing but ``main`` at the first snapshot.
-
-    Times are in microseconds since 1970, UTC: of the snapshot, and of the operation.
+    """Write a new repository's file: ``main`` at the first snapshot; times are microseconds since
+    1970.
     """
     metadata = encode_metadata(ROOT_METADATA)
     first = SnapshotInfo(ROOT_ID, None, flushed_at_us, ROOT_MESSAGE, metadata)
@@ -252,10 +237,6 @@ def create_repo(flushed_at_us: int, at_us: int) -> bytes:
 
 
 def _write(draft: _Draft, row: list[object]) -> bytearray:
-    """Write the FlatBuffer: *row* with what is in *draft*.
-
-    Raises: `KeyError` where a ref is at a snapshot that is not listed.
-    """
     snapshots = sorted(draft.snapshots, key=lambda each: each.object_id)
     indexes = {each.object_id: index for index, each in enumerate(snapshots)}
     for slot, refs in (RepoField.TAGS, draft.tags), (RepoField.BRANCHES, draft.branches):

@@ -31,9 +31,7 @@ class Repository:
     directory: ObjectRef
     refs: Refs
     limit_nbytes: int
-    """Largest metadata file, compressed and decompressed."""
     allowed: tuple[Allowed, ...]
-    """Prefixes of the virtual references that may be followed."""
 
     def file(self, kind: str, object_id: bytes) -> ObjectRef:
         """Return the name of a file in the folder *kind*."""
@@ -45,10 +43,7 @@ class Repository:
         return found and found[0]
 
     async def dated_snapshot(self, ref: Ref, fetch: Fetch) -> tuple[Snapshot, int] | None:
-        """Read the snapshot of *ref*, and when *ref* was set, in s; `None` if there is no such ref.
-
-        Raises: `DamagedError`, also where the snapshot of a branch or tag does not exist.
-        """
+        """Read the snapshot of *ref*, and when *ref* was set, in s; `None` without such a ref."""
         found = await self.refs.resolve(ref, fetch)
         if found is None and (twice := decoded_twice(ref)) is not None:
             found = await self.refs.resolve(twice, fetch)
@@ -65,10 +60,7 @@ class Repository:
         return snapshot, found.modified_s or snapshot.flushed_at_s
 
     async def manifest(self, object_id: bytes, fetch: Fetch) -> Manifest:
-        """Read a manifest that a snapshot refers to.
-
-        Raises: `DamagedError`, also where it does not exist.
-        """
+        """Read a manifest that a snapshot refers to. Raises: `DamagedError`, also without it."""
         decode = ManifestDecoder(object_id, self.limit_nbytes)
         manifest = await self.read("manifests", object_id, decode, fetch)
         if manifest is None:
@@ -90,10 +82,7 @@ class Repository:
     async def find(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
     ) -> tuple[ObjectRef, Referenced] | None:
-        """Find the chunk at *coords*: the manifest that refers to it, and its location.
-
-        If several manifests cover a chunk, the first that refers to it counts.
-
+        """Find the manifest and the location of the chunk at *coords*; the first manifest counts.
         Raises: `DamagedError`, `NotAllowedError`.
         """
         found = await self.lookup(node_id, chunks, coords, fetch)
@@ -121,9 +110,8 @@ class Repository:
         return None
 
     async def refer(self, manifest: Manifest, reference: Reference, fetch: Fetch) -> Referenced:
-        """Return the location of *reference*. The version of a native chunk is its name.
-
-        Raises: `DecodeError`, `NotAllowedError`.
+        """Return the location of *reference*. The version of a native chunk is its name. Raises:
+        `DecodeError`, `NotAllowedError`.
         """
         match reference:
             case Native(chunk_id, byte_range):

@@ -65,7 +65,6 @@ class Committed(NamedTuple):
     parent_id: str | None
     """Parent of the snapshot: not that of the session, if it was rebased."""
     key: str | None
-    """Idempotency key of the commit request."""
 
 
 class Discarded(NamedTuple):
@@ -82,7 +81,6 @@ class ChangedNode(NamedTuple):
 
     node_id: bytes
     document: bytes
-    """Its ``zarr.json``, as it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,6 @@ class SessionDocument:
 
     branch: str
     parent_id: str
-    """The snapshot on which the session is based."""
     inline_nbytes: int
     """Larger chunks have files of their own."""
     created_at_s: float
@@ -100,9 +97,7 @@ class SessionDocument:
     attempt: int = 0
     """Number of failed commits, part of the id of the next one."""
     nodes: Mapping[str, ChangedNode | None] = field(default_factory=dict)
-    """By path without a leading slash; `None` for nodes of the parent that are deleted.
-
-    Nodes below a deleted or replaced node are listed too.
+    """By path without a leading slash; `None` for deleted nodes of the parent, each of them listed.
     """
 
     @property
@@ -211,9 +206,7 @@ class ViewedNode:
     path: str
     """Path without a leading slash; empty for the root."""
     document: bytes
-    """Its ``zarr.json``, as it is stored."""
     grid: ChunkGrid | None
-    """`None` for a group."""
     manifests: tuple[ManifestRef, ...] = ()
     """Manifests of the chunks that the parent has."""
 
@@ -352,9 +345,8 @@ def _may_have_shards(document: bytes) -> bool:
 
 @lru_cache(maxsize=512)
 def read_chunk_grid(document: bytes) -> ChunkGrid | None:
-    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group.
-
-    Raises: `DecodeError` for a document that no node of a repository can have.
+    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group. Raises:
+    `DecodeError` for a document that no node of a repository can have.
     """
     node = read_document(document)
     if node["node_type"] == "group":
@@ -377,12 +369,9 @@ def read_chunk_grid(document: bytes) -> ChunkGrid | None:
 
 
 def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> SessionDocument:
-    """Set the metadata of the node at *path*; a new node gets *new_id*.
-
-    A node that changes its kind or its number of dimensions is replaced by a new one, and the
-    nodes below it are deleted.
-
-    Raises: `BadBodyError`, `ConflictError` where an array is above, or nodes below an array.
+    """Set the metadata of the node at *path*; a new node gets *new_id*. A new one replaces a node,
+    and all below it, whose kind or number of dimensions changes. Raises: `BadBodyError`,
+    `ConflictError` where an array is above, or nodes below an array.
     """
     try:
         document.decode()
@@ -409,9 +398,8 @@ def delete_nodes(view: SessionView, path: str) -> SessionDocument:
 
 
 def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> ChangeSet:
-    """Return the change set of the session against its parent; *chunks* are of its arrays.
-
-    Raises: `ConflictError` where a new node is in no group.
+    """Return the change set of the session against its parent; *chunks* are of its arrays. Raises:
+    `ConflictError` where a new node is in no group.
     """
     new, updated, deleted = {}, {}, set()
     for path, changed in view.session.nodes.items():
@@ -429,7 +417,6 @@ def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> Cha
 
 
 def _check_group(view: SessionView, path: str) -> None:
-    """Raise `ConflictError` unless the new node at *path* is in a group."""
     if not path:
         return
     above = path.rpartition("/")[0]
@@ -463,7 +450,6 @@ _INLINE: Final = b"i"
 _NATIVE: Final = b"n"
 _REFERENCE: Final = struct.Struct(f"<{OBJECT_ID_NBYTES}sQQ")
 _SCALAR: Final = "scalar"
-"""Name of the only chunk of an array without dimensions."""
 _COORDS: Final = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
 
 GONE_NBYTES: Final = len(_GONE)

@@ -45,7 +45,6 @@ _SHAPE: Final = 3
 
 ARRAY: Final = 1
 GROUP: Final = 2
-"""Values of the field ``node_data_type``."""
 _PAIR_OF_U32: Final = 2 * U32.size
 _PAIR_OF_U64: Final = 2 * U64.size
 _MANIFEST_FILE_V1_NBYTES: Final = 32
@@ -64,10 +63,7 @@ class ManifestRef(NamedTuple):
     """Half-open range of chunk coordinates along each dimension."""
 
     def covers(self, coords: tuple[int, ...]) -> bool:
-        """Return `True` if the chunk at *coords* may be in the manifest.
-
-        Early writers gave a dimension to arrays that have none.
-        """
+        """Return whether it may have chunk *coords*; early writers gave scalars a dimension."""
         if len(coords) != len(self.extents):
             return not coords and self.extents == ((0, 1),)
         return all(
@@ -80,7 +76,6 @@ class ManifestFile(NamedTuple):
 
     object_id: bytes
     size_bytes: int
-    """Size of the whole file."""
     num_chunk_refs: int
     extra: bytes | None = None
 
@@ -89,7 +84,6 @@ class Dimension(NamedTuple):
     """One dimension of an array."""
 
     length: int
-    """Length in elements."""
     num_chunks: int
 
 
@@ -117,7 +111,6 @@ class StoredNode:
     document: bytes
     """Its ``zarr.json``, byte for byte."""
     array: StoredArray | None = None
-    """`None` for a group."""
     extra: bytes | None = None
 
 
@@ -130,7 +123,6 @@ class StoredSnapshot:
     """By absolute path; of two nodes at one path the first."""
     manifest_files: Mapping[bytes, ManifestFile]
     flushed_at_us: int
-    """Microseconds since 1970, UTC."""
     message: str
     metadata: Metadata
     extra: bytes | None = None
@@ -145,10 +137,7 @@ class StoredSnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> StoredSnapshot:
-        """Decode a whole file.
-
-        Raises: `DecodeError`, also for another snapshot and for one with a damaged node.
-        """
+        """Decode *data*."""
         root, version = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
@@ -173,7 +162,6 @@ class StoredSnapshotDecoder:
 
 
 def _open_snapshot(data: bytes, object_id: str, limit_nbytes: int) -> tuple[Table, int]:
-    """Return the root table of the snapshot *object_id*, and the version of the format."""
     version, payload = open_envelope(data, FileType.SNAPSHOT, limit_nbytes)
     root = Buffer(payload, limit_nbytes).root
     check_object_id(root, "snapshot", object_id)
@@ -266,7 +254,7 @@ class SnapshotHeaderDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> SnapshotHeader:
-        """Decode a whole file. Raises: `DecodeError`, also for another snapshot."""
+        """Decode *data*."""
         root, version = _open_snapshot(data, self.object_id, self.limit_nbytes)
         info = SnapshotInfo(
             required(decode_id(self.object_id), "id"),
@@ -285,7 +273,6 @@ class Chunks:
     keys: ChunkKeys
     """Keys of the chunks that are stored: shards, where the array is sharded."""
     grid: tuple[int, ...]
-    """Number of those along each dimension."""
     manifests: tuple[ManifestRef, ...]
 
 
@@ -296,9 +283,7 @@ class SnapshotNode:
     node_id: bytes
     """The same in all snapshots, also after the node moved."""
     document: ZarrNode
-    """Its ``zarr.json``."""
     chunks: Chunks | None = None
-    """`None` for a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +296,9 @@ class Snapshot:
     root_document: bytes
     """The ``zarr.json`` of the root with those of all nodes consolidated; empty without a root."""
     manifests: frozenset[bytes]
-    """Ids of all manifests that the snapshot lists."""
     faults: tuple[tuple[str, str], ...]
     """Paths of misplaced nodes, and the reasons."""
     orphans: Container[str]
-    """Paths of nodes that are in no group."""
     nbytes: int
     flushed_at_s: int
     """Time of writing by the clock of the writer: seconds since 1970, UTC."""
@@ -354,7 +337,7 @@ class SnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Snapshot:
-        """Decode a whole file; a damaged node is replaced by its error. Raises: `DecodeError`."""
+        """Decode *data*."""
         root, _ = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []
@@ -387,17 +370,13 @@ def is_node_path(path: str) -> bool:
 
 
 def _misplaced(path: str, nodes: Mapping[str, object]) -> str | None:
-    """Return the reason why no node can be at *path* in addition to *nodes*."""
     if not is_node_path(path):
         return "no path of a node"
     return "another node has the same path" if path[1:] in nodes else None
 
 
 def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[str, str]:
-    """Return the reason for each node that is in no group; the library can commit such ones.
-
-    *nodes* lists parents before their children.
-    """
+    """Return why nodes, listed parents first, are in no group; the library can commit such."""
     found: dict[str, str] = {}
     for path in filter(None, nodes):
         above = path.rpartition("/")[0]
@@ -444,10 +423,8 @@ def _parse_node(table: Table) -> SnapshotNode:
 
 
 def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Container[str]) -> bytes:
-    """Return the document of the root with consolidated metadata of all nodes.
-
-    Nodes in no group are left out, since readers of consolidated metadata would fail. With a
-    damaged node nothing is consolidated, so that readers of that node see the error.
+    """Return the root with consolidated metadata, without nodes in no group; with a damaged node
+    the root alone, so that readers of that node see the error.
     """
     root = nodes.get("")
     if not isinstance(root, SnapshotNode):

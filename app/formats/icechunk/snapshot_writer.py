@@ -35,11 +35,8 @@ _MAX_KEPT: Final = 1024
 
 
 def write_snapshot(snapshot: StoredSnapshot) -> bytes:
-    """Write a whole file, with nodes in the order of the bytes of their paths.
-
-    The library finds nodes by binary search in that order.
-
-    Raises: `ValueError` for metadata of version 1.
+    """Write a whole file, with nodes in the order of the bytes of their paths, as the library
+    expects.
     """
     metadata = snapshot.metadata
     if metadata.items and metadata.version != _VERSION:
@@ -111,7 +108,6 @@ def _dimensions_block(dimensions: tuple[Dimension, ...]) -> Block:
 
 @lru_cache(_MAX_KEPT)
 def _names_block(names: tuple[str | None, ...]) -> Block:
-    """Write a vector of tables `DimensionName`."""
     return _items_block(
         Items([NewTable((None if name is None else Text(name),)) for name in names])
     )

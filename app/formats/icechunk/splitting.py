@@ -23,8 +23,6 @@ type _Matches[T] = Callable[[T], bool]
 
 
 class _ArrayAxis(NamedTuple):
-    """One dimension of an array."""
-
     number: int
     name: str | None
 
@@ -45,11 +43,9 @@ class _Rule(NamedTuple):
     """Sizes for the arrays that a condition matches."""
 
     matches: _Matches[str]
-    """Takes the absolute path of an array."""
     sizes: tuple[tuple[_Matches[_ArrayAxis], int], ...]
 
     def size(self, axis: _ArrayAxis) -> int | None:
-        """Return the number of chunks that a manifest spans along *axis*, if there is one."""
         return next((size for matches, size in self.sizes if matches(axis)), None)
 
 
@@ -61,7 +57,6 @@ class Splitting:
 
     def splits(self, path: str, names: Sequence[str | None] | None, ndim: int) -> Splits:
         """Return the sizes for the array at *path*, absolute, whose dimensions have *names*.
-
         Raises: `ConflictError` for a regular expression that RE2 does not accept.
         """
         rules = [rule for rule in self.rules if rule.matches(path)]
@@ -70,10 +65,7 @@ class Splitting:
 
 
 def parse_splitting(document: Json) -> Splitting:
-    """Parse the member ``manifest.splitting`` of a configuration; `None` has no rules.
-
-    Raises: `DecodeError`.
-    """
+    """Parse the member ``manifest.splitting`` of a configuration; `None` has no rules."""
     if document is None:
         return Splitting()
     if not isinstance(document, dict):
@@ -140,9 +132,8 @@ def _search(pattern: str) -> _Matches[str]:
 
 @lru_cache(maxsize=64)
 def _compile(pattern: str) -> Any:
-    """Compile *pattern* with RE2, whose searches take time linear in the text.
-
-    Raises: `ConflictError`.
+    """Compile *pattern* with RE2, whose searches take time linear in the text. Raises:
+    `ConflictError`.
     """
     options = re2.Options()
     options.log_errors = False

@@ -35,17 +35,13 @@ type Follow = Callable[[str], ObjectRef]
 
 @dataclass(frozen=True, slots=True)
 class _SurveyedArray:
-    """An array of the snapshot."""
-
     key: str
-    """Its virtual key, ref included."""
     node: SnapshotNode
     chunks: Chunks
     reads_chunks: bool
     """`True` if chunks, or shards, hold a checksum or an index to verify."""
 
     def chunk_key(self, coords: tuple[int, ...]) -> str:
-        """Return the virtual key of the chunk *coords*, or of the first inner chunk of a shard."""
         array = self.node.document.array
         if array is None:
             return f"{self.key}/{self.chunks.keys.format(coords)}"
@@ -55,10 +51,7 @@ class _SurveyedArray:
 
 
 class RefSurvey:
-    """Follows every reference of the snapshot that *ref* is at, manifest by manifest.
-
-    *chunks* also hands over unsharded chunks that end in a checksum.
-    """
+    """Follows every reference of a snapshot; *chunks* yields unsharded ones with a checksum too."""
 
     def __init__(self, repository: Repository, ref: str, fetch: Fetch, *, chunks: bool) -> None:
         self._repository = repository
@@ -67,9 +60,8 @@ class RefSurvey:
         self._chunks = chunks
 
     async def findings(self) -> AsyncGenerator[Finding]:
-        """Yield what is wrong, and what only the store can say.
-
-        Raises: `UnknownRefError`, `DamagedError` for the files that lead to the snapshot.
+        """Yield what is wrong, and what only the store can say. Raises: `UnknownRefError`,
+        `DamagedError` for the files that lead to the snapshot.
         """
         snapshot, spelled = await self._snapshot()
         file = self._repository.file("snapshots", snapshot.object_id)
@@ -95,7 +87,6 @@ class RefSurvey:
     async def _manifests(
         self, arrays: Mapping[bytes, Sequence[_SurveyedArray]], spelled: str
     ) -> AsyncGenerator[Finding]:
-        """Follow the references of *arrays*, by the manifests that hold them."""
         containers = await self._repository.refs.containers(self._fetch)
         prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
 
@@ -114,7 +105,6 @@ class RefSurvey:
                     yield finding
 
     async def _snapshot(self) -> tuple[Snapshot, str]:
-        """Read the snapshot, and spell the ref as keys do."""
         for ref, spelled in parse_ref(self._ref):
             snapshot = await self._repository.snapshot(ref, self._fetch)
             if snapshot is not None:
@@ -122,7 +112,6 @@ class RefSurvey:
         raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
 
     def _array(self, key: str, node: SnapshotNode | DecodeError) -> _SurveyedArray | None:
-        """Return the array of *node*; `None` for a group. Raises: `DecodeError`."""
         if isinstance(node, DecodeError):
             raise node
         if node.chunks is None:
@@ -148,7 +137,6 @@ class _References:
         self._refused: dict[str, int] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with references, the objects they need, and the shards in them."""
         node_id, grid = self._array.node.node_id, self._array.chunks.grid
         yield from self._misplaced(node_id, len(grid))
         coords = self._manifest.coords(node_id, len(grid))
@@ -191,10 +179,6 @@ class _References:
                 self._needed[place.ref, place.version] = expected
 
     def _place(self, reference: Reference) -> tuple[Stored | Part, bytes | None]:
-        """Return where *reference* leads to; bytes held by the manifest come along.
-
-        Raises: `DecodeError`, `NotAllowedError`.
-        """
         match reference:
             case Native(chunk_id, byte_range):
                 name = self._repository.file("chunks", chunk_id)

@@ -29,9 +29,7 @@ class Field(NamedTuple):
     code: str
     """Of `struct`."""
     read: "Callable[[RowReader, int], Any] | None" = None
-    """Decodes what is at a position, for an offset."""
     write: "Callable[[RowWriter, Any], int] | None" = None
-    """Writes a value, and returns its position."""
 
     @property
     def nbytes(self) -> int:
@@ -63,10 +61,9 @@ class _RowLayout(NamedTuple):
 
 
 class RowReader:
-    """Decodes tables in *buffer*, from a file that follows *version* of the specification.
-
-    The values of a table are in a list by slots; an absent field is `None`, an absent number 0.
-    If *is_strict*, fields that a `TableType` does not have are refused: they could not be copied.
+    """Decodes tables in *buffer*, from a file that follows *version* of the specification. The
+    values of a table are in a list by slots; an absent field is `None`, an absent number 0. If
+    *is_strict*, unknown fields, which could not be copied, are refused.
     """
 
     def __init__(self, buffer: Buffer, version: int, *, is_strict: bool = False) -> None:
@@ -102,7 +99,6 @@ class RowReader:
         return row
 
     def _lay_out(self, kind: TableType, vtable: int) -> _RowLayout:
-        """Compile what the vtable at *vtable* says."""
         buffer, size = self.buffer, len(kind.fields)
         buffer.spend(_LAYOUT_NBYTES)
         stop = vtable + buffer.number(U16, vtable)
@@ -167,7 +163,6 @@ class RowWriter:
         return at
 
     def _pad(self, align: int, before: int = 0) -> int:
-        """Fill up to a position that is *before* bytes before a multiple of *align*."""
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 

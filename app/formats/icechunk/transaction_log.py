@@ -37,7 +37,6 @@ _NODE_FIELDS: Final = {
     5: "updated_arrays",
     6: "updated_groups",
 }
-"""Fields of sorted node ids."""
 _UPDATED_CHUNKS: Final = 7
 _MOVED_NODES: Final = 8
 
@@ -57,7 +56,6 @@ class TransactionLog:
     deleted_groups: frozenset[bytes]
     deleted_arrays: frozenset[bytes]
     updated_arrays: frozenset[bytes]
-    """Arrays whose metadata changed."""
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
@@ -84,7 +82,7 @@ class TransactionLogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> TransactionLog:
-        """Decode a whole file. Raises: `DecodeError`, also for the log of another snapshot."""
+        """Decode *data*."""
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
         root = Buffer(payload, self.limit_nbytes).root
         check_object_id(root, "transaction log", self.object_id)
@@ -103,10 +101,8 @@ class TransactionLogDecoder:
 
 
 def _read_updated_chunks(root: Table) -> dict[bytes, tuple[Coords, ...]]:
-    """Read tables `ArrayUpdatedChunks`.
-
-    An array has a batch of coordinates, or none; it has more only where a writer took keys with
-    the wrong number of dimensions for chunks.
+    """Read tables `ArrayUpdatedChunks`; arrays have one batch of coordinates per number of
+    dimensions.
     """
     buffer = root.buffer
     found = locate_chunk_tables(buffer, root.tables(_UPDATED_CHUNKS), "chunks")
@@ -151,7 +147,6 @@ def _id_vector(node_ids: Iterable[bytes]) -> Vector:
 
 
 def _chunk_vector(batches: Sequence[Coords]) -> Block:
-    """Write a vector of tables `ChunkIndices`; coordinates with fewer dimensions come first."""
     parts, count = [], 0
     for coords in union(*batches):
         rows = np.arange(len(coords))
@@ -163,7 +158,6 @@ def _chunk_vector(batches: Sequence[Coords]) -> Block:
 
 def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     """Return the log of a commit that replaces two: nodes both created and deleted are left out.
-
     Raises: `ConflictError` where the library moved nodes in *first*.
     """
     gone = then.deleted_groups | then.deleted_arrays

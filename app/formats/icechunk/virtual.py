@@ -39,14 +39,10 @@ class Allowed(NamedTuple):
 
     prefix: VirtualUrl
     root: ObjectRef
-    """The place of *prefix* in a store."""
 
 
 def parse_place(url: str) -> VirtualUrl:
-    """Parse an absolute URL; its path is percent-decoded once, and ends at ``?`` or ``#``.
-
-    Raises: `DecodeError` for anything else, and for URLs with credentials.
-    """
+    """Parse an absolute URL without credentials; the path, decoded once, ends at ``?`` or ``#``."""
     found = _LOCATION.fullmatch(url)
     scheme = found[1].lower() if found else ""
     scheme = _SPELLINGS.get(scheme, scheme)
@@ -77,10 +73,7 @@ def parse_prefix(url: str) -> VirtualUrl:
 
 
 def allow(url: str, root: ObjectRef) -> Allowed:
-    """Allow references below *url*, a prefix in the settings, stored at *root*.
-
-    Bucket URLs in the settings are not percent-encoded, unlike those in references.
-    """
+    """Allow references below *url* in the settings, which is not percent-encoded, at *root*."""
     place = parse_prefix(url)
     if place.scheme in ("s3", "gs", "az"):
         place = parse_prefix(f"{place.scheme}://{quote(url.partition('://')[2])}")
@@ -90,12 +83,8 @@ def allow(url: str, root: ObjectRef) -> Allowed:
 def resolve(
     location: str, allowed: Sequence[Allowed], containers: Mapping[str, str] | None = None
 ) -> ObjectRef:
-    """Return the object at *location*.
-
-    *containers* maps names of virtual chunk containers to their prefixes, for ``vcc://name/``.
-
-    Raises: `NotAllowedError`, which names the prefix that would have to be allowed; `DecodeError`
-    for an invalid location.
+    """Return the object at *location*; *containers* are prefixes by name, for ``vcc://name/``.
+    Raises: `NotAllowedError`, with the prefix that would have to be allowed; `DecodeError`.
     """
     if location.startswith(_CONTAINER):
         if containers is None:
@@ -154,5 +143,4 @@ def _without_query(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """Return *url* without secrets, shortened."""
     return repr(_USER.sub(r"\1", _without_query(url))[:200])

@@ -114,9 +114,8 @@ class MinishardPlaces:
         return len(self.entries)
 
     def lookup(self, minishard: int) -> ByteRange | None:
-        """Return the range of the index of *minishard*, or `None` if it is empty.
-
-        Raises: `DecodeError` if it ends before it begins.
+        """Return the range of the index of *minishard*, or `None` if it is empty. Raises:
+        `DecodeError` if it ends before it begins.
         """
         start, stop = _ENTRY.unpack_from(self.entries, (minishard - self.first) * ENTRY_NBYTES)
         if start > stop:
@@ -134,7 +133,7 @@ class ShardIndexDecoder:
     """The version of the object that holds the data, where that is another one."""
 
     def __call__(self, data: bytes) -> MinishardPlaces:
-        """Wrap *data*. Raises: `DecodeError` for a wrong size."""
+        """Decode *data*."""
         if len(data) != self.nbytes:
             raise DecodeError(
                 f"{len(data)} bytes of shard index instead of {self.nbytes}: it is truncated"
@@ -159,9 +158,8 @@ class MinishardIndex:
         return len(self.ids)
 
     def lookup(self, chunk_id: int) -> ByteRange | None:
-        """Return the range of *chunk_id* in the shard, if it is stored.
-
-        Raises: `DecodeError` for an id that occurs twice.
+        """Return the range of *chunk_id* in the shard, if it is stored. Raises: `DecodeError` for
+        an id that occurs twice.
         """
         at = bisect_left(self.ids, chunk_id)
         if at == len(self.ids) or self.ids[at] != chunk_id:
@@ -177,15 +175,10 @@ class MinishardIndexDecoder:
 
     is_gzip: bool
     most_nbytes: int
-    """A larger one is refused."""
 
     def __call__(self, data: bytes) -> MinishardIndex:
-        """Undo the deltas, which wrap at 2^64: chunks need not lie in the order of their ids.
-
-        Nor must the ids rise in the file; here they do.
-
-        Raises: `DecodeError`, also for a chunk that ends past 2^64: later chunks count from
-        there, so that no absence is proven.
+        """Undo the deltas, modulo 2^64; later chunks count from each, so any that ends past 2^64 is
+        refused.
         """
         decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
         check_rows(decoded)
@@ -217,14 +210,11 @@ class Columns(NamedTuple):
     """Counted from the end of the shard index, as `stops`."""
     stops: Ids
     owners: Ids
-    """The minishards."""
 
 
 def decode_minishards(numbers: Sequence[int], decoded: Sequence[bytes | bytearray]) -> Columns:
-    """Undo the deltas of inflated indexes, which hold whole rows; *numbers* are their minishards.
-
-    Chunks are in the order of the indexes, and by their ids in each. A chunk that ends past 2^64
-    has a start behind its stop.
+    """Undo the deltas of inflated indexes of whole rows, those of the minishards *numbers*. A chunk
+    that ends past 2^64 has a start behind its stop.
     """
     counts = np.array([len(data) // _ROW_NBYTES for data in decoded], np.int64)
     filled = np.flatnonzero(counts)
@@ -246,7 +236,6 @@ class EncodedMinishards(NamedTuple):
     """Minishard indexes, one behind the other."""
 
     numbers: Numbers
-    """The minishards that are not empty."""
     ends: Numbers
     """End of the index of each, counted from the start of the first."""
     data: bytes
@@ -284,7 +273,6 @@ class _Tables:
     counts: Numbers
 
     def cells(self, row: int) -> Numbers:
-        """Return the flat places of the cells of *row* of each table."""
         before = np.cumsum(self.counts) - self.counts
         starts = 2 * before + row * self.counts
         return np.arange(self.counts.sum()) + np.repeat(starts, self.counts)

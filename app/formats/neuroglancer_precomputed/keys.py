@@ -42,10 +42,8 @@ class Names(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MortonGrid:
-    """Compressed Morton codes of the cells of a grid.
-
-    The bits of the coordinates are interleaved, the first axis lowest, and those that are zero
-    for every cell of the grid are left out.
+    """Compressed Morton codes of the cells of a grid: the bits of the coordinates are interleaved,
+    the first axis lowest, without those that are zero for every cell.
     """
 
     shape: tuple[int, ...]
@@ -169,10 +167,7 @@ class CellNames:
 
 @dataclass(frozen=True, slots=True)
 class VoxelBounds:
-    """Chunks of a volume, by the voxels they begin and end at: ``0-64_64-100_-32-0``.
-
-    Tuples are in the order x, y, z. The last chunk of an axis ends where the volume does.
-    """
+    """Chunks of a volume by their voxels, x, y, z: ``0-64_64-100_-32-0``."""
 
     voxel_offset: tuple[int, ...]
     size: tuple[int, ...]

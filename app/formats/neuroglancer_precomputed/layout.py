@@ -35,7 +35,6 @@ class Precomputed:
     """Every directory with an ``info`` of a precomputed volume, mesh … is a container."""
 
     whole_index_nbytes: int
-    """A larger shard index is read one entry at a time."""
     decoded_nbytes: int
     """A larger minishard index or manifest is refused, before and after it is inflated."""
 
@@ -90,10 +89,8 @@ class PrecomputedLayout(Layout):
         return Gzipped(chunk) if part.sharding.is_data_gzip else chunk
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Find where *key* is written: a chunk, stored or not, in its shard.
-
-        Raises: `BadKeyError`; `ReadOnlyError`; `ConflictError` for a shard, whose chunks would be
-        lost.
+        """Find where *key* is written: a chunk, stored or not, in its shard. Raises: `BadKeyError`;
+        `ReadOnlyError`; `ConflictError` for a shard, whose chunks would be lost.
         """
         path, _slash, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())

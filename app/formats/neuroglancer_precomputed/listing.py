@@ -32,10 +32,7 @@ type Texts = NDArray[np.bytes_]
 
 @dataclass(frozen=True, slots=True)
 class VolumeWalk:
-    """Walks the chunks *names* of a volume: those of the stored shards.
-
-    Without a hash a shard holds a box of the grid, and only such boxes are walked.
-    """
+    """Walks the stored chunks of a volume; without a hash a shard holds a box of the grid."""
 
     names: VoxelBounds
     shards: PrecomputedShards
@@ -43,7 +40,7 @@ class VolumeWalk:
     async def __call__(
         self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
-        """Yield the selected keys; see `Walk`."""
+        """Decode *data*."""
         if not selection.meets(self.shards.prefix):
             return
         stored = await self.shards.stored(io.list_names)
@@ -60,9 +57,8 @@ class VolumeWalk:
 
     @property
     def _low_bits(self) -> int | None:
-        """Number of low bits of an id that its shard does not depend on.
-
-        `None` where the bits above them are hashed, or do not all count.
+        """Number of low bits of an id that do not select its shard; `None` with a hash or unused
+        bits.
         """
         sharding = self.shards.parts[0].sharding
         below = sharding.preshift_bits + sharding.minishard_bits
@@ -71,12 +67,10 @@ class VolumeWalk:
 
     @property
     def _box(self) -> Cell:
-        """Shape of the box of chunks that share a shard; the whole grid if there is none."""
         bits, grid = self._low_bits, self.names.grid
         return tuple(max(1, count) for count in grid.shape) if bits is None else grid.box(bits)
 
     def _boxes(self, stored: frozenset[int]) -> Rows:
-        """Return the coordinates, in boxes, of the shards *stored*."""
         bits, grid, box = self._low_bits, self.names.grid, self._box
         cells = {grid.decode(number << bits) if bits is not None else (0,) * 3 for number in stored}
         rows = np.array(sorted(cells), np.uint64).reshape(-1, len(box))
@@ -87,21 +81,16 @@ class VolumeWalk:
 
 
 class _IdPage(NamedTuple):
-    """Chunks by the texts of their ids, which rise."""
-
     texts: Texts
     places: NDArray[np.uint64]
     """Start and stop in the object, shape ``(count, 2)``."""
     owners: NDArray[np.int64]
-    """The shard of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdWalk:
-    """Walks the chunks of *part* by their ids, and the fragments of manifests.
-
-    Neither shards nor minishards have them in the order of their texts. So all indexes are read
-    for each page of keys, and the first entries of all are kept.
+    """Walks the chunks of *part* by their ids, and the fragments of manifests. As shards do not
+    have them in order of their texts, all indexes are read for each page of keys.
     """
 
     part: ShardedPart
@@ -113,7 +102,7 @@ class IdWalk:
     async def __call__(
         self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
-        """Yield the selected keys; see `Walk`."""
+        """Decode *data*."""
         lead = self.shards.prefix
         rest = selection.rest(lead).encode()
         if not selection.meets(lead) or rest[:1] >= _AFTER_DIGITS:
@@ -134,7 +123,6 @@ class IdWalk:
             low, is_after = bytes(page.texts[-1]), True
 
     def _items(self, lead: str, text: str, place: Stored) -> Iterator[Item | Candidate]:
-        """Yield the keys of one id."""
         part = self.part
         if part.kind is Kind.MANIFESTS and self._owner(text) is Kind.FRAGMENTS:
             yield Candidate(lead + text, text)
@@ -143,7 +131,6 @@ class IdWalk:
             yield Item(lead + name, Gzipped(place) if part.sharding.is_data_gzip else place)
 
     def _owner(self, name: str) -> Kind | None:
-        """Return the kind of the chunk *name*, if that is in these shards."""
         for part in self.parts:
             if part.names.parse(name) is not None:
                 return part.kind if part.member is self.part.member else None

@@ -19,11 +19,8 @@ from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 MAX_WHOLE_INDEX_NBYTES: Final = 64 * 1024
-"""A larger shard index is read one entry at a time in any case.
-
-Measured over the S3 path, store on the same machine: 64 KiB take as long as 16 bytes (0.18 ms),
-256 KiB 0.21 ms, 1 MiB 0.33 ms, 4 MiB 0.9 ms. Up to 4,096 minishards the whole index is free, then,
-and saves a read for each further minishard.
+"""A larger shard index is read one entry at a time. Measured with the store on the same machine: 64
+KiB take as long as 16 bytes (0.18 ms), 256 KiB 0.21 ms, 1 MiB 0.33 ms, 4 MiB 0.9 ms.
 """
 
 type ReadIndex = Callable[[ObjectRef, ETag | None], Awaitable[Versioned[MinishardPlaces] | None]]
@@ -63,9 +60,8 @@ class ShardObject:
     """The shard behind its shard index, which offsets count in."""
 
     async def confirm(self, fetch: Fetch) -> None:
-        """Check that separate data still have the version that the index was read with.
-
-        Raises: `VersionChangedError`.
+        """Check that separate data still have the version that the index was read with. Raises:
+        `VersionChangedError`.
         """
         ref, _, etag = self.region
         if self.index_ref != ref:
@@ -113,13 +109,9 @@ class Minishard:
     """Of its index, in *region*."""
     index: MinishardIndex
     region: Stored
-    """The shard behind its shard index, which offsets count in."""
 
     def locate(self, chunk_id: int) -> Stored | None:
-        """Return the place of *chunk_id* in the object, if it is stored.
-
-        Raises: `DamagedError` for a place outside of the shard, or over the minishard index.
-        """
+        """Return the place of *chunk_id* in the object, if it is stored."""
         ref, region = self.region.ref, self.region.byte_range
         try:
             found = self.index.lookup(chunk_id)
@@ -142,18 +134,10 @@ class MinishardReader:
     sharding: Sharding
     fetch: Fetch
     whole_index_nbytes: int
-    """A larger shard index is read one entry at a time."""
     decoded_nbytes: int
-    """A larger minishard index or manifest is refused, before and after it is inflated."""
 
     async def open(self, chunk_id: int) -> Minishard | None:
-        """Open the minishard of *chunk_id*; `None` if the shard is absent or the minishard empty.
-
-        1. The shard index, or the one entry of it.
-        2. The minishard index, of the very version of the object that 1 read.
-
-        Raises: `DamagedError`.
-        """
+        """Open the minishard of *chunk_id*; `None` if the shard is absent or the minishard empty."""
         number, minishard = self.sharding.address(chunk_id)
         name = self.directory.join(self.sharding.shard_name(number))
         read_index = partial(self._shard_index, minishard)
@@ -196,10 +180,7 @@ class MinishardReader:
         return Minishard(place, found.value, region)
 
     async def locate_fragments(self, minishard: Minishard, manifest: Stored) -> Stored:
-        """Return the place of the fragment data of a mesh, which ends where *manifest* begins.
-
-        Raises: `DamagedError` where the shard has no room for as much as the manifest says.
-        """
+        """Return the place of the fragment data of a mesh, which ends where *manifest* begins."""
         ref, place, version = manifest
         if place.length > self.decoded_nbytes:
             raise DamagedError(

@@ -35,10 +35,7 @@ class ManifestDecoder:
     most_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Sum the sizes of the fragments of all levels of detail.
-
-        Raises: `DecodeError` for a manifest that is truncated, or of absurdly many levels.
-        """
+        """Decode *data*."""
         if self.is_gzip:
             data = inflate(data, self.most_nbytes)
         (num_lods,) = map(int, _uint32s(data, 1, _NUM_LODS_AT))

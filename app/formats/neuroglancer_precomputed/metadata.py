@@ -41,7 +41,6 @@ _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
 SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 _KINDS: Final = {MESHES: "meshes", SKELETONS: "skeletons"}
-"""Kinds of collections; all others are annotations."""
 
 
 class Kind(StrEnum):
@@ -65,7 +64,6 @@ class ShardedPart:
     names: Names
     sharding: Sharding
     member: Json = field(repr=False, compare=False)
-    """Its object in the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +71,9 @@ class Info:
     """A decoded ``info``."""
 
     served: bytes
-    """The document that clients see."""
     is_rewritten: bool
-    """True if *served* differs from the stored document."""
     document: Json
     parts_at: Mapping[str, Sequence[ShardedPart]]
-    """Sharded parts by path."""
     members: tuple[tuple[str, Json], ...]
     """Objects of the document that may be sharded, each with the name of its member."""
     paths: frozenset[str]
@@ -98,9 +93,8 @@ class Info:
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:
-    """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``.
-
-    Raises: `DecodeError` for what contradicts itself.
+    """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``. Raises:
+    `DecodeError` for what contradicts itself.
     """
     if not isinstance(document, dict):
         return None
@@ -134,7 +128,6 @@ def _by_path(parts: Iterable[ShardedPart]) -> Mapping[str, Sequence[ShardedPart]
 
 
 def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
-    """Yield every object of the document that may have a member ``sharding``, and its name."""
     if kind == _VOLUME:
         yield from _objects(document, "scales")
     elif kind in {MESHES, SKELETONS}:
@@ -154,11 +147,8 @@ def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
 
 
 def path_of(member: Json) -> str | None:
-    """Return the directory of the chunks of *member*, relative to the ``info``.
-
-    `None` is outside of the container, as ``../other_volume/8_8_8`` is.
-
-    Raises: `DecodeError`.
+    """Return the directory of *member*, relative to the ``info``; `None` if outside, as
+    ``../other`` is.
     """
     key = member.get("key", "")
     if not isinstance(key, str):
@@ -173,7 +163,6 @@ def _below(document: Json) -> Iterator[str]:
 
 
 def _normal(key: str) -> str | None:
-    """Normalize a relative path; `None` if it leads out of the container."""
     path = normpath(key)
     if "://" in key or path.startswith("/") or path.partition("/")[0] == "..":
         return None
@@ -181,10 +170,7 @@ def _normal(key: str) -> str | None:
 
 
 def is_sharded(member: Json) -> bool:
-    """Return whether *member* has shards in this container, of the known format.
-
-    Others are served whole.
-    """
+    """Return whether *member* has shards here of the known format; others are served whole."""
     sharding = member.get("sharding")
     is_known = isinstance(sharding, dict) and sharding.get("@type") == SHARDED
     return is_known and path_of(member) is not None
@@ -195,7 +181,6 @@ def _is_null(member: Json) -> bool:
 
 
 def _without_sharding(document: Json, losing: list[Json]) -> Json:
-    """Remove the member ``sharding`` from *losing*, objects in *document* or itself."""
     ids = {id(each) for each in losing}
 
     def strip(value: Json) -> Json:
@@ -209,7 +194,6 @@ def _without_sharding(document: Json, losing: list[Json]) -> Json:
 
 
 def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
-    """Return the parts of a sharded *member*, called *name* by `_members`."""
     path, sharding = path_of(member) or "", parse_sharding(member["sharding"])
     if name == "scales":
         for names in voxel_bounds(member):
@@ -251,7 +235,6 @@ def voxel_nbytes(document: Json, scale: Json) -> int | None:
 def _integers(
     value: Json, name: str, count: int | None = None, least: int = -(2**63)
 ) -> tuple[int, ...]:
-    """Read a list of *count* integers of at least *least*."""
     numbers = [integer(n) for n in value] if isinstance(value, list) else [None]
     found = tuple(n for n in numbers if n is not None and n >= least)
     if len(found) < len(numbers):
@@ -301,7 +284,6 @@ def _bits(sharding: Json, name: str) -> int:
 
 
 def _one_of(sharding: Json, name: str, known: tuple[str, ...], default: str | None = None) -> str:
-    """Read the member *name*, which is one of *known*."""
     found = sharding.get(name, default)
     if found not in known:
         raise DecodeError(f"{name} is neither {' nor '.join(known)}: {str(found)[:80]}")
@@ -320,10 +302,7 @@ class Described(NamedTuple):
 
 
 def describe(info: Info) -> Iterator[Described | DecodeError]:
-    """Describe each scale by each of its chunk sizes, and all else, or yield what is invalid.
-
-    Where two would have the same path, ``#2`` and so on distinguish them.
-    """
+    """Describe all members, each scale by each chunk size; ``#2`` tells equal paths apart."""
     parts: defaultdict[int, list[ShardedPart]] = defaultdict(list)
     for part in info.parts:
         parts[id(part.member)].append(part)
@@ -390,7 +369,6 @@ def _spell(sharding: Sharding) -> str:
 
 
 def _why_sharded(member: Json) -> str:
-    """Return the reason why what may be sharded is served whole."""
     if (sharding := member.get("sharding")) is None:
         return ""
     kind = sharding.get("@type") if isinstance(sharding, dict) else sharding

@@ -29,12 +29,9 @@ class InfoTranslator:
     """Keeps the sharding of stored shards, and all members that give their bytes a meaning."""
 
     async def translate(self, given: bytes, stored: bytes | None, _: Fetch) -> bytes:
-        """Return *given* with the sharding of the objects that *stored* has as well.
-
-        Shards that are not named any more are left in the store. A document that is no ``info``
-        of this format is stored unchanged.
-
-        Raises: `BadBodyError`, `ConflictError`.
+        """Return *given* with the sharding of the objects that *stored* has as well. A document
+        that is no ``info`` of this format is stored unchanged. Raises: `BadBodyError`,
+        `ConflictError`.
         """
         old = None if stored is None else _parse_stored(stored)
         if old is None and not begins_like_json(given):
@@ -65,10 +62,7 @@ def _parse(given: bytes) -> tuple[Json, Info | None]:
 
 
 def _restore(old: Info, document: Json, new: Info | None) -> bool:
-    """Set the sharding of objects of *old* in those of *document*; return whether any was.
-
-    Raises: `ConflictError`.
-    """
+    """Set the sharding of objects of *old* in those of *document*; return whether any was."""
     members: defaultdict[tuple[str, str | None], list[Json]] = defaultdict(list)
     for name, member in () if new is None else new.members:
         members[name, path_of(member)].append(member)
@@ -88,10 +82,6 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
 
 
 def _check(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
-    """Check that the bytes in the shards of the member *name* still mean the same.
-
-    Raises: `ConflictError`.
-    """
     (_, before), (_, after) = old, new
     called = f"{name} {before.get('key', '')}".strip()
     sharding = after.get("sharding")
@@ -138,7 +128,6 @@ def _meaning(name: str, document: Json, member: Json) -> Mapping[str, Json]:
 
 
 def _each(document: Json, name: str, *members: str) -> Json:
-    """Return *members* of each object in a list, in its order."""
     found = document.get(name) or []
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         return found

@@ -46,7 +46,6 @@ _KNOWN_MINISHARDS: Final = 256
 """Indexes of further minishards are not handed on to readers."""
 
 type Known = tuple[Read[Any], Any]
-"""A read of the new object, and its result."""
 
 
 class Kept(NamedTuple):
@@ -77,12 +76,7 @@ class ChunkRewriter:
         return self.shard.ref
 
     def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
-        """Check a chunk, and compress it where the shard has gzip.
-
-        Gzip is stored unchanged once it has been inflated for the check.
-
-        Raises: `BadBodyError`.
-        """
+        """Check a chunk, and compress it where the shard has gzip, unless it came so."""
         plain = body
         if is_gzip:
             try:
@@ -101,9 +95,8 @@ class ChunkRewriter:
         return body if is_gzip else deflate(plain)
 
     async def open(self, _: Collection[Entry], fetch: Fetch) -> "OldShard | None":
-        """Read all indexes; their entries are checked by `plan`.
-
-        Raises: `DamagedError`, `ConflictError` for a shard in two objects.
+        """Read all indexes; their entries are checked by `plan`. Raises: `DamagedError`,
+        `ConflictError` for a shard in two objects.
         """
         if (opened := await self.shard.open(fetch)) is None:
             return None
@@ -160,10 +153,7 @@ class OldShard:
         return self.survey.whole.byte_range.stop
 
     def lookup(self, entry: Entry) -> ByteRange | None:
-        """Return the range in the object of the chunk whose id is the only number of *entry*.
-
-        Raises: `DamagedError`.
-        """
+        """Return the range in the object of the chunk whose id is the only number of *entry*."""
         chunk_id = entry[0]
         _, number = self.survey.shard.part.sharding.address(chunk_id)
         if number not in self._decoded:
@@ -191,10 +181,7 @@ class OldShard:
 
     @cached_property
     def chunks(self) -> Kept:
-        """All chunks.
-
-        Raises: `DamagedError` where an entry cannot be right: its chunk would be lost.
-        """
+        """All chunks. Raises: `DamagedError` for an entry that would be lost."""
         ids, places = self.survey.columns()
         starts, stops = places.astype(np.int64).T
         ranges, first = self.survey.minishards.ranges, self.survey.region.start
@@ -212,7 +199,6 @@ class Arrangement(NamedTuple):
 
     pieces: Sequence[Piece]
     nbytes: int
-    """Size of all pieces."""
     chunks: Columns
     """By minishard and id; places count from the first piece."""
 
@@ -220,10 +206,8 @@ class Arrangement(NamedTuple):
 def arrange(
     sharding: Sharding, kept: Kept, new: Mapping[int, bytes], large_nbytes: int
 ) -> Arrangement:
-    """Lay out the chunks of a shard.
-
-    In a small shard they lie by minishard and id. In one of *large_nbytes*, or where chunks share
-    bytes, kept chunks stay in their order, and new ones follow.
+    """Lay out the chunks of a shard: in a small one by minishard and id; in one of *large_nbytes*,
+    or where chunks share bytes, kept chunks in their order, and new ones behind.
     """
     units = _Units.of(kept, new)
     owners = sharding.addresses(units.ids)[1]
@@ -263,7 +247,6 @@ class _Units:
 
 
 def _overlap(kept: Kept) -> bool:
-    """Return whether chunks share bytes."""
     filled = kept.starts < kept.stops
     order = np.argsort(kept.starts[filled], kind="stable")
     starts, stops = kept.starts[filled][order], kept.stops[filled][order]
@@ -290,7 +273,6 @@ def _pieces(units: _Units, order: Numbers) -> Iterator[Piece]:
 
 
 def _in_place(units: _Units, order: Numbers) -> tuple[Numbers, list[Piece]]:
-    """Move kept chunks up over the holes, and append the new ones in *order*."""
     kept, count = units.kept, len(units.kept.ids)
     by_place = np.lexsort((kept.stops, kept.starts))
     begins, ends = kept.starts[by_place], np.maximum.accumulate(kept.stops[by_place])
@@ -320,7 +302,6 @@ class _WrittenShard:
 
     @classmethod
     def of(cls, shard: PrecomputedShard, planned: Arrangement) -> Self:
-        """Encode the indexes."""
         sharding = shard.part.sharding
         minishards = encode_minishards(planned.chunks, is_gzip=sharding.is_minishard_index_gzip)
         entries = np.zeros((sharding.index_nbytes // ENTRY_NBYTES, 2), "<u8")
@@ -331,12 +312,10 @@ class _WrittenShard:
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """All bytes."""
         pieces = self.index, *self.planned.pieces, self.minishards.data
         return [each for each in pieces if isinstance(each, ByteRange) or each]
 
     def places(self, ids: Collection[int]) -> Mapping[int, ByteRange]:
-        """Return the ranges in the new object of the stored chunks of *ids*."""
         chunks = self.planned.chunks
         at = np.flatnonzero(np.isin(chunks.ids, np.array(list(ids), np.uint64)))
         columns = (each[at].tolist() for each in (chunks.ids, chunks.starts, chunks.stops))
@@ -375,7 +354,6 @@ class _WrittenShard:
             yield read_minishard(shard.ref, place, sharding, shard.most_nbytes), index
 
     def _owners(self, ids: Collection[int]) -> list[int]:
-        """Return the minishards of *ids*, the first of too many."""
         addresses = self.shard.part.sharding.addresses(np.array(list(ids), np.uint64))
         return [int(number) for number in np.unique(addresses[1])[:_KNOWN_MINISHARDS]]
 

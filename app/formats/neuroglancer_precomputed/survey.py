@@ -45,7 +45,6 @@ class PrecomputedShards:
     """The shards that *parts* share; their indexes name chunks of the first."""
 
     directory: ObjectRef
-    """Of the container."""
     parts: tuple[ShardedPart, ...]
     most_nbytes: int
     """A larger index is refused, or gzip chunk, before and after it is inflated."""
@@ -127,11 +126,7 @@ class PrecomputedShard:
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
 
     async def survey(self, fetch: Fetch) -> "PrecomputedSurvey | None":
-        """Read the shard index, and all minishard indexes of the same version.
-
-        The version of a shard in two objects is that which the data had before their index was
-        read, and still have at the end.
-        """
+        """Read the shard index, and all minishard indexes, of one version of both objects."""
         if (shard := await self.open(fetch)) is None:
             return None
         survey = await self.read(fetch, shard)
@@ -151,7 +146,6 @@ class PrecomputedShard:
     async def _index(
         self, fetch: Fetch, ref: ObjectRef, data_etag: ETag | None
     ) -> Versioned[MinishardPlaces] | None:
-        """Read the shard index in *ref*, unless it is too large."""
         nbytes = self.part.sharding.index_nbytes
         if nbytes <= self.most_nbytes:
             return await fetch(read_index(ref, nbytes, data_etag))
@@ -182,7 +176,6 @@ class IndexRanges(NamedTuple):
     """Ranges of minishard indexes, rising and disjoint; columns have shape ``(count,)``."""
 
     numbers: Numbers
-    """The minishards."""
     starts: Numbers
     """Counted from the end of the shard index, as `stops`."""
     stops: Numbers
@@ -263,11 +256,7 @@ class StoredMinishards:
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedSurvey:
-    """The minishard indexes of a shard, encoded.
-
-    Nothing but a manifest tells the size of the fragments before it: a survey does not know
-    them, and takes them for gaps.
-    """
+    """The encoded minishard indexes of a shard; fragments before manifests count as gaps."""
 
     shard: PrecomputedShard
     whole: Stored
@@ -275,7 +264,6 @@ class PrecomputedSurvey:
     """The shard behind its shard index, which offsets count in."""
     minishards: StoredMinishards
     faults: tuple[str, ...]
-    """Faults of further minishard indexes."""
 
     @property
     def indexes(self) -> Sequence[ByteRange]:
@@ -304,10 +292,7 @@ class PrecomputedSurvey:
         return Table(entries, 0, faults)
 
     def columns(self) -> tuple[Ids, Ids]:
-        """Return the ids of all chunks, and their places in the object, shape ``(count, 2)``.
-
-        Raises: `DamagedError` where any entry cannot be right.
-        """
+        """Return the ids of all chunks, and their places in the object, shape ``(count, 2)``."""
         entries, faults = self._entries()
         if faults:
             raise DamagedError(self.whole.ref, f"{faults[0].key}: {faults[0].reason}")
@@ -379,20 +364,14 @@ class Entries(Sequence[Entry]):
 
 @dataclass(slots=True)
 class _TableReader:
-    """Reads all entries of *shard* column by column, and collects their faults.
-
-    Rows are those of `Columns`, shape ``(count, 4)``.
-    """
+    """Reads all entries of *shard* as rows of `Columns`, shape ``(count, 4)``, and their faults."""
 
     shard: PrecomputedShard
     region: ByteRange
     faults: list[Fault] = field(default_factory=list)
 
     def read(self, minishards: Iterable[StoredMinishard]) -> Entries:
-        """Decode *minishards*, without the chunks that no reader finds, or finds whole.
-
-        Entries are in the order of their places, which count from the beginning of the object.
-        """
+        """Decode *minishards* without faulty chunks; entries are in the order of their places."""
         rows = self._decode(minishards)
         ids, _, stops, owners = rows.T
         sound = np.ones(len(rows), np.bool_)
@@ -424,7 +403,6 @@ class _TableReader:
     def _inflate(
         self, minishards: Iterable[StoredMinishard]
     ) -> Iterator[tuple[int, bytes | bytearray]]:
-        """Yield the number and the rows of each that is not damaged."""
         shard, room = self.shard, self.shard.total_nbytes
         is_gzip = shard.part.sharding.is_minishard_index_gzip
         for number, _, encoded in minishards:
@@ -479,7 +457,6 @@ def _is_repeated(chunk_id: int, *_: int) -> str:
 
 
 def _repeated(ids: Ids, owners: Ids) -> Mask:
-    """Return which chunks occur twice in a minishard, in the order of their ids."""
     same = (ids[1:] == ids[:-1]) & (owners[1:] == owners[:-1])
     found = np.zeros(len(ids), np.bool_)
     found[1:] |= same
@@ -490,7 +467,6 @@ def _repeated(ids: Ids, owners: Ids) -> Mask:
 def _find_indexes(
     index: MinishardPlaces, length: int, most_nbytes: int
 ) -> tuple[IndexRanges, tuple[str, ...]]:
-    """Find the minishard indexes in *length* bytes, and the faults of those that cannot be."""
     entries = np.frombuffer(index.entries, "<u8").reshape(-1, 2)
     filled = np.flatnonzero(entries[:, 0] != entries[:, 1])
     numbers = filled[np.argsort(entries[filled, 0], kind="stable")]

@@ -39,10 +39,7 @@ class UnshardableError(Exception):
 
 
 def codec_name(codec: Json) -> str:
-    """Return the name of a codec, or of another extension; a bare name stands for itself.
-
-    Raises: `DecodeError`.
-    """
+    """Return the name of a codec, or of another extension; a bare name stands for itself."""
     name = codec.get("name") if isinstance(codec, dict) else codec
     if not isinstance(name, str):
         raise DecodeError(f"a codec without a name: {str(codec)[:80]}")
@@ -50,10 +47,7 @@ def codec_name(codec: Json) -> str:
 
 
 def configuration(named: Json) -> dict[str, Json]:
-    """Return the configuration of a codec, grid or encoding, empty by default.
-
-    Raises: `DecodeError`.
-    """
+    """Return the configuration of a codec, grid or encoding, empty by default."""
     found = named.get("configuration", {}) if isinstance(named, dict) else {}
     if not isinstance(found, dict):
         raise DecodeError(f"the configuration of {codec_name(named):.80} is no object")
@@ -61,10 +55,7 @@ def configuration(named: Json) -> dict[str, Json]:
 
 
 def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) -> tuple[int, ...]:
-    """Read a list of *ndim* sizes of at least *least*; *name* is for errors.
-
-    Raises: `DecodeError`.
-    """
+    """Read a list of *ndim* sizes of at least *least*; *name* is for errors."""
     if not isinstance(value, list) or any(type(n) is not int or n < least for n in value):
         raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
     if len(value) > _MAX_NDIM:
@@ -111,7 +102,6 @@ class Unsharded:
     levels: tuple[ShardingLevel, ...]
     """The sharding codecs, at least one, outermost first."""
     codecs: tuple[Json, ...]
-    """The codec chain of an innermost chunk."""
 
     @property
     def inner_chunk_shape(self) -> tuple[int, ...]:
@@ -129,12 +119,9 @@ class Unsharded:
 
 
 def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Unsharded:
-    """Flatten *codecs*, which encode chunks of *shard_shape* and contain a sharding codec.
-
-    An inner chain that cannot be flattened further stays as the codecs of its chunks.
-
-    Raises: `UnshardableError` where the outermost shards cannot be read by range, `DecodeError`
-    where the metadata contradicts itself or the specification.
+    """Flatten *codecs*, which encode chunks of *shard_shape* and contain a sharding codec. An inner
+    chain that cannot be flattened further stays as the codecs of its chunks. Raises:
+    `UnshardableError` where the outermost shards cannot be read by range, `DecodeError`.
     """
     flat = _flatten(codecs, shard_shape, tuple(range(len(shard_shape))))
     return Unsharded(flat.levels, _merge_transposes(flat.codecs, len(shard_shape)))

@@ -19,13 +19,7 @@ from app.formats.documents import DocumentDecoder, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Read, Versioned
 from app.formats.surveying import Collection, Description, Listing, Shards
-from app.formats.zarr.codecs import (
-    ChunkForm,
-    ShardingLevel,
-    UnshardableError,
-    Unsharded,
-    shape_of,
-)
+from app.formats.zarr.codecs import ChunkForm, ShardingLevel, UnshardableError, Unsharded, shape_of
 from app.formats.zarr.index import IndexCodec, IndexLocation
 from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from app.formats.zarr.metadata import ArraySpec
@@ -68,7 +62,6 @@ class MetadataKeys:
     """Keys of the metadata of arrays ("Storage keys")."""
 
     suffix: str
-    """The ``metadata_key_suffix`` of the entry point."""
 
     def format(self, path: str) -> VirtualKey:
         """Return the metadata key of the array at *path*, which is empty for the root."""
@@ -89,9 +82,8 @@ class DataKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "DataKey | None":
-        """Split *key*; `None` if it is not like a key of chunk data.
-
-        Only the last segment with a ``c`` in front can begin the identifier: no index has one.
+        """Split *key* at its last segment with a ``c`` in front; `None` if it is no key of chunk
+        data.
         """
         node, _, rest = key.rpartition("/c")
         identifier = f"c{rest}"
@@ -108,9 +100,8 @@ class DataKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftKeys:
-    """Keys in the hierarchy of the chunks, or shards, of the array at *path*: `Keys`.
-
-    Identifiers are those of "Regular grids": ``c1/23/45``, or ``c`` without dimensions.
+    """Keys of the chunks, or shards, of the array at *path*: ``c1/23/45``, ``c`` without
+    dimensions.
     """
 
     path: str
@@ -146,7 +137,6 @@ class Hierarchy:
 
     metadata_key_suffix: str
     why_sharded: str = ""
-    """Reason why no array is served unsharded."""
 
     @property
     def nbytes(self) -> int:
@@ -159,13 +149,10 @@ class ArrayDocument:
     """Metadata of an array, or of many."""
 
     served: bytes
-    """The document that clients see."""
     is_rewritten: bool
-    """True if *served* differs from the stored document."""
     array: ArraySpec | None = None
     """Set for an array that is served unsharded; its elements are chunks."""
     why_sharded: str = ""
-    """Reason why an array with storage transformers is not served unsharded."""
 
     @property
     def nbytes(self) -> int:
@@ -174,9 +161,8 @@ class ArrayDocument:
 
 
 def parse_hierarchy(document: Json) -> Hierarchy | None:
-    """Understand an entry point; `None` if it is not of the drafts of 2022.
-
-    Raises: `DecodeError` for a suffix that is no string.
+    """Understand an entry point; `None` if it is not of the drafts of 2022. Raises: `DecodeError`
+    for a suffix that is no string.
     """
     if not isinstance(document, dict) or not _matches(_CORE, document.get("zarr_format")):
         return None
@@ -199,10 +185,7 @@ class ArrayParser:
     path: str
 
     def __call__(self, document: Json, data: bytes) -> ArrayDocument:
-        """Return *document*, parsed from *data*, without its transformer.
-
-        Raises: `DecodeError` for what is no metadata, or contradicts itself or the specification.
-        """
+        """Decode a document."""
         if not isinstance(document, dict):
             raise DecodeError("the metadata of an array are no object")
         if not document.get(_TRANSFORMERS):
@@ -238,9 +221,8 @@ def _unsharded(node: Json) -> Json:
 
 
 def parse_array(document: dict[str, Json], path: str = "") -> ArraySpec:
-    """Read the metadata of an array that has storage transformers.
-
-    Raises: `UnshardableError` for unknown transformers and chunk grids, `DecodeError`.
+    """Read the metadata of an array that has storage transformers. Raises: `UnshardableError` for
+    unknown transformers and chunk grids, `DecodeError`.
     """
     sharding = _sharding(document[_TRANSFORMERS])
     if why := _unknown_extension(document.get("extensions")):
@@ -270,7 +252,6 @@ def parse_array(document: dict[str, Json], path: str = "") -> ArraySpec:
 
 
 def _sharding(transformers: Json) -> dict[str, Json]:
-    """Read the configuration of the only storage transformer."""
     if not isinstance(transformers, list) or not all(isinstance(t, dict) for t in transformers):
         raise DecodeError(f"storage_transformers is no list of objects: {str(transformers)[:80]}")
     if len(transformers) > 1:
@@ -289,10 +270,8 @@ def _sharding(transformers: Json) -> dict[str, Json]:
 def _shard_grid(
     counts: tuple[int, ...], chunks_per_shard: Json
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Read ``chunks_per_shard`` in the forms of the draft and of zarr-python 2.
-
-    The latter omits trailing dimensions with one chunk per shard, and treats an array without
-    dimensions as one of one dimension: its only chunk is ``c0``.
+    """Read ``chunks_per_shard``. Of it zarr-python 2 omits trailing dimensions with one chunk per
+    shard, and treats an array without dimensions as one of one dimension: its only chunk is ``c0``.
     """
     per_shard = shape_of(chunks_per_shard, "chunks_per_shard")
     if not counts and len(per_shard) == 1:
@@ -321,15 +300,11 @@ def _chunk_form(document: dict[str, Json], chunk_shape: Sequence[int]) -> ChunkF
 
 
 def without_transformer(document: dict[str, Json]) -> dict[str, Json]:
-    """Return the metadata of the unsharded array; all other members are unchanged.
-
-    Without the member, not with an empty one: readers of drafts before this do not know its name.
-    """
+    """Return the metadata without the member, which readers of earlier drafts do not know."""
     return {name: value for name, value in document.items() if name != _TRANSFORMERS}
 
 
 def _unknown_extension(extensions: Json) -> str:
-    """Return an error for an extension that must be understood, or an empty text."""
     for extension in extensions if isinstance(extensions, list) else ():
         if isinstance(extension, dict) and extension.get("must_understand"):
             return f"the extension {str(extension.get('extension'))[:80]} must be understood"
@@ -374,9 +349,8 @@ class ConsolidatedTranslator:
 
 
 def restore(given: dict[str, Json], stored: Json) -> dict[str, Json]:
-    """Return the metadata to store for an array that clients see as *given*.
-
-    Raises: `ConflictError` where stored shards would be misread.
+    """Return the metadata to store for an array that clients see as *given*. Raises:
+    `ConflictError` where stored shards would be misread.
     """
     kept = stored.get(_TRANSFORMERS) if isinstance(stored, dict) else None
     if given.get(_TRANSFORMERS) and given[_TRANSFORMERS] != kept:
@@ -404,9 +378,8 @@ def _with_default(array: dict[str, Json], member: str) -> Json:
 
 
 def describe(path: str, document: ArrayDocument) -> Description:
-    """Describe the array at *path*.
-
-    Raises: `DecodeError` for invalid metadata of an array that is not served unsharded.
+    """Describe the array at *path*. Raises: `DecodeError` for invalid metadata of an array that is
+    not served unsharded.
     """
     served: dict[str, Json] = json.loads(document.served)
     grid, data_type = served.get("chunk_grid"), served.get("data_type")
@@ -530,7 +503,6 @@ class HierarchyLayout(Layout):
         return MetadataKeys(self.hierarchy.metadata_key_suffix)
 
     def _read(self, key: VirtualKey) -> Read[ArrayDocument] | None:
-        """Describe the read of *key*, if that is metadata with the transformer."""
         if key == CONSOLIDATED:
             return self._describe_read(key, parse_consolidated)
         path = self._metadata_keys.parse(key)
@@ -547,16 +519,14 @@ class HierarchyLayout(Layout):
         return Read("metadata", self.directory.join(key), request, decode)
 
     async def _array_of(self, key: str, fetch: Fetch) -> ArraySpec | None:
-        """Read the sharded array that *key* is a chunk of."""
         if (data_key := DataKey.parse(key)) is None:
             return None
         found = await fetch(self._read_array(data_key.path))
         return None if found is None else found.value.array
 
     async def _array_paths(self, fetch: Fetch, listing: Listing) -> Sequence[str]:
-        """List the arrays; where the store cannot list, use the consolidated metadata.
-
-        There is no other array where the root is one.
+        """List the arrays; where the store cannot list, use consolidated metadata or an array at
+        the root.
         """
         keys = self._metadata_keys
         try:
@@ -593,5 +563,4 @@ class HierarchyLayout(Layout):
 
 
 def _is_chunk_name(name: str) -> bool:
-    """Return whether *name*, of an object or a folder, is spelled as identifiers begin."""
     return _IDENTIFIER.fullmatch(name.removesuffix("/")) is not None and name != "c/"

@@ -41,9 +41,8 @@ class ShardIndex:
         return len(self.entries) // ENTRY_NBYTES
 
     def lookup(self, entry: int) -> ByteRange | None:
-        """Return the range of inner chunk *entry* in the shard, or `None` if it is empty.
-
-        Raises: `DecodeError` for half of the empty marker and for a sum past 2^64.
+        """Return the range of inner chunk *entry* in the shard, or `None` if it is empty. Raises:
+        `DecodeError` for half of the empty marker and for a sum past 2^64.
         """
         packed = _BIG if self.big_endian else _LITTLE
         offset, nbytes = packed.unpack_from(self.entries, entry * ENTRY_NBYTES)
@@ -58,10 +57,7 @@ class ShardIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexCodec:
-    """``index_codecs`` and ``index_location`` of one sharding codec.
-
-    Calling it decodes an index, so that equal codecs are equal decoders of the cache.
-    """
+    """``index_codecs`` and ``index_location`` of one sharding codec, which decode an index."""
 
     entry_count: int
     location: IndexLocation
@@ -83,9 +79,8 @@ class IndexCodec:
         return SuffixRange(self.nbytes + self.trailer_nbytes)
 
     def place(self, shard_nbytes: int) -> ByteRange:
-        """Return the range of the index in a shard of *shard_nbytes*.
-
-        Raises: `DecodeError` where the shard is too short to have one.
+        """Return the range of the index in a shard of *shard_nbytes*. Raises: `DecodeError` where
+        the shard is too short to have one.
         """
         stop = shard_nbytes - self.trailer_nbytes
         if stop < self.nbytes:
@@ -96,9 +91,8 @@ class IndexCodec:
 
     def find(self, index: ShardIndex, entry: int, shard_nbytes: int) -> ByteRange | None:
         """Return the range of inner chunk *entry* of a shard of *shard_nbytes*, if it is stored.
-
-        Raises: `DecodeError` for a range that reaches past the shard or onto its index, and for
-        a shard too short to have one.
+        Raises: `DecodeError` for a range past the shard or on its index, and for a shard without
+        index.
         """
         place = self.place(shard_nbytes)
         found = index.lookup(entry)
@@ -118,10 +112,7 @@ class IndexCodec:
         return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Decode the bytes of `request` or of `place`.
-
-        Raises: `DecodeError` for a wrong size or checksum.
-        """
+        """Decode *data*."""
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
@@ -138,7 +129,7 @@ class EntryDecoder:
     big_endian: bool
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Wrap *data*. Raises: `DecodeError` for a wrong size."""
+        """Decode *data*."""
         if len(data) != ENTRY_NBYTES:
             raise DecodeError(f"an index entry has {len(data)} bytes instead of {ENTRY_NBYTES}")
         return ShardIndex(data, self.big_endian)

@@ -25,10 +25,8 @@ class Keys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """A chunk key encoding for chunks of *ndim* dimensions.
-
-    *prefix* stands before the coordinates, joined by *separator*: ``c`` in the encoding
-    ``default``, nothing in ``v2``. A chunk of no dimensions is ``c`` and ``0``.
+    """A chunk key encoding: *prefix* (``c`` in ``default``, none in ``v2``) and coordinates, joined
+    by *separator*. A chunk of no dimensions is ``c`` and ``0``.
     """
 
     prefix: str
@@ -43,10 +41,8 @@ class ChunkKeys:
         object.__setattr__(self, "_pattern", pattern)
 
     def parse(self, key: str) -> tuple[int, ...] | None:
-        """Return the chunk coordinates in *key*, or `None` if it is not a chunk key.
-
-        Only the canonical spelling is a key: ``c/07/3`` is not ``c/7/3``, and answering both
-        would let one chunk be cached under many names.
+        """Return the chunk coordinates in *key*, or `None` if it is no chunk key; ``c/07/3`` is
+        none.
         """
         found = self._pattern.fullmatch(key)
         return None if found is None else tuple(map(int, found.groups()))

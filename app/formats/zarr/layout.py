@@ -31,10 +31,8 @@ from app.model import (
 )
 
 type Chunk = Stored | Whole | Inline | Missing
-"""Place of an inner chunk."""
 
 type Shard = Chunk | Part
-"""Place of a shard."""
 
 MARKER: Final = VirtualKey("zarr.json")
 
@@ -46,9 +44,7 @@ class ZarrLimits:
     whole_index_nbytes: int
     """A larger shard index is read one entry at a time."""
     limit_bytes: int
-    """Larger metadata of an array are refused."""
     written_nbytes: int = WRITTEN_NBYTES
-    """Shards with a larger index are not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +146,7 @@ async def locate_chunk(
     fetch: Fetch,
     limits: ZarrLimits,
 ) -> Chunk:
-    """Locate the inner chunk that begins at the array element *origin*.
-
-    Its shard is an object; each sharding level then narrows the range by its own index.
-    """
+    """Locate the inner chunk that begins at the array element *origin*, level by level."""
     location: Chunk = Whole(directory.join(array.shard_key(origin)))
     for level in array.unsharded.levels:
         shard = ShardReader(level.index, fetch, limits.whole_index_nbytes)
@@ -162,9 +155,8 @@ async def locate_chunk(
 
 
 def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLimits) -> Slot:
-    """Return where the inner chunk *key* is written.
-
-    Raises: `BadKeyError` for what is no chunk of the array, `ReadOnlyError` for large indexes.
+    """Return where the inner chunk *key* is written. Raises: `BadKeyError` for what is no chunk of
+    the array, `ReadOnlyError` for large indexes.
     """
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
@@ -176,10 +168,8 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
 
 @dataclass(frozen=True, slots=True)
 class ShardReader:
-    """Finds inner chunks of shards by one sharding codec.
-
-    A shard may be an object, a range of one (sharding inside of sharding, or inside another
-    container) or inline bytes; the inner chunk is then a range of the same object.
+    """Finds inner chunks of shards by one sharding codec. A shard may be an object, a range of one
+    or inline bytes; the inner chunk is then a range of the same object.
     """
 
     index: IndexCodec
@@ -187,10 +177,8 @@ class ShardReader:
     whole_index_nbytes: int
 
     async def locate(self, shard: Shard, entry: int) -> Chunk:
-        """Locate inner chunk *entry* of *shard*.
-
-        Raises: `DamagedError` where the index of a stored shard contradicts it, `DecodeError`
-        where that of an inline shard does, which only its container can name.
+        """Locate inner chunk *entry* of *shard*. Raises: `DamagedError` where the index contradicts
+        a stored shard, `DecodeError` where it contradicts an inline one.
         """
         match shard:
             case Missing():

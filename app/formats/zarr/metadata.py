@@ -26,10 +26,7 @@ _NODE_OVERHEAD: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """A sharded array and the array of inner chunks that is served for it.
-
-    Shapes are in array elements, one per axis.
-    """
+    """A sharded array and the array of inner chunks served for it; shapes are in array elements."""
 
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
@@ -60,9 +57,7 @@ class Node:
     kind: str
     """``array`` or ``group``."""
     served: bytes
-    """The document that clients see."""
     is_rewritten: bool
-    """True if *served* differs from the stored document."""
     array: ArraySpec | None = None
     """Set for arrays that are served unsharded."""
     why_sharded: str = ""
@@ -77,9 +72,8 @@ class Node:
 
 
 def parse_node(document: Json, data: bytes) -> Node:
-    """Understand a ``zarr.json``: *document*, parsed from *data*.
-
-    Raises: `DecodeError` for what is no Zarr v3 metadata, or contradicts itself.
+    """Understand a ``zarr.json``: *document*, parsed from *data*. Raises: `DecodeError` for what is
+    no Zarr v3 metadata, or contradicts itself.
     """
     if not isinstance(document, dict):
         raise DecodeError("no Zarr v3 metadata: no JSON object")
@@ -112,9 +106,8 @@ def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
 
 
 def parse_array(document: dict[str, Json]) -> ArraySpec:
-    """Read the metadata of an array that has a sharding codec.
-
-    Raises: `UnshardableError`, `DecodeError`.
+    """Read the metadata of an array that has a sharding codec. Raises: `UnshardableError`,
+    `DecodeError`.
     """
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
@@ -134,9 +127,8 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
 
 
 def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
-    """Read the ``chunk_key_encoding`` of an array of *ndim* dimensions.
-
-    Raises: `UnshardableError` for an unknown one, `DecodeError` for one that contradicts itself.
+    """Read the ``chunk_key_encoding`` of an array of *ndim* dimensions. Raises: `UnshardableError`
+    for an unknown one, `DecodeError` for one that contradicts itself.
     """
     name = codec_name(encoding)
     if name not in {"default", "v2"}:
@@ -155,9 +147,8 @@ def without_shards(document: dict[str, Json], array: ArraySpec) -> dict[str, Jso
 
 
 def _unsharded_group(group: dict[str, Json]) -> dict[str, Json]:
-    """Rewrite the arrays in consolidated metadata; return *group* itself if there are none.
-
-    An array whose metadata is damaged is unchanged: the error is raised where it is read.
+    """Rewrite the arrays in consolidated metadata, except damaged ones; *group* itself if there are
+    none.
     """
     consolidated = group.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):

@@ -69,10 +69,7 @@ def parse_stored(data: bytes | None) -> Json:
 
 
 def encode_document(document: Json) -> bytes:
-    """Encode what `parse_given` has parsed.
-
-    Raises: `BadBodyError` for JSON that is nested too deeply.
-    """
+    """Encode what `parse_given` has parsed. Raises: `BadBodyError` for deep nesting."""
     try:
         return json.dumps(document).encode()
     except RecursionError as error:
@@ -88,10 +85,7 @@ class Restorer:
     restore: Callable[[NodeDocument, Json], NodeDocument]
 
     async def node(self, given: NodeDocument, key: str, name: str, fetch: Fetch) -> NodeDocument:
-        """Restore the node *name*, whose document is stored under *key*.
-
-        Raises: `ConflictError`.
-        """
+        """Restore the node *name*, whose document is stored under *key*. Raises: `ConflictError`."""
         decode = DocumentDecoder(_keep_document, self.limit_bytes)
         request = ByteRange(0, self.limit_bytes + 1)
         found = await fetch(Read("metadata", self.directory.join(key), request, decode))
@@ -109,9 +103,8 @@ class NodeTranslator:
     limit_bytes: int
 
     async def translate(self, given: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
-        """Return *given* with the chunk grid and the codecs of the *stored* sharded array.
-
-        Raises: `BadBodyError`, `ConflictError`.
+        """Return *given* with the chunk grid and the codecs of the *stored* sharded array. Raises:
+        `BadBodyError`, `ConflictError`.
         """
         document = parse_given(given)
         if isinstance(document.get("zarr_format"), str):  # the entry point of a draft of 2022
@@ -124,7 +117,6 @@ class NodeTranslator:
         return given if restored is document else encode_document(restored)
 
     async def _restore_below(self, group: NodeDocument, path: str, fetch: Fetch) -> NodeDocument:
-        """Restore the arrays in the consolidated metadata of a group."""
         consolidated = group.get("consolidated_metadata")
         nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
         if not isinstance(consolidated, dict) or not isinstance(nodes, dict):
@@ -148,9 +140,8 @@ class NodeTranslator:
 
 
 def restore(given: NodeDocument, stored: Json) -> NodeDocument:
-    """Return the metadata to store for a node that clients see as *given*.
-
-    Raises: `ConflictError` where stored shards would be misread.
+    """Return the metadata to store for a node that clients see as *given*. Raises: `ConflictError`
+    where stored shards would be misread.
     """
     if not isinstance(stored, dict) or not has_sharding(stored.get("codecs")):
         if has_sharding(given.get("codecs")):
@@ -239,12 +230,7 @@ _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.
 
 
 def are_codecs_equivalent(one: Json, other: Json, ndim: int, data_type: Json) -> bool:
-    """Return whether two codec chains of arrays of *ndim* dimensions mean the same.
-
-    Writers spell defaults, or leave them out.
-
-    Raises: `DecodeError` for what is no codec.
-    """
+    """Return whether two codec chains of arrays of *ndim* dimensions mean the same."""
     if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
         return False
     return all(_is_same_codec(a, b, ndim, data_type) for a, b in zip(one, other, strict=True))
@@ -269,7 +255,6 @@ def _is_same_codec(one: Json, other: Json, ndim: int, data_type: Json) -> bool:
 
 
 def _normalized(codec: Json, ndim: int, data_type: Json) -> tuple[str, dict[str, Json]]:
-    """Return the name of a codec, and a copy of its configuration with defaults."""
     name, members = codec_name(codec), dict(configuration(codec))
     match name:
         case "bytes" | "endian":
@@ -291,7 +276,6 @@ def are_fill_values_equal(one: Json, other: Json, data_type: Json) -> bool:
 
 
 def _element(value: Json, data_type: Json) -> Json:
-    """Return the bytes of a floating point number; any other value is unchanged."""
     if data_type in _COMPLEX and isinstance(value, list):
         return [_element(part, _COMPLEX[data_type]) for part in value]
     if data_type not in _FLOATS or isinstance(value, bool):

@@ -36,9 +36,8 @@ type Numbers = NDArray[np.int64]
 
 
 def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
-    """Check that no index of the shard *ref* takes more than *most_nbytes*.
-
-    Raises: `ReadOnlyError`.
+    """Check that no index of the shard *ref* takes more than *most_nbytes*. Raises:
+    `ReadOnlyError`.
     """
     if (largest := max(codec.nbytes for codec in codecs)) > most_nbytes:
         raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
@@ -50,9 +49,7 @@ class OpenZarrShard:
 
     ref: ObjectRef
     etag: ETag
-    """The version of the object."""
     size: int
-    """Of the object, in bytes."""
     place: ByteRange
     """The range of the shard in the object."""
     codec: IndexCodec
@@ -61,19 +58,13 @@ class OpenZarrShard:
     """Shards inside, by their entries in the index."""
 
     def lookup(self, entry: Entry) -> ByteRange | None:
-        """Return the range of the inner chunk *entry* in the object, if it is stored.
-
-        Raises: `DamagedError`.
-        """
+        """Return the range of the inner chunk *entry* in the object, if it is stored."""
         number, *deeper = entry
         found = self.find(number)
         return found if found is None or not deeper else self.inner[number].lookup(tuple(deeper))
 
     def find(self, number: int) -> ByteRange | None:
-        """Return the range in the object of entry *number* of the index, if it is not empty.
-
-        Raises: `DamagedError`.
-        """
+        """Return the range in the object of entry *number* of the index, if it is not empty."""
         try:
             found = self.codec.find(self.index, number, self.place.length)
         except DecodeError as error:
@@ -82,7 +73,6 @@ class OpenZarrShard:
 
     def columns(self) -> tuple[Numbers, Numbers]:
         """Return for each entry its start in the object and its size; both -1 if it is empty.
-
         Raises: `DamagedError` where `find` does for any entry.
         """
         packed = np.frombuffer(self.index.entries, ">u8" if self.index.big_endian else "<u8")
@@ -105,9 +95,8 @@ class OpenZarrShard:
     async def with_inner(
         self, codecs: tuple[IndexCodec, ...], entries: Iterable[Entry], fetch: Fetch
     ) -> "OpenZarrShard":
-        """Read the indexes of the shards inside that hold *entries*; *codecs* are theirs.
-
-        Raises: `DamagedError`, `VersionChangedError`.
+        """Read the indexes of the shards inside that hold *entries*; *codecs* are theirs. Raises:
+        `DamagedError`, `VersionChangedError`.
         """
         if not codecs:
             return self
@@ -128,7 +117,6 @@ class OpenZarrShard:
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
-    """Group *entries* by their first numbers; the values are the rest of each."""
     groups: dict[int, list[Entry]] = {}
     for number, *deeper in entries:
         groups.setdefault(number, []).append(tuple(deeper))
@@ -145,9 +133,8 @@ class ZarrRewriter:
     chunk: ChunkForm
 
     def encode(self, _: Entry, body: bytes, *, is_gzip: bool) -> bytes:
-        """Return *body*, which must be a chunk that the inner codecs can have encoded.
-
-        Raises: `BadBodyError`, `UnknownCodingError`.
+        """Return *body*, which must be a chunk that the inner codecs can have encoded. Raises:
+        `BadBodyError`, `UnknownCodingError`.
         """
         if is_gzip:
             raise UnknownCodingError("inner chunks have no content coding, only codecs")
@@ -204,9 +191,7 @@ class _PlannedShard:
 
 
 def _rewrite(
-    codecs: tuple[IndexCodec, ...],
-    old: OpenZarrShard | None,
-    changes: Mapping[Entry, bytes | None],
+    codecs: tuple[IndexCodec, ...], old: OpenZarrShard | None, changes: Mapping[Entry, bytes | None]
 ) -> _PlannedShard:
     contents: dict[int, _Content | None] = {}
     for number, below in _grouped(changes).items():
@@ -223,10 +208,6 @@ def _rewrite(
 def _arrange(
     codec: IndexCodec, old: OpenZarrShard | None, contents: Mapping[int, _Content | None]
 ) -> _PlannedShard:
-    """Lay out a shard with *contents* in place of these entries of *old*.
-
-    Raises: `DamagedError`, `ConflictError`.
-    """
     starts, nbytes = _columns(codec, old, contents)
     present = np.flatnonzero(nbytes != _ABSENT)
     total = int(nbytes[present].sum()) + codec.nbytes + codec.trailer_nbytes
@@ -275,7 +256,6 @@ def _columns(
 
 
 def _in_place(present: Numbers, starts: Numbers, nbytes: Numbers) -> Numbers:
-    """Order kept entries by their places in the old object, and new ones after them."""
     is_kept = starts[present] != _ABSENT
     kept, new = present[is_kept], present[~is_kept]
     return np.concatenate([kept[np.lexsort((nbytes[kept], starts[kept]))], new])

@@ -35,9 +35,8 @@ _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 
 
 def describe(node: Node) -> Description:
-    """Describe an array.
-
-    Raises: `DecodeError` for invalid metadata of an array that is not served unsharded.
+    """Describe an array. Raises: `DecodeError` for invalid metadata of an array that is not served
+    unsharded.
     """
     served: dict[str, Json] = json.loads(node.served)
     spec = node.array
@@ -113,7 +112,6 @@ class ChunkWalk:
         return GridKeys(axes, spec.keys.beginning, stored, index).walk(selection)
 
     async def _stored(self, shard: Cell, list_names: ListNames) -> Rows:
-        """Return the next coordinates of the stored shards whose first ones are *shard*."""
         keys, ndim = self.array.keys, len(self.array.shape)
         start = keys.beginning(shard)
         is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
@@ -292,7 +290,6 @@ class ZarrSurvey:
         return replace(self.shard, origin=self._origin(number)).key
 
     def _origin(self, number: int) -> tuple[int, ...]:
-        """Return the first array element of entry *number*."""
         level, start = self.shard.level, self.shard.origin
         steps = zip(level.strides, level.chunks_per_shard, level.inner_chunk_shape, strict=True)
         places = (number // stride % count * size for stride, count, size in steps)

@@ -16,7 +16,7 @@ _GZIP_WBITS: Final = 31
 _FIRST_NBYTES: Final = 4096
 """Input after the end of a member is copied, so that members start with little input."""
 _MOST_RATIO: Final = 1032
-_MOST_GIVEN_NBYTES: Final = 32 * 1024
+_MAX_INPUT_NBYTES: Final = 32 * 1024
 """More input inflates to pieces for which malloc asks the kernel each time."""
 _LEVEL: Final = 5
 """100,000 ids of a minishard index take 19 ms and 399 kB; one level more 56 ms and 396 kB."""
@@ -46,9 +46,7 @@ def inflated_nbytes(data: bytes) -> int:
 
 
 def inflate(data: bytes, most_nbytes: int) -> bytes:
-    """Inflate *data*, one gzip member or several. Raises: `DecodeError` for what is no gzip, ends
-    early, or holds more than *most_nbytes*.
-    """
+    """Inflate gzip members. Raises: `DecodeError`, also for more than *most_nbytes*."""
     return bytes(inflate_to_array(data, most_nbytes))
 
 
@@ -58,13 +56,13 @@ def inflate_to_array(data: bytes, most_nbytes: int) -> bytearray:
     inflated = bytearray(min(inflated_nbytes(data), most_nbytes, _MOST_RATIO * len(data)))
     end = 0
     while True:
-        member, given_nbytes = zlib_ng.decompressobj(_GZIP_WBITS), _FIRST_NBYTES
+        member, input_nbytes = zlib_ng.decompressobj(_GZIP_WBITS), _FIRST_NBYTES
         while not member.eof:
             if not rest:
                 raise DecodeError("the gzip data ends early")
-            given = rest[:given_nbytes]
+            head = rest[:input_nbytes]
             try:
-                piece = member.decompress(given, room + 1)
+                piece = member.decompress(head, room + 1)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub says instance
                 raise DecodeError(f"no gzip: {error}") from None
             room -= len(piece)
@@ -72,8 +70,8 @@ def inflate_to_array(data: bytes, most_nbytes: int) -> bytearray:
                 raise DecodeError(f"more than {most_nbytes} bytes once inflated")
             inflated[end : end + len(piece)] = piece
             end += len(piece)
-            rest = rest[len(given) - len(member.unused_data) :]
-            given_nbytes = min(2 * given_nbytes, _MOST_GIVEN_NBYTES)
+            rest = rest[len(head) - len(member.unused_data) :]
+            input_nbytes = min(2 * input_nbytes, _MAX_INPUT_NBYTES)
         if not rest:
             del inflated[end:]
             return inflated
@@ -82,9 +80,7 @@ def inflate_to_array(data: bytes, most_nbytes: int) -> bytearray:
 def zstd_decompressor(
     dictionary: bytes | None = None, max_window_nbytes: int = _MAX_WINDOW_NBYTES
 ) -> zstandard.ZstdDecompressor:
-    """Create a decompressor that refuses frames with a larger window. Raises: `DecodeError` for an
-    invalid *dictionary*.
-    """
+    """Create a decompressor that refuses frames with a larger window."""
     if dictionary is None:
         return zstandard.ZstdDecompressor(max_window_size=max_window_nbytes)
     try:
@@ -107,9 +103,7 @@ def decompress_frame(
 
 
 def decompress_zstd(data: bytes | memoryview, max_nbytes: int) -> bytes:
-    """Decompress all zstd frames of *data*, which may hold *max_nbytes* together. No declared size
-    is trusted: a frame gets no more memory than its blocks can fill.
-    """
+    """Decompress all zstd frames of *data*, which may hold *max_nbytes*, whatever they declare."""
     pieces: list[bytes] = []
     left = max_nbytes
     decompressor = zstd_decompressor()

@@ -111,8 +111,8 @@ class Slot(NamedTuple):
 class Translator(Protocol):
     """Turns a document as clients see it into the form that is stored."""
 
-    async def translate(self, given: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
-        """Return what to store for *given* in place of the document *stored*, if there is one.
+    async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+        """Return what to store for *sent* in place of the document *stored*, if there is one.
 
         Raises: `BadBodyError` for an invalid document, `ConflictError` for changes that the
         stored shards do not allow.
@@ -139,14 +139,10 @@ class Layout(Protocol):
     """An opened container; all keys are relative to it."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Locate the bytes of *key*. Raises: `DamagedError` where an index contradicts itself or
-        its object.
-        """
+        """Locate *key*. Raises: `DamagedError` where an index contradicts itself or its object."""
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        """Find where *key* is written, stored or not. Raises: `BadKeyError` where there can be no
-        such chunk, `ReadOnlyError`, `DamagedError`.
-        """
+        """Find where *key* is written. Raises: `BadKeyError`, `ReadOnlyError`, `DamagedError`."""
 
     def encloses(self, key: VirtualKey) -> bool:
         """Return whether *key*, or a prefix, can lie in no container further down."""
@@ -192,6 +188,4 @@ class Format(Protocol):
         """Return the translator of the document *name* in *directory*, if it needs one."""
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open *directory*; `None` if it has no marker of this format. Raises: `DamagedError` for a
-        marker that cannot be understood.
-        """
+        """Open *directory*; `None` without a marker. Raises: `DamagedError` for an invalid one."""

@@ -26,9 +26,7 @@ class Dialect[S: Weighable](Protocol):
     """One way to understand a marker."""
 
     def parse(self, document: Json, data: bytes) -> S | None:
-        """Understand *document*, parsed from *data*; `None` if it is of another dialect. Raises:
-        `DecodeError` for what is of this dialect and contradicts itself.
-        """
+        """Understand *document*, parsed from *data*; `None` if it is of another dialect."""
 
     def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
         """Open the container at *directory* that *spec* describes."""

@@ -260,9 +260,7 @@ class GridKeys:
     spell: Callable[[Cell], str]
     """Returns the common beginning of the keys with these first coordinates."""
     shards: Callable[[Cell], Awaitable[Rows]]
-    """Returns the next coordinates, distinct and in C order, of stored shards with these first
-    ones.
-    """
+    """Returns the next coordinates, in C order, of the stored shards with these first ones."""
     where: Callable[[Cell], Hashable]
     _levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
 

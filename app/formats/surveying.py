@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class EntryTable:
     """All entries of the indexes of a shard."""
 
     entries: Sequence[Entry]
@@ -84,7 +84,7 @@ class Survey(Protocol):
     def count(self) -> int:
         """Approximate number of entries, an estimate of the work of `table`."""
 
-    def table(self) -> Table:
+    def table(self) -> EntryTable:
         """Decode and check all entries."""
 
     def key(self, entry: Entry) -> VirtualKey:
@@ -110,9 +110,7 @@ class Shard(Protocol):
         """The virtual key of its first chunk, relative to the container, or its own key."""
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the indexes; `None` if there is no such shard. Raises: the errors of *fetch*, and
-        `DamagedError` where no index can be found.
-        """
+        """Read the indexes; `None` if there is no such shard. Raises: `DamagedError`."""
 
 
 class Shards(Protocol):

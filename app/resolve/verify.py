@@ -27,6 +27,7 @@ from app.formats.surveying import (
     Counted,
     Enclosed,
     Entry,
+    EntryTable,
     Fault,
     Finding,
     Flaw,
@@ -35,7 +36,6 @@ from app.formats.surveying import (
     Shards,
     Stateful,
     Survey,
-    Table,
     Unchecked,
 )
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, condition_of
@@ -360,7 +360,7 @@ def _check_table(survey: Survey) -> tuple[Sequence[Entry], int, list[Fault]]:
     return table.entries, sum(entry.place.length for entry in table.entries), faults
 
 
-def _find_overlaps(survey: Survey, table: Table) -> Iterator[Fault]:
+def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
     """Find the entries that share bytes with an index, or with an entry that begins earlier."""
     indexes = (Entry(_INDEX, place) for place in sorted(survey.indexes))
     last: Entry | None = None

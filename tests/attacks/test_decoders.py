@@ -41,7 +41,7 @@ from app.formats.icechunk.snapshot import (
 )
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
-from app.formats.zarr.metadata_writing import parse_given
+from app.formats.zarr.metadata_writing import parse_sent
 from app.http.api_sessions import parse_commit
 from app.http.auth.oidc import decode_jwks
 from app.http.body import decode_aws_chunked
@@ -127,8 +127,13 @@ DECODERS: Final = {
     "session.decode_session": Decoder(
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
+<<<<<<< HEAD
     "metadata_writing.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
     "body.decode_aws_chunked": Decoder(
+=======
+    "metadata_writing.parse_sent": Decoder(parse_sent, [ARRAY], (DecodeError, RequestError)),
+    "decode_aws_chunked": Decoder(
+>>>>>>> c21af5b (Keep the manifests of meshes with the look-up, and drop wrappers and helpers of app/formats that were used once)
         lambda data: decode_aws_chunked(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
         (RequestError,),

@@ -33,9 +33,7 @@ class ArrayReader:
     fetch: Fetch
 
     async def locate(self, key: str) -> Referenced | Missing:
-        """Locate the chunk *key*, which is relative to the array. Raises: `DamagedError`,
-        `NotAllowedError`.
-        """
+        """Locate the chunk *key* of the array. Raises: `DamagedError`, `NotAllowedError`."""
         if (address := self._parse(key)) is None:
             return MISSING
         coords, origin = address
@@ -80,15 +78,15 @@ class ArrayReader:
             return None
         return coords, origin
 
-    async def items(self, folder: str, window: Window, aside: RunInThread) -> AsyncGenerator[Item]:
+    async def items(self, folder: str, window: Window, run: RunInThread) -> AsyncGenerator[Item]:
         """Yield the chunks that references allow for; *folder* is the prefix of their keys."""
         manifests = [
             await self.repository.manifest(object_id, self.fetch)
             for object_id, _ in self.chunks.manifests
         ]
-        grid = await aside(make_grid, self.node, self.chunks, manifests, folder)
+        grid = await run(make_grid, self.node, self.chunks, manifests, folder)
         walk = grid.walk(window)
-        while batch := await aside(_take, walk):
+        while batch := await run(_take, walk):
             for coords in batch:
                 key = grid.spell(coords)
                 if (folded := window.fold(key)) is not None:

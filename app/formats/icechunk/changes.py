@@ -99,9 +99,7 @@ type NewId = Callable[[], bytes]
 
 
 def read_edits(items: object) -> list[Edit]:
-    """Read the list ``changes`` of a request, decoded from JSON. Raises: `BadBodyError`, which
-    names the position of the fault.
-    """
+    """Read the list ``changes`` of a request. Raises: `BadBodyError`, with its position."""
     edits: list[Edit] = []
     for number, item in enumerate(_expect(items, list, "changes is a list of objects")):
         where = f"changes[{number}]"
@@ -201,9 +199,7 @@ def _path(where: str, path: object) -> str:
 
 
 def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> ChangeSet:
-    """Return the change set of *edits*, applied to *parent* in order. Raises: `BadBodyError` for an
-    edit of a missing node, or that is impossible.
-    """
+    """Apply *edits* to *parent*, in order. Raises: `BadBodyError` for an impossible one."""
     editing = _Editing(parent, new_id)
     for each in edits:
         editing.apply(each)
@@ -321,9 +317,7 @@ def demand_of_natives(changes: ChangeSet) -> Mapping[bytes, int]:
 
 
 def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
-    """Check all native references against the *lengths* of the chunk files that exist. Raises:
-    `BadBodyError`, which names the first reference that reaches further.
-    """
+    """Check that native references lie in chunk files of these *lengths*."""
     for changed in changes.chunks.values():
         for row, payload in zip(changed.coords, changed.payloads, strict=True):
             if not isinstance(payload, Native):

@@ -33,18 +33,11 @@ _ALIGN: Final = 8
 _OFFSET: Final = "<u4"
 
 
-class ArrayTables(NamedTuple):
-    """The part of `ChunkTables` that belongs to one array."""
-
-    node_id: bytes
-    start: int
-    stop: int
-
-
 class ChunkTables(NamedTuple):
     """Positions of tables, array after array."""
 
-    arrays: Sequence[ArrayTables]
+    arrays: Sequence[tuple[bytes, int, int]]
+    """Node id of each array, and the half-open range of its tables."""
     tables: U32s
     """Position of each table, in bytes."""
     indexes: U32s
@@ -64,11 +57,11 @@ def locate_chunk_tables(buffer: Buffer, arrays: Iterable[Table], vector: str) ->
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
         buffer.spend(count * _MEMORY_PER_TABLE)
         parts.setdefault(node_id, []).append((start // 4, count))
-    found: list[ArrayTables] = []
+    found: list[tuple[bytes, int, int]] = []
     stop = 0
     for node_id, vectors in parts.items():
         start, stop = stop, stop + sum(count for _, count in vectors)
-        found.append(ArrayTables(node_id, start, stop))
+        found.append((node_id, start, stop))
     spans = [span for vectors in parts.values() for span in vectors]
     slots = np.empty(stop, np.uint32)
     at = 0

@@ -111,9 +111,7 @@ class Applied:
 
 
 def apply_changes(changes: ChangeSet, before: StoredSnapshot) -> Applied:
-    """Apply *changes* to the snapshot *before*. Raises: `BadBodyError` for an impossible change,
-    `ConflictError` for one that does not fit the snapshot; both name the path.
-    """
+    """Apply *changes* to *before*. Raises: `BadBodyError` if impossible, else `ConflictError`."""
     nodes = _change_nodes(before.nodes, changes)
     then, now = by_id(before.nodes), by_id(nodes)
     for node_id in changes.chunks:
@@ -276,9 +274,7 @@ def _plan_rewrite(
 
 
 def _fits(ref: ManifestRef, grid: tuple[int, ...]) -> bool:
-    """Return whether no chunk of *ref* is outside of *grid*; early writers gave scalars a
-    dimension.
-    """
+    """Return whether *grid* has all chunks of *ref*; early writers gave scalars a dimension."""
     if len(ref.extents) != len(grid):
         return True
     return all(stop <= count for (_, stop), count in zip(ref.extents, grid, strict=True))

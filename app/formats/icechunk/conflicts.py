@@ -83,7 +83,7 @@ def rebase(
     those of all commits since *parent*, oldest first. Conflicts are ordered by path.
     """
     theirs = _TheirChanges(parent, logs, tip)
-    if (source := theirs.moved()) is not None:
+    if (source := theirs.former_path()) is not None:
         return [Conflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
     finders = (
         _find_updates(ours, theirs),
@@ -123,17 +123,17 @@ class _TheirChanges:
     def created(self) -> Iterator[StoredNode]:
         return (node for node in self.now.values() if node.node_id not in self.before)
 
-    def moved(self) -> str | None:
-        """Return the former path of a node that they moved, if there is one."""
+    def former_path(self) -> str | None:
+        """Return the former path of a node that they former_path, if there is one."""
         for log in self._logs:
             for path in log.moved_paths:
                 return path
-        moved = (
+        former_path = (
             self.before[node_id].path
             for node_id in self.now.keys() & self.before.keys()
             if self.before[node_id].path != self.now[node_id].path
         )
-        return min(moved, default=None)
+        return min(former_path, default=None)
 
     def chunks(self, node_id: bytes) -> tuple[Coords, ...]:
         return union(

@@ -65,9 +65,7 @@ class Box(tuple[BoxAxis, ...]):
         return key
 
     def keys(self, columns: U32s) -> NDArray[np.unsignedinteger]:
-        """Return the cell numbers of *columns* ``(ndim, count)``, all in the box, as uint32 if they
-        fit.
-        """
+        """Return the cell numbers of *columns* ``(ndim, count)``, as uint32 if they fit."""
         dtype: type[np.uint32 | np.uint64] = np.uint32 if self.cells < 2**32 else np.uint64
         keys: NDArray[np.unsignedinteger] = np.zeros(columns.shape[1], dtype)
         for row, axis in zip(columns, self, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final, Self
 
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
 
 U8: Final = Struct("<B")
@@ -110,12 +111,8 @@ class Table:
         offset = 4 + 2 * slot
         if offset + 2 > self._vtable_nbytes:
             return None
-        return self.position + field if (field := self._offset(offset)) else None
-
-    def demand_known(self, slots: int) -> None:
-        """Check that there are no fields after the first *slots*, which could not be copied."""
-        if any(self.at(slot) for slot in range(slots, (self._vtable_nbytes - 4) // 2)):
-            raise DecodeError("it has fields that only a newer specification knows")
+        field = self.buffer.number(U16, self._vtable + offset)
+        return self.position + field if field else None
 
     def number(self, slot: int, kind: Struct, default: int = 0) -> int:
         """Read a number."""
@@ -144,12 +141,6 @@ class Table:
         stops = range(start + nbytes, start + nbytes * count + 1, nbytes)
         return [self.buffer.data[stop - nbytes : stop] for stop in stops]
 
-    def numbers(self, slot: int, kind: Struct) -> list[int]:
-        """Read a vector of numbers; an absent one is empty."""
-        start, count = self.vector(slot, kind.size) or (0, 0)
-        self.buffer.spend(count * _ITEM_NBYTES)
-        return [self.buffer.number(kind, start + kind.size * i) for i in range(count)]
-
     def data(self, slot: int) -> bytes | None:
         """Copy a vector of bytes."""
         if (found := self.vector(slot, 1)) is None:
@@ -162,12 +153,6 @@ class Table:
         at = self.at(slot)
         return None if at is None else self.buffer.text(self.buffer.follow(at))
 
-    def texts(self, slot: int) -> Iterator[str]:
-        """Read a vector of strings; an absent one is empty."""
-        start, count = self.vector(slot, 4) or (0, 0)
-        for at in range(start, start + 4 * count, 4):
-            yield self.buffer.text(self.buffer.follow(at))
-
     def table(self, slot: int) -> Self | None:
         """Read a table."""
         at = self.at(slot)
@@ -179,12 +164,15 @@ class Table:
         for at in range(start, start + 4 * count, 4):
             yield type(self)(self.buffer, self.buffer.follow(at))
 
-    def _offset(self, offset: int) -> int:
-        return self.buffer.number(U16, self._vtable + offset)
-
 
 def required[T](value: T | None, name: str) -> T:
     """Return *value*, the field *name*. Raises: `DecodeError` where it is absent."""
     if value is None:
         raise DecodeError(f"it has no {name}")
     return value
+
+
+def check_object_id(root: Table, kind: str, object_id: str) -> None:
+    """Check that the file says that it is the *kind* of thing called *object_id*."""
+    if (found := encode_id(required(root.struct(0, OBJECT_ID_NBYTES), "id"))) != object_id:
+        raise DecodeError(f"it is the {kind} {found}, not {object_id}")

@@ -77,13 +77,8 @@ def data_vector(data: bytes | None) -> Vector | None:
     return None if data is None else Vector(data, len(data))
 
 
-def write_flatbuffer(root: NewTable) -> bytes:
+def write_flatbuffer(root: NewTable) -> bytearray:
     """Write *root* and all objects it refers to, with the identifier of Icechunk's files."""
-    return bytes(assemble_flatbuffer(root))
-
-
-def assemble_flatbuffer(root: NewTable) -> bytearray:
-    """Write as `write_flatbuffer` does, without a copy."""
     return _FlatBufferWriter(root).data
 
 

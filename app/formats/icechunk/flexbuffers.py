@@ -219,10 +219,8 @@ class _FlexSlot(NamedTuple):
         """Return the least slot width of a vector written at *end* with this as item *index*."""
         if not self.is_offset:
             return self.width
-        return next(width for width in _WIDTHS if self._step(end, index, width) < 1 << 8 * width)
-
-    def _step(self, end: int, index: int, width: int) -> int:
-        return int(end + -end % width + index * width - self.number)
+        steps = ((w, int(end + -end % w + index * w - self.number)) for w in _WIDTHS)
+        return next(width for width, step in steps if step < 1 << 8 * width)
 
     def packed(self, width: int) -> int:
         own = self.width if self.is_offset else max(self.width, width)

@@ -58,9 +58,7 @@ def read_document(document: bytes) -> dict[str, Json]:
 
 
 def read_grid(document: bytes) -> ArrayGrid | None:
-    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group. Raises:
-    `DecodeError` also for contradictory metadata and for too many chunks.
-    """
+    """Return the grid of an array's ``zarr.json``; `None` for a group. Raises: `DecodeError`."""
     node = read_document(document)
     if node["node_type"] == "group":
         return None

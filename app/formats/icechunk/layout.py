@@ -89,7 +89,7 @@ class Icechunk:
 
 
 @dataclass(frozen=True, slots=True)
-class RepositoryLayout:
+class RepositoryLayout(Layout):
     """A repository, served as the Zarr hierarchies of its snapshots."""
 
     repository: Repository
@@ -137,7 +137,12 @@ class RepositoryLayout:
         names = [Name(f"{name}/") for name in snapshot.below(path)]
         if path in snapshot.nodes:
             names.append(Name(DOCUMENT))
-        return names if prefix else [*await self._spelled_refs(fetch), *names]
+        if prefix:
+            return names
+        refs = self.repository.refs
+        named: list[Ref] = [Branch(name) for name in await refs.branches(fetch)]
+        named += [Tag(name) for name in await refs.tags(fetch)]
+        return [*(Name(f"{spell_ref(each)}/") for each in named), *names]
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key*: a ref, by default ``main``, then a path in its Zarr hierarchy.
@@ -161,7 +166,7 @@ class RepositoryLayout:
             return chunk
         return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
 
-    async def items(self, window: Window, fetch: Fetch, aside: RunInThread) -> AsyncGenerator[Item]:
+    async def items(self, window: Window, fetch: Fetch, run: RunInThread) -> AsyncGenerator[Item]:
         """Yield the keys below a ref, by default ``main``."""
         ref, path = split_ref(VirtualKey(window.prefix))
         lead = window.prefix.removesuffix(path)
@@ -175,7 +180,7 @@ class RepositoryLayout:
         folded = None
         for block in key_blocks(snapshot, within):
             if (start := within.fold(block.start)) is None:
-                async for key, location in self._items(snapshot, block, within, fetch, aside):
+                async for key, location in self._items(snapshot, block, within, fetch, run):
                     if isinstance(location, Referenced):
                         yield Item(lead + key, location._replace(modified_s=modified_s))
                     else:
@@ -239,20 +244,17 @@ class RepositoryLayout:
         """Follow all references of *ref*."""
         return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
 
-    def expects(self, _: str) -> bool:
-        """Return `False`: there are no arrays below."""
-        return False
-
-    def names_below(self) -> Sequence[str] | None:
-        """Return no names: there are no containers below."""
-        return ()
-
     async def _items(
-        self, snapshot: Snapshot, block: KeyBlock, window: Window, fetch: Fetch, aside: RunInThread
+        self,
+        snapshot: Snapshot,
+        block: KeyBlock,
+        window: Window,
+        fetch: Fetch,
+        run: RunInThread,
     ) -> AsyncGenerator[Item]:
         if block.chunks is not None:
             array = self._array(block.node, block.chunks, fetch)
-            async for item in array.items(block.folder, window, aside):
+            async for item in array.items(block.folder, window, run):
                 yield item
         elif window.admits(block.start):
             document = _show(snapshot, block.folder.rstrip("/"), block.node)
@@ -260,12 +262,6 @@ class RepositoryLayout:
 
     def _array(self, node: SnapshotNode, chunks: Chunks, fetch: Fetch) -> ArrayReader:
         return ArrayReader(self.repository, node, chunks, self.whole_index_nbytes, fetch)
-
-    async def _spelled_refs(self, fetch: Fetch) -> list[Name]:
-        refs = self.repository.refs
-        named: list[Ref] = [Branch(name) for name in await refs.branches(fetch)]
-        named += [Tag(name) for name in await refs.tags(fetch)]
-        return [Name(f"{spell_ref(ref)}/") for ref in named]
 
     async def _find(
         self, key: VirtualKey, fetch: Fetch

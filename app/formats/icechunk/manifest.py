@@ -23,8 +23,16 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.fields import check_object_id
-from app.formats.icechunk.flatbuffer import I32, U8, U16, U32, U64, Buffer, required
+from app.formats.icechunk.flatbuffer import (
+    I32,
+    U8,
+    U16,
+    U32,
+    U64,
+    Buffer,
+    check_object_id,
+    required,
+)
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
 from app.model import ByteRange, Condition, ETag, UnmodifiedSince
@@ -39,7 +47,7 @@ _KINDS: Final = ("inline", "chunk_id", "location", "compressed_location")
 _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `_RefLayout`."""
 _ZSTD: Final = 1
-_MAX_LOCATION_NBYTES: Final = 1024
+MAX_LOCATION_NBYTES: Final = 1024
 _MAX_WINDOW_NBYTES: Final = 2**23
 _MAX_TEXT_NBYTES: Final = 8192
 _MAX_LAYOUTS: Final = 64
@@ -47,7 +55,7 @@ _MAX_LOCATIONS: Final = 4096
 """Limit of the decompressed locations that are kept: many chunks lie in one object."""
 _BYTES_PER_LOCATION: Final = 1024
 _KEPT_LOCATION_NBYTES: Final = 256
-_STRONG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
+STRONG_ETAG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
 _END: Final = 2**63 - 1
 _OUTSIDE: Final = "it reaches out of the manifest"
 
@@ -340,7 +348,11 @@ class LocationCodec:
         if (kept := self._kept.get(data)) is not None:
             return kept
         if self._decompressor is None:
-            return _decode_text(self._uncompressed(data))
+            if self.algorithm == 0:
+                return _decode_text(data)
+            if self.algorithm == _ZSTD:
+                raise DecodeError("its location is compressed, and there is no location_dictionary")
+            raise DecodeError(f"its location is compressed by unknown algorithm {self.algorithm}")
         location = _decode_text(self._decompress(self._decompressor, data))
         if len(self._kept) >= self._max_kept:
             self._kept = {}
@@ -350,16 +362,9 @@ class LocationCodec:
     def _decompress(self, decompressor: zstandard.ZstdDecompressor, data: bytes) -> bytes:
         try:
             with self._lock:
-                return decompress_frame(decompressor, data, _MAX_LOCATION_NBYTES)
+                return decompress_frame(decompressor, data, MAX_LOCATION_NBYTES)
         except DecodeError as error:
             raise DecodeError(f"its location cannot be decompressed: {error}") from None
-
-    def _uncompressed(self, data: bytes) -> bytes:
-        if self.algorithm == 0:
-            return data
-        if self.algorithm == _ZSTD:
-            raise DecodeError("its location is compressed, and there is no location_dictionary")
-        raise DecodeError(f"its location is compressed by unknown algorithm {self.algorithm}")
 
 
 class ReferenceReader:
@@ -450,6 +455,6 @@ def _parse_etag(text: str) -> ETag | None:
     if text == "*":
         return None
     opaque = text.strip('"')
-    if opaque.startswith("W/") or not _STRONG.fullmatch(opaque):
+    if opaque.startswith("W/") or not STRONG_ETAG.fullmatch(opaque):
         raise DecodeError("its checksum_etag is no strong entity tag")
     return ETag(f'"{opaque}"')

@@ -29,8 +29,8 @@ from app.formats.icechunk.flatbuffer_writing import (
     Items,
     NewTable,
     Number,
-    assemble_flatbuffer,
     data_vector,
+    write_flatbuffer,
 )
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.manifest import Manifest
@@ -51,15 +51,8 @@ _ZSTD: Final = 1
 _CHANGES: Final = 0
 """Number of the source of new references; old manifests count from 1."""
 
-_INLINE: Final = 1
-_OFFSET: Final = 2
-_LENGTH: Final = 3
-_CHUNK_ID: Final = 4
-_LOCATION: Final = 5
-_CHECKSUM_ETAG: Final = 6
-_CHECKSUM_LAST_MODIFIED: Final = 7
-_COMPRESSED_LOCATION: Final = 8
-_EXTRA: Final = 9
+_INLINE, _OFFSET, _LENGTH, _CHUNK_ID, _LOCATION, _CHECKSUM_ETAG = range(1, 7)
+_CHECKSUM_LAST_MODIFIED, _COMPRESSED_LOCATION, _EXTRA = range(7, 10)
 _FIELDS: Final = np.arange(_INLINE, _EXTRA + 1)
 _TEXTS: Final = frozenset({_LOCATION, _CHECKSUM_ETAG})
 _CHECKSUMS: Final = (type(None), UnmodifiedSince, str)
@@ -238,9 +231,7 @@ def _old_rows(
 
 
 def _visible(ref: ManifestRef, ndim: int) -> tuple[tuple[int, int], ...] | None:
-    """Return the extents of *ref*; `None` if readers skip it. Early writers gave scalars a
-    dimension.
-    """
+    """Return the extents of *ref*, if readers use it; early writers gave scalars a dimension."""
     if len(ref.extents) == ndim:
         return ref.extents
     return () if not ndim and ref.extents == ((0, 1),) else None
@@ -293,7 +284,7 @@ class _ManifestWriter:
                 data_vector(_first(root.data(4) for root in roots)),
             ]
         )
-        data = seal_envelope(FileType.MANIFEST, assemble_flatbuffer(root), self._level)
+        data = seal_envelope(FileType.MANIFEST, write_flatbuffer(root), self._level)
         extents = tuple((int(axis.min()), int(axis.max()) + 1) for axis in merged.coords.T)
         file = ManifestFile(object_id, len(data), len(merged.coords))
         return NewManifest(ManifestRef(object_id, extents), file, data)

@@ -75,19 +75,14 @@ METADATA: Final = Field("I", _read, _write)
 def decode_messagepack(data: bytes) -> Json:
     """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
     try:
-        _check_counts(data)
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
+        unpacker.feed(data)
+        unpacker.skip()  # before memory is reserved for what a list only claims to hold
         return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
     except DecodeError:
         raise
     except (ValueError, msgpack.UnpackException) as error:
         raise DecodeError(f"damaged MessagePack: {error or type(error).__name__}") from None
-
-
-def _check_counts(data: bytes) -> None:
-    """Skip over the value: reserving memory for what a list only claims to hold costs too much."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
-    unpacker.feed(data)
-    unpacker.skip()
 
 
 def _refuse(code: int, _: bytes) -> Never:

@@ -3,7 +3,6 @@
 A commit may set a million chunks; none of them takes a Python object of its own.
 """
 
-import re
 from base64 import b64decode
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from app.errors import BadBodyError
 from app.formats.icechunk.coords import Coords, Places, sort_columns
 from app.formats.icechunk.ids import decode_ids
-from app.formats.icechunk.manifest import Native, Virtual
+from app.formats.icechunk.manifest import MAX_LOCATION_NBYTES, STRONG_ETAG, Native, Virtual
 from app.model import ByteRange, Condition, ETag, UnmodifiedSince
 
 _MAX_DIMENSIONS: Final = 64
@@ -28,8 +27,6 @@ _U32_STOP: Final = 2**32
 _STOP: Final = 2**63
 _RANGES: Final = ("offsets", "lengths")
 _CHECKSUMS: Final = ("etags", "last_modified")
-_MAX_LOCATION_NBYTES: Final = 1024
-_STRONG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
 
 
 class Inlaid(NamedTuple):
@@ -194,9 +191,7 @@ def _rows(kind: PayloadKind, values: Places, ranges: Ranges | None = None) -> ND
 
 
 def read_coords(where: str, value: object) -> Coords:
-    """Read a JSON list of distinct chunk coordinates. Raises: `BadBodyError`, which begins with
-    *where*.
-    """
+    """Read a JSON list of distinct chunk coordinates. Raises: `BadBodyError`."""
     what = f"{where}: coords are lists of whole numbers from 0, all of one length"
     if not isinstance(value, list) or not _are_all(list, value):
         raise BadBodyError(what)
@@ -215,9 +210,7 @@ def read_coords(where: str, value: object) -> Coords:
 
 
 def read_payloads(where: str, columns: Mapping[str, Any], count: int) -> Payloads:
-    """Read the JSON columns of *count* payloads of one kind. Raises: `BadBodyError`, which begins
-    with *where*.
-    """
+    """Read the JSON columns of *count* payloads of one kind. Raises: `BadBodyError`."""
     for name, column in columns.items():
         if not isinstance(column, list) or len(column) != count:
             raise BadBodyError(f"{where}: {name} is a list of {count}, as many as the coords")
@@ -256,8 +249,8 @@ def _read_ids(where: str, texts: Sequence[Any]) -> Distinct[bytes]:
 
 def _ranges(where: str, columns: Mapping[str, Any]) -> Ranges:
     lengths = _numbers(columns["lengths"], _STOP)
-    told = columns.get("offsets", [0] * len(columns["lengths"]))
-    offsets = _numbers([0 if each is None else each for each in told], _STOP)
+    starts = columns.get("offsets", [0] * len(columns["lengths"]))
+    offsets = _numbers([0 if each is None else each for each in starts], _STOP)
     if lengths is None or offsets is None or not lengths.all():
         raise BadBodyError(f"{where}: an offset is a whole number, and so is a length, from 1")
     stops = offsets + lengths
@@ -268,8 +261,8 @@ def _ranges(where: str, columns: Mapping[str, Any]) -> Ranges:
 
 def _read_locations(where: str, texts: Sequence[Any]) -> Distinct[str]:
     found = Distinct.of(texts) if _are_all(str, texts) else None
-    if found is None or any(len(text.encode()) > _MAX_LOCATION_NBYTES for text in found.values):
-        raise BadBodyError(f"{where}: a location is a URL of up to {_MAX_LOCATION_NBYTES} bytes")
+    if found is None or any(len(text.encode()) > MAX_LOCATION_NBYTES for text in found.values):
+        raise BadBodyError(f"{where}: a location is a URL of up to {MAX_LOCATION_NBYTES} bytes")
     return found
 
 
@@ -298,7 +291,7 @@ def _distinct_texts(where: str, texts: Sequence[Any]) -> Distinct[str | None]:
 
 def _read_etag(where: str, text: str) -> ETag:
     opaque = text.removeprefix('"').removesuffix('"')
-    if not opaque or not _STRONG.fullmatch(opaque):
+    if not opaque or not STRONG_ETAG.fullmatch(opaque):
         raise BadBodyError(f"{where}: {text[:80]!r} is no strong entity tag")
     return ETag(f'"{opaque}"')
 

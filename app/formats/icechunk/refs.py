@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from app.errors import DamagedError, OfflineError
@@ -30,24 +30,6 @@ class RefTarget(NamedTuple):
     """Time at which the file of a branch was written; its snapshot can be older."""
 
 
-class Refs(Protocol):
-    """The refs of an opened repository."""
-
-    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
-        """Find the snapshot of *ref*; `None` if there is no such ref. Raises: `OfflineError`,
-        `DamagedError`.
-        """
-
-    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
-        """Return snapshot ids by branch; without *listing* version 1 has only ``main``."""
-
-    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
-        """Return snapshot ids by tag; without *listing* version 1 has none."""
-
-    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
-        """Return the virtual chunk containers of the repository."""
-
-
 @dataclass(frozen=True, slots=True)
 class RepoMarker:
     """Decoded file ``repo``; without `info` it is not a file of Icechunk."""
@@ -61,7 +43,7 @@ class RepoMarker:
 
     @property
     def is_metadata(self) -> bool:
-        """Whether it is a file of Icechunk; an error page, say, is not."""
+        """True for a file of Icechunk; an error page, for example, is none."""
         return self.info is not None
 
 
@@ -258,3 +240,6 @@ class FileRefs:
                 if target is not None:
                     found[unescape(stored)] = target.snapshot_id
         return found
+
+
+type Refs = RepoRefs | FileRefs

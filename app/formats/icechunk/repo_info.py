@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.fields import EPOCH
 from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.metadata_items import METADATA, Metadata
@@ -43,6 +42,7 @@ type Value = str | bytes | int | bool | Status | None
 
 _NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
@@ -119,9 +119,7 @@ def moment(count_us: int) -> datetime:
 
 
 def checked_us(count: int) -> int:
-    """Return *count*, microseconds since 1970, UTC. Raises: `DecodeError` for what is after the
-    year 9999.
-    """
+    """Return *count*, microseconds since 1970, UTC, unless that is after the year 9999."""
     if count > LAST_US:
         raise DecodeError(f"{count} microseconds after 1970 there is no time")
     return count
@@ -179,10 +177,6 @@ def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
     return object_id, parent, flushed_at_us, message, items, pruned or None
 
 
-def _read_updates(reader: RowReader, at: int) -> list[Update]:
-    return [_update(reader, *row) for row in reader.tables(_UPDATE, at)]
-
-
 def _update(
     reader: RowReader, number: int, body: int | None, updated_at_us: int, backup: str | None
 ) -> Update:
@@ -199,10 +193,6 @@ def _update(
     elif number not in _UPDATE_KINDS:
         fields = {"number": number}
     return Update(kind, checked_us(updated_at_us), backup, fields)
-
-
-def _write_updates(writer: RowWriter, updates: Sequence[Update]) -> int:
-    return writer.tables(_UPDATE, list(map(_update_row, updates)))
 
 
 def _update_row(update: Update) -> tuple[Any, ...]:
@@ -258,7 +248,11 @@ REPO: Final = TableType(
     Field("I", _read_snapshots, _write_snapshots),
     _STATUS_FIELD,
     METADATA,
-    Field("I", _read_updates, _write_updates),
+    Field(
+        "I",
+        lambda reader, at: [_update(reader, *row) for row in reader.tables(_UPDATE, at)],
+        lambda writer, updates: writer.tables(_UPDATE, list(map(_update_row, updates))),
+    ),
     _BACKUP,
     DATA,
     UINT16S,

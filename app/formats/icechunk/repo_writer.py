@@ -201,19 +201,15 @@ def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) ->
     )
     kind, fields = draft.apply(change, at_us)
     config = info.config if isinstance(info.config, Config) else Config()
-    updates = [Update(kind, at_us, None, fields), *_kept_as(backup, row[RepoField.LATEST_UPDATES])]
+    before, *older = row[RepoField.LATEST_UPDATES] or [None]
+    if before is None:
+        raise DecodeError("it lists no operation")
+    updates = [Update(kind, at_us, None, fields), before._replace(backup_path=backup), *older]
     stop = _overflow(updates, config.num_updates_per_repo_info_file)
     if stop < len(updates):
         row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path
     row[RepoField.LATEST_UPDATES] = updates[:stop]
     return seal_envelope(FileType.REPO_INFO, _write(draft, row), config.compression_level)
-
-
-def _kept_as(backup: str, updates: list[Update]) -> list[Update]:
-    """Name the backup of the newest of *updates*."""
-    if not updates:
-        raise DecodeError("it tells of no operation")
-    return [updates[0]._replace(backup_path=backup), *updates[1:]]
 
 
 def _overflow(updates: list[Update], most: int) -> int:
@@ -223,9 +219,7 @@ def _overflow(updates: list[Update], most: int) -> int:
 
 
 def create_repo(flushed_at_us: int, at_us: int) -> bytes:
-    """Write a new repository's file: ``main`` at the first snapshot; times are microseconds since
-    1970.
-    """
+    """Write the file of a new repository; times are microseconds since 1970, UTC."""
     metadata = encode_metadata(ROOT_METADATA)
     first = SnapshotInfo(ROOT_ID, None, flushed_at_us, ROOT_MESSAGE, metadata)
     status = Status(Availability.ONLINE, moment(at_us), None)

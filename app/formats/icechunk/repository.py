@@ -110,9 +110,7 @@ class Repository:
         return None
 
     async def refer(self, manifest: Manifest, reference: Reference, fetch: Fetch) -> Referenced:
-        """Return the location of *reference*. The version of a native chunk is its name. Raises:
-        `DecodeError`, `NotAllowedError`.
-        """
+        """Return the location of *reference*. Raises: `DecodeError`, `NotAllowedError`."""
         match reference:
             case Native(chunk_id, byte_range):
                 place = Stored(self.file("chunks", chunk_id), byte_range, named_by(chunk_id))

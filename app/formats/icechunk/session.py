@@ -41,6 +41,7 @@ from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
 
 _FORMAT: Final = 1
+_PLAIN: Final = ("branch", "parent_id", "inline_nbytes", "created_at_s", "expires_at_s", "attempt")
 _MEMORY_PER_BYTE: Final = 4
 """Limit of the memory of the parsed document, for each byte of the limit of its size."""
 
@@ -97,8 +98,7 @@ class SessionDocument:
     attempt: int = 0
     """Number of failed commits, part of the id of the next one."""
     nodes: Mapping[str, ChangedNode | None] = field(default_factory=dict)
-    """By path without a leading slash; `None` for deleted nodes of the parent, each of them listed.
-    """
+    """By path without a leading slash; `None` for deleted nodes, each of them listed."""
 
     @property
     def nbytes(self) -> int:
@@ -134,13 +134,8 @@ def encode_session(session: SessionDocument) -> bytes:
     """Encode *session* as compressed JSON."""
     document = {
         "format": _FORMAT,
-        "branch": session.branch,
-        "parent_id": session.parent_id,
-        "inline_nbytes": session.inline_nbytes,
-        "created_at_s": session.created_at_s,
-        "expires_at_s": session.expires_at_s,
+        **{name: getattr(session, name) for name in _PLAIN},
         "state": {"is": type(session.state).__name__.lower(), **session.state._asdict()},
-        "attempt": session.attempt,
         "nodes": {
             path: node and {"node_id": encode_id(node.node_id), "document": node.document.decode()}
             for path, node in session.nodes.items()
@@ -167,16 +162,10 @@ def _read_session(document: Any) -> SessionDocument:
     name = stored["state"].pop("is", None)
     if name not in _STATES:
         raise DecodeError("the session is in no state")
-    return SessionDocument(
-        stored["branch"],
-        stored["parent_id"],
-        stored["inline_nbytes"],
-        stored["created_at_s"],
-        stored["expires_at_s"],
-        _STATES[name].validate_python(stored["state"]),
-        stored["attempt"],
-        {path: _read_changed_node(node) for path, node in stored["nodes"].items()},
-    )
+    plain: dict[str, Any] = {name: value for name, value in stored.items() if name in _PLAIN}
+    state = _STATES[name].validate_python(stored["state"])
+    nodes = {path: _read_changed_node(node) for path, node in stored["nodes"].items()}
+    return SessionDocument(**plain, state=state, nodes=nodes)
 
 
 def _read_changed_node(node: _NodeJson | None) -> ChangedNode | None:
@@ -345,9 +334,7 @@ def _may_have_shards(document: bytes) -> bool:
 
 @lru_cache(maxsize=512)
 def read_chunk_grid(document: bytes) -> ChunkGrid | None:
-    """Return the grid of the array whose ``zarr.json`` is *document*; `None` for a group. Raises:
-    `DecodeError` for a document that no node of a repository can have.
-    """
+    """Return the grid of an array's ``zarr.json``; `None` for a group. Raises: `DecodeError`."""
     node = read_document(document)
     if node["node_type"] == "group":
         return None
@@ -398,9 +385,7 @@ def delete_nodes(view: SessionView, path: str) -> SessionDocument:
 
 
 def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> ChangeSet:
-    """Return the change set of the session against its parent; *chunks* are of its arrays. Raises:
-    `ConflictError` where a new node is in no group.
-    """
+    """Return the change set of the session; *chunks* are of its arrays. Raises: `ConflictError`."""
     new, updated, deleted = {}, {}, set()
     for path, changed in view.session.nodes.items():
         stored = view.parent.nodes.get(f"/{path}")

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.fields import check_object_id
-from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
+from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, check_object_id, required
 from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.metadata_items import Metadata, read_metadata
 from app.formats.icechunk.repo_info import SnapshotInfo, checked_us
@@ -23,25 +22,11 @@ from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import Node as ZarrNode
 from app.formats.zarr.metadata import chunk_keys, parse_node
 
-# Fields of `Snapshot`, `NodeSnapshot`, and `ArrayNodeData`.
-_ID: Final = 0
-_PARENT_ID: Final = 1
-_NODES: Final = 2
-_FLUSHED_AT: Final = 3
-_MESSAGE: Final = 4
-_METADATA: Final = 5
-_MANIFEST_FILES_V1: Final = 6
-_MANIFEST_FILES: Final = 7
-_EXTRA: Final = 8
-_PATH: Final = 1
-_USER_DATA: Final = 2
-_NODE_TYPE: Final = 3
-_NODE_DATA: Final = 4
-_NODE_EXTRA: Final = 5
-_SHAPE_V1: Final = 0
-_DIMENSION_NAMES: Final = 1
-_MANIFESTS: Final = 2
-_SHAPE: Final = 3
+# Slots of `Snapshot`, of `NodeSnapshot`, which begins with an id as well, and of `ArrayNodeData`.
+_ID, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
+_MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
+_PATH, _USER_DATA, _NODE_TYPE, _NODE_DATA, _NODE_EXTRA = range(1, 6)
+_SHAPE_V1, _DIMENSION_NAMES, _MANIFESTS, _SHAPE = range(4)
 
 ARRAY: Final = 1
 GROUP: Final = 2

@@ -35,9 +35,7 @@ _MAX_KEPT: Final = 1024
 
 
 def write_snapshot(snapshot: StoredSnapshot) -> bytes:
-    """Write a whole file, with nodes in the order of the bytes of their paths, as the library
-    expects.
-    """
+    """Write a whole file, with nodes in the order of the bytes of their paths."""
     metadata = snapshot.metadata
     if metadata.items and metadata.version != _VERSION:
         raise ValueError("metadata of version 1 cannot be in a file of version 2")

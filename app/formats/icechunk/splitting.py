@@ -56,9 +56,7 @@ class Splitting:
     rules: tuple[_Rule, ...] = ()
 
     def splits(self, path: str, names: Sequence[str | None] | None, ndim: int) -> Splits:
-        """Return the sizes for the array at *path*, absolute, whose dimensions have *names*.
-        Raises: `ConflictError` for a regular expression that RE2 does not accept.
-        """
+        """Return the sizes for the array at *path*. Raises: `ConflictError` for a bad pattern."""
         rules = [rule for rule in self.rules if rule.matches(path)]
         axes = map(_ArrayAxis, range(ndim), names or (None,) * ndim)
         return Splits(tuple(_size(rules, axis) for axis in axes))
@@ -132,9 +130,7 @@ def _search(pattern: str) -> _Matches[str]:
 
 @lru_cache(maxsize=64)
 def _compile(pattern: str) -> Any:
-    """Compile *pattern* with RE2, whose searches take time linear in the text. Raises:
-    `ConflictError`.
-    """
+    """Compile *pattern* with RE2, whose searches take time linear in the text."""
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

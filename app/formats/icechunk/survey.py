@@ -17,15 +17,14 @@ from app.formats.surveying import (
     Counted,
     Enclosed,
     Entry,
+    EntryTable,
     Finding,
     Flaw,
     NeededObject,
     Shard,
-    Table,
     Unchecked,
 )
 from app.formats.zarr.codecs import has_intact_checksum
-from app.formats.zarr.metadata import Node as ZarrNode
 from app.formats.zarr.survey import ZarrShard, describe
 from app.model import ByteRange, Condition, Fixed, ObjectRef, Part, Stored, VirtualKey
 
@@ -60,9 +59,7 @@ class RefSurvey:
         self._chunks = chunks
 
     async def findings(self) -> AsyncGenerator[Finding]:
-        """Yield what is wrong, and what only the store can say. Raises: `UnknownRefError`,
-        `DamagedError` for the files that lead to the snapshot.
-        """
+        """Yield all findings. Raises: `UnknownRefError`, `DamagedError` for the snapshot."""
         snapshot, spelled = await self._snapshot()
         file = self._repository.file("snapshots", snapshot.object_id)
         for path, reason in snapshot.faults:
@@ -116,7 +113,7 @@ class RefSurvey:
             raise node
         if node.chunks is None:
             return None
-        is_checked = self._chunks and _ends_in_checksum(node.document)
+        is_checked = self._chunks and describe(node.document).codecs[-1:] == ("crc32c",)
         is_sharded = node.document.array is not None
         return _SurveyedArray(key, node, node.chunks, is_sharded or is_checked)
 
@@ -202,11 +199,6 @@ def enclose(node: SnapshotNode, coords: tuple[int, ...], place: Stored | Part) -
     return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
 
 
-def _ends_in_checksum(document: ZarrNode) -> bool:
-    """Return `True` if the last codec of an inner chunk is a checksum. Raises: `DecodeError`."""
-    return describe(document).codecs[-1:] == ("crc32c",)
-
-
 @dataclass(frozen=True, slots=True)
 class OnlyShard:
     """The shard that a key was asked for in."""
@@ -265,9 +257,9 @@ class PlainSurvey:
         """It is a chunk."""
         return None
 
-    def table(self) -> Table:
+    def table(self) -> EntryTable:
         """Return one entry, of all bytes."""
-        return Table((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
+        return EntryTable((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
 
     def key(self, _: Entry) -> VirtualKey:
         """Return the key of the chunk."""

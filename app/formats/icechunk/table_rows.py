@@ -216,18 +216,10 @@ def _read_uint16s(reader: RowReader, at: int) -> list[int]:
     return list(struct.unpack_from(f"<{count}H", reader.buffer.data, start))
 
 
-def _write_uint16s(writer: RowWriter, numbers: Sequence[int]) -> int:
-    return writer.vector(len(numbers), pack(f"<{len(numbers)}H", *numbers))
-
-
 def _read_texts(reader: RowReader, at: int) -> list[str]:
     start, count = reader.buffer.vector(at, U32.size)
     slots = range(start, start + U32.size * count, U32.size)
     return [reader.buffer.text(reader.buffer.follow(slot)) for slot in slots]
-
-
-def _write_texts(writer: RowWriter, texts: Sequence[str]) -> int:
-    return writer.each(texts, partial(_write_text, writer))
 
 
 UINT8: Final = Field("B")
@@ -237,9 +229,11 @@ UINT64: Final = Field("Q")
 INT32: Final = Field("i")
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 TEXT: Final = Field("I", lambda reader, at: reader.buffer.text(at), _write_text)
-TEXTS: Final = Field("I", _read_texts, _write_texts)
+TEXTS: Final = Field("I", _read_texts, lambda to, texts: to.each(texts, partial(_write_text, to)))
 DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
 OBJECT_IDS: Final = Field("I", _read_ids, lambda to, ids: to.vector(len(ids), b"".join(ids)))
-UINT16S: Final = Field("I", _read_uint16s, _write_uint16s)
+UINT16S: Final = Field(
+    "I", _read_uint16s, lambda to, each: to.vector(len(each), pack(f"<{len(each)}H", *each))
+)
 TABLE: Final = Field("I", lambda _, at: at, lambda to, typed: to.table(*typed))
 """A table whose type another field tells: its position, or its type and values to be written."""

@@ -17,15 +17,14 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Coords, union
 from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
-from app.formats.icechunk.fields import check_object_id
-from app.formats.icechunk.flatbuffer import Buffer, Table, required
+from app.formats.icechunk.flatbuffer import Buffer, Table, check_object_id, required
 from app.formats.icechunk.flatbuffer_writing import (
     Block,
     Inlay,
     Items,
     NewTable,
     Vector,
-    assemble_flatbuffer,
+    write_flatbuffer,
 )
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 
@@ -101,9 +100,7 @@ class TransactionLogDecoder:
 
 
 def _read_updated_chunks(root: Table) -> dict[bytes, tuple[Coords, ...]]:
-    """Read tables `ArrayUpdatedChunks`; arrays have one batch of coordinates per number of
-    dimensions.
-    """
+    """Read tables `ArrayUpdatedChunks`: for each array a batch per number of dimensions."""
     buffer = root.buffer
     found = locate_chunk_tables(buffer, root.tables(_UPDATED_CHUNKS), "chunks")
     offsets = np.concatenate(([0], np.cumsum(found.ndims, dtype=np.int64)))
@@ -138,7 +135,7 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
         )
     )
     root.append(Items([]))  # moved_nodes
-    return seal_envelope(FileType.TRANSACTION_LOG, assemble_flatbuffer(NewTable(root)))
+    return seal_envelope(FileType.TRANSACTION_LOG, write_flatbuffer(NewTable(root)))
 
 
 def _id_vector(node_ids: Iterable[bytes]) -> Vector:
@@ -157,9 +154,7 @@ def _chunk_vector(batches: Sequence[Coords]) -> Block:
 
 
 def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
-    """Return the log of a commit that replaces two: nodes both created and deleted are left out.
-    Raises: `ConflictError` where the library moved nodes in *first*.
-    """
+    """Return the log of a commit that replaces two. Raises: `ConflictError` for moved nodes."""
     gone = then.deleted_groups | then.deleted_arrays
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created

@@ -42,9 +42,7 @@ def marked(metadata: Mapping[str, Json], write_id: WriteId, rebases: int) -> dic
 
 
 def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
-    """Find the snapshot that was made for *write_id*: all are decoded if the payload has it.
-    Raises: `ConflictError` if it was made for another request.
-    """
+    """Find the snapshot made for *write_id*. Raises: `ConflictError` for another request."""
     needle = write_id.text.encode()
     if needle not in info.payload:
         return None

@@ -114,9 +114,7 @@ class MinishardPlaces:
         return len(self.entries)
 
     def lookup(self, minishard: int) -> ByteRange | None:
-        """Return the range of the index of *minishard*, or `None` if it is empty. Raises:
-        `DecodeError` if it ends before it begins.
-        """
+        """Return the range of the index of *minishard*, or `None` if it is empty."""
         start, stop = _ENTRY.unpack_from(self.entries, (minishard - self.first) * ENTRY_NBYTES)
         if start > stop:
             raise DecodeError(f"minishard index {minishard} ends at {stop}, before {start}")
@@ -158,9 +156,7 @@ class MinishardIndex:
         return len(self.ids)
 
     def lookup(self, chunk_id: int) -> ByteRange | None:
-        """Return the range of *chunk_id* in the shard, if it is stored. Raises: `DecodeError` for
-        an id that occurs twice.
-        """
+        """Return the range of *chunk_id* in the shard, if it is stored."""
         at = bisect_left(self.ids, chunk_id)
         if at == len(self.ids) or self.ids[at] != chunk_id:
             return None
@@ -177,9 +173,7 @@ class MinishardIndexDecoder:
     most_nbytes: int
 
     def __call__(self, data: bytes) -> MinishardIndex:
-        """Undo the deltas, modulo 2^64; later chunks count from each, so any that ends past 2^64 is
-        refused.
-        """
+        """Undo the deltas, modulo 2^64; a chunk that ends past that is refused."""
         decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
         check_rows(decoded)
         rows = np.frombuffer(decoded, "<u8").reshape(3, -1)

@@ -12,9 +12,9 @@ from app.formats.neuroglancer_precomputed.keys import VoxelBounds
 from app.formats.neuroglancer_precomputed.listing import IdWalk, VolumeWalk
 from app.formats.neuroglancer_precomputed.lookup import MinishardReader
 from app.formats.neuroglancer_precomputed.metadata import (
-    Described,
     Info,
     Kind,
+    MemberDescription,
     ShardedPart,
     describe,
     parse_info,
@@ -89,9 +89,7 @@ class PrecomputedLayout(Layout):
         return Gzipped(chunk) if part.sharding.is_data_gzip else chunk
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Find where *key* is written: a chunk, stored or not, in its shard. Raises: `BadKeyError`;
-        `ReadOnlyError`; `ConflictError` for a shard, whose chunks would be lost.
-        """
+        """Find where *key* is written; shards themselves cannot be, as chunks would be lost."""
         path, _slash, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())
         for part in parts:
@@ -162,20 +160,20 @@ class PrecomputedLayout(Layout):
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         """Describe all objects of the document, sharded or not."""
-        return [self._collection(described) for described in describe(self.info.value)]
-
-    def _collection(self, described: Described | DecodeError) -> Collection | DamagedError:
-        match described:
-            case DecodeError():
-                return DamagedError(self.directory.join(MARKER), str(described))
-            case Described(description, parts):
-                return Collection(description, self._shards(parts) if parts else None)
+        return [
+            DamagedError(self.directory.join(MARKER), str(each))
+            if isinstance(each, DecodeError)
+            else Collection(each.description, self._shards(each.parts) if each.parts else None)
+            for each in describe(self.info.value)
+        ]
 
     async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
         """Return the shards below the path of *key*, preferably those for such names."""
         path, _, name = key.rpartition("/")
-        described = (each for each in describe(self.info.value) if isinstance(each, Described))
-        found = [each.parts for each in described if each.parts and each.parts[0].path == path]
+        found_members = (
+            each for each in describe(self.info.value) if isinstance(each, MemberDescription)
+        )
+        found = [each.parts for each in found_members if each.parts and each.parts[0].path == path]
         named = (parts for parts in found if any(p.names.parse(name) is not None for p in parts))
         parts = next(named, found[0] if found else None)
         return None if parts is None else self._shards(parts)

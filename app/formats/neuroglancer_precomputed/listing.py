@@ -40,7 +40,7 @@ class VolumeWalk:
     async def __call__(
         self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
-        """Decode *data*."""
+        """Yield the selected keys; see `Walk`."""
         if not selection.meets(self.shards.prefix):
             return
         stored = await self.shards.stored(io.list_names)
@@ -57,9 +57,7 @@ class VolumeWalk:
 
     @property
     def _low_bits(self) -> int | None:
-        """Number of low bits of an id that do not select its shard; `None` with a hash or unused
-        bits.
-        """
+        """Number of low bits of an id that do not select its shard, if there are such."""
         sharding = self.shards.parts[0].sharding
         below = sharding.preshift_bits + sharding.minishard_bits
         is_enough = below + sharding.shard_bits >= self.names.grid.bit_count
@@ -102,7 +100,7 @@ class IdWalk:
     async def __call__(
         self, selection: KeySelection, io: ListingIO
     ) -> AsyncIterator[Item | Candidate]:
-        """Decode *data*."""
+        """Yield the selected keys; see `Walk`."""
         lead = self.shards.prefix
         rest = selection.rest(lead).encode()
         if not selection.meets(lead) or rest[:1] >= _AFTER_DIGITS:

@@ -1,11 +1,15 @@
-"""The objects of a shard, and the two levels of index on the way to a chunk."""
+"""The objects of a shard, the two levels of index, and the manifests of meshes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from app.errors import DamagedError, VersionChangedError
+from app.formats.compression import inflate
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
     MinishardIndex,
@@ -14,7 +18,6 @@ from app.formats.neuroglancer_precomputed.index import (
     ShardIndexDecoder,
     Sharding,
 )
-from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
@@ -22,6 +25,15 @@ MAX_WHOLE_INDEX_NBYTES: Final = 64 * 1024
 """A larger shard index is read one entry at a time. Measured with the store on the same machine: 64
 KiB take as long as 16 bytes (0.18 ms), 256 KiB 0.21 ms, 1 MiB 0.33 ms, 4 MiB 0.9 ms.
 """
+_UINT32_NBYTES: Final = 4
+_NUM_LODS_AT: Final = 24
+"""After chunk_shape and grid_origin."""
+_LOD_NBYTES: Final = 16
+"""A scale and the three coordinates of a vertex offset."""
+_POSITION_NBYTES: Final = 12
+_MAX_LODS: Final = 1024
+"""Each takes time, and halves the resolution: a few dozen are possible."""
+
 
 type ReadIndex = Callable[[ObjectRef, ETag | None], Awaitable[Versioned[MinishardPlaces] | None]]
 """Reads the shard index at the start of an object, anew for each version of separate data."""
@@ -60,9 +72,7 @@ class ShardObject:
     """The shard behind its shard index, which offsets count in."""
 
     async def confirm(self, fetch: Fetch) -> None:
-        """Check that separate data still have the version that the index was read with. Raises:
-        `VersionChangedError`.
-        """
+        """Check that separate data still have the version of the index."""
         ref, _, etag = self.region
         if self.index_ref != ref:
             await fetch(Read("shard-end", ref, SuffixRange(1), Opaque, etag))
@@ -137,7 +147,7 @@ class MinishardReader:
     decoded_nbytes: int
 
     async def open(self, chunk_id: int) -> Minishard | None:
-        """Open the minishard of *chunk_id*; `None` if the shard is absent or the minishard empty."""
+        """Open the minishard of *chunk_id*; `None` if the shard is absent or it is empty."""
         number, minishard = self.sharding.address(chunk_id)
         name = self.directory.join(self.sharding.shard_name(number))
         read_index = partial(self._shard_index, minishard)
@@ -186,7 +196,7 @@ class MinishardReader:
             raise DamagedError(
                 ref, f"the manifest at {place} is longer than {self.decoded_nbytes} bytes"
             )
-        decode = ManifestDecoder(self.sharding.is_data_gzip, self.decoded_nbytes)
+        decode = MeshManifestDecoder(self.sharding.is_data_gzip, self.decoded_nbytes)
         found = await self.fetch(Read("mesh-manifest", ref, place, decode, version))
         if found is None:
             raise VersionChangedError(ref)
@@ -201,3 +211,43 @@ class MinishardReader:
         if fragments.overlaps(minishard.region.byte_range.narrow(minishard.place)):
             raise DamagedError(ref, f"the fragments at {fragments} overlap their minishard index")
         return Stored(ref, fragments, version)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshManifest:
+    """Size of the fragment data, which lies right before the manifest in the shard."""
+
+    fragments_nbytes: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeshManifestDecoder:
+    """Decodes a manifest ("Encoded manifest format" of the mesh documents)."""
+
+    is_gzip: bool
+    most_nbytes: int
+
+    def __call__(self, data: bytes) -> MeshManifest:
+        """Decode *data*."""
+        if self.is_gzip:
+            data = inflate(data, self.most_nbytes)
+        (num_lods,) = map(int, _uint32s(data, 1, _NUM_LODS_AT))
+        at = _NUM_LODS_AT + _UINT32_NBYTES + num_lods * _LOD_NBYTES
+        counts = _uint32s(data, num_lods, at)
+        if num_lods > _MAX_LODS:
+            raise DecodeError(f"the mesh manifest is of {num_lods} levels of detail")
+        at += counts.nbytes
+        total = 0
+        for count in map(int, counts):
+            at += count * _POSITION_NBYTES
+            sizes = _uint32s(data, count, at)
+            total += int(sizes.sum(dtype=np.uint64))
+            at += sizes.nbytes
+        return MeshManifest(total)
+
+
+def _uint32s(data: bytes, count: int, at: int) -> NDArray[np.uint32]:
+    if len(data) < at + count * _UINT32_NBYTES:
+        raise DecodeError(f"the mesh manifest ends after {len(data)} bytes, early")
+    return np.frombuffer(data, "<u4", count, at)

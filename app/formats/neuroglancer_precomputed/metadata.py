@@ -93,9 +93,7 @@ class Info:
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:
-    """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``. Raises:
-    `DecodeError` for what contradicts itself.
-    """
+    """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``."""
     if not isinstance(document, dict):
         return None
     kind = document.get("@type", _VOLUME if "scales" in document else None)
@@ -104,7 +102,9 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     named = list(_members(kind, document))
     members = [member for _, member in named]
     parts = (part for name, member in named if is_sharded(member) for part in _parts(name, member))
-    losing = [member for member in members if is_sharded(member) or _is_null(member)]
+    losing = [
+        member for member in members if is_sharded(member) or member.get("sharding", 0) is None
+    ]
     served = _without_sharding(document, losing) if losing else document
     return Info(
         served=json.dumps(served).encode() if losing else data,
@@ -147,9 +147,7 @@ def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
 
 
 def path_of(member: Json) -> str | None:
-    """Return the directory of *member*, relative to the ``info``; `None` if outside, as
-    ``../other`` is.
-    """
+    """Return the directory of *member*, relative to the ``info``; `None` if it is outside."""
     key = member.get("key", "")
     if not isinstance(key, str):
         raise DecodeError(f"a key is no text: {str(key)[:80]}")
@@ -174,10 +172,6 @@ def is_sharded(member: Json) -> bool:
     sharding = member.get("sharding")
     is_known = isinstance(sharding, dict) and sharding.get("@type") == SHARDED
     return is_known and path_of(member) is not None
-
-
-def _is_null(member: Json) -> bool:
-    return "sharding" in member and member["sharding"] is None
 
 
 def _without_sharding(document: Json, losing: list[Json]) -> Json:
@@ -294,14 +288,14 @@ def _is_gzip(sharding: Json, name: str) -> bool:
     return _one_of(sharding, name, _ENCODINGS, default="raw") == "gzip"
 
 
-class Described(NamedTuple):
+class MemberDescription(NamedTuple):
     """An object of an ``info``, with the sharded parts of it that share shards."""
 
     description: Description
     parts: tuple[ShardedPart, ...]
 
 
-def describe(info: Info) -> Iterator[Described | DecodeError]:
+def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
     """Describe all members, each scale by each chunk size; ``#2`` tells equal paths apart."""
     parts: defaultdict[int, list[ShardedPart]] = defaultdict(list)
     for part in info.parts:
@@ -311,7 +305,7 @@ def describe(info: Info) -> Iterator[Described | DecodeError]:
         try:
             for description, sharded in _describe(info, name, member, tuple(parts[id(member)])):
                 path = _unique(description.path, last)
-                yield Described(replace(description, path=path), sharded)
+                yield MemberDescription(replace(description, path=path), sharded)
         except DecodeError as error:
             yield error
 
@@ -329,7 +323,7 @@ def _unique(path: str, last: dict[str, int]) -> str:
 
 def _describe(
     info: Info, name: str, member: Json, parts: tuple[ShardedPart, ...]
-) -> Iterator[Described]:
+) -> Iterator[MemberDescription]:
     path = path_of(member)
     description = Description(
         path=member["key"] if path is None else path,
@@ -339,7 +333,7 @@ def _describe(
         why_sharded="" if parts else _why_sharded(member),
     )
     if name != "scales":
-        yield Described(description, parts)
+        yield MemberDescription(description, parts)
         return
     count = integer(info.document.get("num_channels"))
     channels = (count,) if count is not None and count > 1 else ()
@@ -353,7 +347,7 @@ def _describe(
             inner_chunk_shape=bounds.chunk_size + channels,
             codecs=tuple(filter(None, (_text(member.get("encoding")),))),
         )
-        yield Described(array, parts[number : number + 1])
+        yield MemberDescription(array, parts[number : number + 1])
 
 
 def _spell(sharding: Sharding) -> str:

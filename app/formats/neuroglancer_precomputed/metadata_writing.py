@@ -28,17 +28,17 @@ _SCALE: Final = ("size", "chunk_sizes", "encoding", "compressed_segmentation_blo
 class InfoTranslator:
     """Keeps the sharding of stored shards, and all members that give their bytes a meaning."""
 
-    async def translate(self, given: bytes, stored: bytes | None, _: Fetch) -> bytes:
-        """Return *given* with the sharding of the objects that *stored* has as well. A document
+    async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
+        """Return *sent* with the sharding of the objects that *stored* has as well. A document
         that is no ``info`` of this format is stored unchanged. Raises: `BadBodyError`,
         `ConflictError`.
         """
         old = None if stored is None else _parse_stored(stored)
-        if old is None and not begins_like_json(given):
-            return given
-        document, new = _parse(given)
+        if old is None and not begins_like_json(sent):
+            return sent
+        document, new = _parse(sent)
         if old is None or not _restore(old, document, new):
-            return given
+            return sent
         translated = json.dumps(document).encode()
         _parse(translated)
         return translated
@@ -51,10 +51,10 @@ def _parse_stored(stored: bytes) -> Info | None:
         return None
 
 
-def _parse(given: bytes) -> tuple[Json, Info | None]:
+def _parse(sent: bytes) -> tuple[Json, Info | None]:
     try:
-        document = json.loads(given)
-        return document, parse_info(document, given)
+        document = json.loads(sent)
+        return document, parse_info(document, sent)
     except DecodeError as error:
         raise BadBodyError(f"the info: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -21,11 +21,15 @@ from app.formats.neuroglancer_precomputed.index import (
     decode_minishards,
 )
 from app.formats.neuroglancer_precomputed.keys import Ids, Mask
-from app.formats.neuroglancer_precomputed.lookup import ShardObject, open_shard, read_index
-from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
+from app.formats.neuroglancer_precomputed.lookup import (
+    MeshManifestDecoder,
+    ShardObject,
+    open_shard,
+    read_index,
+)
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Entry, Fault, Shard, Table
+from app.formats.surveying import Entry, EntryTable, Fault, Shard
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 
 _GAP_NBYTES: Final = 64 * 1024
@@ -286,10 +290,10 @@ class PrecomputedSurvey:
         """Size of the encoded indexes: about one byte per entry in gzip."""
         return self.minishards.nbytes
 
-    def table(self) -> Table:
+    def table(self) -> EntryTable:
         """Decode the minishard indexes, and check all entries."""
         entries, faults = self._entries()
-        return Table(entries, 0, faults)
+        return EntryTable(entries, 0, faults)
 
     def columns(self) -> tuple[Ids, Ids]:
         """Return the ids of all chunks, and their places in the object, shape ``(count, 2)``."""
@@ -319,7 +323,7 @@ class PrecomputedSurvey:
         part, most_nbytes = self.shard.part, self.shard.most_nbytes
         try:
             if part.kind is Kind.MANIFESTS:
-                manifest = ManifestDecoder(part.sharding.is_data_gzip, most_nbytes)(data)
+                manifest = MeshManifestDecoder(part.sharding.is_data_gzip, most_nbytes)(data)
                 return self._check_fragments(entry, manifest.fragments_nbytes)
             if part.sharding.is_data_gzip:
                 inflate(data, most_nbytes)

@@ -28,7 +28,7 @@ from app.formats.zarr.metadata_writing import (
     MISREAD,
     Restorer,
     encode_document,
-    parse_given,
+    parse_sent,
     parse_stored,
 )
 from app.formats.zarr.survey import ChunkWalk, ZarrShards
@@ -160,24 +160,6 @@ class ArrayDocument:
         return len(self.served) + _OVERHEAD
 
 
-def parse_hierarchy(document: Json) -> Hierarchy | None:
-    """Understand an entry point; `None` if it is not of the drafts of 2022. Raises: `DecodeError`
-    for a suffix that is no string.
-    """
-    if not isinstance(document, dict) or not _matches(_CORE, document.get("zarr_format")):
-        return None
-    match document.get("metadata_encoding"):
-        case str(uri) if _CORE.fullmatch(uri):
-            suffix = document.get("metadata_key_suffix", ".json")
-        case {"type": "json", **options}:  # in the draft of November 2022
-            suffix = options.get("metadata_key_suffix", ".json")
-        case _:
-            return Hierarchy("", "the metadata are not encoded as JSON")
-    if not isinstance(suffix, str):
-        raise DecodeError(f"metadata_key_suffix is no string: {str(suffix)[:80]}")
-    return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
-
-
 @dataclass(frozen=True, slots=True)
 class ArrayParser:
     """Understands the metadata of the array at *path*."""
@@ -221,9 +203,7 @@ def _unsharded(node: Json) -> Json:
 
 
 def parse_array(document: dict[str, Json], path: str = "") -> ArraySpec:
-    """Read the metadata of an array that has storage transformers. Raises: `UnshardableError` for
-    unknown transformers and chunk grids, `DecodeError`.
-    """
+    """Read the metadata of an array with transformers. Raises: `UnshardableError`."""
     sharding = _sharding(document[_TRANSFORMERS])
     if why := _unknown_extension(document.get("extensions")):
         raise UnshardableError(why)
@@ -319,11 +299,11 @@ def _matches(known: re.Pattern[str], uri: Json) -> bool:
 class ArrayTranslator:
     """Translates the metadata of an array."""
 
-    async def translate(self, given: bytes, stored: bytes | None, _: Fetch) -> bytes:
-        """Return *given* with the transformer of the *stored* array."""
-        document = parse_given(given)
+    async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
+        """Return *sent* with the transformer of the *stored* array."""
+        document = parse_sent(sent)
         restored = restore(document, parse_stored(stored))
-        return given if restored is document else encode_document(restored)
+        return sent if restored is document else encode_document(restored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,41 +313,39 @@ class ConsolidatedTranslator:
     restorer: Restorer
     keys: MetadataKeys
 
-    async def translate(self, given: bytes, _: bytes | None, fetch: Fetch) -> bytes:
-        """Return *given* with the transformers of the stored arrays."""
-        document = parse_given(given)
+    async def translate(self, sent: bytes, _: bytes | None, fetch: Fetch) -> bytes:
+        """Return *sent* with the transformers of the stored arrays."""
+        document = parse_sent(sent)
         nodes = document.get("metadata")
         if not isinstance(nodes, dict):
-            return given
+            return sent
         restored = dict(nodes)
         for key, node in nodes.items():
             if isinstance(node, dict) and self.keys.parse(key) is not None:
                 restored[key] = await self.restorer.node(node, key, key, fetch)
         if all(restored[key] is node for key, node in nodes.items()):
-            return given
+            return sent
         return encode_document({**document, "metadata": restored})
 
 
-def restore(given: dict[str, Json], stored: Json) -> dict[str, Json]:
-    """Return the metadata to store for an array that clients see as *given*. Raises:
-    `ConflictError` where stored shards would be misread.
-    """
+def restore(sent: dict[str, Json], stored: Json) -> dict[str, Json]:
+    """Return the metadata to store for an array. Raises: `ConflictError` for misread shards."""
     kept = stored.get(_TRANSFORMERS) if isinstance(stored, dict) else None
-    if given.get(_TRANSFORMERS) and given[_TRANSFORMERS] != kept:
+    if sent.get(_TRANSFORMERS) and sent[_TRANSFORMERS] != kept:
         raise ConflictError(HIDDEN)
     if not kept:
-        return given
+        return sent
     try:
         parse_array(stored)
     except (UnshardableError, DecodeError):  # not served unsharded
-        return given
-    shape = given.get("shape")
+        return sent
+    shape = sent.get("shape")
     if not isinstance(shape, list) or len(shape) != len(stored["shape"]):
         raise ConflictError(f"the number of dimensions cannot change: {MISREAD}")
     for member in _FIXED:
-        if _with_default(given, member) != _with_default(stored, member):
+        if _with_default(sent, member) != _with_default(stored, member):
             raise ConflictError(f"{member} cannot change: {MISREAD}")
-    return {**given, _TRANSFORMERS: kept}
+    return {**sent, _TRANSFORMERS: kept}
 
 
 def _with_default(array: dict[str, Json], member: str) -> Json:
@@ -378,9 +356,7 @@ def _with_default(array: dict[str, Json], member: str) -> Json:
 
 
 def describe(path: str, document: ArrayDocument) -> Description:
-    """Describe the array at *path*. Raises: `DecodeError` for invalid metadata of an array that is
-    not served unsharded.
-    """
+    """Describe the array at *path*. Raises: `DecodeError`."""
     served: dict[str, Json] = json.loads(document.served)
     grid, data_type = served.get("chunk_grid"), served.get("data_type")
     chunk_shape: tuple[int, ...] = ()
@@ -411,8 +387,19 @@ class Zarr2022(ZarrLimits):
     """Zarr v3 as drafted in 2022: the ``zarr.json`` of a hierarchy is its entry point."""
 
     def parse(self, document: Json, _: bytes) -> Hierarchy | None:
-        """Understand an entry point. Raises: `DecodeError`."""
-        return parse_hierarchy(document)
+        """Understand an entry point; `None` if it is not of the drafts of 2022."""
+        if not isinstance(document, dict) or not _matches(_CORE, document.get("zarr_format")):
+            return None
+        match document.get("metadata_encoding"):
+            case str(uri) if _CORE.fullmatch(uri):
+                suffix = document.get("metadata_key_suffix", ".json")
+            case {"type": "json", **options}:  # in the draft of November 2022
+                suffix = options.get("metadata_key_suffix", ".json")
+            case _:
+                return Hierarchy("", "the metadata are not encoded as JSON")
+        if not isinstance(suffix, str):
+            raise DecodeError(f"metadata_key_suffix is no string: {str(suffix)[:80]}")
+        return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
 
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":
         """Open the hierarchy at *directory*."""

@@ -41,9 +41,7 @@ class ShardIndex:
         return len(self.entries) // ENTRY_NBYTES
 
     def lookup(self, entry: int) -> ByteRange | None:
-        """Return the range of inner chunk *entry* in the shard, or `None` if it is empty. Raises:
-        `DecodeError` for half of the empty marker and for a sum past 2^64.
-        """
+        """Return the range of inner chunk *entry* in the shard, or `None` if it is empty."""
         packed = _BIG if self.big_endian else _LITTLE
         offset, nbytes = packed.unpack_from(self.entries, entry * ENTRY_NBYTES)
         if offset == EMPTY and nbytes == EMPTY:
@@ -79,9 +77,7 @@ class IndexCodec:
         return SuffixRange(self.nbytes + self.trailer_nbytes)
 
     def place(self, shard_nbytes: int) -> ByteRange:
-        """Return the range of the index in a shard of *shard_nbytes*. Raises: `DecodeError` where
-        the shard is too short to have one.
-        """
+        """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
         if stop < self.nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")

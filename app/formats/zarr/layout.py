@@ -155,9 +155,7 @@ async def locate_chunk(
 
 
 def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLimits) -> Slot:
-    """Return where the inner chunk *key* is written. Raises: `BadKeyError` for what is no chunk of
-    the array, `ReadOnlyError` for large indexes.
-    """
+    """Return where the inner chunk *key* is written. Raises: `BadKeyError`, `ReadOnlyError`."""
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
         raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")

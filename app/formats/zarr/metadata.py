@@ -72,9 +72,7 @@ class Node:
 
 
 def parse_node(document: Json, data: bytes) -> Node:
-    """Understand a ``zarr.json``: *document*, parsed from *data*. Raises: `DecodeError` for what is
-    no Zarr v3 metadata, or contradicts itself.
-    """
+    """Understand a ``zarr.json``: *document*, parsed from *data*. Raises: `DecodeError`."""
     if not isinstance(document, dict):
         raise DecodeError("no Zarr v3 metadata: no JSON object")
     if document.get("zarr_format") != 3:  # noqa: PLR2004
@@ -127,9 +125,7 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
 
 
 def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
-    """Read the ``chunk_key_encoding`` of an array of *ndim* dimensions. Raises: `UnshardableError`
-    for an unknown one, `DecodeError` for one that contradicts itself.
-    """
+    """Read ``chunk_key_encoding``. Raises: `UnshardableError` if unknown, `DecodeError`."""
     name = codec_name(encoding)
     if name not in {"default", "v2"}:
         raise UnshardableError(f"the chunk key encoding is {name:.80}")

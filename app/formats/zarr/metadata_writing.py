@@ -49,10 +49,10 @@ def _keep_document(document: Json, data: bytes) -> StoredDocument:
     return StoredDocument(document, len(data))
 
 
-def parse_given(given: bytes) -> NodeDocument:
+def parse_sent(sent: bytes) -> NodeDocument:
     """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
     try:
-        document = json.loads(given)
+        document = json.loads(sent)
     except (ValueError, RecursionError) as error:
         raise BadBodyError(f"the document is no JSON: {error}") from None
     if not isinstance(document, dict):
@@ -69,7 +69,7 @@ def parse_stored(data: bytes | None) -> Json:
 
 
 def encode_document(document: Json) -> bytes:
-    """Encode what `parse_given` has parsed. Raises: `BadBodyError` for deep nesting."""
+    """Encode what `parse_sent` has parsed. Raises: `BadBodyError` for deep nesting."""
     try:
         return json.dumps(document).encode()
     except RecursionError as error:
@@ -84,13 +84,13 @@ class Restorer:
     limit_bytes: int
     restore: Callable[[NodeDocument, Json], NodeDocument]
 
-    async def node(self, given: NodeDocument, key: str, name: str, fetch: Fetch) -> NodeDocument:
-        """Restore the node *name*, whose document is stored under *key*. Raises: `ConflictError`."""
+    async def node(self, sent: NodeDocument, key: str, name: str, fetch: Fetch) -> NodeDocument:
+        """Restore the node *name*, stored under *key*. Raises: `ConflictError`."""
         decode = DocumentDecoder(_keep_document, self.limit_bytes)
         request = ByteRange(0, self.limit_bytes + 1)
         found = await fetch(Read("metadata", self.directory.join(key), request, decode))
         try:
-            return self.restore(given, None if found is None else found.value.document)
+            return self.restore(sent, None if found is None else found.value.document)
         except ConflictError as error:
             raise ConflictError(f"{name}: {error}") from None
 
@@ -102,19 +102,17 @@ class NodeTranslator:
     directory: ObjectRef
     limit_bytes: int
 
-    async def translate(self, given: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
-        """Return *given* with the chunk grid and the codecs of the *stored* sharded array. Raises:
-        `BadBodyError`, `ConflictError`.
-        """
-        document = parse_given(given)
+    async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+        """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
+        document = parse_sent(sent)
         if isinstance(document.get("zarr_format"), str):  # the entry point of a draft of 2022
-            return given
+            return sent
         if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
             raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
         restored = restore(document, parse_stored(stored))
         if document["node_type"] == "group":
             restored = await self._restore_below(document, "", fetch)
-        return given if restored is document else encode_document(restored)
+        return sent if restored is document else encode_document(restored)
 
     async def _restore_below(self, group: NodeDocument, path: str, fetch: Fetch) -> NodeDocument:
         consolidated = group.get("consolidated_metadata")
@@ -139,27 +137,25 @@ class NodeTranslator:
         return await restorer.node(node, f"{path}/zarr.json", path, fetch)
 
 
-def restore(given: NodeDocument, stored: Json) -> NodeDocument:
-    """Return the metadata to store for a node that clients see as *given*. Raises: `ConflictError`
-    where stored shards would be misread.
-    """
+def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
+    """Return the metadata to store for a node. Raises: `ConflictError` for misread shards."""
     if not isinstance(stored, dict) or not has_sharding(stored.get("codecs")):
-        if has_sharding(given.get("codecs")):
+        if has_sharding(sent.get("codecs")):
             raise ConflictError(HIDDEN)
-        return given
-    if given.get("node_type") != "array":
+        return sent
+    if sent.get("node_type") != "array":
         raise ConflictError(f"a sharded array is stored here: {MISREAD}")
-    is_copy = not any(_differs(given, stored, member) for member in _SHARDS)
+    is_copy = not any(_differs(sent, stored, member) for member in _SHARDS)
     served = _served(stored)
-    knows_others = has_sharding(given.get("codecs")) and not is_copy
+    knows_others = has_sharding(sent.get("codecs")) and not is_copy
     if knows_others and (served is stored or not has_sharding(served["codecs"])):
         raise ConflictError(HIDDEN)
     if served is stored:  # the array cannot be unsharded
-        return given
+        return sent
     for member in _COMPARE:
-        if _differs(given, stored if is_copy else served, member):
+        if _differs(sent, stored if is_copy else served, member):
             raise ConflictError(f"{member} cannot change: {MISREAD}")
-    return {**given, **{member: stored[member] for member in _SHARDS}}
+    return {**sent, **{member: stored[member] for member in _SHARDS}}
 
 
 def _served(stored: NodeDocument) -> NodeDocument:
@@ -169,9 +165,9 @@ def _served(stored: NodeDocument) -> NodeDocument:
         return stored
 
 
-def _differs(given: NodeDocument, expected: NodeDocument, member: str) -> bool:
+def _differs(sent: NodeDocument, expected: NodeDocument, member: str) -> bool:
     try:
-        return not _COMPARE[member](given, expected)
+        return not _COMPARE[member](sent, expected)
     except (DecodeError, UnshardableError, RecursionError):
         return True
 
@@ -180,40 +176,40 @@ def _ndim(node: NodeDocument) -> int:
     return len(shape_of(node.get("shape"), "shape", least=0))
 
 
-def _has_same_keys(given: NodeDocument, expected: NodeDocument) -> bool:
+def _has_same_keys(sent: NodeDocument, expected: NodeDocument) -> bool:
     ndim = _ndim(expected)
-    one, other = (node.get("chunk_key_encoding") for node in (given, expected))
+    one, other = (node.get("chunk_key_encoding") for node in (sent, expected))
     return chunk_keys(one, ndim) == chunk_keys(other, ndim)
 
 
-def _has_same_codecs(given: NodeDocument, expected: NodeDocument) -> bool:
+def _has_same_codecs(sent: NodeDocument, expected: NodeDocument) -> bool:
     ndim, data_type = _ndim(expected), expected.get("data_type")
-    return are_codecs_equivalent(given.get("codecs"), expected.get("codecs"), ndim, data_type)
+    return are_codecs_equivalent(sent.get("codecs"), expected.get("codecs"), ndim, data_type)
 
 
-def _has_same_fill_value(given: NodeDocument, expected: NodeDocument) -> bool:
-    one, other = given.get("fill_value"), expected.get("fill_value")
+def _has_same_fill_value(sent: NodeDocument, expected: NodeDocument) -> bool:
+    one, other = sent.get("fill_value"), expected.get("fill_value")
     return are_fill_values_equal(one, other, expected.get("data_type"))
 
 
 def _has_same_extension(member: str) -> Callable[[NodeDocument, NodeDocument], bool]:
     """Return a comparison of a data type, or of another name with perhaps a configuration."""
 
-    def compare(given: NodeDocument, expected: NodeDocument) -> bool:
-        one, other = given.get(member), expected.get(member)
+    def compare(sent: NodeDocument, expected: NodeDocument) -> bool:
+        one, other = sent.get(member), expected.get(member)
         return (codec_name(one), configuration(one)) == (codec_name(other), configuration(other))
 
     return compare
 
 
 _COMPARE: Final[dict[str, Callable[[NodeDocument, NodeDocument], bool]]] = {
-    "the number of dimensions": lambda given, expected: _ndim(given) == _ndim(expected),
+    "the number of dimensions": lambda sent, expected: _ndim(sent) == _ndim(expected),
     "chunk_grid": _has_same_extension("chunk_grid"),
     "chunk_key_encoding": _has_same_keys,
     "codecs": _has_same_codecs,
     "data_type": _has_same_extension("data_type"),
     "fill_value": _has_same_fill_value,
-    "storage_transformers": lambda given, _: not given.get("storage_transformers"),
+    "storage_transformers": lambda sent, _: not sent.get("storage_transformers"),
 }
 """Comparisons by member; they raise `DecodeError` and `UnshardableError` for invalid members."""
 

@@ -36,9 +36,7 @@ type Numbers = NDArray[np.int64]
 
 
 def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
-    """Check that no index of the shard *ref* takes more than *most_nbytes*. Raises:
-    `ReadOnlyError`.
-    """
+    """Check that no index of the shard takes more. Raises: `ReadOnlyError`."""
     if (largest := max(codec.nbytes for codec in codecs)) > most_nbytes:
         raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
 
@@ -72,9 +70,7 @@ class OpenZarrShard:
         return None if found is None else self.place.narrow(found)
 
     def columns(self) -> tuple[Numbers, Numbers]:
-        """Return for each entry its start in the object and its size; both -1 if it is empty.
-        Raises: `DamagedError` where `find` does for any entry.
-        """
+        """Return for each entry its start in the object and its size; both -1 if it is empty."""
         packed = np.frombuffer(self.index.entries, ">u8" if self.index.big_endian else "<u8")
         offset, nbytes = packed.astype(np.uint64).reshape(-1, 2).T
         is_empty = (offset == EMPTY) & (nbytes == EMPTY)
@@ -95,9 +91,7 @@ class OpenZarrShard:
     async def with_inner(
         self, codecs: tuple[IndexCodec, ...], entries: Iterable[Entry], fetch: Fetch
     ) -> "OpenZarrShard":
-        """Read the indexes of the shards inside that hold *entries*; *codecs* are theirs. Raises:
-        `DamagedError`, `VersionChangedError`.
-        """
+        """Read the indexes of the shards inside that hold *entries*; *codecs* are theirs."""
         if not codecs:
             return self
         inner = {}
@@ -133,9 +127,7 @@ class ZarrRewriter:
     chunk: ChunkForm
 
     def encode(self, _: Entry, body: bytes, *, is_gzip: bool) -> bytes:
-        """Return *body*, which must be a chunk that the inner codecs can have encoded. Raises:
-        `BadBodyError`, `UnknownCodingError`.
-        """
+        """Return *body* if it can be a chunk. Raises: `BadBodyError`, `UnknownCodingError`."""
         if is_gzip:
             raise UnknownCodingError("inner chunks have no content coding, only codecs")
         if (fault := self.chunk.fault(body)) is not None:

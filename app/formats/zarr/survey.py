@@ -23,7 +23,7 @@ from app.formats.listing import (
     Rows,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Description, Entry, Fault, Shard, Table
+from app.formats.surveying import Description, Entry, EntryTable, Fault, Shard
 from app.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
 from app.formats.zarr.index import CHECKSUM_NBYTES
 from app.formats.zarr.metadata import ArraySpec, Node
@@ -35,9 +35,7 @@ _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 
 
 def describe(node: Node) -> Description:
-    """Describe an array. Raises: `DecodeError` for invalid metadata of an array that is not served
-    unsharded.
-    """
+    """Describe an array. Raises: `DecodeError` for invalid metadata."""
     served: dict[str, Json] = json.loads(node.served)
     spec = node.array
     codecs = served.get("codecs")
@@ -246,13 +244,13 @@ class ZarrSurvey:
         """Number of index entries, empty ones included."""
         return self.shard.level.index.entry_count
 
-    def table(self) -> Table:
+    def table(self) -> EntryTable:
         """Decode the index, and check each entry against the size of the shard."""
         codec, length = self.shard.level.index, self.whole.byte_range.length
         try:
             index = codec(self.encoded)
         except DecodeError as error:
-            return Table((), 0, (Fault(self.shard.key, str(error)),))
+            return EntryTable((), 0, (Fault(self.shard.key, str(error)),))
         entries: list[Entry] = []
         faults: list[Fault] = []
         for number in range(len(index)):
@@ -264,7 +262,7 @@ class ZarrSurvey:
                 if place is not None:
                     entries.append(Entry(number, place))
         entries.sort(key=attrgetter("place"))
-        return Table(entries, len(index) - len(entries) - len(faults), faults)
+        return EntryTable(entries, len(index) - len(entries) - len(faults), faults)
 
     def key(self, entry: Entry) -> VirtualKey:
         """Return the key of the first inner chunk of *entry*."""

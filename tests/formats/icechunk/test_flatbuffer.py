@@ -40,7 +40,6 @@ def _read_all(data: bytes) -> list[object]:
         root.text(6),
         root.data(7),
         root.structs(8, 8),
-        list(root.texts(9)),
         inner and inner.number(0, U8),
         [table.number(0, U8, 9) for table in root.tables(11)],
     ]
@@ -58,7 +57,6 @@ def test_every_kind_of_field_is_read() -> None:
         "tëxt",
         b"\0\xff",
         [b"8 bytes.", b"8 more.."],
-        ["one", "", "three"],
         1,
         [2, 9, 3],
     ]
@@ -72,7 +70,7 @@ def test_absent_fields_are_none_or_their_default() -> None:
         assert root.number(0, U8, 5) == 5
         found = [root.struct(1, 8), root.text(1), root.data(1), root.structs(1, 8), root.table(1)]
         assert found == [None] * 5
-        assert [*root.texts(1), *root.tables(1)] == []
+        assert [*root.tables(1)] == []
         with pytest.raises(DecodeError, match="it has no id"):
             required(root.struct(1, 8), "id")
 
@@ -110,7 +108,7 @@ _FAR = struct.pack("<I", 4) + struct.pack("<i", -4) + struct.pack("<HHH", 6, 4, 
     "read",
     [lambda root: root.number(0, U8), lambda root: root.struct(0, 12), lambda root: root.text(0),
      lambda root: root.data(0), lambda root: root.structs(0, 12),
-     lambda root: list(root.texts(0)), lambda root: list(root.tables(0)),
+     lambda root: list(root.tables(0)),
      lambda root: root.table(0)],
 )  # fmt: skip
 def test_a_field_has_to_lie_in_the_buffer(read: Callable[[Table], object]) -> None:

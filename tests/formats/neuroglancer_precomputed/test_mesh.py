@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.neuroglancer_precomputed.mesh import ManifestDecoder
+from app.formats.neuroglancer_precomputed.lookup import MeshManifestDecoder
 from app.formats.reading import DecodeError
 from tests.formats.neuroglancer_precomputed.case import encode_manifest
 from tests.zipped import zipped
 
-_decode = ManifestDecoder(is_gzip=False, most_nbytes=2**16)
-_inflate = ManifestDecoder(is_gzip=True, most_nbytes=2**16)
+_decode = MeshManifestDecoder(is_gzip=False, most_nbytes=2**16)
+_inflate = MeshManifestDecoder(is_gzip=True, most_nbytes=2**16)
 _lods = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=6), max_size=5)
 
 

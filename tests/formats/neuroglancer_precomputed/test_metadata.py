@@ -14,7 +14,12 @@ from app.formats.neuroglancer_precomputed.keys import (
     Names,
     VoxelBounds,
 )
-from app.formats.neuroglancer_precomputed.metadata import Described, Info, describe, parse_info
+from app.formats.neuroglancer_precomputed.metadata import (
+    Info,
+    MemberDescription,
+    describe,
+    parse_info,
+)
 from app.formats.reading import DecodeError
 from app.formats.surveying import Description
 from tests.formats.neuroglancer_precomputed.case import (
@@ -329,7 +334,7 @@ _RAW = "identity, preshift 1, minishard 1, shard 1 bits, index raw, data raw"
 
 def _described(document: dict[str, Any]) -> Iterator[Description]:
     for each in describe(_parse(document)):
-        assert isinstance(each, Described)
+        assert isinstance(each, MemberDescription)
         yield each.description
 
 
@@ -418,7 +423,7 @@ def test_what_is_served_as_it_is_tells_why(members: dict[str, Any], why: str) ->
 
     (found,) = describe(_parse(document))
 
-    assert isinstance(found, Described)
+    assert isinstance(found, MemberDescription)
     assert found.parts == ()
     assert found.description.sharding is None
     assert found.description.why_sharded.startswith(why)
@@ -434,7 +439,7 @@ def test_damage_of_one_scale_hides_no_other(members: dict[str, Any]) -> None:
     damaged, sound = describe(_parse(document))
 
     assert isinstance(damaged, DecodeError)
-    assert isinstance(sound, Described)
+    assert isinstance(sound, MemberDescription)
     assert sound.description.path == "s1"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.neuroglancer_precomputed.metadata import Described, describe, parse_info
+from app.formats.neuroglancer_precomputed.metadata import MemberDescription, describe, parse_info
 from app.formats.neuroglancer_precomputed.survey import (
     PrecomputedShards,
     PrecomputedSurvey,
@@ -53,7 +53,7 @@ def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedSha
     parsed = parse_info(info, json.dumps(info).encode())
     assert parsed is not None
     described = next(describe(parsed))
-    assert isinstance(described, Described)
+    assert isinstance(described, MemberDescription)
     return PrecomputedShards(ROOT, described.parts, most_nbytes)
 
 

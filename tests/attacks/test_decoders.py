@@ -127,13 +127,8 @@ DECODERS: Final = {
     "session.decode_session": Decoder(
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
-<<<<<<< HEAD
-    "metadata_writing.parse_given": Decoder(parse_given, [ARRAY], (DecodeError, RequestError)),
-    "body.decode_aws_chunked": Decoder(
-=======
     "metadata_writing.parse_sent": Decoder(parse_sent, [ARRAY], (DecodeError, RequestError)),
-    "decode_aws_chunked": Decoder(
->>>>>>> c21af5b (Keep the manifests of meshes with the look-up, and drop wrappers and helpers of app/formats that were used once)
+    "body.decode_aws_chunked": Decoder(
         lambda data: decode_aws_chunked(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
         (RequestError,),

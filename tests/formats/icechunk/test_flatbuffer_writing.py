@@ -25,7 +25,7 @@ _KINDS = {
 }
 
 
-def _root(data: bytes) -> PeerTable:
+def _root(data: bytes | bytearray) -> PeerTable:
     return PeerTable(data, int.from_bytes(data[:4], "little"))
 
 

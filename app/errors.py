@@ -1,54 +1,4 @@
-"""Everything that can go wrong, by what the catcher does about it.
-
-ShardgateError
-├── ConfigurationError            the operator mends the start: one line, exit code 2
-├── RequestError                  the client mends its request
-│   ├── BadKeyError
-│   ├── BadHeaderError
-│   ├── BadParameterError
-│   ├── BadBodyError              it is not what it says, or not what belongs there
-│   ├── DigestError               it is not what its checksum says
-│   ├── LengthRequiredError
-│   ├── TooLargeError
-│   ├── SlowBodyError
-│   ├── UnknownCodingError
-│   ├── UnsupportedError          S3 has it, and this service has not
-│   ├── ForeignPageError
-│   ├── MisdirectedError          the service was asked under a name that is not its own
-│   ├── UnauthenticatedError      no credentials that are good for anything
-│   ├── SignatureError            S3's signature of the request is not right
-│   ├── ForbiddenError            credentials that are good for other things
-│   ├── TooManyRequestsError      as many of the same client are being answered
-│   ├── PreconditionFailedError
-│   ├── BadPartError              a part of an upload is missing, or another one
-│   ├── PartOrderError
-│   ├── UnknownUploadError
-│   ├── UnknownDatasetError
-│   ├── UnknownRepositoryError
-│   ├── UnknownRefError
-│   └── UnknownSessionError
-├── ConflictError                 what is stored does not go together with what is to be written
-├── CommitConflictError           others have committed what does not go together with a commit
-├── ReadOnlyError                 what the key names cannot be written there
-├── UnwritableError               the store cannot be written without losing data
-├── NotAllowedError               the operator has not allowed what the data refer to
-├── OfflineError                  the owner of the repository has taken it out of service
-├── LockedError                   the owner of the repository lets nobody write to it
-├── ClockSkewError                somebody's clock is wrong, who wrote to the repository, or ours
-├── BusyError                     the client comes back later
-├── IssuerUnavailableError        who signed a token does not tell its keys
-├── OverdueError                  the answer took too long, whatever it waited for
-├── StorageError                  the store did not give the bytes
-│   ├── StorageDeniedError
-│   ├── StorageThrottledError
-│   ├── StorageUnavailableError
-│   ├── StorageTimeoutError
-│   ├── TruncatedReadError        fewer bytes arrived than were announced
-│   ├── StorageRedirectError      the server sends us to a place that its root does not allow
-│   ├── RangeNotSatisfiedError    the object ends before the range begins
-│   ├── MetadataMissingError      metadata that were there are missing, and may come back
-│   └── VersionChangedError       the object is no longer the one that was looked up
-└── DamagedError                  the bytes arrived and cannot be right
+"""Errors, by the party that can act on them; `app.http.problems` gives each leaf a status.
 
 An object that does not exist is a value, not an error.
 """
@@ -59,11 +9,10 @@ from typing import Final
 from app.model import Fixed, ObjectRef, UnmodifiedSince, Version
 
 _MOST_NAMED: Final = 3
-"""So many conflicts are named in the text of an error; all are among its members."""
 
 
 class ShardgateError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of this service."""
 
 
 class ConfigurationError(ShardgateError):
@@ -71,35 +20,35 @@ class ConfigurationError(ShardgateError):
 
 
 class RequestError(ShardgateError):
-    """The request cannot be answered as it stands."""
+    """The client must change its request."""
 
 
 class BadKeyError(RequestError):
-    """The path is no key: not UTF-8, too long, or with ``..``, NUL or an empty segment in it."""
+    """The path is not a valid key: not UTF-8, too long, or with ``..``, NUL or an empty segment."""
 
 
 class BadHeaderError(RequestError):
-    """A header of the request cannot be understood."""
+    """A header of the request is malformed."""
 
 
 class BadParameterError(RequestError):
-    """A parameter of the request cannot be, or not with the others."""
+    """A parameter of the request is invalid, alone or together with the others."""
 
 
 class BadBodyError(RequestError):
-    """The body of the request is not what it says, or no such chunk or document can be there."""
+    """The body is malformed, or cannot be stored under the key."""
 
 
 class DigestError(RequestError):
-    """The body of the request is not what a checksum beside it says."""
+    """The body does not match its checksum."""
 
 
 class LengthRequiredError(RequestError):
-    """The request does not tell how long its body is."""
+    """The request has no length of its body."""
 
 
 class TooLargeError(RequestError):
-    """The body of the request is larger than is taken."""
+    """The body of the request is too large."""
 
 
 class SlowBodyError(RequestError):
@@ -107,23 +56,23 @@ class SlowBodyError(RequestError):
 
 
 class UnknownCodingError(RequestError):
-    """The body comes in a coding that cannot be stored there."""
+    """The content coding of the body cannot be stored."""
 
 
 class UnsupportedError(RequestError):
-    """S3 has such a request, and this service has not."""
+    """The operation exists in S3 but not in this service."""
 
 
 class ForeignPageError(RequestError):
-    """A page would write that may not even read."""
+    """A page of an origin that CORS does not allow tries to write."""
 
 
 class MisdirectedError(RequestError):
-    """The host that the request names is none that `server.hosts` admits."""
+    """The host of the request is not one of `server.hosts`."""
 
 
 class UnauthenticatedError(RequestError):
-    """The request shows no credentials, or wrong ones, where some are needed."""
+    """Credentials are missing or invalid."""
 
 
 class SignatureError(RequestError):
@@ -135,27 +84,27 @@ class SignatureError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """Who asks may see the dataset, and may not do this."""
+    """The credentials are valid but do not permit this."""
 
 
 class TooManyRequestsError(RequestError):
-    """As many requests of the same client are being answered as may be at once."""
+    """The client has too many concurrent requests."""
 
 
 class PreconditionFailedError(RequestError):
-    """What is stored is not in the state that the request demands."""
+    """The stored object does not meet a precondition of the request."""
 
 
 class BadPartError(RequestError):
-    """A part of an upload was not uploaded, or is another one than the request tells."""
+    """A part of an upload is missing, or differs from the one in the request."""
 
 
 class PartOrderError(RequestError):
-    """The request does not tell the parts of an upload in their order."""
+    """The parts of an upload are not listed in ascending order."""
 
 
 class UnknownUploadError(RequestError):
-    """No upload of that id goes on for the key."""
+    """The key has no upload of that id."""
 
 
 class UnknownDatasetError(RequestError):
@@ -163,7 +112,7 @@ class UnknownDatasetError(RequestError):
 
 
 class UnknownRepositoryError(RequestError):
-    """There is no Icechunk repository where one was asked for, or none that keeps such a thing."""
+    """The path has no Icechunk repository, or one whose format lacks the feature."""
 
 
 class UnknownRefError(RequestError):
@@ -171,67 +120,66 @@ class UnknownRefError(RequestError):
 
 
 class UnknownSessionError(RequestError):
-    """The repository has no such session, or no more."""
+    """The repository has no such session, or it has ended."""
 
 
 class ConflictError(ShardgateError):
-    """What is to be written does not go together with what is stored."""
+    """The write conflicts with the stored state."""
 
 
 class CommitConflictError(ShardgateError):
-    """The branch is not at the parent of a commit any more, and they do not go together."""
+    """The branch has moved, and the commits since then conflict with this one."""
 
     def __init__(
         self, expected_parent: str, actual_parent: str, conflicts: Sequence[Mapping[str, object]]
     ) -> None:
-        """Tell which snapshot the branch should be at, and is; each conflict as a document."""
-        moved = f"the branch is at {actual_parent}, no longer at {expected_parent}"
+        found = f"the branch is at {actual_parent}, no longer at {expected_parent}"
         first = ", ".join(f"{each['kind']} at {each['path']}" for each in conflicts[:_MOST_NAMED])
         more = " and more" if len(conflicts) > _MOST_NAMED else ""
-        super().__init__(f"{moved}, and this does not go together: {first}{more}")
+        super().__init__(f"{found}, and this does not go together: {first}{more}")
         self.expected_parent = expected_parent
         self.actual_parent = actual_parent
         self.conflicts = conflicts
 
 
 class ReadOnlyError(ShardgateError):
-    """What the key names cannot be written there, by nobody."""
+    """The key can never be written."""
 
 
 class UnwritableError(ShardgateError):
-    """The store takes no writes, or would lose some: it does not heed conditions."""
+    """The store does not support writes, or does not honour preconditions."""
 
 
 class NotAllowedError(ShardgateError):
-    """Data refer to objects elsewhere, which the settings do not allow to be read."""
+    """A virtual reference leads to an object that the settings do not allow."""
 
 
 class OfflineError(ShardgateError):
-    """The repository says that it may not be read now."""
+    """The repository is offline."""
 
 
 class LockedError(ShardgateError):
-    """The repository says that it may not be written to now."""
+    """The repository is read-only."""
 
 
 class ClockSkewError(ShardgateError):
-    """The repository tells of a time that has not come by our clock; what follows is later."""
+    """The repository has a time that is later than the clock of this process."""
 
 
 class BusyError(ShardgateError):
-    """All room for bytes in flight is taken, or for requests."""
+    """The limit of concurrent requests, or of bytes in flight, is reached."""
 
 
 class OverdueError(ShardgateError):
-    """The answer has not begun in the time that one may take."""
+    """The response did not begin in time."""
 
 
 class IssuerUnavailableError(ShardgateError):
-    """The keys that an issuer signs tokens with cannot be read, so that nobody can tell theirs."""
+    """The keys of a token issuer cannot be read."""
 
 
 class StorageError(ShardgateError):
-    """The store did not give the bytes of *ref*; *reason* says why."""
+    """The store did not return the bytes of *ref*, because of *reason*."""
 
     def __init__(self, ref: ObjectRef, reason: str) -> None:
         super().__init__(f"{ref}: {reason}")
@@ -240,18 +188,15 @@ class StorageError(ShardgateError):
 
 
 class StorageDeniedError(StorageError):
-    """The store refuses us the object. It may exist or not: never taken for absence."""
+    """The store denies access; the object may exist, so this is never taken for absence."""
 
 
 class StorageThrottledError(StorageError):
-    """The store asks us to slow down."""
+    """The store throttles requests."""
 
 
 class StorageUnavailableError(StorageError):
-    """The store cannot be reached, fails, or lacks the whole bucket or folder.
-
-    *lasting* says that trying again at once would not help.
-    """
+    """The store is unreachable, fails, or lacks the bucket; *lasting* if a retry would not help."""
 
     def __init__(self, ref: ObjectRef, reason: str, *, lasting: bool = False) -> None:
         super().__init__(ref, reason)
@@ -267,11 +212,11 @@ class TruncatedReadError(StorageError):
 
 
 class StorageRedirectError(StorageError):
-    """The server redirects to a URL that is not below the root, nor allowed by its settings."""
+    """The server redirects to a URL that is neither below the root nor in `redirects`."""
 
 
 class RangeNotSatisfiedError(StorageError):
-    """The object has only *size* bytes and ends before the asked range begins."""
+    """The object has *size* bytes and ends before the range begins."""
 
     def __init__(self, ref: ObjectRef, size: int) -> None:
         super().__init__(ref, f"the range begins past the end of {size} bytes")
@@ -279,7 +224,7 @@ class RangeNotSatisfiedError(StorageError):
 
 
 class MetadataMissingError(StorageError):
-    """Metadata that this process has seen are missing, and nobody removed them here."""
+    """Metadata that this process has read before are missing."""
 
     def __init__(self, ref: ObjectRef) -> None:
         super().__init__(ref, "was there before and is missing now; it may come back")
@@ -293,7 +238,7 @@ class VersionChangedError(StorageError):
 
 
 class DamagedError(ShardgateError):
-    """The bytes of *ref* cannot be right: a checksum, a bound, undecodable metadata."""
+    """The bytes of *ref* are invalid: a checksum, a bound, undecodable metadata."""
 
     def __init__(self, ref: ObjectRef, reason: str) -> None:
         super().__init__(f"{ref}: {reason}")
@@ -302,7 +247,7 @@ class DamagedError(ShardgateError):
 
 
 def lost(ref: ObjectRef, version: Version | UnmodifiedSince) -> VersionChangedError | DamagedError:
-    """Make the error that *ref* is not there in *version*, which something told of."""
+    """Return the error for *ref* that is missing in *version*; damage if metadata refer to it."""
     if isinstance(version, Fixed | UnmodifiedSince):
         return DamagedError(ref, "is missing, or not as it was when it was referred to")
     return VersionChangedError(ref)

@@ -166,7 +166,7 @@ def _share(
         _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
         budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
         room=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
-        sessions=CountingSessions(stores, fetch, metrics.sessions),
+        sessions=CountingSessions(stores, fetch, events=metrics.sessions),
     )
     metrics.caches.watch_budget("bodies", shared.budget)
     metrics.caches.watch_budget("rewrites", shared.room)
@@ -257,7 +257,7 @@ def _build_routes(
     limits = shared.settings.limits
     swaps = RepoSwaps(shared.stores, shared.fetch)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
-    committer = CountingCommitter(swaps, rewriting, shared.metrics.commits)
+    committer = CountingCommitter(swaps, rewriting, commits=shared.metrics.commits)
     bodies = RequestBodyReader(shared.budget, timeout_s=limits.timeout_s)
     commits = build_commits(
         datasets,

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
@@ -13,9 +12,9 @@ from pydantic import BaseModel
 from app.errors import BadHeaderError, BadParameterError
 from app.formats.icechunk.repo_info import Availability
 from app.http.auth.access import Datasets
-from app.http.body import RequestBodyReader, RequestDocument, describe_document
+from app.http.body import RequestBodyReader
 from app.http.conditions import parse_demand
-from app.http.openapi import new_router, problems
+from app.http.openapi import RequestDocument, new_router, route
 from app.http.paths import check_key
 from app.resolve.icechunk.creation import create_repository
 from app.resolve.icechunk.history import read_history
@@ -27,8 +26,8 @@ from app.resolve.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"
 _TAG: Final = "Icechunk repositories"
-_SEGMENTS_BEFORE_NAME: Final = 6
-"""Segments of ``/api/datasets/DATASET/branches/NAME``, with the empty one at the start."""
+_SLASHES_BEFORE_NAME: Final = 5
+"""As in ``/api/datasets/DATASET/branches/NAME``."""
 
 
 class _Model(BaseModel, use_attribute_docstrings=True, from_attributes=True):
@@ -190,7 +189,7 @@ def _ref_name(
     name: Annotated[str, Path(description="Percent-encoded.")],  # noqa: ARG001 - lacks a newline at its end
 ) -> str:
     """Decode the last part of the raw path: names may contain slashes."""
-    spelled = request.scope["raw_path"].split(b"/", _SEGMENTS_BEFORE_NAME - 1)[-1]
+    spelled = request.scope["raw_path"].split(b"/", _SLASHES_BEFORE_NAME)[-1]
     try:
         return unquote(spelled.decode("ascii"), errors="strict")
     except UnicodeDecodeError:
@@ -249,35 +248,33 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
 
 
 def build_repository_changes(
-    datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, documents: RequestBodyReader
+    datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, bodies: RequestBodyReader
 ) -> APIRouter:
     """Build the routes that change refs and status."""
     router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
+    opening = Depends(opens(datasets, resolver, writable=True))
 
-    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=True))]
-
-    async def change(opened: Opened) -> RefChanges:
+    async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefChanges:
         await swaps.store.verify_conditional_writes(opened.directory)
         return RefChanges(swaps, opened)
 
-    type Changes = Annotated[RefChanges, Depends(change)]
+    _add_branch_changes(router, Depends(open_changes), bodies)
+    _add_tag_and_status_changes(router, Depends(open_changes), bodies)
+    return router
 
-    @router.post(
-        "/branches",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(describe_document(NewRef)),
-        responses=problems(400, 404, 405, 409, 423),
-    )
+
+def _add_branch_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader) -> None:
+    type Changes = Annotated[RefChanges, changing]
+
+    @router.post("/branches", **route([400, 404, 405, 409, 423], status=201, reads=NewRef))
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a branch at a snapshot."""
-        given = await documents.read_document(request, NewRef)
-        return _with_etag(response, await changes.create_branch(given.name, given.snapshot_id))
+        document = await bodies.read_document(request, NewRef)
+        return _with_etag(
+            response, await changes.create_branch(document.name, document.snapshot_id)
+        )
 
-    @router.put(
-        "/branches/{name:path}",
-        openapi_extra=dict(describe_document(NewTip)),
-        responses=problems(400, 404, 405, 412, 423),
-    )
+    @router.put("/branches/{name:path}", **route([400, 404, 405, 412, 423], reads=NewTip))
     async def reset_branch(
         request: Request,
         response: Response,
@@ -286,70 +283,54 @@ def build_repository_changes(
         if_match: _IfMatch = None,
     ) -> NamedRef:
         """Move a branch to another snapshot if its tip is the one in `If-Match`."""
-        given = await documents.read_document(request, NewTip)
+        document = await bodies.read_document(request, NewTip)
         if (demand := parse_demand(if_match, None)) is None:
             raise BadHeaderError("If-Match must name the snapshot that the branch is at")
-        return _with_etag(response, await changes.reset_branch(name, given.snapshot_id, demand))
+        return _with_etag(response, await changes.reset_branch(name, document.snapshot_id, demand))
 
-    @router.delete(
-        "/branches/{name:path}",
-        status_code=HTTPStatus.NO_CONTENT,
-        responses=problems(400, 404, 405, 409, 412, 423),
-    )
+    @router.delete("/branches/{name:path}", **route([400, 404, 405, 409, 412, 423], status=204))
     async def delete_branch(name: _RefName, changes: Changes, if_match: _IfMatch = None) -> None:
         """Delete a branch other than `main`; with `If-Match`, only if that is its tip."""
         await changes.delete_branch(name, parse_demand(if_match, None))
 
-    @router.post(
-        "/tags",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(describe_document(NewRef)),
-        responses=problems(400, 404, 405, 409, 423),
-    )
+
+def _add_tag_and_status_changes(
+    router: APIRouter, changing: Any, bodies: RequestBodyReader
+) -> None:
+    type Changes = Annotated[RefChanges, changing]
+
+    @router.post("/tags", **route([400, 404, 405, 409, 423], status=201, reads=NewRef))
     async def create_tag(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a tag at a snapshot; it cannot be moved."""
-        given = await documents.read_document(request, NewRef)
-        return _with_etag(response, await changes.create_tag(given.name, given.snapshot_id))
+        document = await bodies.read_document(request, NewRef)
+        return _with_etag(response, await changes.create_tag(document.name, document.snapshot_id))
 
-    @router.delete(
-        "/tags/{name:path}",
-        status_code=HTTPStatus.NO_CONTENT,
-        responses=problems(400, 404, 405, 409, 423),
-    )
+    @router.delete("/tags/{name:path}", **route([400, 404, 405, 409, 423], status=204))
     async def delete_tag(name: _RefName, changes: Changes) -> None:
         """Delete a tag. Its name cannot be used again."""
         await changes.delete_tag(name)
 
-    @router.put(
-        "/status",
-        status_code=HTTPStatus.NO_CONTENT,
-        openapi_extra=dict(describe_document(NewStatus)),
-        responses=problems(400, 404, 405),
-    )
+    @router.put("/status", **route([400, 404, 405], status=204, reads=NewStatus))
     async def set_status(request: Request, changes: Changes) -> None:
         """Set the availability of the repository."""
-        given = await documents.read_document(request, NewStatus)
-        availability = Availability[given.availability.upper()]
-        await changes.set_status(availability, given.reason)
-
-    return router
+        document = await bodies.read_document(request, NewStatus)
+        availability = Availability[document.availability.upper()]
+        await changes.set_status(availability, document.reason)
 
 
-def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: RequestBodyReader) -> APIRouter:
+def build_creation(datasets: Datasets, swaps: RepoSwaps, bodies: RequestBodyReader) -> APIRouter:
     """Build the route that creates repositories."""
     router = new_router(_DATASETS, _TAG)
 
     @router.post(
         "",
-        status_code=HTTPStatus.CREATED,
         summary="Create Repository",
-        openapi_extra=dict(describe_document(NewRepository)),
-        responses=problems(400, 403, 404, 405, 409),
+        **route([400, 403, 404, 405, 409], status=201, reads=NewRepository),
     )
     async def create(request: Request) -> CreatedRepository:
         """Create an Icechunk repository at the empty root of a dataset."""
-        given = await documents.read_document(request, NewRepository)
-        dataset = datasets.find_writable(given.name, request.scope["caller"])
+        document = await bodies.read_document(request, NewRepository)
+        dataset = datasets.find_writable(document.name, request.scope["caller"])
         snapshot_id = await create_repository(swaps, dataset)
         return CreatedRepository(name=dataset.name, branch="main", snapshot_id=snapshot_id)
 
@@ -357,11 +338,10 @@ def build_creation(datasets: Datasets, swaps: RepoSwaps, documents: RequestBodyR
 
 
 async def _answer(model: type[BaseModel], found: object) -> Response:
-    """Encode *found* in a worker thread, since it may be large."""
-    body = await asyncio.to_thread(
-        lambda: model.model_validate(found).model_dump_json(by_alias=True)
-    )
-    return Response(body, media_type="application/json")
+    def encode() -> str:
+        return model.model_validate(found).model_dump_json(by_alias=True)
+
+    return Response(await asyncio.to_thread(encode), media_type="application/json")
 
 
 def _with_etag(response: Response, ref: Named) -> NamedRef:

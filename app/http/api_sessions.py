@@ -3,9 +3,10 @@
 import asyncio
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -20,8 +21,8 @@ from app.formats.icechunk.session import Committed, SessionDocument
 from app.formats.icechunk.write_ids import WriteId
 from app.http.api_repositories import opens
 from app.http.auth.access import Datasets
-from app.http.body import RequestBodyReader, RequestDocument, describe_document
-from app.http.openapi import CommitProblem, new_router, problems
+from app.http.body import RequestBodyReader
+from app.http.openapi import CommitProblem, RequestDocument, new_router, route
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
 from app.resolve.icechunk.repository import OpenedRepository
@@ -134,61 +135,68 @@ def build_sessions(
     resolver: Resolver,
     sessions: Sessions,
     committer: Committer,
-    documents: RequestBodyReader,
+    bodies: RequestBodyReader,
 ) -> APIRouter:
     """Build the routes of sessions."""
     router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
 
-    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=True))]
+    open_repository = opens(datasets, resolver, writable=True)
+
+    type Opened = Annotated[OpenedRepository, Depends(open_repository)]
 
     async def open_session(opened: Opened, session_id: str) -> Session:
         return (await sessions.open(opened.repository, session_id, opened.fetch)).session
 
     type OpenedSession = Annotated[Session, Depends(open_session)]
 
-    @router.post(
-        "",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(describe_document(SessionOptions)),
-        responses=problems(400, 403, 404, 405, 423),
-    )
+    @router.post("", **route([400, 403, 404, 405, 423], status=201, reads=SessionOptions))
     async def begin_session(opened: Opened, request: Request) -> SessionState:
         """Begin a session at the tip of a branch.
 
         Its keys are read and written like those of plain Zarr, through any replica.
         """
-        options = await documents.read_document(request, SessionOptions)
+        options = await bodies.read_document(request, SessionOptions)
         return _describe(*await sessions.create(opened, options.branch))
 
-    @router.get("", responses=problems(400, 404, 405))
+    @router.get("", **route([400, 404, 405]))
     async def list_sessions(opened: Opened) -> SessionList:
         """List the sessions: open ones, and committed ones until they expire."""
         found = await sessions.list_all(opened)
         return SessionList(sessions=[_describe(*each) for each in found.items()])
 
-    @router.get("/{session_id}", responses=problems(404, 405))
+    @router.get("/{session_id}", **route([404, 405]))
     async def read_session(session: OpenedSession) -> SessionState:
         """Return the state of a session."""
         return _describe(session.location.session_id, await session.read())
 
-    @router.delete(
-        "/{session_id}",
-        status_code=HTTPStatus.NO_CONTENT,
-        responses=problems(404, 405, 503),
-    )
+    @router.delete("/{session_id}", **route([404, 405, 503], status=204))
     async def discard_session(session: OpenedSession) -> None:
         """End a session without a commit, and delete its changes."""
         await sessions.discard(session)
 
+    _add_session_commit(router, Depends(open_repository), Depends(open_session), committer, bodies)
+    return router
+
+
+def _add_session_commit(
+    router: APIRouter,
+    opening: Any,
+    opening_session: Any,
+    committer: Committer,
+    bodies: RequestBodyReader,
+) -> None:
     @router.post(
-        "/{session_id}/commit",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(describe_document(SessionCommitOptions)),
-        responses=problems(400, 404, 405, 409, 423, conflict=CommitProblem),
+        "/{session_id}/commit",  # noqa: FAST003 - the dependency of the session takes it
+        **route(
+            [400, 404, 405, 409, 423],
+            status=201,
+            reads=SessionCommitOptions,
+            conflict=CommitProblem,
+        ),
     )
     async def commit_session(
-        opened: Opened,
-        session: OpenedSession,
+        opened: Annotated[OpenedRepository, opening],
+        session: Annotated[Session, opening_session],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_SESSION)] = None,
     ) -> CreatedCommit:
@@ -197,24 +205,22 @@ def build_sessions(
         Concurrent and repeated requests get the same answer. After a conflict the session is open
         again.
         """
-        options = await documents.read_document(request, SessionCommitOptions)
+        options = await bodies.read_document(request, SessionCommitOptions)
 
         async def commit(
             document: SessionDocument, changes: ChangeSet, write_id: WriteId
         ) -> CommitResult:
-            asked = _commit_request(options, document.branch, document.parent_id, write_id)
-            return await committer.commit(opened, changes, asked)
+            wanted = _commit_request(options, document.branch, document.parent_id, write_id)
+            return await committer.commit(opened, changes, wanted)
 
         made = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
         return CreatedCommit(**made._asdict())
-
-    return router
 
 
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
     datasets: Datasets,
     resolver: Resolver,
-    taker: RequestBodyReader,
+    bodies: RequestBodyReader,
     files: ChunkFiles,
     committer: Committer,
     *,
@@ -224,32 +230,42 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     """Build the routes of commits without a session; *decoded* bounds the memory of all bodies."""
     router = new_router("/api/datasets/{dataset}", "Commits")
 
-    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=True))]
+    opening = Depends(opens(datasets, resolver, writable=True))
+    octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
-    @router.post(
-        "/chunks",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=_body("application/octet-stream", {"type": "string", "format": "binary"}),
-        responses=problems(400, 403, 404, 405, 411, 413, 423),
-    )
-    async def write_chunk(opened: Opened, request: Request) -> WrittenChunk:
+    @router.post("/chunks", **route([400, 403, 404, 405, 411, 413, 423], status=201, reads=octets))
+    async def write_chunk(
+        opened: Annotated[OpenedRepository, opening], request: Request
+    ) -> WrittenChunk:
         """Write a chunk, encoded by the codecs of its array, for a later commit.
 
         Garbage collection removes chunks that no commit refers to.
         """
-        async with taker.read_body(request, max_chunk_nbytes) as body:
+        async with bodies.read_body(request, max_chunk_nbytes) as body:
             chunk_id = await files.put(opened, body)
             return WrittenChunk(chunk_id=encode_id(chunk_id), length=len(body))
 
+    _add_commit(router, opening, bodies, decoded, partial(commit_edits, committer, files))
+    return router
+
+
+def _add_commit(
+    router: APIRouter,
+    opening: Any,
+    bodies: RequestBodyReader,
+    decoded: ByteBudget,
+    commit_edits: Callable[..., Awaitable[CommitResult]],
+) -> None:
+    reads = {"application/json": {"schema": CommitBody.model_json_schema()}}
+    problems = [400, 403, 404, 405, 409, 411, 413, 423]
+
     @router.post(
         "/commits",
-        status_code=HTTPStatus.CREATED,
         summary="Commit Changes",
-        openapi_extra=_body("application/json", CommitBody.model_json_schema()),
-        responses=problems(400, 403, 404, 405, 409, 411, 413, 423, conflict=CommitProblem),
+        **route(problems, status=201, reads=reads, conflict=CommitProblem),
     )
     async def commit(
-        opened: Opened,
+        opened: Annotated[OpenedRepository, opening],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_COMMIT)] = None,
     ) -> CreatedCommit:
@@ -260,18 +276,17 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
         """
         key = parse_key(idempotency_key)
         async with (
-            taker.read_body(request, _MAX_COMMIT_NBYTES) as body,
+            bodies.read_body(request, _MAX_COMMIT_NBYTES) as body,
             decoded.room(_MEMORY_PER_BYTE * len(body)),
         ):
-            asked, edits = await asyncio.to_thread(_decode, body)
+            document, edits = await asyncio.to_thread(_decode, body)
             write_id = WriteId(f"once-{secrets.token_hex(16)}")
             if key is not None:
                 write_id = WriteId(key, blake2b(body, digest_size=16).hexdigest())
-            planned = _commit_request(asked, asked.branch, asked.parent_id or "", write_id)
-            made = await commit_edits(committer, files, opened, edits, planned)
+            parent_id = document.parent_id or ""
+            wanted = _commit_request(document, document.branch, parent_id, write_id)
+            made = await commit_edits(opened, edits, wanted)
         return CreatedCommit(**made._asdict())
-
-    return router
 
 
 def parse_commit(body: bytes) -> CommitBody:
@@ -302,10 +317,10 @@ def parse_key(key: str | None) -> str | None:
 
 
 def _decode(body: bytes) -> tuple[CommitBody, list[Edit]]:
-    asked = parse_commit(body)
-    edits = read_edits(asked.changes)
-    asked.changes.clear()
-    return asked, edits
+    document = parse_commit(body)
+    edits = read_edits(document.changes)
+    document.changes.clear()
+    return document, edits
 
 
 def _commit_request(
@@ -321,10 +336,6 @@ def _commit_request(
         amend=options.amend,
         allow_empty=options.allow_empty,
     )
-
-
-def _body(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
 def _describe(session_id: str, document: SessionDocument) -> SessionState:

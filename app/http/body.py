@@ -7,7 +7,6 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import crc32c
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from app.concurrency import run_in_thread
 from app.errors import (
@@ -31,6 +30,7 @@ from app.errors import (
 from app.formats.compression import inflated_nbytes
 from app.http.auth.sigv4 import ChunkSigner, SignatureChain, chunk_signer_of
 from app.http.disconnect import ClientGoneError
+from app.http.openapi import RequestDocument
 from app.http.problems import Headers
 from app.http.responses import Body, RequestHeaders, ResponseWriter, combine_headers
 from app.resolve.budget import ByteBudget, ByteReservation
@@ -367,18 +367,6 @@ def check_digests(framed: bytes, body: bytes, headers: RequestHeaders) -> None:
     signed = headers.get(_CONTENT_SHA256, b"")
     if _SHA256.fullmatch(signed) and hashlib.sha256(framed).hexdigest().encode() != signed:
         raise DigestError(f"the body does not match {_CONTENT_SHA256.decode()}")
-
-
-class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
-    """JSON body of a request to ``/api``; unknown members are refused."""
-
-
-@cache
-def describe_document(model: type[RequestDocument]) -> Mapping[str, Any]:
-    """Return the OpenAPI members of a route that reads *model*."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    is_required = any(field.is_required() for field in model.model_fields.values())
-    return {"requestBody": {"required": is_required, "content": content}}
 
 
 class RequestBodyReader:

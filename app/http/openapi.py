@@ -1,6 +1,7 @@
 """Routers of ``/api``, and the responses other than success that OpenAPI describes."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,6 +27,10 @@ _DESCRIPTIONS: Final = {
     HTTPStatus.LOCKED: "The repository is read-only or offline.",
     HTTPStatus.SERVICE_UNAVAILABLE: "It may succeed later; see `Retry-After`.",
 }
+
+
+class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
+    """JSON body of a request to ``/api``; unknown members are refused."""
 
 
 class Problem(BaseModel, use_attribute_docstrings=True):
@@ -60,21 +65,39 @@ DEFAULT: Final[Responses] = {
 """Responses of every route."""
 
 
-def problems(*statuses: int, conflict: type[Problem] = Problem) -> Responses:
-    """Describe the problems of a route that have these *statuses*; 409 as the model *conflict*."""
-    return {int(status): _describe(HTTPStatus(status), conflict) for status in sorted(statuses)}
+def route(
+    problems: Iterable[int],
+    *,
+    status: int = 200,
+    reads: type[RequestDocument] | dict[str, Any] | None = None,
+    conflict: type[Problem] = Problem,
+) -> dict[str, Any]:
+    """Return the arguments of a route that succeeds with *status*.
 
-
-def _describe(status: HTTPStatus, conflict: type[Problem]) -> dict[str, Any]:
-    model = conflict if status is HTTPStatus.CONFLICT else Problem
+    *problems* are its other statuses, of which 409 has the model *conflict*; *reads* is the model
+    of its body, or the ``content`` of it in OpenAPI.
+    """
     return {
-        "description": _DESCRIPTIONS[status],
-        "content": {_MEDIA_TYPE: {"schema": _schema(model)}},
+        "status_code": status,
+        "responses": {each: _describe(HTTPStatus(each), conflict) for each in sorted(problems)},
+        "openapi_extra": None if reads is None else {"requestBody": _describe_body(reads)},
     }
 
 
+def _describe(status: HTTPStatus, conflict: type[Problem]) -> dict[str, Any]:
+    schema = _schema(conflict if status is HTTPStatus.CONFLICT else Problem)
+    return {"description": _DESCRIPTIONS[status], "content": {_MEDIA_TYPE: {"schema": schema}}}
+
+
+def _describe_body(reads: type[RequestDocument] | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(reads, dict):
+        return {"required": True, "content": reads}
+    is_required = any(field.is_required() for field in reads.model_fields.values())
+    return {"required": is_required, "content": {"application/json": {"schema": _schema(reads)}}}
+
+
 @cache
-def _schema(model: type[Problem]) -> dict[str, Any]:
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema()
 
 

@@ -1,61 +1,70 @@
 """Errors as responses: one table of statuses, RFC 9457 problem documents."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from app import errors
 from app.errors import ShardgateError
 
-STATUS: Final[dict[type[ShardgateError], HTTPStatus]] = {
-    errors.BadKeyError: HTTPStatus.BAD_REQUEST,
-    errors.BadHeaderError: HTTPStatus.BAD_REQUEST,
-    errors.BadParameterError: HTTPStatus.BAD_REQUEST,
-    errors.BadBodyError: HTTPStatus.BAD_REQUEST,
-    errors.DigestError: HTTPStatus.BAD_REQUEST,
-    errors.LengthRequiredError: HTTPStatus.LENGTH_REQUIRED,
-    errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    errors.SlowBodyError: HTTPStatus.REQUEST_TIMEOUT,
-    errors.UnknownCodingError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    errors.UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
-    errors.ForeignPageError: HTTPStatus.FORBIDDEN,
-    errors.MisdirectedError: HTTPStatus.MISDIRECTED_REQUEST,
-    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
-    errors.SignatureError: HTTPStatus.FORBIDDEN,
-    errors.ForbiddenError: HTTPStatus.FORBIDDEN,
-    errors.TooManyRequestsError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
-    errors.BadPartError: HTTPStatus.BAD_REQUEST,
-    errors.PartOrderError: HTTPStatus.BAD_REQUEST,
-    errors.UnknownUploadError: HTTPStatus.NOT_FOUND,
-    errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
-    errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,
-    errors.UnknownRefError: HTTPStatus.NOT_FOUND,
-    errors.UnknownSessionError: HTTPStatus.NOT_FOUND,
-    errors.ConflictError: HTTPStatus.CONFLICT,
-    errors.CommitConflictError: HTTPStatus.CONFLICT,
-    errors.ReadOnlyError: HTTPStatus.METHOD_NOT_ALLOWED,
-    errors.UnwritableError: HTTPStatus.FORBIDDEN,
-    errors.NotAllowedError: HTTPStatus.FORBIDDEN,
-    errors.OfflineError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.LockedError: HTTPStatus.LOCKED,
-    errors.ClockSkewError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.IssuerUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.OverdueError: HTTPStatus.GATEWAY_TIMEOUT,
-    errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
-    errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.StorageTimeoutError: HTTPStatus.GATEWAY_TIMEOUT,
-    errors.TruncatedReadError: HTTPStatus.BAD_GATEWAY,
-    errors.StorageRedirectError: HTTPStatus.BAD_GATEWAY,
-    errors.RangeNotSatisfiedError: HTTPStatus.BAD_GATEWAY,
-    errors.MetadataMissingError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.VersionChangedError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.DamagedError: HTTPStatus.BAD_GATEWAY,
-    errors.ConfigurationError: HTTPStatus.INTERNAL_SERVER_ERROR,
+_BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
+    HTTPStatus.BAD_REQUEST: (
+        errors.BadKeyError,
+        errors.BadHeaderError,
+        errors.BadParameterError,
+        errors.BadBodyError,
+        errors.DigestError,
+        errors.BadPartError,
+        errors.PartOrderError,
+    ),
+    HTTPStatus.LENGTH_REQUIRED: (errors.LengthRequiredError,),
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (errors.TooLargeError,),
+    HTTPStatus.REQUEST_TIMEOUT: (errors.SlowBodyError,),
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: (errors.UnknownCodingError,),
+    HTTPStatus.NOT_IMPLEMENTED: (errors.UnsupportedError,),
+    HTTPStatus.FORBIDDEN: (
+        errors.ForeignPageError,
+        errors.SignatureError,
+        errors.ForbiddenError,
+        errors.UnwritableError,
+        errors.NotAllowedError,
+        errors.StorageDeniedError,
+    ),
+    HTTPStatus.MISDIRECTED_REQUEST: (errors.MisdirectedError,),
+    HTTPStatus.UNAUTHORIZED: (errors.UnauthenticatedError,),
+    HTTPStatus.TOO_MANY_REQUESTS: (errors.TooManyRequestsError,),
+    HTTPStatus.PRECONDITION_FAILED: (errors.PreconditionFailedError,),
+    HTTPStatus.NOT_FOUND: (
+        errors.UnknownUploadError,
+        errors.UnknownDatasetError,
+        errors.UnknownRepositoryError,
+        errors.UnknownRefError,
+        errors.UnknownSessionError,
+    ),
+    HTTPStatus.CONFLICT: (errors.ConflictError, errors.CommitConflictError),
+    HTTPStatus.METHOD_NOT_ALLOWED: (errors.ReadOnlyError,),
+    HTTPStatus.SERVICE_UNAVAILABLE: (
+        errors.OfflineError,
+        errors.ClockSkewError,
+        errors.BusyError,
+        errors.IssuerUnavailableError,
+        errors.StorageThrottledError,
+        errors.StorageUnavailableError,
+        errors.MetadataMissingError,
+        errors.VersionChangedError,
+    ),
+    HTTPStatus.LOCKED: (errors.LockedError,),
+    HTTPStatus.GATEWAY_TIMEOUT: (errors.OverdueError, errors.StorageTimeoutError),
+    HTTPStatus.BAD_GATEWAY: (
+        errors.TruncatedReadError,
+        errors.StorageRedirectError,
+        errors.RangeNotSatisfiedError,
+        errors.DamagedError,
+    ),
+    HTTPStatus.INTERNAL_SERVER_ERROR: (errors.ConfigurationError,),
 }
+STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error in kinds}
 """Status of every leaf of the error tree."""
 
 RETRY_AFTER_S: Final = 1

@@ -25,9 +25,8 @@ _ACCESS: Final = "app.access"
 _FAILURES: Final = "app.failures"
 _STDERR: Final = 2
 _MAX_QUEUED: Final = 32 * 1024
-"""Records of the access log that wait for a slow reader; further ones are dropped."""
 _PAUSE_S: Final = 0.1
-"""Records are gathered so long: a thread that wakes up for each would cost as much as its line."""
+"""Time for which lines are gathered: waking the thread for each would cost as much as its line."""
 _CLOSE_S: Final = 1.0
 _REPEAT_S: Final = 60.0
 _MAX_REPEATED: Final = 1024
@@ -41,29 +40,25 @@ class AccessRecord(NamedTuple):
     """One finished request, as the access log writes it."""
 
     ended_at: float
-    """Seconds since the epoch."""
     request_id: bytes
     method: str
     dataset: str
     status: int
     outcome: Outcome
     nbytes: int
-    """Of the body that was sent."""
     client: bytes
     caller: str
     seconds: float | None = None
     """`None` if nothing was awaited."""
     trace_id: str = ""
     key: str = ""
-    """Empty unless the level is ``debug``."""
 
 
 class AccessLog:
     """Writes a line for each request, in a thread.
 
-    The event loop only puts a record into a queue. A `logging.LogRecord` behind a `QueueHandler`
-    costs it ten times as much, and a handler whose pipe is full would hold up the exit: `logging`
-    waits for its lock without limit.
+    A `logging.LogRecord` behind a `QueueHandler` would cost the event loop ten times as much, and a
+    handler whose pipe is full would hold up the exit.
     """
 
     def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = _STDERR) -> None:
@@ -80,22 +75,18 @@ class AccessLog:
         self._thread.start()
 
     def add(self, record: AccessRecord) -> None:
-        """Write *record* soon, unless too many wait for a reader that is slow or gone."""
+        """Write *record* soon, or drop it if too many wait for a slow reader."""
         if self._queue.qsize() < _MAX_QUEUED:
             self._queue.put(record)
 
     def close(self) -> None:
-        """Write what is left, for up to a second."""
+        """Write the queued records, for up to a second."""
         self._is_closing.set()
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        """Write until `None` comes.
-
-        A pipe takes up to ``PIPE_BUF`` bytes in one piece, so that lines of several processes
-        are not torn.
-        """
+        """Write pieces of up to ``PIPE_BUF`` bytes, which a pipe takes whole, until `None`."""
         lines = b""
         while (record := self._queue.get()) is not None:
             line = self._format(record)
@@ -110,7 +101,7 @@ class AccessLog:
         self._write(lines)
 
     def _write(self, lines: bytes) -> None:
-        """Write *lines*; wait for a full pipe or disk, but drop them when nobody reads."""
+        """Write *lines*, waiting for a full pipe or disk; drop them if nobody reads."""
         while lines:
             try:
                 lines = lines[os.write(self._descriptor, lines) :]
@@ -124,7 +115,7 @@ class AccessLog:
 
 
 def open_access_log(settings: ServerSettings) -> AccessLog | None:
-    """Return the access log, if *settings* ask for it and the level is ``info`` or lower."""
+    """Return the access log, if *settings* enable it and the level is ``info`` or lower."""
     log = logging.getLogger(_ACCESS)
     if not (settings.access_log and log.isEnabledFor(logging.INFO)):
         return None
@@ -135,13 +126,12 @@ def _format_text(record: AccessRecord) -> bytes:
     time = timestamp(int(record.ended_at * 1000))
     milliseconds = "0" if record.seconds is None else f"{record.seconds * 1e3:.3f}"
     more = f" trace_id={record.trace_id}" if record.trace_id else ""
-    if record.key:
-        more += f" key={_quoted(record.key)}"
+    more += f" key={_dump(record.key).decode()}" if record.key else ""
     return (
         f"{time} INFO {_ACCESS} request={record.request_id.decode()}"
         f" {record.method} {record.dataset or '-'} {record.status:d} {record.outcome}"
         f" {record.nbytes} bytes {milliseconds} ms client={record.client.decode()}"
-        f" caller={_quoted(record.caller)}{more}\n"
+        f" caller={_dump(record.caller).decode()}{more}\n"
     ).encode()
 
 
@@ -161,15 +151,8 @@ def _format_json(record: AccessRecord) -> bytes:
         "client": record.client.decode(),
         "caller": record.caller,
     }
-    if record.trace_id:
-        line["trace_id"] = record.trace_id
-    if record.key:
-        line["key"] = record.key
-    return _dump(line) + b"\n"
-
-
-def _quoted(text: str) -> str:
-    return _dump(text).decode()
+    optional = {"trace_id": record.trace_id, "key": record.key}
+    return _dump(line | {name: text for name, text in optional.items() if text}) + b"\n"
 
 
 def _dump(value: object) -> bytes:
@@ -182,29 +165,24 @@ def _dump(value: object) -> bytes:
 
 @lru_cache(maxsize=64)
 def timestamp(milliseconds: int) -> str:
-    """Return a time, in milliseconds since the epoch, as RFC 3339 in UTC.
-
-    Many lines of a busy service share one.
-    """
+    """Return a time, in milliseconds since the epoch, as RFC 3339 in UTC."""
     second, rest = divmod(milliseconds, 1000)
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
 
 
 class _Formatter(logging.Formatter):
-    """Withholds the texts of errors about private data, since they name objects and keys.
+    """Withholds the texts of errors about private data, unless the level is ``debug``.
 
-    At level ``debug`` nothing is withheld.
+    Records that belong to no request are private if *is_private*.
     """
 
     def __init__(self, *, is_private: bool, level: str) -> None:
-        """Treat records that belong to no request as private if *is_private*."""
         super().__init__()
         self._is_private = is_private
         self._is_debugging = level.upper() == "DEBUG"
 
     def _traceback(self, record: logging.LogRecord) -> str:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is None:
+        if record.exc_info is None or (error := record.exc_info[1]) is None:
             return ""
         request = current_request()
         is_private = self._is_private if request is None else request.is_private
@@ -248,7 +226,7 @@ class JsonFormatter(_Formatter):
 
 
 def _traceback_without_text(error: BaseException | None) -> Iterator[str]:
-    """Yield the place where *error* was raised, and its class; then those of its causes."""
+    """Yield the stack and the class of *error* and of its causes."""
     while error is not None:
         yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
         yield f"{type(error).__module__}.{type(error).__qualname__}"
@@ -282,19 +260,18 @@ def logging_config(settings: ServerSettings, *, is_private: bool) -> dict[str, A
 
 
 class RepetitionFilter(logging.Filter):
-    """Passes the same message once a minute: while a store is down, all requests fail alike."""
+    """Passes a repeated message once a minute: while a store is down, all requests fail alike."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: TTLCache[str, bool] = TTLCache(_MAX_REPEATED, _REPEAT_S)
+        self._passed: TTLCache[str, bool] = TTLCache(_MAX_REPEATED, _REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the message of *record* is a new one."""
-        message = record.getMessage()
-        if message in self._seen:
-            return False
-        self._seen[message] = True
-        return True
+        is_new = (message := record.getMessage()) not in self._passed
+        if is_new:
+            self._passed[message] = True
+        return is_new
 
 
 def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") -> None:
@@ -305,11 +282,11 @@ def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") ->
     is_public = request is not None and not request.is_private
     has_reason = is_public or _failures_log.isEnabledFor(logging.DEBUG)
     reason = mask_tokens(str(error)) if has_reason else type(error).__name__
-    name = dataset or (request.dataset if request is not None else "") or "no dataset"
+    name = dataset or (request and request.dataset) or "no dataset"
     _failures_log.warning("%d, %s: %s", status, name, reason)
 
 
 def log_loop_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception that reached the event loop, without arguments: they may name keys."""
+    """Log an exception that reached the event loop, without arguments, which may name keys."""
     message = "a callback failed" if "handle" in context else context["message"]
     _app_log.error("%s", message, exc_info=context.get("exception"))

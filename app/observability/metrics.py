@@ -7,8 +7,7 @@ has its own registry, and adds the label ``worker`` to all that it exposes.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from prometheus_client import (
@@ -35,8 +34,6 @@ from app.storage.contract import WriteNotice, WriteWay
 from app.storage.traced import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-OTHER_ERROR: Final = "other"
-
 _SECONDS: Final = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _CHANGES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _NO_ERRORS: Final = (RangeNotSatisfiedError, asyncio.CancelledError, GeneratorExit)
@@ -59,18 +56,11 @@ class Metrics(Collector):
         self.stores = StoreMetrics(self.registry)
         self.caches = CacheMetrics()
         self.registry.register(self.caches)
-        self.commits = Counter(
-            "shardgate_commits",
-            "Commits to Icechunk repositories, by what became of them",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.sessions = Counter(
-            "shardgate_sessions",
-            "Sessions of Icechunk repositories that were begun, and discarded",
-            ["event"],
-            registry=self.registry,
-        )
+        counter = partial(Counter, registry=self.registry)
+        text = "Commits to Icechunk repositories, by what became of them"
+        self.commits = counter("shardgate_commits", text, ["outcome"])
+        text = "Sessions of Icechunk repositories that were begun, and discarded"
+        self.sessions = counter("shardgate_sessions", text, ["event"])
         for outcome in "made", "conflict", "failed":
             self.commits.labels(outcome)
         for event in "begun", "discarded":
@@ -101,18 +91,11 @@ class RequestMetrics:
     """
 
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "shardgate_requests",
-            "Requests that are answered, or whose client has gone; no dataset is all else",
-            ["dataset", "method", "outcome"],
-            registry=registry,
-        )
-        self._sent = Counter(
-            "shardgate_sent_bytes",
-            "Bytes of bodies sent to clients",
-            ["dataset"],
-            registry=registry,
-        )
+        text = "Requests that are answered, or whose client has gone; no dataset is all else"
+        labels = ["dataset", "method", "outcome"]
+        self._requests = Counter("shardgate_requests", text, labels, registry=registry)
+        text = "Bytes of bodies sent to clients"
+        self._sent = Counter("shardgate_sent_bytes", text, ["dataset"], registry=registry)
         self._seconds = Histogram(
             "shardgate_request_seconds",
             "Time from the head of a request to the end of its answer, if anything was waited for",
@@ -120,14 +103,10 @@ class RequestMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.in_flight = Gauge(
-            "shardgate_requests_in_flight",
-            "Requests under way, which wait for a store, a client or their turn",
-            registry=registry,
-        )
-        self.connections = Gauge(
-            "shardgate_connections", "Connections of clients, busy and idle", registry=registry
-        )
+        text = "Requests under way, which wait for a store, a client or their turn"
+        self.in_flight = Gauge("shardgate_requests_in_flight", text, registry=registry)
+        text = "Connections of clients, busy and idle"
+        self.connections = Gauge("shardgate_connections", text, registry=registry)
         self._children = cache(self._resolve)
         for dataset in (NO_DATASET, *datasets):
             self._sent.labels(dataset)
@@ -158,55 +137,32 @@ class StoreMetrics:
     """Calls of object stores, each attempt by itself, and objects and shards written."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
         labels = ["store", "method", "kind"]
-        self._bytes = Counter(
-            "shardgate_upstream_bytes",
-            "Bytes that stores sent, or that were sent to them by put",
-            labels,
-            registry=registry,
+        text = "Bytes that stores sent, or that were sent to them by put"
+        self._bytes_of = cache(counter("shardgate_upstream_bytes", text, labels).labels)
+        text = "Time that a call of a store took, each attempt by itself"
+        seconds = Histogram(
+            "shardgate_upstream_seconds", text, labels, buckets=_SECONDS, registry=registry
         )
-        self._seconds = Histogram(
-            "shardgate_upstream_seconds",
-            "Time that a call of a store took, each attempt by itself",
-            labels,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._errors = Counter(
-            "shardgate_upstream_errors",
-            "Calls of a store that failed, by the class of the error",
-            ["store", "error"],
-            registry=registry,
-        )
+        self._seconds_of = cache(seconds.labels)
+        text = "Calls of a store that failed, by the class of the error"
+        self._errors = counter("shardgate_upstream_errors", text, ["store", "error"])
+        text = "Inner chunks put or deleted by one rewrite of their shard"
         self._changes = Histogram(
-            "shardgate_rewrite_changes",
-            "Inner chunks put or deleted by one rewrite of their shard",
-            buckets=_CHANGES,
-            registry=registry,
+            "shardgate_rewrite_changes", text, buckets=_CHANGES, registry=registry
         )
-        self._conflicts = Counter(
-            "shardgate_swaps_lost",
-            "Rewrites of shards begun anew because another writer was faster",
-            registry=registry,
-        )
-        self._writes = Counter(
-            "shardgate_writes",
-            "Objects written to S3, by how: all bytes sent, or some copied by the server",
-            ["way"],
-            registry=registry,
-        )
+        text = "Rewrites of shards begun anew because another writer was faster"
+        self._conflicts = counter("shardgate_swaps_lost", text)
+        text = "Objects written to S3, by how: all bytes sent, or some copied by the server"
+        self._writes = counter("shardgate_writes", text, ["way"])
         for way in "put", "copy":
             self._writes.labels(way)
-        self._moved = [
-            Counter(f"shardgate_{name}_bytes", text, registry=registry)
-            for name, text in (
-                ("written", "Bytes sent to S3"),
-                ("fetched", "Bytes read from S3 to be sent again"),
-                ("copied", "Bytes that S3 copied by itself"),
-            )
-        ]
-        self._bytes_of = cache(self._bytes.labels)
-        self._seconds_of = cache(self._seconds.labels)
+        self._written = (
+            counter("shardgate_written_bytes", "Bytes sent to S3"),
+            counter("shardgate_fetched_bytes", "Bytes read from S3 to be sent again"),
+            counter("shardgate_copied_bytes", "Bytes that S3 copied by itself"),
+        )
 
     def on_call(self, call: Call) -> None:
         """Count a finished call of a store."""
@@ -217,10 +173,10 @@ class StoreMetrics:
         if call.error is not None and not isinstance(call.error, _NO_ERRORS):
             self._errors.labels(store, error_label(call.error)).inc()
 
-    def on_write(self, way: WriteWay, _: ObjectRef, moved: WriteNotice) -> None:
+    def on_write(self, way: WriteWay, _: ObjectRef, notice: WriteNotice) -> None:
         """Count an object that was written to S3."""
         self._writes.labels(way).inc()
-        for counter, nbytes in zip(self._moved, moved, strict=True):
+        for counter, nbytes in zip(self._written, notice, strict=True):
             counter.inc(nbytes)
 
     def on_rewrite(self, changes: int, conflicts: int) -> None:
@@ -229,25 +185,19 @@ class StoreMetrics:
         self._conflicts.inc(conflicts)
 
 
-@dataclass(slots=True)
-class _CacheGroup:
-    """Caches with one label: what they hold, by identity, and counters of their look-ups."""
-
-    entries: dict[int, _Cache] = field(default_factory=dict)
-    tallies: list[CacheCounters] = field(default_factory=list)
-
-
 class CacheMetrics(Collector):
     """Caches and byte budgets, read when they are scraped."""
 
     def __init__(self) -> None:
-        self._caches: defaultdict[str, _CacheGroup] = defaultdict(_CacheGroup)
+        self._caches: defaultdict[str, dict[int, _Cache]] = defaultdict(dict)
+        """By label and identity: readers may share a cache."""
+        self._counters: defaultdict[str, list[CacheCounters]] = defaultdict(list)
         self._budgets: dict[str, ByteBudget] = {}
 
-    def watch(self, name: str, entries: _Cache, tally: CacheCounters) -> None:
+    def watch(self, name: str, entries: _Cache, counters: CacheCounters) -> None:
         """Expose *entries*, which other readers may share, and the look-ups of one reader."""
-        self._caches[name].entries[id(entries)] = entries
-        self._caches[name].tallies.append(tally)
+        self._caches[name][id(entries)] = entries
+        self._counters[name].append(counters)
 
     def watch_budget(self, use: str, budget: ByteBudget) -> None:
         """Expose *budget* with the label *use*."""
@@ -255,84 +205,57 @@ class CacheMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
-        tallies = [tally for group in self._caches.values() for tally in group.tallies]
-        yield _counter(
-            "cache_lookups",
-            "Look-ups: at hand, on the way for others (joined), or asked of a store (miss)",
-            ["cache", "result"],
-            self._lookups(),
-        )
-        yield _counter(
-            "coalesced_chunks",
-            "Chunks that came with a read that was begun for a neighbour",
-            [],
-            [((), sum(tally.merged for tally in tallies))],
-        )
+        text = "Look-ups: at hand, on the way for others (joined), or asked of a store (miss)"
+        yield _counter("cache_lookups", text, ["cache", "result"], self._lookups())
+        text = "Chunks that came with a read that was begun for a neighbour"
+        merged = sum(each.merged for group in self._counters.values() for each in group)
+        yield _counter("coalesced_chunks", text, [], [((), merged)])
         yield _gauge("cache_entries", "Entries held", ["cache"], self._sums(len))
-        yield _gauge(
-            "cache_bytes",
-            "Weight of the entries held",
-            ["cache"],
-            self._sums(lambda each: each.currsize),
-        )
-        yield _gauge(
-            "cache_max_bytes",
-            "Weight that the entries may have",
-            ["cache"],
-            self._sums(lambda each: each.maxsize),
-        )
-        yield _counter(
-            "cache_evictions",
-            "Entries that made room for others",
-            ["cache"],
-            self._sums(lambda each: each.evictions),
-        )
-        budgets = self._budgets.items()
-        yield _gauge(
-            "in_flight_bytes",
-            "Bytes held for requests under way",
-            ["use"],
-            [((use,), budget.held_bytes) for use, budget in budgets],
-        )
-        yield _gauge(
-            "in_flight_max_bytes",
-            "Bytes that may be held for requests under way",
-            ["use"],
-            [((use,), budget.max_bytes) for use, budget in budgets],
-        )
+        held = self._sums(lambda each: each.currsize)
+        yield _gauge("cache_bytes", "Weight of the entries held", ["cache"], held)
+        most = self._sums(lambda each: each.maxsize)
+        yield _gauge("cache_max_bytes", "Weight that the entries may have", ["cache"], most)
+        evicted = self._sums(lambda each: each.evictions)
+        yield _counter("cache_evictions", "Entries that made room for others", ["cache"], evicted)
+        for name, text, member in (
+            ("in_flight_bytes", "Bytes held for requests under way", "held_bytes"),
+            ("in_flight_max_bytes", "Bytes that may be held for requests under way", "max_bytes"),
+        ):
+            values = [((use,), getattr(each, member)) for use, each in self._budgets.items()]
+            yield _gauge(name, text, ["use"], values)
 
     def _lookups(self) -> _Samples:
-        for name, group in self._caches.items():
+        for name, group in self._counters.items():
             for result, member in ("hit", "hits"), ("joined", "joins"), ("miss", "misses"):
-                yield (name, result), sum(getattr(tally, member) for tally in group.tallies)
+                yield (name, result), sum(getattr(each, member) for each in group)
 
     def _sums(self, measure: Callable[[_Cache], float]) -> _Samples:
         for name, group in self._caches.items():
-            yield (name,), sum(map(measure, group.entries.values()))
+            yield (name,), sum(map(measure, group.values()))
 
 
 def store_of(ref: ObjectRef) -> str:
-    """Return the label of a store: its scheme, and its name in the settings.
+    """Return the label of a store, such as ``file``, ``s3+lab``, or ``guarded+https``.
 
-    Examples are ``file``, ``s3+lab``, and ``guarded+https`` for virtual references.
+    It is the scheme, the name of the store in the settings, and whether the reference is virtual.
     """
     return ref.bucket.partition("://")[0]
 
 
 def error_label(error: BaseException) -> str:
     """Return the class name of an error of this service, ``other`` of any other."""
-    return type(error).__name__ if isinstance(error, ShardgateError) else OTHER_ERROR
+    return type(error).__name__ if isinstance(error, ShardgateError) else "other"
 
 
 def _counter(name: str, text: str, labels: list[str], samples: _Samples) -> Metric:
-    family = CounterMetricFamily(f"shardgate_{name}", text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+    return _filled(CounterMetricFamily(f"shardgate_{name}", text, labels=labels), samples)
 
 
 def _gauge(name: str, text: str, labels: list[str], samples: _Samples) -> Metric:
-    family = GaugeMetricFamily(f"shardgate_{name}", text, labels=labels)
+    return _filled(GaugeMetricFamily(f"shardgate_{name}", text, labels=labels), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: _Samples) -> Metric:
     for values, value in samples:
         family.add_metric(values, value)
     return family

@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import Any, Final, Literal, get_args
 
 type Outcome = Literal["hit", "answered", "not_modified", "absent", "refused", "failed", "gone"]
-"""``hit`` was answered from memory without waiting; ``answered`` is all other success; ``absent``
-is 404, ``refused`` any other 4xx, and 501; ``failed`` any other 5xx, or a response that broke off;
-``gone`` is a client that left before the end of its response."""
+"""``hit`` is a response from memory, ``answered`` other success, ``absent`` 404, ``refused`` any
+other 4xx and 501, ``failed`` any other 5xx or a response that broke off, ``gone`` a client that
+left before the end."""
 
 OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome.__value__)
 OTHER_METHOD: Final = "other"
@@ -32,20 +32,13 @@ class RequestContext:
     def __init__(
         self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
     ) -> None:
-        """Start the clock; logs name the *key* at level ``debug`` only."""
+        """Start the clock; of private data logs withhold the texts of errors."""
         self.started_at = time.perf_counter()
-        self.method = method
-        self.dataset = dataset
-        self.key = key
-        self.client = client
-        self.is_private = is_private
-        """Whether logs withhold the texts of errors, which may name objects and keys."""
-        self.request_id = b""
-        self.caller = ""
-        self.trace_id = ""
+        self.method, self.dataset, self.key = method, dataset, key
+        self.client, self.is_private = client, is_private
+        self.request_id, self.caller, self.trace_id = b"", "", ""
         self.span: Any = None
-        self.status = 0
-        self.nbytes = 0
+        self.status = self.nbytes = 0
         self.outcome: Outcome = "gone"
 
     @property

@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of requests, described reads and calls of stores.
+"""OpenTelemetry spans of requests, of reads of metadata and indexes, and of calls of stores.
 
-OpenTelemetry is an extra (``otel``): it is imported only where traces are asked for.
+OpenTelemetry is an extra (``otel``): it is imported only if traces are configured.
 """
 
 import asyncio
@@ -28,10 +28,7 @@ class Tracing:
     """
 
     def __init__(self) -> None:
-        """Import OpenTelemetry.
-
-        Raises: `ModuleNotFoundError` if the extra is not installed.
-        """
+        """Import OpenTelemetry; `ModuleNotFoundError` if the extra is not installed."""
         from opentelemetry import context, trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -68,43 +65,36 @@ class Tracing:
 
     def end(self, request: RequestContext) -> None:
         """End the span of a request."""
-        request.span.set_attributes(
-            {
-                "http.response.status_code": request.status,
-                "shardgate.outcome": request.outcome,
-                "shardgate.bytes": request.nbytes,
-                "shardgate.request_id": request.request_id.decode(),
-            }
-        )
+        span = request.span
+        span.set_attribute("http.response.status_code", request.status)
+        span.set_attribute("shardgate.outcome", request.outcome)
+        span.set_attribute("shardgate.bytes", request.nbytes)
+        span.set_attribute("shardgate.request_id", request.request_id.decode())
         if request.outcome == "failed":
-            request.span.set_status(self._api.StatusCode.ERROR)
-        request.span.end()
+            span.set_status(self._api.StatusCode.ERROR)
+        span.end()
 
     def on_call(self, call: Call) -> None:
         """Make the span of a finished call of a store."""
-        ended_ns = time.time_ns()
+        ended_ns, store = time.time_ns(), store_of(call.ref)
         span = self._tracer.start_span(
-            f"{call.method} {store_of(call.ref)}",
+            f"{call.method} {store}",
             kind=self._api.SpanKind.CLIENT,
             start_time=ended_ns - int(call.seconds * 1e9),
-            attributes={
-                "shardgate.store": store_of(call.ref),
-                "shardgate.kind": kind_of_read.get(),
-                "shardgate.bytes": call.nbytes,
-            },
         )
+        span.set_attribute("shardgate.store", store)
+        span.set_attribute("shardgate.kind", kind_of_read.get())
+        span.set_attribute("shardgate.bytes", call.nbytes)
         if call.error is not None:
             span.set_attribute("error.type", error_label(call.error))
         span.end(ended_ns)
 
-    def read_cache(
-        self, store: ObjectReader, memory: MetadataCache, *, ttl_s: float, is_shared: bool = True
-    ) -> ReadCache:
-        """Build a cache that makes a span of each described read."""
-        return _TracedReads(self, store, memory, ttl_s=ttl_s, is_shared=is_shared)
+    def read_cache(self, store: ObjectReader, memory: MetadataCache, *, ttl_s: float) -> ReadCache:
+        """Build a cache that makes a span of each read of metadata or an index."""
+        return _TracedReads(self, store, memory, ttl_s=ttl_s)
 
     def begin_read(self, kind: str, store: str, result: str) -> Any:
-        """Begin the span of a described read, with the *result* of asking the cache."""
+        """Begin the span of a read, with the *result* of the look-up in the cache."""
         attributes = {"shardgate.kind": kind, "shardgate.store": store, "shardgate.cache": result}
         return self._tracer.start_span(f"read {kind}", attributes=attributes)
 
@@ -140,9 +130,9 @@ class _TracedReads(ReadCache):
 
 
 def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
-    """Return the tracing that OpenTelemetry's own variables ask for.
+    """Return the tracing that OpenTelemetry's own variables configure.
 
-    Raises: `ConfigurationError` if the extra is not installed, or another exporter is asked for.
+    Raises: `ConfigurationError` if the extra is missing, or the exporter is not ``otlp``.
     """
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
     is_wanted = bool(exporter) or any(environ.get(name) for name in _ENDPOINTS)
@@ -154,5 +144,5 @@ def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
     try:
         return Tracing()
     except ModuleNotFoundError as error:
-        need = "pip install 'shardgate[otel]'"
-        raise ConfigurationError(f"OTEL_EXPORTER_OTLP_ENDPOINT: needs {need}") from error
+        text = "OTEL_EXPORTER_OTLP_ENDPOINT: needs pip install 'shardgate[otel]'"
+        raise ConfigurationError(text) from error

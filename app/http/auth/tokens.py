@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Annotated, Final, Self
 
 import jwt
@@ -14,8 +13,8 @@ from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from app.errors import BadBodyError, ForbiddenError, UnauthenticatedError
 from app.http.auth.access import NOBODY, Caller, Datasets, Identity
-from app.http.body import RequestBodyReader, RequestDocument, describe_document
-from app.http.openapi import new_router, problems
+from app.http.body import RequestBodyReader
+from app.http.openapi import RequestDocument, new_router, route
 from app.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
@@ -125,12 +124,7 @@ def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyRea
     """Build the route of tokens."""
     router = new_router("/api/tokens", "Tokens")
 
-    @router.post(
-        "",
-        status_code=HTTPStatus.CREATED,
-        openapi_extra=dict(describe_document(TokenOptions)),
-        responses=problems(400, 401, 403, 404),
-    )
+    @router.post("", **route([400, 401, 403, 404], status=201, reads=TokenOptions))
     async def mint_token(request: Request, response: Response) -> Token:
         """Make a short-lived token to read datasets that the caller may read.
 

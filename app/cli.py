@@ -49,7 +49,7 @@ app = typer.Typer(
 
 _NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
 _PIPED_COLUMNS: Final = 500
-_COLUMNS: Final = (
+_COLUMNS: Final = [
     "path",
     "kind",
     "shape",
@@ -59,7 +59,7 @@ _COLUMNS: Final = (
     "per shard",
     "index",
     "codecs",
-)
+]
 
 
 class LogLevel(StrEnum):
@@ -95,15 +95,15 @@ def serve(
     log_level: Level = None,
     workers: Workers = None,
     writable: Annotated[
-        bool, typer.Option("--writable", help="Let clients write below the roots given here.")
+        bool, typer.Option("--writable", help="Let clients write below the roots options here.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Do not start unless every root can be reached.")
     ] = False,
 ) -> None:
     """Serve the datasets of a configuration file, or roots without a file."""
-    given = {"host": host, "port": port, "log_level": log_level, "workers": workers}
-    settings = _settings(roots or [], given, writable=writable)
+    options = {"host": host, "port": port, "log_level": log_level, "workers": workers}
+    settings = _settings(roots or [], options, writable=writable)
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
     if strict:
@@ -139,9 +139,9 @@ def inspect(
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what is there, where the bytes of a key are, or what is in a shard.
+    """Show the arrays of a root, the location of a key, or the index of a shard.
 
-    The exit code is 1 if anything that is told of is damaged.
+    The exit code is 1 if anything shown is damaged.
     """
 
     async def arrays(root: Root) -> None:
@@ -183,8 +183,8 @@ def verify(
         task = progress.add_task("", total=None, damaged=0)
 
         def on_shard(report: Report) -> None:
-            seen = report.shards + sum(report.counts.values())
-            progress.update(task, completed=seen, damaged=len(report.damages))
+            checked = report.shards + sum(report.counts.values())
+            progress.update(task, completed=checked, damaged=len(report.damages))
 
         async def check(root: Root) -> Report:
             return await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
@@ -196,7 +196,7 @@ def verify(
 
 
 def main() -> None:
-    """Run the command; what goes wrong is one line, and exit code 2."""
+    """Run the command; an error is one line, and exit code 2."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
@@ -209,9 +209,9 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _settings(roots: list[str], given: dict[str, Any], *, writable: bool = False) -> Settings:
-    """Load the configuration that the arguments of the command line describe."""
-    server_options = {name: value for name, value in given.items() if value is not None}
+def _settings(roots: list[str], options: dict[str, Any], *, writable: bool = False) -> Settings:
+    """Load the configuration of the command line, and of the file it names."""
+    server_options = {name: value for name, value in options.items() if value is not None}
     if len(roots) == 1 and roots[0].endswith(".toml"):
         if writable:
             raise ConfigurationError("--writable goes with roots; a file says it of each dataset")
@@ -220,7 +220,7 @@ def _settings(roots: list[str], given: dict[str, Any], *, writable: bool = False
     return load(None, os.environ, {"server": server_options, "datasets": datasets})
 
 
-def _datasets(roots: list[str], told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _datasets(roots: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     datasets: dict[str, dict[str, Any]] = {}
     for root in roots:
         if root.endswith(".toml"):
@@ -229,12 +229,12 @@ def _datasets(roots: list[str], told: dict[str, Any]) -> dict[str, dict[str, Any
         name, url = named.groups() if named else (_default_name(root), root)
         if name in datasets:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
-        datasets[name] = {"url": url, **told}
+        datasets[name] = {"url": url, **options}
     return datasets
 
 
 def _default_name(url: str) -> str:
-    """Take the last part of the path, without the ending that names the format."""
+    """Return the last part of the path, without the extension of a format."""
     path = url if "://" in url else str(Path(url).expanduser().absolute())
     name = PurePosixPath(path).name
     for ending in (".zarr", ".precomputed", ".icechunk"):
@@ -267,7 +267,7 @@ def _show(table: RenderableType, document: Any, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        # What is piped is not wrapped: a program reads it, or a pager.
+        # Piped output is not wrapped: a program or a pager reads it.
         Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
 
 
@@ -279,36 +279,31 @@ def _announce(settings: Settings, base: str) -> None:
 def _draw_arrays(
     reports: Iterable[Description | DamageReport], refs: Sequence[RefReport | DamageReport] = ()
 ) -> RenderableType:
-    """Draw one row for each array, or whatever else is sharded, and for each ref."""
+    """Draw one row for each array or other sharded collection, and for each ref."""
+    table = _draw_table(_COLUMNS, reports)
+    return Group(table, _draw_table(("path", "ref", "snapshot"), refs)) if refs else table
+
+
+def _draw_table(
+    columns: Sequence[str], reports: Iterable[Description | RefReport | DamageReport]
+) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
+    for name in columns:
         table.add_column(name, overflow="fold")
     for report in reports:
         match report:
             case DamageReport(path=path, object=name, reason=reason):
-                told = escape(f"damaged: {name}: {reason}")
-                table.add_row(escape(path or "."), f"[red]{told}[/red]")
-            case Description():
-                table.add_row(*map(escape, _cells(report)))
-    return Group(table, _refs(refs)) if refs else table
-
-
-def _refs(reports: Iterable[RefReport | DamageReport]) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("path", "ref", "snapshot"):
-        table.add_column(name, overflow="fold")
-    for report in reports:
-        match report:
-            case DamageReport(path=path, object=name, reason=reason):
-                told = escape(f"damaged: {name}: {reason}")
-                table.add_row(escape(path or "."), f"[red]{told}[/red]")
+                text = escape(f"damaged: {name}: {reason}")
+                table.add_row(escape(path or "."), f"[red]{text}[/red]")
             case RefReport(path=path, ref=ref, snapshot_id=snapshot_id):
                 table.add_row(*map(escape, (path or ".", ref, snapshot_id)))
+            case Description():
+                table.add_row(*map(escape, _cells(report)))
     return table
 
 
 def _draw_chunk(report: ChunkReport) -> RenderableType:
-    """Draw where the bytes of a key are, and the index of their shard."""
+    """Draw the location of the bytes of a key, and the index of their shard."""
     rows = {"key": report.key, "state": report.state}
     if report.object is not None:
         rows["object"] = report.object
@@ -316,19 +311,14 @@ def _draw_chunk(report: ChunkReport) -> RenderableType:
         rows["bytes"] = f"[{report.start}, {report.stop}): {report.stop - report.start:,}"
     if report.etag is not None:
         rows["version"] = report.etag
-    told = {
-        "reference": report.reference,
-        "manifest": report.manifest,
-        "location": report.location,
-        "reason": report.reason,
-    }
-    rows |= {name: text for name, text in told.items() if text is not None}
+    for name in "reference", "manifest", "location", "reason":
+        if (text := getattr(report, name)) is not None:
+            rows[name] = text
     facts = _facts(rows)
     return facts if report.shard is None else Group(facts, "", _draw_shard(report.shard))
 
 
 def _draw_shard(report: IndexReport) -> RenderableType:
-    """Draw the state of a shard index."""
     return _facts(
         {
             "shard": f"{report.shard}: {report.nbytes:,} bytes",
@@ -348,7 +338,7 @@ def _facts(rows: Mapping[str, str]) -> Table:
 
 
 def _draw_report(report: Report) -> str:
-    """Say what was read, one line for each damage last."""
+    """Format the totals, then one line for each damage."""
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
         f"{report.arrays} collections, {report.shards:,} shards, {report.chunks:,} inner chunks "

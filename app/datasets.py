@@ -1,4 +1,4 @@
-"""Opens what the configuration names: roots, the formats looked for in them, who may do what."""
+"""Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,34 +30,25 @@ def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
 def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
     dataset = settings.datasets[name]
     allowed = open_allowed(stores, dataset, settings)
-    writers = _writers(dataset)
+    rule = (PUBLIC,) if dataset.write is None else dataset.write
+    writers = frozenset(rule if dataset.writable else ())
+    scope = "public" if dataset.is_public else "private"
     return Dataset(
         name=name,
         root=open_root(stores, settings, name),
         containers=Containers(formats(dataset, settings.limits, allowed), dataset.format),
         format=dataset.format,
-        cache_control=_cache_control(dataset).encode(),
+        cache_control=(dataset.cache_control or f"{scope}, max-age=60").encode(),
         is_writable=dataset.writable,
         readers=writers.union(dataset.read, {read_grant(name)}),
         writers=writers,
     )
 
 
-def _writers(dataset: DatasetSettings) -> frozenset[str]:
-    if not dataset.writable:
-        return frozenset()
-    return frozenset((PUBLIC,) if dataset.write is None else dataset.write)
-
-
 def session_formats(limits: LimitSettings) -> list[Format]:
-    """Name the formats of what is in sessions."""
+    """Return the formats of sessions."""
     zarr = Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes)
     return [DocumentFormat("zarr", ZARR_JSON, (zarr,), limits.metadata_bytes)]
-
-
-def _cache_control(dataset: DatasetSettings) -> str:
-    kept_by = "public" if dataset.is_public else "private"
-    return dataset.cache_control or f"{kept_by}, max-age=60"
 
 
 def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
@@ -70,7 +61,7 @@ def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
 def open_allowed(
     stores: Stores, dataset: DatasetSettings, settings: Settings
 ) -> tuple[Allowed, ...]:
-    """Open what virtual references may lead to."""
+    """Open the allowed prefixes of virtual references."""
     allowed = []
     scheme = dataset.url.partition("://")[0]
     for prefix in dataset.virtual_chunk_prefixes:
@@ -85,10 +76,7 @@ def open_allowed(
 def formats(
     dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
 ) -> list[Format]:
-    """Name the formats whose containers are looked for in *dataset*.
-
-    Virtual references of Icechunk may be followed where *allowed*.
-    """
+    """Return the formats of *dataset*; virtual references of Icechunk must be in *allowed*."""
     if dataset.view == "raw":
         return []
     zarr = (
@@ -107,9 +95,9 @@ def formats(
 async def with_root[T](
     url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None = None
 ) -> T:
-    """Open the root *url* the way `serve` would, and hand it to *call*."""
-    told = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
-    settings = load(None, os.environ, {"datasets": {"root": told}})
+    """Open the root *url* as `serve` does, and return the result of *call* with it."""
+    options = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
+    settings = load(None, os.environ, {"datasets": {"root": options}})
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, "root")
         await stores.check_reachable(ref)

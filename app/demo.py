@@ -28,14 +28,11 @@ SMALL_SHARD: Final = (64, 64, 64)
 AXES: Final = ("z", "y", "x")
 SHAPE: Final = (160, 256, 256)
 """Neither a multiple of the shard: the last shards reach past the edge."""
-
 MICROMETERS: Final = (2.0, 1.0, 1.0)
 """Size of a voxel of the finest level."""
-
 LEVELS: Final = range(3)
 TAG: Final = "positive"
 """The first state of the repository."""
-
 BRIGHT: Final = 100
 CELL_STEPS: Final = (2, 4)
 CELL_SHARDING: Final = {
@@ -51,9 +48,9 @@ CELL_SHARDING: Final = {
 
 
 def write(folder: Path) -> dict[str, Path]:
-    """Write the examples below *folder*, unless they are there, and return them by name.
+    """Write the examples below *folder*, unless they exist, and return them by name.
 
-    Raises: `ConfigurationError` without those writers, or where *folder* cannot be written.
+    Raises: `ConfigurationError` if the extra is missing, or *folder* cannot be written.
     """
     try:
         paths = [_write_once(folder / name, put) for name, put in EXAMPLES.items()]
@@ -67,7 +64,7 @@ def write(folder: Path) -> dict[str, Path]:
 
 
 def guide(base: str) -> str:
-    """Say what to open while the examples are served at *base*."""
+    """Return instructions for the examples that are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
     page = f"{base}/{VIEWER}" if viewer_folder() is not None else PUBLIC_VIEWER
     lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
@@ -98,13 +95,13 @@ def guide(base: str) -> str:
 
 
 def _show(url: str, at: str) -> str:
-    """Print a few voxels of the array at *url* from a shell."""
+    """Return a shell command that prints voxels *at* an index of the array at *url*."""
     script = f'import zarr; print(zarr.open_array("{url}", mode="r")[{at}])'
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
 
 
 def _write_once(path: Path, put: Callable[[Path], None]) -> Path:
-    """Let *put* write beside *path* and rename, so that what is there is complete."""
+    """Call *put* on a temporary folder and rename it, so that *path* is always complete."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -130,12 +127,10 @@ def _put_image(path: Path) -> None:
 
 
 def _put_index_at_start(path: Path) -> None:
-    """Write one array whose shards begin with their index."""
     _put_sharded(path, {"index_location": "start"})
 
 
 def _put_nested(path: Path) -> None:
-    """Write one array of shards inside shards."""
     _put_sharded(path, {}, {})
 
 
@@ -159,7 +154,6 @@ def _put_sharded(path: Path, *levels: dict[str, Any]) -> None:
 
 
 def _put_cells(path: Path) -> None:
-    """Write a precomputed segmentation of two scales."""
     import tensorstore  # noqa: PLC0415 - an extra
 
     for step in CELL_STEPS:
@@ -191,9 +185,7 @@ def _put_history(path: Path) -> None:
     import icechunk  # noqa: PLC0415 - an extra
     import zarr  # noqa: PLC0415 - an extra
 
-    icechunk.set_logs_filter(
-        "error"
-    )  # it warns that several may write to a folder: nobody else does
+    icechunk.set_logs_filter("error")  # it warns of concurrent writers to a folder
     storage = icechunk.local_filesystem_storage(str(path.absolute()))
     repository = icechunk.Repository.create(storage)
     layouts = {1: {"chunks": INNER_CHUNK, "shards": SMALL_SHARD}, 2: {"chunks": INNER_CHUNK}}

@@ -26,7 +26,7 @@ from app.http.read import DataPlane
 from app.http.responses import Cors
 from app.http.s3_uploads import Copier, MultipartUploads
 from app.http.shard_affinity import ShardAffinity
-from app.http.start_page import GlanceCache, StartPage, figures_of
+from app.http.start_page import OverviewCache, StartPage, figures_of
 from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
 from app.observability.metrics import Metrics
@@ -56,7 +56,7 @@ from app.storage.traced import Call, OnCall, TracedStore
 
 
 class Shared(NamedTuple):
-    """What all parts of the service have in common."""
+    """Parts that all other parts of the service use."""
 
     settings: Settings
     metrics: Metrics
@@ -64,14 +64,14 @@ class Shared(NamedTuple):
     fetch: ReadCache
     chunks: ChunkReader
     budget: ByteBudget
-    """For bytes that go to and fro."""
-    room: ByteBudget
+    """For request and response bodies in flight."""
+    rewriting: ByteBudget
     """For shards that are rewritten."""
     sessions: Sessions
 
 
 class Paths(NamedTuple):
-    """The ways of bytes, out and in."""
+    """Readers and writers of keys."""
 
     resolver: Resolver
     writer: Writer
@@ -85,7 +85,7 @@ def create_app(
     wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
     tracing: Tracing | None = None,
 ) -> InstrumentedApp:
-    """Build the service; *wrap* goes around every store, to watch it or to inject faults."""
+    """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
     shared = _share(settings, wrap, tracing)
     inside = _open_inside(shared)
     paths = _open_paths(shared, inside)
@@ -108,7 +108,7 @@ def create_app(
     routes = _build_routes(shared, paths.resolver, datasets, signer)
     start_page = StartPage(
         datasets,
-        GlanceCache(paths.resolver),
+        OverviewCache(paths.resolver),
         figures_of(shared.fetch.cache, shared.chunks, shared.metrics.requests),
         has_viewer=viewer_folder() is not None,
     )
@@ -145,11 +145,9 @@ def _share(
     settings: Settings, wrap: Callable[[ObjectStore], ObjectStore], tracing: Tracing | None
 ) -> Shared:
     limits = settings.limits
-    metrics = Metrics(
-        settings.datasets,
-        worker=None if settings.server.workers == 1 else str(os.getpid()),
-    )
-    on_call = _tell_of_calls(metrics, tracing)
+    worker = None if settings.server.workers == 1 else str(os.getpid())
+    metrics = Metrics(settings.datasets, worker=worker)
+    on_call = _call_observer(metrics, tracing)
     on_write = metrics.stores.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
     build = ReadCache if tracing is None else tracing.read_cache
@@ -165,16 +163,15 @@ def _share(
         fetch,
         _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
         budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
-        room=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
+        rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
         sessions=CountingSessions(stores, fetch, events=metrics.sessions),
     )
     metrics.caches.watch_budget("bodies", shared.budget)
-    metrics.caches.watch_budget("rewrites", shared.room)
+    metrics.caches.watch_budget("rewrites", shared.rewriting)
     return shared
 
 
-def _tell_of_calls(metrics: Metrics, tracing: Tracing | None) -> OnCall:
-    """Tell all who want to hear of calls of stores."""
+def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     if tracing is None:
         return metrics.stores.on_call
 
@@ -186,7 +183,7 @@ def _tell_of_calls(metrics: Metrics, tracing: Tracing | None) -> OnCall:
 
 
 def _open_paths(shared: Shared, inside: Paths) -> Paths:
-    """Open the ways of all keys; those of sessions go *inside*."""
+    """Open the readers and writers of all keys; *inside* are those of keys in sessions."""
     limits = shared.settings.limits
     fetch = shared.fetch
     router = SessionRouter(shared.sessions, Containers(session_formats(limits)), fetch)
@@ -201,7 +198,7 @@ def _open_paths(shared: Shared, inside: Paths) -> Paths:
         inner=inside.resolver,
     )
     objects = _object_writer(shared.stores, fetch, limits)
-    rewrites = Rewrites(shared.stores, fetch, shared.room, shared.metrics.stores.on_rewrite)
+    rewrites = Rewrites(shared.stores, fetch, shared.rewriting, shared.metrics.stores.on_rewrite)
     writer = SessionWriter(
         shared.stores, fetch, objects, rewrites, router=router, inner=inside.writer
     )
@@ -210,7 +207,7 @@ def _open_paths(shared: Shared, inside: Paths) -> Paths:
 
 
 def _open_inside(shared: Shared) -> Paths:
-    """Open the ways of keys in sessions: these ask each time, and share no answer."""
+    """Open the readers and writers of keys in sessions, which share and cache no answers."""
     limits = shared.settings.limits
     stores = shared.sessions.stores
     fetch = ReadCache(stores, shared.fetch.cache, ttl_s=0, is_shared=False)
@@ -224,7 +221,7 @@ def _open_inside(shared: Shared) -> Paths:
         decoded_bytes=limits.decoded_bytes,
     )
     objects = _object_writer(stores, fetch, limits)
-    rewrites = Rewrites(stores, fetch, shared.room, shared.metrics.stores.on_rewrite)
+    rewrites = Rewrites(stores, fetch, shared.rewriting, shared.metrics.stores.on_rewrite)
     writer = Writer(stores, fetch, objects, rewrites)
     return Paths(resolver, writer, Eraser(resolver, objects, writer), rewrites)
 
@@ -253,7 +250,6 @@ def _object_writer(
 def _build_routes(
     shared: Shared, resolver: Resolver, datasets: Datasets, signer: TokenSigner
 ) -> list[APIRouter]:
-    """Build the routes that change repositories, and the one that mints tokens."""
     limits = shared.settings.limits
     swaps = RepoSwaps(shared.stores, shared.fetch)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)

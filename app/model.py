@@ -1,28 +1,27 @@
-"""The shared vocabulary: small frozen values that cross every boundary."""
+"""Values that all layers share: keys, objects, byte ranges, versions, locations."""
 
 import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NewType, Self
 
 VirtualKey = NewType("VirtualKey", str)
-"""The name a client asks for, relative to its dataset or container: ``s0/c/7/3/1``."""
+"""Key of a request, relative to its dataset or container: ``s0/c/7/3/1``."""
 
 NAMED_REFS: Final = ("@branch.", "@tag.")
-"""How segments of keys begin that name a branch or a tag of a repository, see `escape_ref`."""
+"""Prefixes of key segments that name a branch or a tag; see `escape_ref`."""
 
-_UNSPEAKABLE: Final = re.compile(r"[\x00-\x1f\x7f%/]")
+_NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 
 ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
 
-
 GUARDED: Final = "guarded+"
-"""Begins the buckets of what virtual references may reach."""
+"""Prefix of the buckets of virtual references."""
 
 
 def escape_ref(name: str) -> str:
-    """Percent-encode what no segment of a key can hold: branches and tags may be called ``a/b``."""
-    return _UNSPEAKABLE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    """Percent-encode characters of a ref name that a key segment cannot hold, such as ``/``."""
+    return _NOT_IN_SEGMENTS.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
 class ObjectRef(NamedTuple):
@@ -36,16 +35,16 @@ class ObjectRef(NamedTuple):
     key: str
 
     def __str__(self) -> str:
-        """Spell the URL; that it is read through a guard is nothing to people."""
+        """Return the URL without the prefix of virtual references."""
         return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":
-        """Name the prefix of everything below; that of a bucket is empty."""
+        """Prefix of all objects below; empty for a bucket."""
         return self if not self.key or self.key.endswith("/") else self._replace(key=self.key + "/")
 
     def join(self, relative: str) -> "ObjectRef":
-        """Name the object *relative* below this prefix."""
+        """Return the object *relative* below this prefix."""
         if not self.key or not relative:
             return ObjectRef(self.bucket, self.key or relative)
         return ObjectRef(self.bucket, f"{self.key.rstrip('/')}/{relative}")
@@ -62,10 +61,7 @@ class ByteRange(_Bounds):
     __slots__ = ()
 
     def __new__(cls, start: int, stop: int) -> Self:
-        """Make a range, which begins before it ends or there.
-
-        Raises: `ValueError`.
-        """
+        """Return a range; raise `ValueError` unless 0 <= *start* <= *stop*."""
         if not 0 <= start <= stop:
             raise ValueError(f"not a byte range: [{start}, {stop})")
         return super().__new__(cls, start, stop)
@@ -75,26 +71,25 @@ class ByteRange(_Bounds):
 
     @property
     def length(self) -> int:
-        """How many bytes the range holds."""
+        """Number of bytes."""
         return self.stop - self.start
 
     def narrow(self, inner: Self) -> Self:
-        """Translate *inner*, counted from our start, into the outer sequence."""
+        """Translate *inner*, relative to this range, into the outer sequence."""
         if inner.stop > self.stop - self.start:
             raise ValueError(f"{inner} reaches past the end of {self}")
         return type(self)(self.start + inner.start, self.start + inner.stop)
 
     def overlaps(self, other: Self) -> bool:
-        """Tell whether a byte lies in both ranges."""
+        """Return whether the ranges have a byte in common."""
         return max(self.start, other.start) < min(self.stop, other.stop)
 
 
 EVERYTHING: Final = ByteRange(0, 2**63 - 1)
 """All bytes of a sequence of any length."""
 
-
 type Piece = bytes | ByteRange
-"""A part of an object that is to be written: new bytes, or a range of what it replaces."""
+"""Part of an object to write: new bytes, or a range of the object that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,49 +104,42 @@ class SuffixRange:
 
 
 type ByteRequest = ByteRange | SuffixRange
-"""What can be asked of an object whose size is not known yet."""
+"""Range of an object of unknown size."""
 
 
 class UnmodifiedSince(NamedTuple):
-    """The condition that an object was not modified after *epoch_s* (RFC 9110 §13.1.4).
-
-    Counted in whole seconds since 1970 began in UTC, as HTTP tells times.
-    """
+    """Condition: not modified after *epoch_s*, in whole seconds since 1970 (RFC 9110 §13.1.4)."""
 
     epoch_s: int
 
 
 type Condition = ETag | UnmodifiedSince
-"""What must hold of an object whose bytes are read."""
+"""Precondition of reading an object."""
 
 
 class Fixed(NamedTuple):
-    """The version of an object that is never replaced, or must not have been.
-
-    *etag* names it to clients. *condition* is what has to hold of the object, if whoever refers to
-    it has told.
-    """
+    """Version of an object that must not change: its ETag for clients, and its precondition."""
 
     etag: ETag
     condition: Condition | None = None
 
 
 type Version = ETag | Fixed
-"""Which state of an object is meant: what it was found in, or the only one that it may be in."""
+"""Version of an object: the one that was found, or the only valid one."""
 
 
 def condition_of(version: Version | UnmodifiedSince | None) -> Condition | None:
-    """Tell what must hold of an object for its bytes to be of *version*."""
+    """Return the precondition of reading *version*."""
     return version.condition if isinstance(version, Fixed) else version
 
 
 def etag_of(version: Version) -> ETag:
-    """Name *version* to clients."""
+    """Return the ETag of *version* for clients."""
     return version.etag if isinstance(version, Fixed) else version
 
 
 class Stored(NamedTuple):
-    """A range of an object, in one version of that."""
+    """Range of one version of an object."""
 
     ref: ObjectRef
     byte_range: ByteRange
@@ -159,10 +147,7 @@ class Stored(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A range of an object as it is now; the object has to exist, and to be long enough.
-
-    Many versions may be as old as *version* tells, so that one has to be looked at to be named.
-    """
+    """Range of the current version of an object, which must exist and be long enough."""
 
     ref: ObjectRef
     byte_range: ByteRange
@@ -170,19 +155,19 @@ class Part(NamedTuple):
 
 
 class Gzipped(NamedTuple):
-    """Bytes that are stored as gzip; a client gets that, or what it holds."""
+    """Bytes stored as gzip, sent as such or inflated."""
 
     place: Stored
 
 
 class Whole(NamedTuple):
-    """An object that is served as it is; whether it exists, only its store can tell."""
+    """Object served as stored; it may not exist."""
 
     ref: ObjectRef
 
 
 class Inline(NamedTuple):
-    """Bytes that are at hand already: rewritten metadata, a small chunk kept in an index."""
+    """Bytes in memory: rewritten metadata, or a small chunk of an index."""
 
     data: bytes
     etag: ETag
@@ -190,23 +175,23 @@ class Inline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A finished look-up proved that there are no such bytes."""
+    """Result of a look-up that found no such bytes."""
 
 
 MISSING: Final = Missing()
 
 
 class Referenced(NamedTuple):
-    """What a key refers to, where it may come to refer to something else."""
+    """Target of a mutable reference."""
 
     place: Stored | Part | Inline
     by: str
-    """Tells apart the objects that it may refer to, whose own versions can be alike."""
+    """Identifies the target; versions of different targets can be equal."""
     is_lasting: bool
-    """Whether it will refer to the very same for ever."""
+    """Whether the reference never changes."""
     modified_s: int | None = None
-    """When the key last came to refer to something else, where that is known."""
+    """Time of the last change of the reference, if known."""
 
 
 type Location = Stored | Gzipped | Whole | Inline | Missing | Referenced
-"""Where the bytes of a virtual key are."""
+"""Location of the bytes of a virtual key."""

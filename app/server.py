@@ -27,19 +27,17 @@ from app.settings import ServerSettings, Settings
 
 BACKLOG: Final = 2048
 """Connections that wait to be accepted; one page of a viewer opens more than a hundred."""
-
 STOP_S: Final = 20
 """Longest wait for responses in progress after SIGTERM."""
-
+START_S: Final = 60.0
+"""Longest wait for the start of one of several processes."""
+_NOT_STARTED: Final = "the service did not start; the log says why"
 _MOST_FILES: Final = 65_536
 _YOUNG_OBJECTS: Final = 5_000
 _M_MMAP_THRESHOLD: Final = -3
 _MMAP_BYTES: Final = 256 * 1024
 _M_TRIM_THRESHOLD: Final = -1
 _TRIM_BYTES: Final = 4 * 1024**2
-
-START_S: Final = 60.0
-"""Longest wait for the start of one of several processes."""
 
 type Announce = Callable[[str], None]
 """Called once, with the base URL, when the service accepts requests."""
@@ -64,10 +62,18 @@ def run(settings: Settings, announce: Announce) -> None:
         is_private=is_private,
     )
     if config.workers == 1:
-        _run_here(config, listener, announce_url)
+        try:
+            _Server(config, announce_url).run([listener])
+        except SystemExit as stopped:
+            if stopped.code == STARTUP_FAILURE:
+                raise ConfigurationError(_NOT_STARTED) from None
+            raise
     else:
         create_app(settings)  # reports a wrong setting once, not from each process
-        _run_several(config, listener, announce_url)
+        supervisor = _Supervisor(config, [listener], announce_url)
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise ConfigurationError(_NOT_STARTED)
 
 
 def make_app(settings: Settings) -> InstrumentedApp:
@@ -78,12 +84,10 @@ def make_app(settings: Settings) -> InstrumentedApp:
 def tune_memory[T](app: T) -> T:
     """Tune the garbage collector and the allocator, once *app* is built; return *app*.
 
-    Objects of the start-up are frozen: collections that walked them stopped all responses for
-    90 ms, twice a second under load. Requests make little cyclic garbage, so the young generation
-    is collected less often, which took 4 % of the time. Blocks as large as an index are returned
-    to the system when they are freed: otherwise the holes between them take half as much memory
-    again as the cache. Smaller blocks are kept for the next body: to return each and to ask for
-    another cost 12 µs.
+    Walking the objects of the start-up stopped all responses for 90 ms, twice a second under load:
+    they are frozen. Collections of the young generation took 4 % of the time: they are rarer.
+    Freed blocks as large as an index go back to the system, as fragmentation cost half as much
+    memory as the cache. Smaller ones are kept, which saves 12 µs per body.
     """
     gc.collect()
     gc.freeze()
@@ -93,26 +97,6 @@ def tune_memory[T](app: T) -> T:
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
     return app
-
-
-def _run_here(
-    config: uvicorn.Config, listener: socket.socket, announce: Callable[[], None]
-) -> None:
-    try:
-        _Server(config, announce).run([listener])
-    except SystemExit as stopped:
-        if stopped.code == STARTUP_FAILURE:
-            raise ConfigurationError("the service did not start; the log says why") from None
-        raise
-
-
-def _run_several(
-    config: uvicorn.Config, listener: socket.socket, announce: Callable[[], None]
-) -> None:
-    supervisor = _Supervisor(config, [listener], announce)
-    supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise ConfigurationError("the service did not start; the log says why")
 
 
 class _Server(uvicorn.Server):
@@ -158,10 +142,7 @@ class _Supervisor(Multiprocess):
 def configure(
     app: Any, settings: ServerSettings, *, factory: bool = False, is_private: bool = False
 ) -> uvicorn.Config:
-    """Return the configuration of uvicorn for *app*, which makes the application if *factory*.
-
-    Errors that belong to no request are logged without their text if *is_private*.
-    """
+    """Return the configuration of uvicorn; see `logging_config` for *is_private*."""
     return uvicorn.Config(
         app,
         factory=factory,

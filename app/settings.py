@@ -34,14 +34,10 @@ from app.errors import ConfigurationError
 RESERVED: Final = frozenset(
     {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
 )
-"""First path segments that are ours, so that no dataset can have the name."""
-
+"""First path segments of the service, which no dataset can be called."""
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
-"""Where a dataset may lie."""
-
 PUBLIC: Final = "public"
-"""The rule that everybody keeps."""
-
+"""Rule that every caller fulfils."""
 _DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -77,7 +73,7 @@ def dataset_url(url: str) -> str:
 
 
 def header_value(value: str) -> str:
-    """Check what is sent as the value of a header."""
+    """Check the value of a header."""
     if not re.fullmatch(r"[\x20-\x7e]+", value):
         raise ValueError("is not a header value")
     return value
@@ -91,7 +87,7 @@ def server_url(url: str) -> str:
 
 
 def list_from_text(value: object) -> object:
-    """Take a list from the environment, as JSON."""
+    """Parse a list of the environment, which is JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -101,12 +97,12 @@ def list_from_text(value: object) -> object:
 
 
 def table_of_url(value: object) -> object:
-    """Take a URL for a table that has nothing else."""
+    """Return a table for a plain URL."""
     return {"url": value} if isinstance(value, str) else value
 
 
 def origins(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check what browsers name in `Origin`."""
+    """Check values of `Origin`."""
     for name in names:
         if name not in {"*", "null"} and not _ORIGIN.fullmatch(name):
             raise ValueError(f"{name!r} is no origin such as https://viewer.example")
@@ -122,7 +118,7 @@ def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def caller_name(name: str) -> str:
-    """Check how a rule names a caller or an issuer."""
+    """Check the name of a caller or an issuer."""
     if name == PUBLIC or not _DATASET_NAME.fullmatch(name):
         raise ValueError("is not a name for a caller or an issuer")
     return name
@@ -136,19 +132,18 @@ def digest(text: str) -> str:
 
 
 def issuer_url(url: str) -> str:
-    """Check the URL of an issuer, whose keys nobody on the way may replace."""
+    """Check the URL of an issuer, which must be encrypted or local."""
     if not (url.startswith("https://") or _PLAIN_HOSTS.match(url)):
         raise ValueError("is not https://, nor a server on this machine")
     return server_url(url)
 
 
 PREFIX: Final = "SHARDGATE_"
-"""What the names of environment variables begin with."""
-
+"""Prefix of environment variables."""
 _SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""What Kubernetes tells every pod about a Service called ``shardgate`` or ``shardgate-web``."""
+"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
 
 
 class Section(
@@ -158,8 +153,7 @@ class Section(
 
 
 WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
-"""Where clients may write."""
-
+"""Schemes of datasets that clients may write to."""
 _SHORTEST_SECRET: Final = 32
 
 type _Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(list_from_text)]
@@ -354,7 +348,7 @@ class DatasetSettings(Section):
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody may read it."""
+        """Return whether every caller may read it."""
         return PUBLIC in {*self.read, *(self.write or ())}
 
     @model_validator(mode="after")
@@ -367,8 +361,10 @@ class DatasetSettings(Section):
 
     @model_validator(mode="after")
     def _is_not_shared_by_caches(self) -> Self:
-        told = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
-        is_kept_apart = not told.isdisjoint({"private", "no-store"}) and "public" not in told
+        directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
+        is_kept_apart = (
+            not directives.isdisjoint({"private", "no-store"}) and "public" not in directives
+        )
         if not self.is_public and not is_kept_apart:
             raise ValueError("cache_control says private or no-store where not everybody may read")
         return self
@@ -439,7 +435,7 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _issuers_are_told_apart(self) -> Self:
+    def _issuers_are_distinct(self) -> Self:
         known: set[str] = set()
         for name, issuer in self.issuers.items():
             if issuer.url in known:
@@ -464,7 +460,7 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "issuers": IssuerSettings,
     "datasets": DatasetSettings,
 }
-"""The model of each section's values; those of the plural have a table for each name."""
+"""Model of each section; sections in the plural have a table for each name."""
 
 
 def load(
@@ -472,7 +468,7 @@ def load(
     environ: Mapping[str, str],
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Read the file *path*, put *environ* over it, and *options* of the command line over both.
+    """Read the file *path*, overridden by *environ*, and both by *options* of the command line.
 
     Raises: `ConfigurationError` with one line that names the setting.
     """
@@ -507,7 +503,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Find our variables, with the path of the setting that each names."""
+    """Yield the variables of the service, with the path of the setting that each names."""
     for variable, value in environ.items():
         if not variable.startswith(PREFIX):
             continue
@@ -520,7 +516,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Take the file's spelling of a table that the environment can only name in capitals."""
+    """Return *names* with tables spelled as in the file: variables are in capitals."""
     section, *table, name = names
     tables = document.get(section)
     spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
@@ -538,7 +534,6 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
 
 
 def _complaint(details: ErrorDetails, variables: Mapping[str, str]) -> str:
-    """Say in one line which setting is wrong, and why."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
     reason = details["msg"].removeprefix("Value error, ")
     if not location:
@@ -559,7 +554,6 @@ def _complaint(details: ErrorDetails, variables: Mapping[str, str]) -> str:
 
 
 def _suggestion(location: list[str]) -> str:
-    """Guess what an unknown name was meant to be."""
     table: type[BaseModel] = Settings if len(location) == 1 else TABLES[location[0]]
     close = difflib.get_close_matches(location[-1], table.model_fields, n=1)
     return f"; did you mean {close[0]}?" if close else ""

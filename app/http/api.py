@@ -160,7 +160,7 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
         states = {each.name: await _check_reachable(resolver, each) for each in datasets}
         if any(state != "ok" for state in states.values()):
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        visible = [each.name for each in datasets.seen_by(request.scope["caller"])]
+        visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
         return Readiness(datasets={name: states[name] for name in visible})
 
     @app.get("/metrics")
@@ -171,7 +171,7 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
 
 
 def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
-    return [_summary(each, request) for each in datasets.seen_by(request.scope["caller"])]
+    return [_summary(each, request) for each in datasets.readable_by(request.scope["caller"])]
 
 
 def _summary(dataset: Dataset, request: Request) -> DatasetSummary:

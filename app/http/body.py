@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from io import BytesIO
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import crc32c
@@ -48,7 +47,6 @@ _IN_THREAD_NBYTES: Final = 128 * 1024
 """Checksums of longer bodies are computed off the event loop."""
 _FRAMES_NBYTES: Final = 16 * 1024
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
-_NO_SCOPE: Final[Mapping[str, Any]] = MappingProxyType({})
 _CLOSE: Final = (b"connection", b"close")
 _DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
 _NO_CODING: Final = frozenset({b"", b"identity"})
@@ -68,10 +66,10 @@ class IncomingBody:
         headers: RequestHeaders,
         *,
         timeout_s: float,
-        scope: Mapping[str, Any] = _NO_SCOPE,
+        scope: Mapping[str, Any] | None = None,
     ) -> None:
         self.receive = receive
-        self._scope = scope
+        self._scope = scope or {}
         self._timeout_s = timeout_s
         self._length = headers.get(b"content-length")
         self._is_chunked = b"transfer-encoding" in headers
@@ -115,7 +113,6 @@ class IncomingBody:
         return await _join(self._arriving(most_nbytes, held))
 
     async def _arriving(self, most_nbytes: int, held: ByteReservation) -> AsyncIterator[bytes]:
-        """Yield up to *most_nbytes* as they arrive."""
         arrived = reserved = 0
         waited_s = 0.0
         is_more = self.is_unread
@@ -147,7 +144,6 @@ class IncomingBody:
                     dropped += len(piece)
 
     async def _next(self, longest_s: float) -> tuple[bytes, bool]:
-        """Receive a piece, and whether more follow."""
         try:
             async with asyncio.timeout(longest_s):
                 message = await self.receive()
@@ -194,7 +190,7 @@ def lingering_writer(send: Any, incoming: IncomingBody) -> ResponseWriter:
 
 
 class Payload(NamedTuple):
-    """Bytes that the client means to store, without the coding of the transfer."""
+    """Bytes to store, without the transfer coding."""
 
     body: bytes
     is_gzip: bool

@@ -23,14 +23,8 @@ _TAG_LIST: Final = re.compile(rf"[\s,]*(?:{_TAG})(?:\s*,[\s,]*(?:{_TAG}))*[\s,]*
 _EACH_TAG: Final = re.compile(_TAG)
 _NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
 _YEAR_10000_S: Final = 253_402_300_800
-_FIELDS: Final = {
-    b"range": "range",
-    b"if-match": "if_match",
-    b"if-none-match": "if_none_match",
-    b"if-range": "if_range",
-    b"if-modified-since": "if_modified_since",
-    b"if-unmodified-since": "if_unmodified_since",
-}
+_HEADERS: Final = "range if-match if-none-match if-range if-modified-since if-unmodified-since"
+_FIELDS: Final = {name.encode(): name.replace("-", "_") for name in _HEADERS.split()}
 
 
 class UnsatisfiableError(Exception):
@@ -128,11 +122,10 @@ class Selection(NamedTuple):
 
     status: HTTPStatus
     part: ByteRange | None = None
-    """The part that the headers describe; `None` for responses without a representation."""
+    """Part that the headers describe; `None` for responses without a representation."""
     reads: ByteRange | None = None
-    """The part that is sent: *part*, or nothing for HEAD."""
+    """Part that is sent: *part*, or nothing for HEAD."""
     is_gzip: bool = False
-    """Whether the entity is sent as the gzip that is stored."""
 
 
 class Conditions(NamedTuple):
@@ -236,8 +229,7 @@ def _whole_of(length: int) -> Selection:
 def choose(conditions: Conditions, entity: Entity) -> Selection | None:
     """Select a part of *entity*; `None` if that needs the length of its inflated gzip.
 
-    HEAD never answers with Content-Encoding: viewers take the Content-Length of HEAD for the
-    length of the decoded body.
+    HEAD has no Content-Encoding: viewers take its Content-Length for that of the decoded body.
     """
     if entity.coding is not Coding.GZIP:
         return conditions.choose(entity.etag, entity.length, entity.modified_s)

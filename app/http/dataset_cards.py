@@ -51,40 +51,42 @@ type Card = Mapping[str, object]
 """Values of ``start.html``: of a dataset, or of a row or repository in its card."""
 
 
-def make_card(dataset: Dataset, seen: DatasetOverview, address: Address, caller: Caller) -> Card:
-    """Return the card of *dataset* for *caller*, from the short look *seen*; links are relative."""
+def make_card(dataset: Dataset, summary: DatasetOverview, address: Address, caller: Caller) -> Card:
+    """Return the card of *dataset* for *caller*, from its *summary*; links are relative."""
     href = f"./{quote_key(dataset.name)}"
     url = f"{address.base}/{quote_key(dataset.name)}"
     return {
         "name": dataset.name,
         "href": f"{href}/",
-        "formats": _formats(dataset, seen),
+        "formats": _formats(dataset, summary),
         "is_writable": may_write(caller, dataset),
-        "rows": [_row(href, each) for each in seen.collections],
-        "is_all": seen.is_all,
-        "reason": visible(seen.reason, 500),
-        "repositories": [_repository(href, each) for each in seen.repositories],
-        "views": list(_views(dataset.name, url, seen, address.viewer)),
-        "snippets": make_snippets(url, seen.collections),
+        "rows": [_row(href, each) for each in summary.collections],
+        "is_all": summary.is_all,
+        "reason": visible(summary.reason, 500),
+        "repositories": [_repository(href, each) for each in summary.repositories],
+        "views": list(_views(dataset.name, url, summary, address.viewer)),
+        "snippets": make_snippets(url, summary.collections),
     }
 
 
-def _formats(dataset: Dataset, seen: DatasetOverview) -> str:
+def _formats(dataset: Dataset, summary: DatasetOverview) -> str:
     if not dataset.containers.formats:
         return "as it is stored"
-    found = {each.found.format for each in seen.collections if isinstance(each.found, Description)}
-    found |= {"icechunk"} if seen.repositories else set()
+    found = {
+        each.found.format for each in summary.collections if isinstance(each.found, Description)
+    }
+    found |= {"icechunk"} if summary.repositories else set()
     return ", ".join(sorted(found)) or dataset.format
 
 
-def _row(href: str, seen: CollectionSummary) -> Card:
-    found = seen.found
+def _row(href: str, summary: CollectionSummary) -> Card:
+    found = summary.found
     if isinstance(found, DamagedError):
-        found = Description(seen.path, "", "damaged", why_sharded=found.reason)
+        found = Description(summary.path, "", "damaged", why_sharded=found.reason)
     names = found.dimension_names or ()
     return {
-        "path": visible(seen.path) or "/",
-        "href": f"{href}/{quote_key(_document_key(seen))}",
+        "path": visible(summary.path) or "/",
+        "href": f"{href}/{quote_key(_document_key(summary))}",
         "kind": found.kind,
         "shape": format_shape(found.shape),
         "dimensions": visible(", ".join(name or "-" for name in names)),
@@ -95,36 +97,38 @@ def _row(href: str, seen: CollectionSummary) -> Card:
     }
 
 
-def _document_key(seen: CollectionSummary) -> str:
+def _document_key(summary: CollectionSummary) -> str:
     """Return the key of the metadata document of a collection, or of its container."""
-    if seen.node is not None:
-        return f"{seen.node}/zarr.json".lstrip("/")
-    is_precomputed = isinstance(seen.found, Description) and seen.found.format == "precomputed"
-    return f"{seen.container}/{'info' if is_precomputed else 'zarr.json'}".lstrip("/")
+    if summary.node is not None:
+        return f"{summary.node}/zarr.json".lstrip("/")
+    is_precomputed = (
+        isinstance(summary.found, Description) and summary.found.format == "precomputed"
+    )
+    return f"{summary.container}/{'info' if is_precomputed else 'zarr.json'}".lstrip("/")
 
 
-def _repository(href: str, seen: RepositorySummary) -> Card:
+def _repository(href: str, summary: RepositorySummary) -> Card:
     branch, _ = NAMED_REFS
     refs = [
         {
             "kind": "branch" if tip.ref.startswith(branch) else "tag",
             "name": visible(unquote(tip.ref.partition(".")[2])),
-            "href": f"{href}/{quote_key(f'{seen.path}/{tip.ref}'.lstrip('/'))}/",
+            "href": f"{href}/{quote_key(f'{summary.path}/{tip.ref}'.lstrip('/'))}/",
             "snapshot_id": tip.snapshot_id,
             "message": visible(tip.message),
             "at": tip.flushed_at,
         }
-        for tip in seen.tips
+        for tip in summary.tips
     ]
-    return {"path": visible(seen.path), "refs": refs, "more": seen.refs - len(refs)}
+    return {"path": visible(summary.path), "refs": refs, "more": summary.refs - len(refs)}
 
 
-def _views(name: str, url: str, seen: DatasetOverview, viewer: str | None) -> Iterator[View]:
+def _views(name: str, url: str, summary: DatasetOverview, viewer: str | None) -> Iterator[View]:
     """Yield links to a viewer: of images by their groups, of volumes by their containers, once."""
     if viewer is None:
         return
     known = set()
-    for each in seen.collections:
+    for each in summary.collections:
         if isinstance(each.found, DamagedError):
             continue
         path, source = _source(url, each, each.found)
@@ -134,15 +138,15 @@ def _views(name: str, url: str, seen: DatasetOverview, viewer: str | None) -> It
             yield View(shown, link(viewer, layer_type(each.found), shown, source))
 
 
-def _source(url: str, seen: CollectionSummary, found: Description) -> tuple[str, str]:
+def _source(url: str, summary: CollectionSummary, found: Description) -> tuple[str, str]:
     """Return the path and the data source that a viewer shows; no source if it cannot."""
-    if seen.group is not None and seen.group.is_image:
-        return seen.path.rpartition("/")[0], zarr_source(_join(url, seen.group.key))
-    if seen.node is not None and found.data_type in _DRAWN and found.shape:
-        return seen.path, zarr_source(_join(url, seen.node))
+    if summary.group is not None and summary.group.is_image:
+        return summary.path.rpartition("/")[0], zarr_source(_join(url, summary.group.key))
+    if summary.node is not None and found.data_type in _DRAWN and found.shape:
+        return summary.path, zarr_source(_join(url, summary.node))
     if found.format == "precomputed":
-        return seen.container, precomputed_source(_join(url, seen.container))
-    return seen.path, ""
+        return summary.container, precomputed_source(_join(url, summary.container))
+    return summary.path, ""
 
 
 def _join(url: str, key: str) -> str:
@@ -157,16 +161,26 @@ class _Array(NamedTuple):
 
 def make_snippets(url: str, collections: Sequence[CollectionSummary]) -> list[Snippet]:
     """Return, for each client, code that reads the first of *collections* that it can read."""
-    found = [(seen, seen.found) for seen in collections if isinstance(seen.found, Description)]
-    snippets = [_curl(_join(url, _document_key(seen))) for seen, _ in found[:1]]
-    arrays = [_Array(seen.node, each, seen.group) for seen, each in found if seen.node is not None]
+    found = [
+        (summary, summary.found)
+        for summary in collections
+        if isinstance(summary.found, Description)
+    ]
+    snippets = [_curl(_join(url, _document_key(summary))) for summary, _ in found[:1]]
+    arrays = [
+        _Array(summary.node, each, summary.group)
+        for summary, each in found
+        if summary.node is not None
+    ]
     for array in arrays[:1]:
         snippets.append(_zarr(_join(url, array.node)))
         snippets += _xarray(url, arrays)
         snippets.append(_tensorstore("TensorStore", "zarr3", _join(url, array.node)))
-    volumes = [seen for seen, each in found if (each.format, each.kind) == ("precomputed", "array")]
-    for seen in volumes[:1]:
-        source = _join(url, seen.container)
+    volumes = [
+        summary for summary, each in found if (each.format, each.kind) == ("precomputed", "array")
+    ]
+    for summary in volumes[:1]:
+        source = _join(url, summary.container)
         snippets.append(
             _tensorstore("TensorStore, precomputed", "neuroglancer_precomputed", source)
         )

@@ -1,7 +1,6 @@
 """Cancellation of the work for a client that has closed its connection."""
 
 import asyncio
-from types import TracebackType
 from typing import Any, Final, Self
 
 _GRACE_S: Final = 0.05
@@ -29,18 +28,13 @@ class UntilDisconnect:
         self._start = loop.call_later(_GRACE_S, self._watch)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._start.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
         if self._has_gone and self._owner is not None:
             self._owner.uncancel()
-            raise ClientGoneError from exc
+            raise ClientGoneError
 
     def _watch(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._wait())

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
-from types import TracebackType
 from typing import Final, Self
 
 from app.errors import BusyError, OverdueError, TooManyRequestsError
@@ -27,7 +26,7 @@ def peer_of(client: tuple[str, int] | None) -> bytes:
 def client_of(peer: str, headers: RequestHeaders, proxies: Networks) -> str:
     """Return the client of a request that comes through a connection of *peer*.
 
-    That is the last address in X-Forwarded-For that is none of the *proxies*: each of those adds
+    It is the last address in X-Forwarded-For that is not one of *proxies*, each of which appends
     the peer of its own connection. An IPv6 client is named by its network.
     """
     forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
@@ -104,18 +103,13 @@ class ConcurrencyLimiter:
         return Permit(self, None, is_read=True)
 
     def acquire(self, permit: "Permit") -> None:
-        """Admit a request.
-
-        Raises: `BusyError`, `TooManyRequestsError`.
-        """
+        """Admit a request, or raise `BusyError` or `TooManyRequestsError`."""
         if self._running >= self._most:
             raise BusyError(f"too many concurrent requests (limit {self._most})")
         if permit.client is not None:
-            if self._by_client[permit.client] >= self._most_per_client:
-                limit = self._most_per_client
-                raise TooManyRequestsError(
-                    f"too many concurrent requests from this client (limit {limit})"
-                )
+            if self._by_client[permit.client] >= (limit := self._most_per_client):
+                text = f"too many concurrent requests from this client (limit {limit})"
+                raise TooManyRequestsError(text)
             self._by_client[permit.client] += 1
         self._running += 1
         if permit.is_read:
@@ -168,16 +162,11 @@ class Permit:
         self._task = asyncio.current_task()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._limiter.release(self)
         if self._is_cancelled and self._task is not None:
             self._task.uncancel()
-            raise OverdueError("the answer took too long") from error
+            raise OverdueError("the answer took too long")
 
     def begun(self) -> None:
         """Note that the response has begun."""

@@ -40,10 +40,7 @@ def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
 
 
 def check_key(key: str) -> VirtualKey:
-    """Return the decoded *key*, checked.
-
-    Raises: `BadKeyError`, see `split_target`.
-    """
+    """Return the decoded *key*; raise `BadKeyError` as `split_target` does."""
     if len(key) > MAX_KEY_BYTES or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES):
         raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
     if TEMPORARY in key:

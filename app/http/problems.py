@@ -83,7 +83,7 @@ def status_of(error: ShardgateError) -> HTTPStatus:
 
 
 def extension_members(error: Exception) -> Mapping[str, object]:
-    """Return the members of a problem document that only this type of error has (RFC 9457 §3.2)."""
+    """Return the extension members of the problem document of *error* (RFC 9457 §3.2)."""
     if not isinstance(error, errors.CommitConflictError):
         return {}
     return {

@@ -86,7 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._is_refused = False
         """Whether further bytes are dropped."""
         self._waiting_since = 0.0
-        self._patience_s = HEAD_S
+        self._timeout_s = HEAD_S
         self._stall_timer: asyncio.TimerHandle | None = None
         self._defaults: tuple[Any, bytes] = None, b""
         """uvicorn's default headers, a new list each second, and their lines."""
@@ -173,7 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if isinstance(begun, ImmediateResponse):
             self.write_response(begun.status, begun.head, begun.body)
             self._waiting_since = now
-            self._patience_s = self.timeout_keep_alive
+            self._timeout_s = self.timeout_keep_alive
             if self.timeout_keep_alive_task is None:
                 self._set_timer(self.timeout_keep_alive)
         else:
@@ -213,7 +213,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Wait for the next request."""
         self._received_nbytes = 0
         self._waiting_since = self.loop.time()
-        self._patience_s = self.timeout_keep_alive
+        self._timeout_s = self.timeout_keep_alive
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,7 +233,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = None
         if self._is_answering():
             return
-        deadline = self._waiting_since + self._patience_s + (HEAD_S if self._is_in_head else 0)
+        deadline = self._waiting_since + self._timeout_s + (HEAD_S if self._is_in_head else 0)
         left_s = deadline - self.loop.time()
         if left_s > 0:
             self._set_timer(left_s)

@@ -136,7 +136,7 @@ class DataPlane:
 
     async def list_buckets(self, responder: Responder, caller: Caller) -> None:
         """Answer ListBuckets of an S3 client."""
-        names = [each.name for each in self._datasets.seen_by(caller)]
+        names = [each.name for each in self._datasets.readable_by(caller)]
         await responder.send_document(s3.MEDIA_TYPE, s3.bucket_list(names))
 
     async def _guarded(self, responder: Responder, respond: Callable[[], Awaitable[None]]) -> None:

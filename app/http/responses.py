@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from app.errors import ShardgateError
 from app.formats.icechunk.keys import names_session
@@ -76,43 +76,31 @@ class Cors:
         return _HEAD_FOR_ALL if self._any else encode_headers(self.headers(origin))
 
     def preflight(self, allow: bytes, requested: bytes | None = None) -> Headers:
-        """Return the further headers of a response to OPTIONS where the methods *allow* are served.
-
-        Of the headers that are *requested*, those of S3 are allowed: they are too many to list.
-        """
+        """Return preflight headers for the methods *allow*, with *requested* headers of S3."""
         names = (each.strip() for each in (requested or b"").split(b","))
+        allowed = [_ALLOWED, *filter(_OF_S3.fullmatch, names)]
         return [
             (b"access-control-allow-methods", allow),
-            (
-                b"access-control-allow-headers",
-                b", ".join([_ALLOWED, *filter(_OF_S3.fullmatch, names)]),
-            ),
+            (b"access-control-allow-headers", b", ".join(allowed)),
             (b"access-control-max-age", b"86400"),
             (b"access-control-allow-private-network", b"true"),
         ]
 
 
 class ImmediateResponse(NamedTuple):
-    """Whole response that was made without waiting."""
+    """Whole response that was made without waiting; *head* are its headers as HTTP/1.1 has them."""
 
     status: HTTPStatus
     head: bytes
-    """Its headers, as HTTP/1.1 writes them."""
     body: bytes
     request_id: bytes = b""
-    """For logs, as the following fields."""
     dataset: str = ""
     """Empty for a response that is neither logged nor counted."""
     caller: str = ""
 
 
-class ResponseWriter(Protocol):
-    """Writes a response, with all its headers, to the connection."""
-
-    async def __call__(self, status: HTTPStatus, headers: Headers, body: Body, /) -> None:
-        """Return when all of it is handed on."""
-        ...
-
+type ResponseWriter = Callable[[HTTPStatus, Headers, Body], Awaitable[None]]
+"""Writes a response, with all its headers, to the connection."""
 
 type DeferredResponse = Callable[[ResponseWriter], Awaitable[None]]
 """Response that needs I/O; it may raise after it has begun to be written."""
@@ -153,10 +141,7 @@ class Responder:
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether a page sent the request that is of another origin and not allowed by CORS.
-
-        Browsers send some requests that write without a preflight.
-        """
+        """Return whether a page of another origin, which CORS does not allow, sent the request."""
         origin = self.headers.get(b"origin")
         if origin is None or self._cors.admits(origin):
             return False
@@ -172,16 +157,9 @@ class Responder:
         await self.problem(status, str(error), *extra, code=error_code(status, error))
 
     async def problem(
-        self,
-        status: HTTPStatus,
-        detail: str,
-        *extra: tuple[bytes, bytes],
-        code: str | None = None,
+        self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes], code: str | None = None
     ) -> None:
-        """Send a problem document, or S3's error with *code* to a client of S3.
-
-        It is not cached unless *extra* has Cache-Control.
-        """
+        """Send a problem document, or an error of S3 with *code*."""
         if self.is_s3:
             code = code or error_code(status)
             request_id = self.request_id.decode()
@@ -276,7 +254,7 @@ def content_type(key: str) -> bytes:
 
 
 def cache_headers(dataset: Dataset, key: str) -> Headers:
-    """Return the headers that say who may cache a response about *key* that can change."""
+    """Return the caching headers of a mutable response for *key*."""
     cache_control = (b"cache-control", _cache_control(dataset, key))
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
 
@@ -346,10 +324,7 @@ def _common_headers(fields: EntityFields) -> Headers:
 
 
 def page_headers(*, style: str = "", script: str = "") -> Headers:
-    """Return the headers of an HTML page that may use its own *style* and *script* only.
-
-    Names from outside are in it, and a token may be in its address.
-    """
+    """Return the headers of an HTML page that may use its own *style* and *script* only."""
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "img-src data:"]
     if style:
         policy.append(f"style-src '{csp_digest(style)}'")
@@ -362,5 +337,5 @@ def page_headers(*, style: str = "", script: str = "") -> Headers:
 
 
 def csp_digest(text: str) -> str:
-    """Return the source expression by which a policy allows an inline style or script."""
+    """Return the source expression of a content security policy for an inline *text*."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

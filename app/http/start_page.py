@@ -33,7 +33,7 @@ _PAGES: Final = Environment(
     lstrip_blocks=True,
 )
 _MOST_DATASETS: Final = 100
-_GLANCE_S: Final = 2.0
+_LOOK_S: Final = 2.0
 """Longest look at a dataset."""
 _CACHED_S: Final = 20.0
 _CACHED_DATASETS: Final = 1024
@@ -55,13 +55,13 @@ class StartPage:
     def __init__(
         self,
         datasets: Datasets,
-        glances: "GlanceCache",
+        overviews: "OverviewCache",
         figures: Callable[[], Figures],
         *,
         has_viewer: bool,
     ) -> None:
         self._datasets = datasets
-        self._glances = glances
+        self._glances = overviews
         self._read_figures = figures
         self._has_viewer = has_viewer
         self._style = (_TEMPLATES / "start.css").read_text("utf-8")
@@ -77,14 +77,14 @@ class StartPage:
         figures = self._read_figures() if self._datasets.may_watch(caller) else []
         if "figures" in request.query_params:
             return self._respond(self._figures.render(figures=figures))
-        known = sorted(self._datasets.seen_by(caller), key=lambda dataset: dataset.name)
+        known = sorted(self._datasets.readable_by(caller), key=lambda dataset: dataset.name)
         shown = known[:_MOST_DATASETS]
         address = address_of(request, has_viewer=self._has_viewer)
-        glances = await self._glances.look_at(shown)
+        overviews = await self._glances.read_all(shown)
         content = self._page.render(
             cards=[
-                make_card(dataset, seen, address, caller)
-                for dataset, seen in zip(shown, glances, strict=True)
+                make_card(dataset, summary, address, caller)
+                for dataset, summary in zip(shown, overviews, strict=True)
             ],
             more=len(known) - len(shown),
             has_viewer=address.viewer is not None,
@@ -118,14 +118,14 @@ def address_of(request: Request, *, has_viewer: bool) -> Address:
     return Address(f"{scheme}://{host}{below}", f"{above}{VIEWER}" if has_viewer else public)
 
 
-class GlanceCache:
+class OverviewCache:
     """Looks at datasets, and shares and caches the results: a view of the page costs few reads."""
 
     def __init__(
         self,
         resolver: Resolver,
         *,
-        within_s: float = _GLANCE_S,
+        within_s: float = _LOOK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resolver = resolver
@@ -133,7 +133,7 @@ class GlanceCache:
         self._flights = SingleFlight[str]()
         self._cached = cachetools.TTLCache[str, DatasetOverview](_CACHED_DATASETS, _CACHED_S, clock)
 
-    async def look_at(self, datasets: Sequence[Dataset]) -> list[DatasetOverview]:
+    async def read_all(self, datasets: Sequence[Dataset]) -> list[DatasetOverview]:
         """Look at all *datasets* concurrently."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._get(dataset)) for dataset in datasets]
@@ -162,13 +162,13 @@ def figures_of(
 
     def read() -> Figures:
         tally, (answered, sent_nbytes) = chunks.counters, requests.totals()
-        asked = tally.hits + tally.misses + tally.joins
-        share = f"{tally.hits / asked:.0%}" if asked else "none"
+        lookups = tally.hits + tally.misses + tally.joins
+        share = f"{tally.hits / lookups:.0%}" if lookups else "none"
         return [
             ("Running for", format_seconds(time.monotonic() - started_at)),
             ("Requests", f"{answered:,}"),
             ("Sent", format_nbytes(sent_nbytes)),
-            ("Chunks from memory", f"{share} of {asked:,}"),
+            ("Chunks from memory", f"{share} of {lookups:,}"),
             ("Indexes and metadata in memory", _format_cache(memory)),
             ("Chunks in memory", _format_cache(chunks.cache)),
         ]

@@ -21,7 +21,7 @@ from app.http.links import PUBLIC_VIEWER, VIEWER
 from app.http.paths import quote_key
 from app.http.start_page import (
     Figures,
-    GlanceCache,
+    OverviewCache,
     StartPage,
     address_of,
     figures_of,
@@ -127,14 +127,14 @@ async def test_what_was_seen_is_kept_for_a_while() -> None:
     """Views of the page cost no reads until then."""
     clock, store = Clock(), filled(WatchedStore(), a=ARRAY)
     opened = reading(store, ttl_s=0)
-    glances = GlanceCache(opened.resolver, clock=clock)
-    first = await glances.look_at([opened.dataset])
+    glances = OverviewCache(opened.resolver, clock=clock)
+    first = await glances.read_all([opened.dataset])
     reads = len(store.calls)
 
-    assert await glances.look_at([opened.dataset]) == first
+    assert await glances.read_all([opened.dataset]) == first
     assert len(store.calls) == reads
     clock.now += 30
-    assert await glances.look_at([opened.dataset]) == first
+    assert await glances.read_all([opened.dataset]) == first
     assert len(store.calls) > reads
 
 
@@ -143,8 +143,8 @@ async def test_all_who_ask_at_once_share_a_look() -> None:
     alone, crowd = filled(WatchedStore(), a=ARRAY), filled(WatchedStore(), a=ARRAY)
     for store, views in ((alone, 1), (crowd, 20)):
         opened = reading(store, ttl_s=0)
-        glances = GlanceCache(opened.resolver)
-        await asyncio.gather(*(glances.look_at([opened.dataset]) for _ in range(views)))
+        glances = OverviewCache(opened.resolver)
+        await asyncio.gather(*(glances.read_all([opened.dataset]) for _ in range(views)))
 
     assert crowd.calls == alone.calls
 
@@ -157,7 +157,7 @@ async def test_datasets_are_looked_at_together() -> None:
     many = [replace(opened.dataset, name=f"d{n}", root=ROOT.join(str(n))) for n in range(50)]
 
     async with asyncio.timeout(2):
-        seen = await GlanceCache(opened.resolver, within_s=0.05).look_at(many)
+        seen = await OverviewCache(opened.resolver, within_s=0.05).read_all(many)
 
     assert {glance.reason for glance in seen} == {"the store has told no more within 0.05 s"}
 
@@ -170,7 +170,7 @@ async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureF
     store.failure = ZeroDivisionError("of ours")
 
     with caplog.at_level(logging.ERROR, logger="app"):
-        broken, sound = await GlanceCache(opened.resolver).look_at([odd, opened.dataset])
+        broken, sound = await OverviewCache(opened.resolver).read_all([odd, opened.dataset])
 
     assert broken.reason == "a fault of this service"
     assert [each.path for each in sound.collections] == ["a"]
@@ -194,7 +194,7 @@ async def show(
         datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
     page = StartPage(
         Datasets(datasets, watchers),
-        GlanceCache(opened.resolver),
+        OverviewCache(opened.resolver),
         lambda: FIGURES,
         has_viewer=has_viewer,
     )
@@ -217,7 +217,7 @@ async def test_figures_that_one_may_not_see_do_not_come_alone_either() -> None:
     """The answer is empty."""
     opened = reading(MemoryStore())
     page = StartPage(
-        Datasets({}, ()), GlanceCache(opened.resolver), lambda: FIGURES, has_viewer=True
+        Datasets({}, ()), OverviewCache(opened.resolver), lambda: FIGURES, has_viewer=True
     )
 
     assert (await page(request(query=b"figures"))).body == b""

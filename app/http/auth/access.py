@@ -63,7 +63,7 @@ class Datasets:
         """Return the dataset *name*, whoever the caller is."""
         return self._datasets.get(name)
 
-    def seen_by(self, caller: Caller) -> list[Dataset]:
+    def readable_by(self, caller: Caller) -> list[Dataset]:
         """Return the datasets that *caller* may read."""
         return [dataset for dataset in self if may_read(caller, dataset)]
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from contextlib import AsyncExitStack, contextmanager
 from http import HTTPStatus
 from math import inf
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import httpx
@@ -24,19 +23,14 @@ from app.settings import PUBLIC, IssuerSettings, issuer_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""
-
 LEEWAY_S: Final = 60
 """Tolerated difference of an issuer's clock."""
-
 IDENTITY_S: Final = 300.0
 """Time after which a token is verified again, as its key may have been withdrawn."""
-
 KEYS_S: Final = 3600.0
 """Time after which keys are read again, at the latest; so long a withdrawn key may be used."""
-
 RETRY_S: Final = 60.0
 """Time for which expired keys are used after the issuer could not be reached."""
-
 APART_S: Final = 10.0
 """Shortest time between two reads of keys."""
 
@@ -106,12 +100,7 @@ class Issuers:
             self._issuers[issuer.url] = _Issuer(name, issuer, keys)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def identify(self, token: str) -> Identity | None:

@@ -290,10 +290,7 @@ def _add_commit(
 
 
 def parse_commit(body: bytes) -> CommitBody:
-    """Parse the body of a commit; its changes are not validated.
-
-    Raises: `BadBodyError`.
-    """
+    """Parse the body of a commit; its changes are not validated. Raises: `BadBodyError`."""
     try:
         return CommitBody.model_validate(orjson.loads(body))
     except orjson.JSONDecodeError as error:
@@ -305,10 +302,7 @@ def parse_commit(body: bytes) -> CommitBody:
 
 
 def parse_key(key: str | None) -> str | None:
-    """Derive the id of a write from the header ``Idempotency-Key``.
-
-    Raises: `BadHeaderError`.
-    """
+    """Derive the id of a write from the header ``Idempotency-Key``. Raises: `BadHeaderError`."""
     if key is None:
         return None
     if not _KEY.fullmatch(key):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 from app.http.limits import Networks, client_of, peer_of
@@ -37,32 +37,12 @@ from app.observability.tracing import Tracing
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 
 
-class App(Protocol):
-    """The application inside; see `Gateway`."""
-
-    def begin(
-        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float, /
-    ) -> ImmediateResponse | DeferredResponse | None:
-        """Begin to answer a GET outside of ASGI, *now* by the clock of the event loop."""
-        ...
-
-    def refuse(
-        self, status: HTTPStatus, detail: str, headers: RequestHeaders, /
-    ) -> ImmediateResponse:
-        """Answer a malformed request."""
-        ...
-
-    async def __call__(self, scope: Any, receive: Any, send: Any, /) -> None:
-        """Speak ASGI."""
-        ...
-
-
 class InstrumentedApp:
     """Counts, logs and traces each request of an application."""
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
-        app: App,
+        app: Any,
         is_public: Mapping[str, bool],
         metrics: RequestMetrics,
         *,
@@ -70,10 +50,7 @@ class InstrumentedApp:
         tracing: Tracing | None = None,
         proxies: Networks = (),
     ) -> None:
-        """Take the datasets by name, and whether each *is_public*.
-
-        The client of a request that comes through one of *proxies* is the one behind it.
-        """
+        """Wrap the `Gateway` *app*, whose datasets *is_public* maps by name; see `client_of`."""
         self.app = app
         self.metrics = metrics
         self._is_public = is_public
@@ -91,6 +68,7 @@ class InstrumentedApp:
         *peer* is the address of the connection. Requests to ``/_shard``, which balancers send
         before each other one, are neither counted nor logged.
         """
+        begun: ImmediateResponse | DeferredResponse | None
         begun = self.app.begin(raw_path, headers, peer, now)
         if not isinstance(begun, ImmediateResponse):
             if begun is None or raw_path.startswith(SHARDS):
@@ -115,7 +93,7 @@ class InstrumentedApp:
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> ImmediateResponse:
         """Answer a malformed request: it is counted, but not logged."""
-        refusal = self.app.refuse(status, detail, headers)
+        refusal: ImmediateResponse = self.app.refuse(status, detail, headers)
         self.metrics.count(NO_DATASET, OTHER_METHOD, outcome_of(status), len(refusal.body))
         return refusal
 
@@ -217,7 +195,7 @@ class InstrumentedApp:
         headers: RequestHeaders,
         peer: bytes,
     ) -> None:
-        """Log and trace a response from memory where its path or a span is needed."""
+        """Log and trace a response from memory, if the log has keys or there is tracing."""
         request = self._context("GET", raw_path, headers, peer)
         request.status, request.nbytes, request.outcome = begun.status, len(begun.body), outcome
         request.request_id, request.dataset = begun.request_id, begun.dataset
@@ -226,22 +204,14 @@ class InstrumentedApp:
 
     def _record(self, request: RequestContext, seconds: float | None) -> None:
         if self._access_log is not None:
+            key = request.key if self._has_keys else ""
             self._access_log.add(
                 AccessRecord(
-                    time.time(),
-                    request.request_id,
-                    request.method,
-                    request.dataset,
-                    request.status,
-                    request.outcome,
-                    request.nbytes,
-                    request.client,
-                    request.caller,
-                    seconds,
-                    request.trace_id,
-                    request.key if self._has_keys else "",
+                    time.time(), request.request_id, request.method, request.dataset,
+                    request.status, request.outcome, request.nbytes, request.client,
+                    request.caller, seconds, request.trace_id, key,
                 )
-            )
+            )  # fmt: skip
         if self._tracing is not None:
             self._tracing.end(request)
 

@@ -109,10 +109,7 @@ class WriteRequest(NamedTuple):
         return stored._replace(is_gzip=ContentCoding.parse(self.headers).is_gzip)
 
     def parameter(self, name: str) -> str:
-        """Return the parameter *name*.
-
-        Raises: `BadParameterError` if it is absent or repeated.
-        """
+        """Return the parameter *name*. Raises: `BadParameterError` if it is absent or repeated."""
         try:
             text = self.query.decode("ascii")
             values = parse_qs(text, keep_blank_values=True, errors="strict").get(name, ())

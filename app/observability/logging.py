@@ -23,13 +23,10 @@ from app.settings import ServerSettings
 
 _ACCESS: Final = "app.access"
 _FAILURES: Final = "app.failures"
-_STDERR: Final = 2
 _MAX_QUEUED: Final = 32 * 1024
 _PAUSE_S: Final = 0.1
 """Time for which lines are gathered: waking the thread for each would cost as much as its line."""
 _CLOSE_S: Final = 1.0
-_REPEAT_S: Final = 60.0
-_MAX_REPEATED: Final = 1024
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
 _app_log: Final = logging.getLogger("app")
@@ -61,8 +58,8 @@ class AccessLog:
     handler whose pipe is full would hold up the exit.
     """
 
-    def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = _STDERR) -> None:
-        """Write lines of *log_format*, ``text`` or ``json``, with keys if *has_keys*."""
+    def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = 2) -> None:
+        """Write lines of *log_format*, ``text`` or ``json``."""
         self.has_keys = has_keys
         self._format = _format_json if log_format == "json" else _format_text
         self._descriptor = descriptor
@@ -264,7 +261,7 @@ class RepetitionFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._passed: TTLCache[str, bool] = TTLCache(_MAX_REPEATED, _REPEAT_S)
+        self._passed: TTLCache[str, bool] = TTLCache(maxsize=1024, ttl=60)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the message of *record* is a new one."""

@@ -5,7 +5,6 @@ from typing import Any
 from app import server
 from app.__main__ import main
 from app.http.instrumentation import InstrumentedApp
-from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
 from app.main import create_app
 from app.settings import Settings
 
@@ -16,13 +15,8 @@ class _Uninstrumented:
     def __init__(self, app: InstrumentedApp) -> None:
         self.metrics = app.metrics
         self._app = app.app
+        self.begin = app.app.begin
         self.refuse = app.app.refuse
-
-    def begin(
-        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
-    ) -> ImmediateResponse | DeferredResponse | None:
-        """Begin to answer."""
-        return self._app.begin(raw_path, headers, peer, now)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""

@@ -114,10 +114,7 @@ def may_write(caller: Caller, dataset: Dataset) -> bool:
 
 
 def demand_writing(caller: Caller, dataset: Dataset) -> None:
-    """Check `may_write`.
-
-    Raises: `UnauthenticatedError`, `ForbiddenError`.
-    """
+    """Check `may_write`. Raises: `UnauthenticatedError`, `ForbiddenError`."""
     _demand(caller, dataset.writers, f"write to {dataset.name}")
 
 

@@ -48,8 +48,8 @@ _ADDRESS: Final = ""
 class Hosts:
     """Names that the service answers to, against DNS rebinding.
 
-    A page of another site whose name is pointed here later shares its origin with the service under
-    that name. No name server can do this to an IP address.
+    A page whose host name is changed to this address shares the origin of the service under that
+    name. IP addresses cannot be rebound.
     """
 
     def __init__(self, host: str, names: Sequence[str]) -> None:
@@ -88,9 +88,8 @@ Raises: `UnauthenticatedError` if it has expired or is forged.
 class BearerTokens:
     """Identifies bearer tokens (RFC 6750) by configured digests, then by *others*.
 
-    The digest of a token is compared with each configured one in constant time. Results are cached
-    by what was sent, which costs a tenth of a digest: the look-up compares only what has the same
-    hash, under a key that nobody knows.
+    Digests are compared in constant time. Results are cached by the bytes that were sent; the
+    keyed hash of the look-up does not leak them.
     """
 
     def __init__(self, callers: Mapping[str, CallerSettings], others: Sequence[Identify]) -> None:
@@ -143,8 +142,7 @@ class BearerTokens:
 class Authenticator:
     """Identifies callers, and checks what they may do.
 
-    Where a rule admits everybody, credentials are not looked at: S3 clients send some everywhere,
-    and a public chunk must cost nothing more.
+    Credentials for public data are ignored: S3 clients always send some.
     """
 
     def __init__(
@@ -155,18 +153,12 @@ class Authenticator:
         self._tokens = tokens
         self._signatures = signatures
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
-        """Callers who may read, and until when that is good, by the clock of the event loop.
-
-        By dataset, credentials as they were sent, and whether those were in the path.
-        """
+        """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
     def cached_reader(
         self, dataset: Dataset, headers: RequestHeaders, now: float, segment: bytes | None
     ) -> Caller | None:
-        """Return the caller of a private *dataset*, if it is cached that they may read it.
-
-        *now* is the time of the event loop, *segment* the ``/~TOKEN`` of the path if it had one.
-        """
+        """Return the cached caller who may read a private *dataset*; see `DataPlane.begin`."""
         sent = segment or headers.get(b"authorization", b"")
         key = dataset.name, sent, segment is not None
         caller, until = self._readers.get(key, (None, -inf))
@@ -222,10 +214,7 @@ class Authenticator:
             demand_writing(await self.caller(scope), dataset)
 
     def _is_private(self, path: str) -> bool:
-        """Return whether *path* names a dataset that is not public, or one that does not exist.
-
-        The two are indistinguishable where any dataset is private.
-        """
+        """Return whether *path* names a private dataset, or an unknown one beside private ones."""
         name = path.removeprefix("/api/datasets")[1:].partition("/")[0]
         dataset = self._datasets.get(name)
         if dataset is not None:

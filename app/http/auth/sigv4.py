@@ -86,10 +86,7 @@ class ReceivedRequest(NamedTuple):
         return cls(scope["method"], path, parameters, headers)
 
     def header(self, name: str) -> str | None:
-        """Return the value of a header.
-
-        Raises: `SignatureError` if it is repeated.
-        """
+        """Return the value of a header. Raises: `SignatureError` if it is repeated."""
         values = self.headers.get(name, ())
         if len(values) > 1:
             raise _bad_header(f"the header {name} is repeated")
@@ -145,10 +142,7 @@ def _is_presigned(scope: Mapping[str, Any]) -> bool:
 
 
 def parse_claim(scope: Mapping[str, Any], received: ReceivedRequest) -> Claim:
-    """Parse the signature of a request that `is_signed`.
-
-    Raises: `SignatureError`.
-    """
+    """Parse the signature of a request that `is_signed`. Raises: `SignatureError`."""
     if not _is_presigned(scope):
         return _parse_header(received)
     if _AUTHORIZATION in received.headers:
@@ -205,7 +199,6 @@ def _parse_fields(
     expires_s: int | None,
     error: Callable[[str], SignatureError],
 ) -> Claim:
-    """Parse the fields that both kinds of signature have."""
     if not _TIMESTAMP.fullmatch(timestamp):
         raise error("the date of the signature is not of the form YYYYMMDDTHHMMSSZ")
     match fields["Credential"].rsplit("/", 4):
@@ -251,10 +244,7 @@ class SignatureChain:
         self._last = signer.seed
 
     def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
-        """Check the *signature* of the next frame.
-
-        Raises: `SignatureError`.
-        """
+        """Check the *signature* of the next frame. Raises: `SignatureError`."""
         self._check("PAYLOAD", f"{_EMPTY_SHA256}\n{hashlib.sha256(data).hexdigest()}", signature)
 
     def check_trailers(self, lines: bytes, signature: bytes) -> None:
@@ -286,10 +276,7 @@ class SignedRequest:
 
     caller: Caller
     chunks: ChunkSigner | None
-    """Signer of the frames of its body, if they are signed.
-
-    Otherwise the body is checked by x-amz-content-sha256 alone, which is signed itself.
-    """
+    """Signer of the frames of its body; `None` if only x-amz-content-sha256 is signed."""
 
 
 class Signatures:
@@ -335,12 +322,10 @@ class Signatures:
             raise SignatureError(
                 "SignatureDoesNotMatch", "the signature does not match the request and the key"
             )
-        chunks = None
-        if payload in {_SIGNED_FRAMES, _SIGNED_TRAILERS}:
-            signs_trailers = payload == _SIGNED_TRAILERS
-            seed = claim.signature
-            chunks = ChunkSigner(key, claim.timestamp, claim.scope, seed, signs_trailers)
-        return SignedRequest(caller, chunks)
+        if payload not in {_SIGNED_FRAMES, _SIGNED_TRAILERS}:
+            return SignedRequest(caller, None)
+        fields = key, claim.timestamp, claim.scope, claim.signature, payload == _SIGNED_TRAILERS
+        return SignedRequest(caller, ChunkSigner(*fields))
 
     def _check_time(self, claim: Claim) -> None:
         try:
@@ -398,20 +383,14 @@ def sign(key: bytes, text: str) -> str:
 
 
 class _SignedHeadersSigner(S3SigV4QueryAuth):
-    """botocore's signer for requests that have only their signed headers.
-
-    The one for presigned URLs serves for all: other requests have x-amz-content-sha256.
-    """
+    """botocore's signer of presigned URLs, for requests that have only their signed headers."""
 
     def headers_to_sign(self, request: AWSRequest) -> Any:
         return request.headers
 
 
 def _expected_signature(key: bytes, received: ReceivedRequest, claim: Claim) -> str:
-    """Return the signature that the request should have.
-
-    Raises: `SignatureError`.
-    """
+    """Return the signature that the request should have. Raises: `SignatureError`."""
     credentials = ReadOnlyCredentials(claim.key_id, "", None)
     signer = _SignedHeadersSigner(credentials, SERVICE, claim.region)
     request = _rebuild(received, claim)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import SecretStr
 
-from app.http.instrumentation import App, InstrumentedApp
+from app.http.instrumentation import InstrumentedApp
 from app.settings import CallerSettings, DatasetSettings, Settings
 from tests.serving import serving
 
@@ -27,7 +27,7 @@ class Served(NamedTuple):
 class _Listener:
     """Listens to what is signed of bodies."""
 
-    def __init__(self, behind: App, payloads: list[bytes]) -> None:
+    def __init__(self, behind: Any, payloads: list[bytes]) -> None:
         self.begin = behind.begin
         self.refuse = behind.refuse
         self._behind = behind

@@ -83,10 +83,7 @@ class IncomingBody:
         return chunk_signer_of(self._scope)
 
     def length(self, most_nbytes: int) -> int:
-        """Return the announced Content-Length; nothing is read.
-
-        Raises: `LengthRequiredError`, `TooLargeError`.
-        """
+        """Return the Content-Length. Raises: `LengthRequiredError`, `TooLargeError`."""
         if self._is_chunked or self._length is None or not _LENGTH.fullmatch(self._length):
             raise LengthRequiredError("the request has no valid Content-Length")
         if (length := int(self._length)) > most_nbytes:
@@ -104,10 +101,7 @@ class IncomingBody:
         return body
 
     async def read_framed(self, most_nbytes: int, held: ByteReservation) -> bytes:
-        """Read an aws-chunked body, which marks its own end: Content-Length may be absent.
-
-        Raises: see `read` and `length`.
-        """
+        """Read an aws-chunked body, which may lack Content-Length. Raises: see `read`, `length`."""
         if not self._is_chunked or self._length is not None:
             return await self.read(self.length(most_nbytes), held)
         return await _join(self._arriving(most_nbytes, held))
@@ -205,10 +199,7 @@ class ContentCoding(NamedTuple):
 
     @classmethod
     def parse(cls, headers: RequestHeaders) -> "ContentCoding":
-        """Parse Content-Encoding; old clients announce frames by x-amz-content-sha256 only.
-
-        Raises: `UnknownCodingError`.
-        """
+        """Parse Content-Encoding and x-amz-content-sha256. Raises: `UnknownCodingError`."""
         is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
         listed = headers.get(b"content-encoding", b"").lower().split(b",")
         codings = [each.strip() for each in listed if each.strip() not in _NO_CODING]
@@ -353,10 +344,7 @@ _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 
 
 def check_digests(framed: bytes, body: bytes, headers: RequestHeaders) -> None:
-    """Check *body*, and *framed*, the same with its frames, against the checksums in *headers*.
-
-    Raises: `DigestError`.
-    """
+    """Check *body*, *framed* with its frames, against *headers*. Raises: `DigestError`."""
     for name, compute in _DIGESTS.items():
         if name in headers and base64.b64encode(compute(body)) != headers[name].strip():
             raise DigestError(f"the body does not match {name.decode()}")
@@ -396,10 +384,7 @@ class RequestBodyReader:
             await held.release()
 
     async def read_document[M: RequestDocument](self, request: Request, model: type[M]) -> M:
-        """Read the body of *request* as *model*; without a body its defaults hold.
-
-        Raises: `BadBodyError`, and see `read_body`.
-        """
+        """Read the body as *model*, or its defaults. Raises: `BadBodyError`, see `read_body`."""
         try:
             headers = combine_headers(request.scope["headers"])
             if not has_body(headers):

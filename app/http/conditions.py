@@ -54,10 +54,7 @@ def parse_range(header: str) -> ByteRequest | None:
 
 
 def resolve_range(request: ByteRequest, length: int) -> ByteRange:
-    """Clamp *request* to an entity of *length* bytes.
-
-    Raises: `UnsatisfiableError` if no byte is left.
-    """
+    """Clamp *request* to *length* bytes. Raises: `UnsatisfiableError` if no byte is left."""
     if isinstance(request, SuffixRange):
         resolved = ByteRange(max(0, length - request.length), length)
     elif request.start >= length:
@@ -165,10 +162,7 @@ class Conditions(NamedTuple):
 
     @property
     def reading(self) -> ByteRequest | None:
-        """The bytes that will be read of any entity; `None` if that depends on the entity.
-
-        Raises: `BadHeaderError`.
-        """
+        """Range to read; `None` if it depends on the entity. Raises: `BadHeaderError`."""
         dates = self.if_modified_since or self.if_unmodified_since
         if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
             return None
@@ -178,10 +172,7 @@ class Conditions(NamedTuple):
             return None
 
     def precondition(self, etag: ETag, modified_s: int | None) -> HTTPStatus | None:
-        """Return the status that a precondition demands for a version, if any (§13.2.2).
-
-        Dates count only where tags are absent and the modification time is known.
-        """
+        """Return the status of a failed precondition; dates count only without tags (§13.2.2)."""
         if self.if_match is not None:
             if not _matches(self.if_match, etag, weakly=False):
                 return HTTPStatus.PRECONDITION_FAILED
@@ -194,10 +185,7 @@ class Conditions(NamedTuple):
         return HTTPStatus.NOT_MODIFIED if is_known else None
 
     def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
-        """Select a part of an entity of *length* bytes and version *etag*.
-
-        Raises: `BadHeaderError`.
-        """
+        """Select a part of *length* bytes of version *etag*. Raises: `BadHeaderError`."""
         if self is _PLAIN_GET or self is _GZIP_GET:
             return _whole_of(length)
         if (status := self.precondition(etag, modified_s)) is not None:

@@ -211,10 +211,7 @@ print(array)"""
 
 
 def _xarray(url: str, arrays: Sequence[_Array]) -> list[Snippet]:
-    """Open the group of the first array, if all its arrays have dimension names.
-
-    Arrays whose dimensions have other sizes, as levels of an image have, are dropped.
-    """
+    """Open the group of the first array, without arrays whose dimensions have other sizes."""
     group = arrays[0].group
     members = [each for each in arrays if each.group == group]
     if group is None or not all(_has_dimensions(each.description) for each in members):

@@ -12,10 +12,7 @@ class ClientGoneError(Exception):
 
 
 class UntilDisconnect:
-    """Cancels the block when *receive* returns ``http.disconnect``.
-
-    Raises: `ClientGoneError`, out of the block.
-    """
+    """Cancels the block on ``http.disconnect``. Raises: `ClientGoneError`, out of the block."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive

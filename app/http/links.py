@@ -53,10 +53,7 @@ def layer_type(collection: Description) -> str:
 
 
 def link(viewer: str, kind: str, name: str, source: str) -> str:
-    """Return the URL that opens *source* in *viewer*, as a layer of type *kind* with a *name*.
-
-    The type ``auto`` would measure the contrast of an image before its chunks have come.
-    """
+    """Return the URL of *viewer* with *source* as a layer *name* of type *kind*."""
     state = {"layers": [{"type": kind, "name": name, "source": source}], "layout": "4panel"}
     return f"{viewer}#!{quote(json.dumps(state), safe=':/')}"
 

@@ -110,10 +110,7 @@ class AsciiJson(JSONResponse):
 
 
 def new_router(prefix: str, tag: str) -> APIRouter:
-    """Return a router whose routes are appended to an application as they are.
-
-    `FastAPI.include_router` would parse the signature of each route a second time.
-    """
+    """Return a router for `routes.extend`; `include_router` would parse each signature again."""
     return APIRouter(
         prefix=prefix, tags=[tag], responses=dict(DEFAULT), default_response_class=AsciiJson
     )

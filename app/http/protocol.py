@@ -226,10 +226,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that is idle, or whose head comes too slowly.
-
-        The timer is not set anew for each request; it runs out, and is set for the rest.
-        """
+        """Close an idle or slow connection; the timer runs out, and is set for the rest."""
         self.timeout_keep_alive_task = None
         if self._is_answering():
             return

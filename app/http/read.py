@@ -281,10 +281,7 @@ def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: byt
 
 
 def listing_page(path: str, listed: Sequence[Name]) -> bytes:
-    """Return the HTML page of *path*, which ends in a slash; links are relative to it.
-
-    Beyond `MOST_LINKS` it refers to ListObjectsV2.
-    """
+    """Return the HTML page of *path*, which ends in a slash, with up to `MOST_LINKS` links."""
     rows = "\n".join(map(_link, listed[:MOST_LINKS]))
     if len(listed) > MOST_LINKS:
         rows += "\n<li>and more: <code>?list-type=2</code> gives all by the page</li>"

@@ -43,10 +43,7 @@ class RequestHead(NamedTuple):
 
 
 def check_head(parser: Any, url: bytes, headers: Headers, received_nbytes: int) -> RequestHead:
-    """Check a complete head, which came within the last *received_nbytes*.
-
-    Raises: `RefusedRequestError`.
-    """
+    """Check a head within the last *received_nbytes*. Raises: `RefusedRequestError`."""
     if len(headers) > MAX_HEADERS:
         raise RefusedRequestError(*TOO_LARGE)
     if received_nbytes > HEAD_NBYTES and _nbytes(url, headers) > HEAD_NBYTES:

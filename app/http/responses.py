@@ -50,10 +50,7 @@ _OF_S3: Final = re.compile(rb"(?i:x-amz-|amz-sdk-)[A-Za-z0-9-]+")
 
 
 class Cors:
-    """CORS headers (Fetch standard §3.2) for pages of *origins*, or of all with ``*``.
-
-    Errors carry them too: without them Neuroglancer takes an error for a missing chunk.
-    """
+    """CORS headers (Fetch standard §3.2) for *origins* or ``*``; errors have them too."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._any = "*" in origins

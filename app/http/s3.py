@@ -153,10 +153,7 @@ def upload_step(method: str, names: Collection[bytes]) -> str | None:
 
 
 def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool:
-    """Return whether a request of a whole dataset is ListObjects or ListObjectsV2.
-
-    ListObjects of an S3 client may have no parameter at all.
-    """
+    """Return whether a request of a dataset is ListObjects, maybe bare, or ListObjectsV2."""
     is_plain = is_s3 and method == "GET" and _SERVED_OF_BUCKETS.isdisjoint(names)
     return is_plain or not _LIST_PARAMETERS.isdisjoint(names)
 
@@ -200,11 +197,7 @@ class ListRequest:
 
     @classmethod
     def parse(cls, query_string: bytes) -> Self:
-        """Parse a query.
-
-        Raises: `BadHeaderError` for a query that cannot be answered, `BadKeyError` for a prefix in
-        a folder that no key can be in.
-        """
+        """Parse a query. Raises: `BadHeaderError`, or `BadKeyError` for an invalid prefix."""
         parameters = _parse_query(query_string)
         if (delimiter := parameters.get("delimiter", "")) not in ("", "/"):
             raise BadHeaderError("keys can be folded at '/' only")
@@ -408,10 +401,7 @@ class Deletion:
 
 
 def parse_deletion(body: bytes) -> Deletion:
-    """Parse the body of DeleteObjects.
-
-    Raises: `BadBodyError`, `UnsupportedError` for conditions other than the ETag.
-    """
+    """Parse the body of DeleteObjects. Raises: `BadBodyError`, `UnsupportedError`."""
     deletion = Deletion()
 
     def add(texts: Mapping[str, str]) -> None:

@@ -123,10 +123,7 @@ def _upload(request: WriteRequest) -> Upload:
 
 
 def _check_object(headers: RequestHeaders, body: bytes) -> None:
-    """Check *body*, all parts together, against *headers*.
-
-    Checksums of checksums, which end in ``-`` and the number of parts, are of no further use.
-    """
+    """Check all parts together against *headers*, except checksums of checksums."""
     checksums = {k: v for k, v in headers.items() if k.startswith(_CHECKSUM) and b"-" not in v}
     check_digests(b"", body, checksums)
     if headers.get(_SIZE, b"%d" % len(body)) != b"%d" % len(body):
@@ -134,10 +131,7 @@ def _check_object(headers: RequestHeaders, body: bytes) -> None:
 
 
 def parse_parts(body: bytes) -> list[PartName]:
-    """Parse the body of CompleteMultipartUpload; checksums of parts were checked on arrival.
-
-    Raises: `BadBodyError`, `BadPartError`, `PartOrderError`.
-    """
+    """Parse CompleteMultipartUpload. Raises: `BadBodyError`, `BadPartError`, `PartOrderError`."""
     parts: list[PartName] = []
 
     def add(texts: Mapping[str, str]) -> None:
@@ -215,10 +209,7 @@ class Copier:
 
 
 async def _parse_source(request: WriteRequest) -> tuple[Dataset, VirtualKey]:
-    """Return the dataset and key of x-amz-copy-source.
-
-    Raises: `BadHeaderError`, `BadKeyError`, `UnsupportedError`, and errors of authentication.
-    """
+    """Parse x-amz-copy-source. Raises: `BadHeaderError`, `BadKeyError`, `UnsupportedError`."""
     quoted, query, _ = request.headers[COPY_SOURCE].partition(b"?")
     if query or any(name in request.headers for name in _UNSERVED):
         raise UnsupportedError("copying a version, by dates or with a key is not served")

@@ -96,10 +96,7 @@ class ShardAffinity:
         await write(HTTPStatus.NO_CONTENT, headers, b"")
 
     async def _name(self, path: bytes) -> bytes:
-        """Name the shard or session that *path* leads into; *path* itself if there is none.
-
-        Raises: `BadKeyError`, `DamagedError`, `StorageError`.
-        """
+        """Return the shard or session of *path*, or *path*. Raises: `ShardgateError`."""
         name, key = split_target(path)
         dataset = self._datasets.get(name)
         if dataset is None or key is None:

@@ -47,10 +47,7 @@ type Figures = list[tuple[str, str]]
 
 
 class StartPage:
-    """Shows the datasets that the caller may read; it loads nothing and works without scripts.
-
-    Where scripts run the figures are live: with the query ``figures`` they come alone.
-    """
+    """Shows the readable datasets, or with the query ``figures`` the live figures alone."""
 
     def __init__(
         self,

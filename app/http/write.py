@@ -85,10 +85,7 @@ class WriteRequest(NamedTuple):
             await held.release()
 
     def demand(self, prefix: bytes = b"") -> Demand | None:
-        """Parse the preconditions, from headers whose names begin with *prefix*.
-
-        Raises: `BadHeaderError`.
-        """
+        """Parse the preconditions, whose names begin with *prefix*. Raises: `BadHeaderError`."""
         if_match, if_none_match = (
             None if value is None else value.decode("latin-1")
             for value in map(self.headers.get, (prefix + b"if-match", prefix + b"if-none-match"))
@@ -96,10 +93,7 @@ class WriteRequest(NamedTuple):
         return parse_demand(if_match, if_none_match)
 
     def object_headers(self) -> ObjectHeaders:
-        """Return the headers that the object is to be stored with.
-
-        Raises: `BadHeaderError` for metadata that S3 does not take, `UnknownCodingError`.
-        """
+        """Return the headers to store. Raises: `BadHeaderError`, `UnknownCodingError`."""
         stored = object_headers(self.headers)
         named = sum(name.startswith(METADATA) for name in self.headers)
         if len(stored.metadata) < named or stored.nbytes > _MAX_METADATA_NBYTES:
@@ -145,10 +139,7 @@ type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
 def allowed_methods(
     dataset: Dataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
 ) -> bytes:
-    """Return the methods that are served of *key*, or of the *dataset*, with parameters *names*.
-
-    POST of a key is served only as a step of a multipart upload.
-    """
+    """Return the methods of *key* or *dataset*; POST of a key is a step of a multipart upload."""
     if dataset is None:
         return ALLOW
     writes = ["PUT", "DELETE"] if dataset.is_writable else []

@@ -52,11 +52,7 @@ class AccessRecord(NamedTuple):
 
 
 class AccessLog:
-    """Writes a line for each request, in a thread.
-
-    A `logging.LogRecord` behind a `QueueHandler` would cost the event loop ten times as much, and a
-    handler whose pipe is full would hold up the exit.
-    """
+    """Writes a line for each request in a thread; `QueueHandler` would cost ten times as much."""
 
     def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = 2) -> None:
         """Write lines of *log_format*, ``text`` or ``json``."""
@@ -168,10 +164,7 @@ def timestamp(milliseconds: int) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Withholds the texts of errors about private data, unless the level is ``debug``.
-
-    Records that belong to no request are private if *is_private*.
-    """
+    """Withholds texts of private errors; *is_private* is for records without a request."""
 
     def __init__(self, *, is_private: bool, level: str) -> None:
         super().__init__()
@@ -234,10 +227,7 @@ _FORMATTERS: Final[Mapping[str, type[_Formatter]]] = {"text": TextFormatter, "js
 
 
 def logging_config(settings: ServerSettings, *, is_private: bool) -> dict[str, Any]:
-    """Return the configuration for `logging.config.dictConfig`.
-
-    Of libraries only warnings are logged: botocore's debugging output shows keys.
-    """
+    """Return the `dictConfig`; libraries log warnings only, as other records show keys."""
     level = settings.log_level.upper()
     uvicorn_level = level if logging.getLevelName(level) >= logging.WARNING else "WARNING"
     line = {"()": _FORMATTERS[settings.log_format], "is_private": is_private, "level": level}

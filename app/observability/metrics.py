@@ -84,11 +84,7 @@ class Metrics(Collector):
 
 
 class RequestMetrics:
-    """Requests by dataset, method and outcome.
-
-    The child of a combination of labels is looked up once: ``labels`` costs five times as much
-    as counting.
-    """
+    """Requests by label; children are cached, as ``labels`` costs five times a count."""
 
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
         text = "Requests that are answered, or whose client has gone; no dataset is all else"
@@ -235,10 +231,7 @@ class CacheMetrics(Collector):
 
 
 def store_of(ref: ObjectRef) -> str:
-    """Return the label of a store, such as ``file``, ``s3+lab``, or ``guarded+https``.
-
-    It is the scheme, the name of the store in the settings, and whether the reference is virtual.
-    """
+    """Return the label of a store: ``file``, ``s3+lab``, ``guarded+https``."""
     return ref.bucket.partition("://")[0]
 
 

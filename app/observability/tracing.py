@@ -1,7 +1,4 @@
-"""OpenTelemetry spans of requests, of reads of metadata and indexes, and of calls of stores.
-
-OpenTelemetry is an extra (``otel``): it is imported only if traces are configured.
-"""
+"""OpenTelemetry spans of requests, reads and calls of stores; imports the extra when configured."""
 
 import asyncio
 import time
@@ -22,10 +19,7 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_E
 
 
 class Tracing:
-    """Makes spans, and sends them in the background where OpenTelemetry's variables say.
-
-    Keys are attributes of public data only.
-    """
+    """Makes and sends spans, with keys of public data only."""
 
     def __init__(self) -> None:
         """Import OpenTelemetry; `ModuleNotFoundError` if the extra is not installed."""
@@ -130,10 +124,7 @@ class _TracedReads(ReadCache):
 
 
 def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
-    """Return the tracing that OpenTelemetry's own variables configure.
-
-    Raises: `ConfigurationError` if the extra is missing, or the exporter is not ``otlp``.
-    """
+    """Return the tracing of OpenTelemetry's variables. Raises: `ConfigurationError`."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
     is_wanted = bool(exporter) or any(environ.get(name) for name in _ENDPOINTS)
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"

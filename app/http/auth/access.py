@@ -81,10 +81,7 @@ class Datasets:
         raise UnknownDatasetError(f"there is no dataset {name}")
 
     def find_writable(self, name: str, caller: Caller) -> Dataset:
-        """Return the dataset *name*, if *caller* may write to it.
-
-        Raises: `ReadOnlyError`, and see `find` and `demand_writing`.
-        """
+        """Return a dataset that *caller* may write to. Raises: `ReadOnlyError`, see `find`."""
         dataset = self.find(name, caller)
         if not dataset.is_writable:
             raise ReadOnlyError(f"{name} is not writable")
@@ -96,10 +93,7 @@ class Datasets:
         return not self._watchers.isdisjoint(caller.grants)
 
     def demand_watching(self, caller: Caller) -> None:
-        """Check that *caller* may see metrics of all datasets.
-
-        Raises: `UnauthenticatedError`, `ForbiddenError`.
-        """
+        """Check `may_watch`. Raises: `UnauthenticatedError`, `ForbiddenError`."""
         _demand(caller, self._watchers, "see metrics of all datasets")
 
 

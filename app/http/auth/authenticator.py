@@ -79,10 +79,7 @@ type SentToken = bytes | str
 """A token as it was sent: the value of ``Authorization``, or as text the segment of a path."""
 
 type Identify = Callable[[str], Awaitable[Identity | None]]
-"""Identifies the caller of a token; `None` if it is of another kind.
-
-Raises: `UnauthenticatedError` if it has expired or is forged.
-"""
+"""Identifies a token; `None` for other kinds. Raises: `UnauthenticatedError` if invalid."""
 
 
 class BearerTokens:
@@ -107,10 +104,7 @@ class BearerTokens:
         return known if known is not None and known.until_s > time.time() else None
 
     async def identify(self, sent: SentToken) -> Caller:
-        """Return the caller of the token *sent*.
-
-        Raises: `UnauthenticatedError`, `IssuerUnavailableError`.
-        """
+        """Return the caller. Raises: `UnauthenticatedError`, `IssuerUnavailableError`."""
         if (cached := self.cached(sent)) is not None:
             return cached.caller
         token = unquote_to_bytes(sent) if isinstance(sent, str) else sent[len(_BEARER) :].strip()
@@ -140,10 +134,7 @@ class BearerTokens:
 
 
 class Authenticator:
-    """Identifies callers, and checks what they may do.
-
-    Credentials for public data are ignored: S3 clients always send some.
-    """
+    """Identifies callers, except of public data: S3 clients always send credentials."""
 
     def __init__(
         self, datasets: Datasets, tokens: BearerTokens, signatures: Signatures, hosts: Hosts
@@ -173,10 +164,7 @@ class Authenticator:
         return caller if self._hosts.admits(headers.get(b"host", b"")) else None
 
     def demand_host(self, scope: Scope) -> None:
-        """Check that the request names a host of the service, unless it only reads public data.
-
-        Raises: `MisdirectedError`.
-        """
+        """Check the host, except of reads of public data. Raises: `MisdirectedError`."""
         if scope["method"] in _READS and not self._is_private(scope["path"]):
             return
         host = combine_headers(scope["headers"]).get(b"host", b"")
@@ -196,20 +184,14 @@ class Authenticator:
         return found
 
     async def enter(self, scope: Scope, name: str) -> Dataset:
-        """Return the dataset *name*, if the caller may read it.
-
-        Raises: `UnknownDatasetError`, and see `caller`.
-        """
+        """Return a dataset the caller may read. Raises: `UnknownDatasetError`, see `caller`."""
         dataset = self._datasets.get(name)
         if dataset is not None and dataset.is_public:
             return dataset
         return self._datasets.find(name, await self.caller(scope))
 
     async def demand_writing(self, scope: Scope, dataset: Dataset) -> None:
-        """Check that the caller may write to *dataset*.
-
-        Raises: `ForbiddenError`, and see `caller`.
-        """
+        """Check that the caller may write. Raises: `ForbiddenError`, see `caller`."""
         if PUBLIC not in dataset.writers:
             demand_writing(await self.caller(scope), dataset)
 

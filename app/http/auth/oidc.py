@@ -158,10 +158,7 @@ def _verify(token: str, key: VerificationKey, issuer: IssuerSettings) -> Mapping
 
 
 def grants(issuer: str, claims: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
-    """Return the rules ``ISSUER:VALUE`` that the claims called *names* fulfil, and `public`.
-
-    The name of an issuer has no colon, so no value can pass for another issuer's.
-    """
+    """Return `public`, and ``ISSUER:VALUE`` for the values of the claims called *names*."""
     values = {value for name in names for value in _claim_values(claims, name)}
     return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
 
@@ -263,10 +260,7 @@ def open_client(timeout_s: float) -> httpx.AsyncClient:
 async def read_keys(
     client: httpx.AsyncClient, issuer: IssuerSettings, timeout_s: float
 ) -> tuple[VerificationKey, ...]:
-    """Read the keys of *issuer*, in *timeout_s* altogether.
-
-    Raises: `IssuerUnavailableError`, whose text is for the operator.
-    """
+    """Read the keys of *issuer* in *timeout_s* altogether. Raises: `IssuerUnavailableError`."""
     with _translated(issuer.url):
         async with asyncio.timeout(timeout_s):
             url = issuer.jwks_url or await _discover(client, issuer.url)
@@ -309,10 +303,7 @@ def _translated(issuer: str) -> Generator[None]:
 
 
 def decode_jwks(data: bytes) -> tuple[VerificationKey, ...]:
-    """Decode the usable keys of a JWK Set (RFC 7517); keys for other purposes are skipped.
-
-    Raises: `ValueError` if *data* is no JWK Set.
-    """
+    """Decode the signing keys of a JWK Set (RFC 7517). Raises: `ValueError` if it is none."""
     match orjson.loads(data):
         case {"keys": list(keys)}:
             decoded = [_decode_jwk(jwk) for jwk in keys if isinstance(jwk, dict)]

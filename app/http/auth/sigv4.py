@@ -70,10 +70,7 @@ class ReceivedRequest(NamedTuple):
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> Self:
-        """Return the request of an ASGI scope.
-
-        Raises: `SignatureError` for a query that is not UTF-8, which no client can have signed.
-        """
+        """Return the request of a scope. Raises: `SignatureError` if the query is not UTF-8."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -93,10 +90,7 @@ class ReceivedRequest(NamedTuple):
         return values[0] if values else None
 
     def parameter(self, name: str) -> str | None:
-        """Return the value of a parameter, in whatever case its name is.
-
-        Raises: `SignatureError` if it is repeated.
-        """
+        """Return a parameter by its name in any case. Raises: `SignatureError` if repeated."""
         values = [value for each, value in self.parameters if each.lower() == name.lower()]
         if len(values) > 1:
             raise _bad_parameter(f"{name} is repeated")
@@ -248,10 +242,7 @@ class SignatureChain:
         self._check("PAYLOAD", f"{_EMPTY_SHA256}\n{hashlib.sha256(data).hexdigest()}", signature)
 
     def check_trailers(self, lines: bytes, signature: bytes) -> None:
-        """Check the *signature* of the trailers, each ``name:value`` and a line feed.
-
-        Raises: `SignatureError`.
-        """
+        """Check the *signature* of trailers, lines of ``name:value``. Raises: `SignatureError`."""
         self._check("TRAILER", hashlib.sha256(lines).hexdigest(), signature)
 
     def _check(self, kind: str, digests: str, signature: bytes) -> None:
@@ -302,10 +293,7 @@ class Signatures:
         self._derive_key = lru_cache(_KEYS)(derive_key)
 
     def check(self, scope: Mapping[str, Any]) -> SignedRequest | None:
-        """Return the signer of the ASGI request *scope*; `None` if it is not signed.
-
-        Raises: `SignatureError`.
-        """
+        """Return the signer of an ASGI request; `None` if unsigned. Raises: `SignatureError`."""
         if not is_signed(scope):
             return None
         received = ReceivedRequest.of(scope)

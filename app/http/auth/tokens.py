@@ -58,10 +58,7 @@ class TokenSigner:
         return SignedToken(token, expires_at_s)
 
     async def identify(self, token: str) -> Identity | None:
-        """Return the signer of *token* with its grants; `None` if its type is another.
-
-        Raises: `UnauthenticatedError`.
-        """
+        """Return the signer and grants; `None` for other types. Raises: `UnauthenticatedError`."""
         try:
             if jwt.get_unverified_header(token).get("typ") != _TYPE:
                 return None

@@ -159,7 +159,7 @@ async def test_datasets_are_looked_at_together() -> None:
     async with asyncio.timeout(2):
         seen = await OverviewCache(opened.resolver, within_s=0.05).read_all(many)
 
-    assert {glance.reason for glance in seen} == {"the store has told no more within 0.05 s"}
+    assert {each.reason for each in seen} == {"the store took longer than 0.05 s"}
 
 
 async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

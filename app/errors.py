@@ -1,5 +1,55 @@
 """Errors, by the party that can act on them; `app.http.problems` gives each leaf a status.
 
+ShardgateError
+├── ConfigurationError
+├── RequestError
+│   ├── BadKeyError
+│   ├── BadHeaderError
+│   ├── BadParameterError
+│   ├── BadBodyError
+│   ├── DigestError
+│   ├── LengthRequiredError
+│   ├── TooLargeError
+│   ├── SlowBodyError
+│   ├── UnknownCodingError
+│   ├── UnsupportedError
+│   ├── ForeignPageError
+│   ├── MisdirectedError
+│   ├── UnauthenticatedError
+│   ├── SignatureError
+│   ├── ForbiddenError
+│   ├── TooManyRequestsError
+│   ├── PreconditionFailedError
+│   ├── BadPartError
+│   ├── PartOrderError
+│   ├── UnknownUploadError
+│   ├── UnknownDatasetError
+│   ├── UnknownRepositoryError
+│   ├── UnknownRefError
+│   └── UnknownSessionError
+├── ConflictError
+├── CommitConflictError
+├── ReadOnlyError
+├── UnwritableError
+├── NotAllowedError
+├── OfflineError
+├── LockedError
+├── ClockSkewError
+├── BusyError
+├── OverdueError
+├── IssuerUnavailableError
+├── StorageError
+│   ├── StorageDeniedError
+│   ├── StorageThrottledError
+│   ├── StorageUnavailableError
+│   ├── StorageTimeoutError
+│   ├── TruncatedReadError
+│   ├── StorageRedirectError
+│   ├── RangeNotSatisfiedError
+│   ├── MetadataMissingError
+│   └── VersionChangedError
+└── DamagedError
+
 An object that does not exist is a value, not an error.
 """
 

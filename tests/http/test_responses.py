@@ -107,6 +107,14 @@ def test_no_failure_of_a_store_is_absence() -> None:
     }
 
 
+def test_the_tree_is_drawn() -> None:
+    """The docstring of the module names every error."""
+    names = [c.__name__ for c in vars(errors).values() if isinstance(c, type)]
+    drawn = errors.__doc__ or ""
+
+    assert [name for name in names if name.endswith("Error") and name not in drawn] == []
+
+
 def test_problem_document() -> None:
     """A problem says what and why (RFC 9457)."""
     headers, body = problem(HTTPStatus.BAD_GATEWAY, "s3://b/k: damaged")

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -137,6 +138,7 @@ def _check(flip: Callable[[bytes], bytes], name: str, version: int = 2) -> None:
 BITS = st.lists(st.integers(0, 2**20), min_size=1, max_size=3)
 bounded = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 few = settings(bounded, max_examples=25)
+soak = settings(max_examples=3_000, suppress_health_check=list(HealthCheck))
 every_file = pytest.mark.parametrize("name", FILES)
 HOW = pytest.mark.parametrize("flip", [_flip, _flip_inside])
 
@@ -152,11 +154,42 @@ def test_flips_lead_nowhere_else(
     _check(lambda data: flip(data, bits), name)
 
 
+@HOW
+@every_file
+@pytest.mark.soak
+@soak
+@given(bits=BITS)
+def test_many_flips_lead_nowhere_else(
+    flip: Callable[[bytes, list[int]], bytes], name: str, bits: list[int]
+) -> None:
+    """The same for long."""
+    _check(lambda data: flip(data, bits), name)
+
+
 @bounded
 @given(bits=BITS, name=st.sampled_from(["refs/branch.main", "snapshots/", "manifests/"]))
 def test_flips_of_version_1_lead_nowhere_else(bits: list[int], name: str) -> None:
     """There a ref is a file of JSON."""
     _check(lambda data: _flip(data, bits), name, 1)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("bit", range(8))
+async def test_a_flip_of_the_header_is_damage_or_changes_nothing(name: str, bit: int) -> None:
+    """What says whose file it is does not count, all else does; a marker can turn into none."""
+    objects = _objects()
+    right = await _read_all(objects)
+    (file,) = [key for key in objects if key.startswith(name)][:1]
+    for at in range(HEADER):
+        flipped = _flip(objects[file], [at * 8 + bit])
+        found = await _read_all({**objects, file: flipped})
+        if 12 <= at < 36:
+            assert found == right
+        elif name == "repo" and at < 12:
+            assert set(found.values()) == {None}
+        else:
+            wrong = {key: each for key, each in found.items() if each != right[key]}
+            assert all(isinstance(each, DamagedError) for each in wrong.values())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -171,3 +204,19 @@ async def test_a_truncated_file_is_damage(name: str) -> None:
         found = await _read_all({**objects, file: data[:length]})
         for key, each in found.items():
             assert each == right[key] or isinstance(each, DamagedError)
+
+
+def test_flips_take_little_memory() -> None:
+    """Counts and sizes that are not true make nothing large."""
+    objects = dict(_objects())
+    tracemalloc.start()
+    try:
+        for name in FILES:
+            (file,) = [key for key in objects if key.startswith(name)][:1]
+            nbytes = len(zstandard.decompress(objects[file][HEADER:]))
+            for at in range(0, nbytes, 20):
+                high = _flip_inside(objects[file], [at * 8 + 31, at * 8 + 29])
+                asyncio.run(_read_all({**objects, file: high}))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

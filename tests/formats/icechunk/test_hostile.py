@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.errors import DamagedError
+from app.errors import DamagedError, NotAllowedError, OfflineError
 from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.virtual import Allowed, parse_prefix
 from app.model import ObjectRef
@@ -16,11 +17,19 @@ from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import (
+    MANIFEST,
+    REPO_INFO,
     SNAPSHOT,
+    Number,
+    Numbers,
     Ref,
+    Struct,
+    Structs,
     Table,
     envelope,
+    payload,
 )
+from tests.formats.icechunk.building_repo import NOON, U8, U64
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
@@ -29,6 +38,7 @@ from tests.resolving import ROOT, Reading, reading
 ARCHIVE = ObjectRef("memory://archive", "era5")
 ALLOWED = (Allowed(parse_prefix("s3://archive/era5/"), ARCHIVE),)
 GOOD = b"the good chunk"
+SCALAR = array_metadata([], [], [LITTLE])
 LINE = array_metadata([8], [2], [LITTLE])
 
 
@@ -98,8 +108,16 @@ async def test_a_reference_of_no_one_kind_is_damaged(fields: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(0, 15), (14, 1), (15, 1), (5, 2**32), (2**63 - 2, 1), (0, 2**63 - 1), (1, 2**62)],
-)  # fmt: skip
+    [
+        (0, 15),
+        (14, 1),
+        (15, 1),
+        (5, 2**32),
+        (2**63 - 2, 1),
+        (0, 2**63 - 1),
+        (1, 2**62),
+    ],
+)
 @pytest.mark.parametrize("is_local", [False, True])
 async def test_a_reference_past_the_end_of_its_file_is_damaged(
     offset: int,
@@ -173,6 +191,33 @@ async def test_a_manifest_that_the_snapshot_does_not_list_is_read() -> None:
     assert await _open(builder.build()).read("a/c/0") == b"x"
 
 
+async def test_a_manifest_that_is_a_bomb_is_refused() -> None:
+    """It is never inflated beyond the limit."""
+    builder = _builder()
+    name = f"manifests/{spell(b'the manifest')}"
+    builder.objects[name] = envelope(bytes(2**26), MANIFEST)
+    builder.array("/bad", LINE, [4], manifests=[(b"the manifest", [(0, 4)])])
+    data = _open(builder.build(), limit_nbytes=2**16)
+    tracemalloc.start()
+    try:
+        assert "more than 65536" in await _why(data, "bad/c/0")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("file", ["repo", "snapshots"])
+async def test_other_files_that_are_bombs_are_refused(file: str) -> None:
+    """The error names the file."""
+    builder = _builder()
+    objects = builder.build()
+    (name,) = [name for name in objects if name.startswith(file)]
+    kind = REPO_INFO if file == "repo" else SNAPSHOT
+    objects[name] = envelope(bytes(2**26), kind)
+    with pytest.raises(DamagedError, match=f"{name}: .*more than 65536"):
+        await _open(objects, limit_nbytes=2**16).read("good/c/0")
+
+
 async def test_a_file_that_is_too_large_as_it_is_stored_is_refused() -> None:
     """No more than the limit is read of it."""
     builder = _builder()
@@ -181,6 +226,19 @@ async def test_a_file_that_is_too_large_as_it_is_stored_is_refused() -> None:
     objects[name] = envelope(bytes(2**20), SNAPSHOT, compression=0)
     with pytest.raises(DamagedError, match=name):
         await _open(objects, limit_nbytes=2**16).read("good/c/0")
+
+
+async def test_a_node_in_no_group_is_read() -> None:
+    """By its path, like any other."""
+    builder = _builder()
+    builder.array("/lone/node", LINE, [4], [Ref(index=[0], inline=b"x")])
+    builder.array("/good/inside", LINE, [4], [Ref(index=[0], inline=b"y")])
+    data = _open(builder.build())
+
+    assert await data.read("lone/node/c/0") == b"x"
+    assert await data.read("good/inside/c/0") == b"y"
+    assert await data.read("lone/zarr.json") is None
+    await _check_rest(data)
 
 
 @pytest.mark.parametrize("document", [b"{", b"\xff", {**LINE, "shape": [8, 8]}, PLAIN])
@@ -194,6 +252,34 @@ async def test_a_damaged_node_is_no_absent_node(document: Any) -> None:
         assert re.search(r"snapshots/[0-9A-Z]{20}: /bad: ", await _why(data, key))
 
 
+@pytest.mark.parametrize("parent", [0, 1, 7, -2, 2**31 - 1, -(2**31), None])
+async def test_no_parent_is_needed_to_read(parent: int | None) -> None:
+    """One that is in a circle or nowhere is a matter of the history."""
+    builder = _builder()
+    snapshot_id = builder.snapshot()
+    snapshots = [building_repo.snapshot(snapshot_id, parent)]
+
+    await _check_rest(_open(builder.build(snapshots=snapshots)))
+
+
+@pytest.mark.parametrize("kind", [0, 17, 255])
+async def test_an_unknown_operation_is_none_of_ours(kind: int) -> None:
+    """What was done is a matter of the operations log."""
+    updates = [building_repo.update(kind, {})]
+
+    await _check_rest(_open(_builder().build(updates=updates)))
+
+
+async def test_a_repository_that_is_offline_is_not_served() -> None:
+    """Whatever is asked for, by whichever ref."""
+    builder = _builder()
+    status = {0: U8(2), 1: U64(NOON), 2: "under repair"}
+    data = _open(builder.build(status=status))
+    for key in ("good/c/0", "@tag.v1/good/c/0", f"@{spell(builder.snapshot())}/zarr.json", "x"):
+        with pytest.raises(OfflineError, match="under repair"):
+            await data.read(key)
+
+
 async def test_a_ref_at_a_snapshot_that_is_gone_is_damaged() -> None:
     """The snapshot and the ref are named; an id that nobody told of names nothing."""
     objects = _builder().build()
@@ -204,6 +290,15 @@ async def test_a_ref_at_a_snapshot_that_is_gone_is_damaged() -> None:
     with pytest.raises(DamagedError, match=f"snapshots/{gone}: .*@branch.main"):
         await data.read("good/c/0")
     assert await data.read(f"@{gone}/good/c/0") is None
+
+
+async def test_a_ref_at_no_snapshot_is_damaged() -> None:
+    """Every other ref is not."""
+    tags = [building_repo.ref("v1", 0), building_repo.ref("v2", 9)]
+    data = _open(_builder().build(tags=tags))
+
+    assert "'v2'" in await _why(data, "@tag.v2/good/c/0")
+    assert await data.read("@tag.v1/good/c/0") == GOOD
 
 
 def _shard(**more: Any) -> bytes:
@@ -231,7 +326,91 @@ async def test_a_damaged_shard_is_damaged(shard: bytes, reason: str, inline: boo
     assert ("/manifests/" if inline else "/chunks/") in why
 
 
+@pytest.mark.parametrize("index", [[], [0]])
+async def test_a_scalar_is_one_chunk(index: Sequence[int]) -> None:
+    """To which old writers gave a dimension."""
+    builder = _builder()
+    refs = [(node_id("/s"), [Ref(index=index, inline=b"x")])]
+    extents = [(0, 1) for _ in index]
+    builder.array("/s", SCALAR, [], manifests=[(builder.manifest(refs), extents)], shape=[])
+
+    assert await _open(builder.build()).read("s/c") == b"x"
+
+
+async def test_more_nodes_than_may_be_kept_are_refused() -> None:
+    """They may share all but their paths, so that a small file spells many."""
+    shared = Numbers("B", b'{"zarr_format": 3, "node_type": "group"}')
+    table: Table = {0: Struct(b"thegroup"), 2: shared, 3: Number("B", 2)}
+    tables: list[Table | str] = [{**table, 1: f"/{n}"} for n in range(2000)]
+    snapshot_id = b"the snapshot"
+    data = payload({0: Struct(snapshot_id), 2: tables, 6: Structs([], 32, 8)})
+    objects = {
+        f"snapshots/{spell(snapshot_id)}": envelope(data, SNAPSHOT),
+        "repo": repo(snapshot_id),
+    }
+
+    with pytest.raises(DamagedError, match="for its size"):
+        await _open(objects).read("0/zarr.json")
+
+
 VIRTUAL: dict[str, Any] = {"offset": 2, "length": 3}
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3://archive/era5/a.nc", "s3://archive/era5/%61.nc", "S3://archive/era5/a.nc?x=1#y"],
+)
+async def test_a_virtual_reference_is_followed(location: str) -> None:
+    """Below an allowed prefix."""
+    data = _with(Ref(index=[0], location=location, **VIRTUAL))
+
+    assert await data.read("bad/c/0") == b"234"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://archive/secret",
+        "s3://archive/era5/../secret",
+        "s3://archive/era5/%2e%2e/secret",
+        "s3://archive/era5/..%2fsecret",
+        "s3://archive/era50/a.nc",
+        "s3://bucket/secret",
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://127.0.0.1/x",
+    ],
+)
+async def test_a_virtual_reference_elsewhere_is_not_followed(location: str) -> None:
+    """It is refused, and the rest of the array is read."""
+    builder = _builder()
+    refs = [Ref(index=[0], location=location, **VIRTUAL), Ref(index=[1], inline=b"x")]
+    builder.array("/bad", LINE, [4], refs)
+    data = _open(builder.build())
+
+    expected = DamagedError if location.endswith("/") else NotAllowedError
+    with pytest.raises(expected):
+        await data.read("bad/c/0")
+    assert await data.read("bad/c/1") == b"x"
+    await _check_rest(data)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "a.nc",
+        "s3://archive/era5/a\0.nc",
+        "vcc://none/a.nc",
+        "s3://me@archive/era5/a.nc",
+        b"\xff",
+    ],
+)
+async def test_a_virtual_reference_to_nothing_is_damaged(location: str | bytes) -> None:
+    """The manifest and the node are named."""
+    why = await _why(_with(Ref(index=[0], location=location, **VIRTUAL)), "bad/c/0")
+
+    assert re.search(r"manifests/[0-9A-Z]{20}: chunk \[0\] of node [0-9A-Z]{13}: ", why)
 
 
 @pytest.mark.parametrize(
@@ -270,3 +449,19 @@ async def test_a_virtual_reference_may_be_empty(fields: dict[str, Any]) -> None:
     data = _with(Ref(index=[0], location="s3://archive/era5/a.nc", **fields))
 
     assert await data.read("bad/c/0") == b""
+
+
+async def test_a_virtual_shard_is_looked_into() -> None:
+    """Where the reference says that it lies in its object."""
+    shard = _shard()
+    builder = _builder()
+    location = "s3://archive/era5/shard"
+    ref = Ref(index=[0, 0], location=location, offset=5, length=len(shard))
+    builder.array("/a", SHARDED, [2, 2], [ref])
+    data = _open(builder.build())
+    store = data.fetch._store
+    assert isinstance(store, MemoryStore)
+    store.place(ARCHIVE.join("shard"), b"12345" + shard + b"more")
+
+    assert await data.read("a/c/1/0") == b"three"
+    assert await data.read("a/c/1/1") is None

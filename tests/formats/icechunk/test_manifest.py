@@ -152,6 +152,15 @@ def test_a_scalar_has_one_chunk(index: list[int]) -> None:
     assert _decode(_native([0, 0])).coords(_NODE, 0).shape == (0, 0)
 
 
+def test_a_manifest_may_be_empty() -> None:
+    """Of arrays, and an array of references."""
+    for payload in (manifest(_ID, []), manifest(_ID, [(_NODE, [])])):
+        decoded = _decode_payload(payload)
+        assert decoded.lookup(_NODE, (0,)) is None
+        assert decoded.node_ids == []
+        assert decoded.coords(_NODE, 1).shape == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("payload", "fault"),
     [
@@ -170,6 +179,14 @@ def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
     """Its own id, which is that of its file, its arrays, their references, their indexes."""
     with pytest.raises(DecodeError, match=fault):
         _decode_payload(payload)
+
+
+def test_a_manifest_has_a_limit() -> None:
+    """Of its payload."""
+    file = envelope(manifest(_ID, []), MANIFEST)
+
+    with pytest.raises(DecodeError, match="more than 20"):
+        ManifestDecoder(_ID, 20)(file)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +327,19 @@ def test_many_vtables_are_as_good_as_one() -> None:
         assert decoded.lookup(_NODE, (n,)) == (_CHUNK_ID, (5, 6))
 
 
+def test_a_table_may_be_shared_a_hundred_thousand_times() -> None:
+    """All are one chunk; or it is too much of it."""
+    table = _native([3]).table
+    payload = manifest(_ID, [(_NODE, [table] * 10**5)])
+    try:
+        decoded = _decode_payload(payload)
+    except DecodeError as error:
+        assert "for its size" in str(error)  # noqa: PT017
+    else:
+        assert decoded.coords(_NODE, 1).tolist() == [[3]]
+        assert decoded.nbytes < 4 * len(payload)
+
+
 def test_indexes_shared_beyond_measure_are_refused() -> None:
     """A small manifest does not spell a vast table of coordinates."""
     index = Numbers("I", range(50000))
@@ -339,6 +369,28 @@ def test_an_index_may_have_any_number_of_dimensions(number: int) -> None:
     assert decoded.lookup(_NODE, (1, *indexes[1][1:])) is None
 
 
+def _try_all(file: bytes, node_ids: Sequence[bytes], coords: Sequence[tuple[int, ...]]) -> None:
+    """Decode *file* and look everything up; only a `DecodeError` may be in the way."""
+    try:
+        decoded = ManifestDecoder(_ID, 2**20)(file)
+    except DecodeError:
+        return
+    for node_id in {*node_ids, *decoded.node_ids}:
+        for asked in coords:
+            try:
+                found = decoded.lookup(node_id, asked)
+            except DecodeError:
+                continue
+            if isinstance(found, Inlined):
+                decoded.read(found.place)
+        for ndim in range(4):
+            for row in decoded.coords(node_id, ndim)[:20].tolist():
+                try:
+                    assert decoded.lookup(node_id, tuple(row)) is not None
+                except DecodeError:
+                    continue
+
+
 _KINDS = [
     _native([0, 0], 7),
     Ref(index=[0, 1], location="s3://a/b", offset=1, length=2, checksum_etag="abc"),
@@ -347,7 +399,19 @@ _KINDS = [
     Ref(index=[9, 2**32 - 1], inline=b""),
     _native([2]),
 ]
+_MIXED = manifest(_ID, [(_NODE, _KINDS), (b"node two", _KINDS[:2])], dictionary=_DICTIONARY)
 _ASKED = [(0, 0), (0, 1), (0, 2), (1, 0), (9, 2**32 - 1), (2,), (), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, 2, 4, 2**16, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 4, 2**32 - 1]
+)
+def test_no_number_in_a_manifest_is_trusted(number: int) -> None:
+    """Wherever it stands, and whatever it means there."""
+    for at in range(0, len(_MIXED) - 3, 2):
+        damaged = bytearray(_MIXED)
+        damaged[at : at + 4] = struct.pack("<I", number)
+        _try_all(envelope(bytes(damaged), MANIFEST), [_NODE], _ASKED)
 
 
 def _weigh(payload: bytes) -> tuple[Manifest, int]:

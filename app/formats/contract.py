@@ -29,12 +29,12 @@ type Entry = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class Checksummed:
     """Pieces, followed by the CRC-32C of all their bytes: 4 bytes, little-endian. Ranges under a
     new checksum are read, and compared with the old one first.
     """
 
-    pieces: "Sequence[Piece | Sealed]"
+    pieces: "Sequence[Piece | Checksummed]"
     replaces: ByteRange | None = None
     """The old bytes with their checksum at the end; all ranges in the pieces lie in it."""
 
@@ -58,7 +58,7 @@ class OpenShard(Protocol):
 class NewShard:
     """A shard that replaces another, or none."""
 
-    pieces: "Sequence[Piece | Sealed]"
+    pieces: "Sequence[Piece | Checksummed]"
     places: Mapping[Entry, ByteRange]
     """Ranges in the new object of the chunks that were written."""
     indexes: Sequence[tuple[Read[Any], Any]]

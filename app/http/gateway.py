@@ -17,10 +17,9 @@ from app.errors import (
 from app.http.auth.access import NOBODY
 from app.http.auth.authenticator import Authenticator
 from app.http.body import IncomingBody, lingering_writer
-from app.http.heads import encode_headers
 from app.http.limits import ConcurrencyLimiter, Permit
 from app.http.paths import Scope, split_token, without_token
-from app.http.problems import Headers, problem
+from app.http.problems import Headers, encode_headers, problem
 from app.http.read import DataPlane
 from app.http.responses import (
     ALLOW,

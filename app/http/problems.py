@@ -77,6 +77,11 @@ _RETRIED: Final = (
 type Headers = list[tuple[bytes, bytes]]
 
 
+def encode_headers(headers: Headers) -> bytes:
+    """Return *headers*, each on a line of its own (RFC 9112 §5)."""
+    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])
+
+
 def status_of(error: ShardgateError) -> HTTPStatus:
     """Return the status of *error*."""
     return STATUS[type(error)]

@@ -25,9 +25,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import ShardgateError
 from app.http.body import has_body
-from app.http.heads import encode_headers
 from app.http.limits import peer_of
-from app.http.problems import Headers
+from app.http.problems import Headers, encode_headers
 from app.http.request_head import (
     HEAD_NBYTES,
     MALFORMED,

@@ -16,9 +16,8 @@ from app.http.auth.authenticator import Authenticator
 from app.http.body import lingering_writer
 from app.http.conditions import Conditions, Selection, choose, etag_of_selected
 from app.http.disconnect import ClientGoneError, UntilDisconnect
-from app.http.heads import encode_headers
 from app.http.paths import Scope, quote_segment, split_target
-from app.http.problems import Headers
+from app.http.problems import Headers, encode_headers
 from app.http.responses import (
     ALLOW,
     NO_STORE,

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from app.errors import ShardgateError
 from app.formats.icechunk.keys import names_session
 from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
-from app.http.heads import encode_headers
-from app.http.problems import Headers, problem, status_of
+from app.http.problems import Headers, encode_headers, problem, status_of
 from app.http.s3 import error_code, error_document, speaks_s3
 from app.model import ETag, VirtualKey
 from app.observability.logging import log_failure

@@ -19,10 +19,9 @@ from app.errors import BadKeyError, ShardgateError
 from app.formats.contract import Layout
 from app.formats.icechunk.keys import session_prefix
 from app.http.auth.access import Datasets
-from app.http.heads import encode_headers
 from app.http.limits import Networks, is_within, peer_of
 from app.http.paths import Scope, split_target, split_token
-from app.http.problems import Headers
+from app.http.problems import Headers, encode_headers
 from app.http.responses import DeferredResponse, ImmediateResponse, ResponseWriter, asgi_writer
 from app.model import VirtualKey
 from app.resolve.metadata_cache import SizedLRUCache

@@ -9,7 +9,7 @@ import crc32c
 
 from app.concurrency import bounded_gather
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Sealed
+from app.formats.contract import Checksummed
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import Found, ObjectReader
 from app.storage.spans import GAP_NBYTES, SPAN_NBYTES, Spans, nbytes_of, plan_spans
@@ -46,7 +46,7 @@ type _Step = _Begin | _End | _PlainPiece | _OldRange | bytes
 
 @dataclass(frozen=True, slots=True)
 class ChecksumWriter:
-    """Plan of the reads that put checksums behind `Sealed` pieces.
+    """Plan of the reads that put checksums behind `Checksummed` pieces.
 
     Each window is read as a whole. The bytes of a single window are kept and written; the kept
     ranges of several windows are left to the store to copy.
@@ -56,7 +56,7 @@ class ChecksumWriter:
     """With the spans that contain the old ranges of the window."""
 
     @classmethod
-    def plan(cls, pieces: Sequence[Piece | Sealed]) -> Self:
+    def plan(cls, pieces: Sequence[Piece | Checksummed]) -> Self:
         """Plan the reads; for many pieces that may take long."""
         steps = list(_steps_of(pieces))
         whole = plan_spans(_places_in(steps))
@@ -92,10 +92,12 @@ class ChecksumWriter:
         return checksums.pieces
 
 
-def length_of(pieces: Sequence[Piece | Sealed]) -> int:
+def length_of(pieces: Sequence[Piece | Checksummed]) -> int:
     """Return the length of *pieces* in bytes, checksums included."""
     return sum(
-        length_of(each.pieces) + _CHECKSUM_NBYTES if isinstance(each, Sealed) else nbytes_of(each)
+        length_of(each.pieces) + _CHECKSUM_NBYTES
+        if isinstance(each, Checksummed)
+        else nbytes_of(each)
         for each in pieces
     )
 
@@ -169,10 +171,10 @@ class _Checksums:
             each.new = crc32c.crc32c(data, each.new)
 
 
-def _steps_of(pieces: Sequence[Piece | Sealed], *, is_inside: bool = False) -> Iterator[_Step]:
+def _steps_of(pieces: Sequence[Piece | Checksummed], *, is_inside: bool = False) -> Iterator[_Step]:
     for piece in pieces:
         match piece:
-            case Sealed(inner, replaces):
+            case Checksummed(inner, replaces):
                 steps = _steps_of(inner, is_inside=True)
                 if replaces is None or not _keeps_old(piece):
                     yield _Begin(None)
@@ -223,9 +225,9 @@ def _with_rest(steps: Iterator[_Step], whole: ByteRange) -> Iterator[_Step]:
         yield _OldRange(ByteRange(at, whole.stop), is_kept=False)
 
 
-def _keeps_old(sealed: Sealed) -> bool:
+def _keeps_old(sealed: Checksummed) -> bool:
     return any(
-        _keeps_old(piece) if isinstance(piece, Sealed) else isinstance(piece, ByteRange)
+        _keeps_old(piece) if isinstance(piece, Checksummed) else isinstance(piece, ByteRange)
         for piece in sealed.pieces
     )
 

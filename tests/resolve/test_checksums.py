@@ -7,7 +7,7 @@ import crc32c
 import pytest
 
 from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Sealed
+from app.formats.contract import Checksummed
 from app.model import ByteRange, ETag, Piece
 from app.resolve.checksums import ChecksumWriter
 from app.storage.contract import ObjectReader
@@ -32,7 +32,7 @@ def joined(pieces: Sequence[Piece], old: bytes = b"") -> bytes:
 
 
 async def seal(
-    store: ObjectReader, etag: ETag | None, pieces: Sequence[Piece | Sealed]
+    store: ObjectReader, etag: ETag | None, pieces: Sequence[Piece | Checksummed]
 ) -> list[Piece]:
     """Plan the checksums and write them."""
     return await ChecksumWriter.plan(pieces).run(store, REF, etag)
@@ -43,8 +43,12 @@ async def test_checksums_are_over_old_and_new_bytes_and_over_each_other() -> Non
     memory = MemoryStore()
     etag = memory.place(REF, b"0123456789")
     store = Between(memory)
-    inner = Sealed([ByteRange(2, 4), b"new", ByteRange(0, 1)])
-    pieces: list[Piece | Sealed] = [b"head", Sealed([ByteRange(7, 9), inner]), ByteRange(5, 6)]
+    inner = Checksummed([ByteRange(2, 4), b"new", ByteRange(0, 1)])
+    pieces: list[Piece | Checksummed] = [
+        b"head",
+        Checksummed([ByteRange(7, 9), inner]),
+        ByteRange(5, 6),
+    ]
 
     found = await seal(store, etag, pieces)
 
@@ -58,7 +62,7 @@ async def test_nothing_is_read_where_all_is_new() -> None:
     """Unsealed ranges are not read either."""
     store = Between(MemoryStore())
 
-    assert joined(await seal(store, None, [b"a", Sealed([b"b"])])) == b"a" + sealed(b"b")
+    assert joined(await seal(store, None, [b"a", Checksummed([b"b"])])) == b"a" + sealed(b"b")
     assert await seal(store, ETag('"e"'), [ByteRange(0, 5)]) == [ByteRange(0, 5)]
     assert store.calls == []
 
@@ -70,7 +74,7 @@ async def test_another_version_is_never_sealed() -> None:
     memory.place(REF, b"9876543210")
 
     with pytest.raises(VersionChangedError):
-        await seal(memory, etag, [Sealed([ByteRange(0, 5)])])
+        await seal(memory, etag, [Checksummed([ByteRange(0, 5)])])
 
 
 async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
@@ -79,10 +83,10 @@ async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
     memory = MemoryStore()
     etag = memory.place(REF, old)
     inner: list[Piece] = [ByteRange(40 * MIB + 3, 66 * MIB), b"new", ByteRange(10, 20 * MIB)]
-    pieces: list[Piece | Sealed] = [
+    pieces: list[Piece | Checksummed] = [
         ByteRange(0, 9),
-        Sealed([Sealed([Sealed(inner)]), ByteRange(20 * MIB, 40 * MIB), b"index"]),
-        Sealed([b"", ByteRange(66 * MIB, 70 * MIB)]),
+        Checksummed([Checksummed([Checksummed(inner)]), ByteRange(20 * MIB, 40 * MIB), b"index"]),
+        Checksummed([b"", ByteRange(66 * MIB, 70 * MIB)]),
     ]
     sealing = ChecksumWriter.plan(pieces)
 
@@ -99,7 +103,7 @@ async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
 async def test_gaps_are_never_read_in_masses(step: int) -> None:
     """Short ranges of a long object are read in bounded windows."""
     ranges = [ByteRange(at, at + 4096) for at in range(0, 2**30, step)]
-    sealing = ChecksumWriter.plan([Sealed(ranges)])
+    sealing = ChecksumWriter.plan([Checksummed(ranges)])
 
     assert sealing.read_nbytes <= 64 * MIB
 
@@ -109,8 +113,8 @@ async def test_the_old_checksum_is_compared_first() -> None:
     memory = MemoryStore()
     etag = memory.place(REF, sealed(sealed(b"01234") + b"56"))
     store = Between(memory)
-    inner = Sealed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
-    pieces = [Sealed([inner, ByteRange(9, 11)], ByteRange(0, 15))]
+    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
+    pieces = [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))]
 
     assert joined(await seal(store, etag, pieces)) == sealed(sealed(b"23new") + b"56")
     assert store.calls == [("get", "shard")]
@@ -123,16 +127,16 @@ async def test_damage_gets_no_new_checksum(at: int) -> None:
     old[at] ^= 1
     memory = MemoryStore()
     etag = memory.place(REF, bytes(old))
-    inner = Sealed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
+    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
 
     with pytest.raises(DamagedError, match=r"shard: the checksum at the end of \[0, 15\)"):
-        await seal(memory, etag, [Sealed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
+        await seal(memory, etag, [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
 
 
 async def test_damage_that_goes_need_not_be_looked_for() -> None:
     """A shard can be mended by writing all of it."""
     store = Between(MemoryStore())
-    pieces = [Sealed([Sealed([b"new"], ByteRange(0, 9))], ByteRange(0, 13))]
+    pieces = [Checksummed([Checksummed([b"new"], ByteRange(0, 9))], ByteRange(0, 13))]
 
     assert joined(await seal(store, ETag('"e"'), pieces)) == sealed(sealed(b"new"))
     assert store.calls == []
@@ -141,9 +145,9 @@ async def test_damage_that_goes_need_not_be_looked_for() -> None:
 LARGE = sealed(sealed(random.Random(6).randbytes(2**20) * 66) + b"some, and an index")
 INNER = ByteRange(0, 66 * MIB + 4)
 """What is in `LARGE`, with its checksum."""
-NEW = Sealed(
+NEW = Checksummed(
     [
-        Sealed([ByteRange(40 * MIB, 60 * MIB), b"new", ByteRange(7, 20 * MIB)], INNER),
+        Checksummed([ByteRange(40 * MIB, 60 * MIB), b"new", ByteRange(7, 20 * MIB)], INNER),
         ByteRange(INNER.stop, INNER.stop + 4),
         b"index",
     ],
@@ -181,10 +185,10 @@ async def test_damage_under_a_right_checksum_is_found() -> None:
     """Each nested old checksum is verified."""
     memory = MemoryStore()
     etag = memory.place(REF, sealed(b"01234" + bytes(4) + b"56"))
-    inner = Sealed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
+    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
 
     with pytest.raises(DamagedError, match=r"shard: the checksum at the end of \[0, 9\)"):
-        await seal(memory, etag, [Sealed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
+        await seal(memory, etag, [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
 
 
 def test_what_is_kept_in_its_order_is_read_once() -> None:
@@ -192,7 +196,7 @@ def test_what_is_kept_in_its_order_is_read_once() -> None:
     kept = [ByteRange(at, at + MIB) for at in range(MIB, 200 * MIB, 2 * MIB)]
     whole = ByteRange(0, 201 * MIB)
 
-    windows = ChecksumWriter.plan([Sealed([*kept, b"index"], whole)]).windows
+    windows = ChecksumWriter.plan([Checksummed([*kept, b"index"], whole)]).windows
 
     spans = [span for _, spans in windows for span in spans]
     assert sum(span.length for span in spans) == whole.length

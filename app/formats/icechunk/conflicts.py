@@ -64,7 +64,7 @@ class UpdatedChunks:
     """Coordinates of the first of them: of shards, where the array is sharded."""
 
 
-class Conflict(NamedTuple):
+class CommitConflict(NamedTuple):
     """A reason why our changes cannot be rebased on theirs."""
 
     kind: ConflictKind
@@ -78,13 +78,13 @@ def rebase(
     logs: Sequence[TransactionLog],
     tip: StoredSnapshot,
     policy: Policy = Policy.FAIL,
-) -> ChangeSet | list[Conflict]:
+) -> ChangeSet | list[CommitConflict]:
     """Convert *ours*, changes of *parent*, to changes of *tip*; the result may be empty. *logs* are
     those of all commits since *parent*, oldest first. Conflicts are ordered by path.
     """
     theirs = _TheirChanges(parent, logs, tip)
     if (source := theirs.former_path()) is not None:
-        return [Conflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
+        return [CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
     finders = (
         _find_updates(ours, theirs),
         _find_deletes(ours, theirs),
@@ -145,42 +145,42 @@ class _TheirChanges:
         return frozenset().union(*(log.updated_arrays | log.updated_groups for log in self._logs))
 
 
-def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
     for node_id in ours.updated:
         node = theirs.before[node_id]
         if theirs.is_gone(node_id):
             kind = _K.ZARR_METADATA_UPDATE_OF_DELETED_ARRAY
             if node.array is None:
                 kind = _K.ZARR_METADATA_UPDATE_OF_DELETED_GROUP
-            yield Conflict(kind, node.path)
+            yield CommitConflict(kind, node.path)
         elif theirs.is_updated(node_id):
-            yield Conflict(_K.ZARR_METADATA_DOUBLE_UPDATE, node.path)
+            yield CommitConflict(_K.ZARR_METADATA_DOUBLE_UPDATE, node.path)
 
 
-def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
     for node_id in ours.deleted:
         if theirs.is_gone(node_id):
             continue
         node, is_updated = theirs.before[node_id], theirs.is_updated(node_id)
         if node.array is None and is_updated:
-            yield Conflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
+            yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
         elif node.array is not None and (is_updated or theirs.chunks(node_id)):
-            yield Conflict(_K.DELETE_OF_UPDATED_ARRAY, node.path)
+            yield CommitConflict(_K.DELETE_OF_UPDATED_ARRAY, node.path)
     for node in theirs.created():
         group = theirs.paths.get(parent_of(node.path))
         if group is not None and group.node_id in ours.deleted:
-            yield Conflict(_K.DELETE_OF_UPDATED_GROUP, group.path)
+            yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, group.path)
 
 
-def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[Conflict]:
+def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
     own = {node.path for node in ours.new.values()}
     for path in sorted(own):
         if _staying(path, ours, theirs) is not None:
-            yield Conflict(_K.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
+            yield CommitConflict(_K.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
         if path != "/" and parent_of(path) not in own:
             group = _staying(parent_of(path), ours, theirs)
             if group is None or group.array is not None:
-                yield Conflict(_K.NEW_NODE_IN_INVALID_GROUP, path)
+                yield CommitConflict(_K.NEW_NODE_IN_INVALID_GROUP, path)
 
 
 def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | None:
@@ -189,7 +189,9 @@ def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | 
     return None if node is None or node.node_id in ours.deleted else node
 
 
-def _find_chunks(ours: ChangeSet, theirs: _TheirChanges, policy: Policy) -> Iterator[Conflict]:
+def _find_chunks(
+    ours: ChangeSet, theirs: _TheirChanges, policy: Policy
+) -> Iterator[CommitConflict]:
     for node_id, changes in ours.chunks.items():
         node = theirs.before.get(node_id)
         if node is not None and len(changes.coords):
@@ -198,20 +200,22 @@ def _find_chunks(ours: ChangeSet, theirs: _TheirChanges, policy: Policy) -> Iter
         if not theirs.is_gone(node_id):
             node = theirs.before[node_id]
             if lost := tuple(_lost(node, document, theirs.chunks(node_id))):
-                yield Conflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(*lost))
+                yield CommitConflict(
+                    _K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(*lost)
+                )
 
 
 def _find_in_array(
     node: StoredNode, coords: Coords, theirs: _TheirChanges, policy: Policy
-) -> Iterator[Conflict]:
+) -> Iterator[CommitConflict]:
     if theirs.is_gone(node.node_id):
-        yield Conflict(_K.CHUNKS_UPDATED_IN_DELETED_ARRAY, node.path, _list_chunks(coords))
+        yield CommitConflict(_K.CHUNKS_UPDATED_IN_DELETED_ARRAY, node.path, _list_chunks(coords))
         return
     if theirs.is_updated(node.node_id):
-        yield Conflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(coords))
+        yield CommitConflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(coords))
     double = coords[_changed_by_both(coords, theirs, node.node_id)]
     if policy is Policy.FAIL and len(double):
-        yield Conflict(_K.CHUNK_DOUBLE_UPDATE, node.path, _list_chunks(double))
+        yield CommitConflict(_K.CHUNK_DOUBLE_UPDATE, node.path, _list_chunks(double))
 
 
 def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iterator[Coords]:

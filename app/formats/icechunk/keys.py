@@ -43,7 +43,7 @@ def find_ref(key: VirtualKey) -> int | None:
 
 def names_session(key: str) -> bool:
     """Return `True` if the first ref that *key* names is a session."""
-    return session_prefix(key) is not None
+    return SESSION in key and session_prefix(key) is not None
 
 
 def session_prefix(key: str) -> str | None:

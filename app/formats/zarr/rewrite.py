@@ -19,7 +19,7 @@ from app.errors import (
     UnknownCodingError,
     VersionChangedError,
 )
-from app.formats.contract import LARGE_NBYTES, Entry, NewShard, Sealed
+from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.zarr.codecs import ChunkForm
 from app.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, IndexCodec, IndexLocation, ShardIndex
@@ -165,7 +165,7 @@ class ZarrRewriter:
 class _Content:
     """New content of an entry: an encoded chunk, or a shard inside."""
 
-    pieces: Sequence[Piece | Sealed]
+    pieces: Sequence[Piece | Checksummed]
     nbytes: int
     places: Mapping[Entry, ByteRange]
     """Ranges of the written chunks, counted from the beginning of the content."""
@@ -214,7 +214,7 @@ def _arrange(
     pieces.insert(0 if is_first else len(pieces), codec.encode(index))
     for behind in range(codec.trailer_nbytes - CHECKSUM_NBYTES, -1, -CHECKSUM_NBYTES):
         replaced = None if old is None else ByteRange(old.place.start, old.place.stop - behind)
-        pieces = [Sealed(pieces, replaced)]
+        pieces = [Checksummed(pieces, replaced)]
     places = {
         (number, *entry): ByteRange(place.start + at, place.stop + at)
         for number, content in contents.items()
@@ -269,9 +269,9 @@ def _runs(order: Numbers, starts: Numbers, nbytes: Numbers) -> Iterator[int | By
 
 def _joined(
     runs: Iterator[int | ByteRange], contents: Mapping[int, _Content | None]
-) -> Iterator[Piece | Sealed]:
+) -> Iterator[Piece | Checksummed]:
     """Yield pieces; where a new shard inside begins or ends with a kept range, that is joined."""
-    before: Piece | Sealed | None = None
+    before: Piece | Checksummed | None = None
     for run in runs:
         content = None if isinstance(run, ByteRange) else contents[run]
         pieces = (run,) if isinstance(run, ByteRange) else content.pieces if content else ()

@@ -36,7 +36,7 @@ from app.formats.icechunk.changes import (
 )
 from app.formats.icechunk.commit import Outcome, apply_changes
 from app.formats.icechunk.config import Config
-from app.formats.icechunk.conflicts import Conflict, Policy, rebase
+from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
@@ -53,8 +53,7 @@ from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from app.resolve.icechunk.staging import ChunkFiles, Staging, new_object_id
-from app.storage.contract import CONFLICT
-from app.storage.contract import Conflict as LostSwap
+from app.storage.contract import CONFLICT, Conflict
 
 _ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8
@@ -151,17 +150,17 @@ class Committer:
         builder = CommitBuilder(opened, request, staging, self._swaps.now_us)
         found = tip or await self.find(opened, request)
 
-        async def attempt() -> CommitResult | LostSwap:
+        async def attempt() -> CommitResult | Conflict:
             nonlocal found
             if isinstance(found, BranchTip):
                 found = await self._attempt(builder, changes, found)
             return found if isinstance(found, CommitResult) else CONFLICT
 
-        if not isinstance(first := await attempt(), LostSwap):
+        if not isinstance(first := await attempt(), Conflict):
             return first
         async with self._locks.setdefault((opened.repo, request.branch), asyncio.Lock()):
             what = f"{opened.directory}: branch {request.branch}"
-            return await retry_conflicts(attempt, LostSwap, what, attempts=_ATTEMPTS)
+            return await retry_conflicts(attempt, Conflict, what, attempts=_ATTEMPTS)
 
     async def _attempt(
         self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip
@@ -379,7 +378,7 @@ def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
     raise DamagedError(opened.repo, str(info.config))
 
 
-def _report_conflict(conflict: Conflict) -> Mapping[str, object]:
+def _report_conflict(conflict: CommitConflict) -> Mapping[str, object]:
     chunks = conflict.chunks
     count, first = (0, []) if chunks is None else (chunks.count, chunks.chunks)
     return {"kind": conflict.kind, "path": conflict.path, "count": count, "chunks": first}

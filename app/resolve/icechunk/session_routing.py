@@ -81,8 +81,7 @@ class SessionResolver(Resolver):
         self._inner = inner
 
     def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        is_routed = SESSION in key and names_session(key)
-        return None if is_routed else super().recall(dataset, key)
+        return None if names_session(key) else super().recall(dataset, key)
 
     def open[C: Choice](
         self,
@@ -92,7 +91,7 @@ class SessionResolver(Resolver):
         reading: ByteRequest | None = None,
         held: ByteReservation | None = None,
     ) -> AbstractAsyncContextManager[Opened[C] | None]:
-        if SESSION in key and names_session(key):
+        if names_session(key):
             return self._open_routed(dataset, key, choose, reading, held)
         return super().open(dataset, key, choose, reading, held)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.commit import apply_changes
-from app.formats.icechunk.conflicts import Conflict, ConflictKind, Policy, rebase
+from app.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
@@ -49,7 +49,7 @@ def _put(changes: ChangeSet, before: StoredSnapshot) -> tuple[StoredSnapshot, Tr
 
 def _over(
     ours: ChangeSet, *theirs: ChangeSet, policy: Policy = Policy.FAIL
-) -> ChangeSet | list[Conflict]:
+) -> ChangeSet | list[CommitConflict]:
     """Put *ours* on top of *theirs*, each of which is a commit."""
     parent = tip = _parent()
     logs: list[TransactionLog] = []
@@ -64,7 +64,7 @@ def _chunks(*at: int) -> ChangeSet:
     return ChangeSet(chunks={C: ChunkChanges(coords, Payloads.of(Inlaid(b"%d" % n) for n in at))})
 
 
-def _kinds(found: ChangeSet | list[Conflict]) -> list[tuple[str, str]]:
+def _kinds(found: ChangeSet | list[CommitConflict]) -> list[tuple[str, str]]:
     assert isinstance(found, list)
     return [(str(conflict.kind), conflict.path) for conflict in found]
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.formats.icechunk.changes import ChangeSet
 from app.formats.icechunk.commit import apply_changes
-from app.formats.icechunk.conflicts import Conflict, Policy, rebase
+from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from app.formats.icechunk.snapshot import StoredSnapshot
 from tests.formats.icechunk.peer import change_set, logged, open_array, open_root, stored
 
@@ -142,7 +142,7 @@ class Written:
 
     def rebase_ours(
         self, ours: str, theirs: str, policy: Policy = Policy.FAIL
-    ) -> list[Conflict] | StoredSnapshot:
+    ) -> list[CommitConflict] | StoredSnapshot:
         """Put one change over another: conflicts, or the outcome, but for manifests."""
         changes = self.changes(f"{ours} (ours)")
         tip = stored(self.folder, self.tips[theirs])

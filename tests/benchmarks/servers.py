@@ -42,6 +42,10 @@ http {{
         listen 127.0.0.1:{port} backlog=1024;
         location = /stub_status {{ stub_status; }}
         location / {{ {location} }}
+        location @absent {{
+            default_type application/xml;
+            return 404 "<Error><Code>NoSuchKey</Code></Error>";
+        }}
     }}
 }}
 """
@@ -97,8 +101,11 @@ class Server:
 
 @contextmanager
 def nginx_files(home: Path, root: Path) -> Generator[Server]:
-    """Serve the files below *root*, with ranges: the static server, or the store."""
-    with _nginx(home, location=f"root {root};") as server:
+    """Serve the files below *root*, with ranges: the static server, or the store.
+
+    What is absent is answered as S3 does, since nothing else proves absence to the service.
+    """
+    with _nginx(home, location=f"root {root}; error_page 404 @absent;") as server:
         yield server
 
 

@@ -95,9 +95,9 @@ class DataPlane:
         if entity is None or selection is None or body is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, headers, caller, read)
-        if (described := describe_entity(dataset, key, entity, selection)) is None:
+        if (found := describe_entity(dataset, key, entity, selection)) is None:
             return None
-        fields, more = described
+        fields, more = found
         request = request_id(headers.get(b"x-request-id"))
         head = b"%b%b%bx-request-id: %b\r\n" % (
             entity_head(fields),

@@ -262,8 +262,8 @@ def _cache_control(dataset: Dataset, key: str) -> bytes:
 
 def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
     """Return the headers of a selected entity; `None` if the response is a problem instead."""
-    described = describe_entity(dataset, key, opened.entity, opened.choice)
-    return described and [*_common_headers(described[0]), *described[1]]
+    found = describe_entity(dataset, key, opened.entity, opened.choice)
+    return found and [*_common_headers(found[0]), *found[1]]
 
 
 def describe_entity(

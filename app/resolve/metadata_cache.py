@@ -86,10 +86,10 @@ class MetadataCache(SizedLRUCache[Hashable, Any]):
 
 
 class CachedRead(NamedTuple):
-    """State of an object at *asked_at*: a decoded part, its stat, or `None` for absence."""
+    """State of an object at *requested_at*: a decoded part, its stat, or `None` for absence."""
 
     known: Versioned[Any] | Stat | None
-    asked_at: float
+    requested_at: float
     expires_at: float
 
     @property
@@ -166,9 +166,9 @@ class ReadCache:
         """Return the size and version of *ref* if they are cached and fresh."""
         return self._fresh(ref, ref)
 
-    def put_stat(self, ref: ObjectRef, stat: Stat | None, asked_at: float) -> CachedRead:
+    def put_stat(self, ref: ObjectRef, stat: Stat | None, requested_at: float) -> CachedRead:
         """Cache the size and version of *ref*, taken from an answer with some of its bytes."""
-        return self._put(ref, stat, asked_at)
+        return self._put(ref, stat, requested_at)
 
     def put(self, read: Read[Any], known: Versioned[Any]) -> None:
         """Cache *known*, just written, as the result of *read*; newer than a `forget` of now."""
@@ -192,14 +192,14 @@ class ReadCache:
         """Record that the marker *ref* is absent, because this process removed it."""
         self._markers.pop(ref, None)
 
-    def _check_absence(self, ref: ObjectRef, asked_at: float) -> None:
+    def _check_absence(self, ref: ObjectRef, requested_at: float) -> None:
         """Raise `MetadataMissingError` until the marker *ref* has been missing for `ttl_s`."""
         if (missing_since := self._markers.get(ref)) is None:
             return
         if missing_since == inf:
-            self._markers[ref] = asked_at
+            self._markers[ref] = requested_at
             self.forget(ref)
-        elif asked_at >= missing_since + self._ttl_s:
+        elif requested_at >= missing_since + self._ttl_s:
             self.mark_removed(ref)
             return
         raise MetadataMissingError(ref)
@@ -223,21 +223,21 @@ class ReadCache:
         if entry.expires_at == inf:
             return False
         if not self._forgotten:
-            return entry.asked_at <= self._all_forgotten_at
-        return entry.asked_at <= self._forgotten_at(ref)
+            return entry.requested_at <= self._all_forgotten_at
+        return entry.requested_at <= self._forgotten_at(ref)
 
     def _put(
         self,
         key: Hashable,
         known: Versioned[Any] | Stat | None,
-        asked_at: float,
+        requested_at: float,
         *,
         is_pinned: bool = False,
     ) -> CachedRead:
         before = self.cache.get(key)
         if before is not None and _version(before.known) != _version(known):
             self.generation += 1
-        entry = CachedRead(known, asked_at, inf if is_pinned else asked_at + self._ttl_s)
+        entry = CachedRead(known, requested_at, inf if is_pinned else requested_at + self._ttl_s)
         self.cache.put(key, entry)
         return entry
 
@@ -256,11 +256,11 @@ class ReadCache:
         return await self._flights.run(flight, call)
 
     async def _perform_stat(self, ref: ObjectRef) -> CachedRead:
-        asked_at = self.clock()
-        return self._put(ref, await self._store.stat(ref), asked_at)
+        requested_at = self.clock()
+        return self._put(ref, await self._store.stat(ref), requested_at)
 
     async def _perform[T: Weighable](self, read: Read[T]) -> CachedRead:
-        asked_at = self.clock()
+        requested_at = self.clock()
         last = self._last(read)
         known = None if last is None else last.known
         kind = kind_of_read.set(read.kind)
@@ -270,12 +270,12 @@ class ReadCache:
             kind_of_read.reset(kind)
         if read.kind in _MARKER_KINDS:
             if found is None or not _is_metadata(found):
-                self._check_absence(read.ref, asked_at)
-            elif asked_at > self._forgotten_at(read.ref):
+                self._check_absence(read.ref, requested_at)
+            elif requested_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):
-            return self._put(read, known, asked_at)
-        return self._put(read, found, asked_at, is_pinned=read.is_pinned and found is not None)
+            return self._put(read, known, requested_at)
+        return self._put(read, found, requested_at, is_pinned=read.is_pinned and found is not None)
 
 
 def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
@@ -296,7 +296,7 @@ def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
 
 
 class _Use(NamedTuple):
-    asked_at: float
+    requested_at: float
     is_present: bool
 
 
@@ -318,13 +318,13 @@ class FreshnessTracker:
     ) -> Versioned[T] | None:
         cached = await self._fetch.get_or_fetch(read, ever=ever)
         if not read.is_pinned and cached.expires_at < inf:
-            self._uses[read] = _Use(cached.asked_at, cached.known is not None)
+            self._uses[read] = _Use(cached.requested_at, cached.known is not None)
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 
     def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
         """Track *cached*, the state of *ref*, and return what is known."""
         self.expires_at = min(self.expires_at, cached.expires_at)
-        if cached.asked_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
+        if cached.requested_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
             self.old[ref] = None
         if (known := cached.known) is not None:
             self._modified_s[ref] = known.modified_s
@@ -333,11 +333,11 @@ class FreshnessTracker:
     @property
     def outdated(self) -> list[Read[Any]]:
         """Reads of present objects that are much older than another read of just now."""
-        newest = max([use.asked_at for use in self._uses.values()], default=-inf)
+        newest = max([use.requested_at for use in self._uses.values()], default=-inf)
         if newest < self.began_at - TRUSTED_S:
             return []
         oldest = newest - _MAX_AGE_DIFFERENCE_S
-        return [r for r, use in self._uses.items() if use.is_present and use.asked_at < oldest]
+        return [r for r, use in self._uses.items() if use.is_present and use.requested_at < oldest]
 
     @property
     def ends_in_absence(self) -> bool:
@@ -349,13 +349,13 @@ class FreshnessTracker:
     def oldest(self) -> tuple[float, ObjectRef] | None:
         """Time and object of the oldest read of a present, mutable object."""
         uses = self._uses.items()
-        return min([(use.asked_at, r.ref) for r, use in uses if use.is_present], default=None)
+        return min([(use.requested_at, r.ref) for r, use in uses if use.is_present], default=None)
 
     def known_before(self, began_at: float, present_s: float, absent_s: float) -> list[Read[Any]]:
         """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
         limits = {True: present_s, False: absent_s}
         uses = self._uses.items()
-        return [r for r, use in uses if use.asked_at < began_at - limits[use.is_present]]
+        return [r for r, use in uses if use.requested_at < began_at - limits[use.is_present]]
 
     def modified_s(self, ref: ObjectRef) -> int | None:
         """Return when *ref* was last modified, if it was read and its store says so."""

@@ -210,8 +210,8 @@ class Resolver:
     def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
         """Return an object that led to *key*, read so long ago that it may be outdated."""
         found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        asked_at, ref = (found and found.oldest) or (inf, None)
-        return ref if asked_at < self._clock() - TRUSTED_S else None
+        requested_at, ref = (found and found.oldest) or (inf, None)
+        return ref if requested_at < self._clock() - TRUSTED_S else None
 
     def _recall(self, dataset: Dataset, key: VirtualKey) -> _CachedEntity | None:
         found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
@@ -308,17 +308,17 @@ class Resolver:
         self, ref: ObjectRef, request: ByteRequest, condition: UnmodifiedSince | None
     ) -> tuple[CachedRead, Found | None]:
         """Read the first bytes, and cache size and version; raise unless *condition* holds."""
-        asked_at = self._clock()
+        requested_at = self._clock()
         try:
             found = await self._store.get(ref, request, if_match=condition)
         except VersionChangedError as error:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
-            return self._fetch.put_stat(ref, None, asked_at), None
+            return self._fetch.put_stat(ref, None, requested_at), None
         headers = found.headers
         kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
         stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s, kept)
-        return self._fetch.put_stat(ref, stat, asked_at), found
+        return self._fetch.put_stat(ref, stat, requested_at), found
 
 
 def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:

@@ -104,7 +104,7 @@ def open_file(folder: bytes, name: bytes) -> int:
     return os.open(folder + b"/" + name, _FLAGS)
 
 
-def open_beneath(folder: bytes, name: bytes) -> int:
+def open_within(folder: bytes, name: bytes) -> int:
     """Open the regular file *name* of *folder*; symbolic links may not lead out of the folder.
 
     Links are resolved first. The result is opened component by component without following any

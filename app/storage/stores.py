@@ -16,7 +16,7 @@ from app.storage.http1_client import Target
 from app.storage.http1_connection import BadUrlError
 from app.storage.http_store import HttpStore, WebGuard
 from app.storage.local import LocalStore
-from app.storage.local_files import open_beneath
+from app.storage.local_files import open_within
 from app.storage.memory import MemoryStore
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions
@@ -96,7 +96,7 @@ class Stores(StoreWrapper):
             root = _web_prefix(root)
             inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
         elif kind == "file":
-            open_local = partial(LocalStore, open_file=open_beneath)
+            open_local = partial(LocalStore, open_file=open_within)
             inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))
         else:
             inner = self._kept(kind, lambda: self._open(kind, settings))

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -36,12 +36,7 @@ from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.session_routing import (
-    SessionEraser,
-    SessionResolver,
-    SessionRouter,
-    SessionWriter,
-)
+from app.resolve.icechunk.session_routing import KeyHandlers, KeyRouter
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.icechunk.staging import ChunkFiles
 from app.resolve.metadata_cache import MetadataCache, ReadCache
@@ -70,15 +65,6 @@ class Shared(NamedTuple):
     sessions: Sessions
 
 
-class Paths(NamedTuple):
-    """Readers and writers of keys."""
-
-    resolver: Resolver
-    writer: Writer
-    eraser: Eraser
-    rewrites: Rewrites
-
-
 def create_app(
     settings: Settings,
     *,
@@ -87,15 +73,17 @@ def create_app(
 ) -> InstrumentedApp:
     """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
     shared = _share(settings, wrap, tracing)
-    inside = _open_inside(shared)
-    paths = _open_paths(shared, inside)
+    router, rewrites = _open_router(shared)
+    resolver = router.plain.resolver
     issuers = Issuers(settings.issuers)
     signer = TokenSigner(settings.tokens)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         asyncio.get_running_loop().set_exception_handler(log_loop_exception)
-        async with shared.stores, issuers, aclosing(paths.rewrites), aclosing(inside.rewrites):
+        async with shared.stores, issuers, AsyncExitStack() as stack:
+            for each in rewrites:
+                await stack.enter_async_context(aclosing(each))
             yield
         if tracing is not None:
             await tracing.aclose()
@@ -105,19 +93,17 @@ def create_app(
     tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
-    routes = _build_routes(shared, paths.resolver, datasets, signer)
+    routes = _build_routes(shared, resolver, datasets, signer)
     start_page = StartPage(
         datasets,
-        OverviewCache(paths.resolver),
+        OverviewCache(resolver),
         figures_of(shared.fetch.cache, shared.chunks, shared.metrics.requests),
         has_viewer=viewer_folder() is not None,
     )
-    api = build_api(
-        datasets, paths.resolver, shared.metrics, lifespan, routes, start_page=start_page
-    )
-    writing = _build_writing(shared, paths, authenticator)
-    data = DataPlane(datasets, authenticator, paths.resolver, writing, cors)
-    shards = ShardAffinity(datasets, paths.resolver, settings.server.trusted_proxies)
+    api = build_api(datasets, resolver, shared.metrics, lifespan, routes, start_page=start_page)
+    writing = _build_writing(shared, router, authenticator)
+    data = DataPlane(datasets, authenticator, router, writing, cors)
+    shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
         api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
     )
@@ -182,48 +168,36 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     return on_call
 
 
-def _open_paths(shared: Shared, inside: Paths) -> Paths:
-    """Open the readers and writers of all keys; *inside* are those of keys in sessions."""
-    limits = shared.settings.limits
-    fetch = shared.fetch
-    router = SessionRouter(shared.sessions, Containers(session_formats(limits)), fetch)
-    resolver = SessionResolver(
-        shared.stores,
-        fetch,
-        shared.chunks,
-        shared.budget,
-        stream_bytes=limits.stream_bytes,
-        decoded_bytes=limits.decoded_bytes,
-        router=router,
-        inner=inside.resolver,
-    )
-    objects = _object_writer(shared.stores, fetch, limits)
-    rewrites = Rewrites(shared.stores, fetch, shared.rewriting, shared.metrics.stores.on_rewrite)
-    writer = SessionWriter(
-        shared.stores, fetch, objects, rewrites, router=router, inner=inside.writer
-    )
-    eraser = SessionEraser(resolver, objects, writer, router=router, inner=inside.eraser)
-    return Paths(resolver, writer, eraser, rewrites)
-
-
-def _open_inside(shared: Shared) -> Paths:
-    """Open the readers and writers of keys in sessions, which share and cache no answers."""
-    limits = shared.settings.limits
-    stores = shared.sessions.stores
-    fetch = ReadCache(stores, shared.fetch.cache, ttl_s=0, is_shared=False)
+def _open_router(shared: Shared) -> tuple[KeyRouter, Sequence[Rewrites]]:
+    """Open the readers and writers of all keys; those of sessions share and cache no answers."""
+    limits, sessions = shared.settings.limits, shared.sessions
+    plain, rewrites = _open_handlers(shared, shared.stores, shared.fetch, shared.chunks)
+    fetch = ReadCache(sessions.stores, shared.fetch.cache, ttl_s=0, is_shared=False)
     shared.metrics.caches.watch("index", fetch.cache, fetch.counters)
+    chunks = _chunk_reader(sessions.stores, limits, 0, shared.metrics)
+    of_sessions, more = _open_handlers(shared, sessions.stores, fetch, chunks)
+    containers = Containers(session_formats(limits))
+    return KeyRouter(plain, of_sessions, sessions, containers, shared.fetch), (rewrites, more)
+
+
+def _open_handlers(
+    shared: Shared, stores: ObjectStore, fetch: ReadCache, chunks: ChunkReader
+) -> tuple[KeyHandlers, Rewrites]:
+    limits = shared.settings.limits
     resolver = Resolver(
         stores,
         fetch,
-        _chunk_reader(stores, limits, 0, shared.metrics),
+        chunks,
         shared.budget,
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    objects = _object_writer(stores, fetch, limits)
+    objects = PassthroughWriter(
+        stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
+    )
     rewrites = Rewrites(stores, fetch, shared.rewriting, shared.metrics.stores.on_rewrite)
     writer = Writer(stores, fetch, objects, rewrites)
-    return Paths(resolver, writer, Eraser(resolver, objects, writer), rewrites)
+    return KeyHandlers(resolver, writer, Eraser(resolver, objects, writer)), rewrites
 
 
 def _chunk_reader(
@@ -237,14 +211,6 @@ def _chunk_reader(
     )
     metrics.caches.watch("chunk", chunks.cache, chunks.counters)
     return chunks
-
-
-def _object_writer(
-    stores: ObjectStore, fetch: ReadCache, limits: LimitSettings
-) -> PassthroughWriter:
-    return PassthroughWriter(
-        stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
-    )
 
 
 def _build_routes(
@@ -273,15 +239,14 @@ def _build_routes(
     ]
 
 
-def _build_writing(shared: Shared, paths: Paths, authenticator: Authenticator) -> WritePlane:
+def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticator) -> WritePlane:
     limits = shared.settings.limits
     bounds = BodyLimits(limits.max_chunk_bytes, limits.timeout_s)
-    copier = Copier(paths.resolver, bounds)
-    uploads = Uploads(shared.stores, paths.writer, max_nbytes=limits.max_chunk_bytes)
+    copier = Copier(router, bounds)
+    uploads = Uploads(shared.stores, router, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
         authenticator,
-        paths.writer,
-        paths.eraser,
+        router,
         copier.copy,
         MultipartUploads(uploads, copier, bounds).steps,
         budget=shared.budget,

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
+from app.formats.icechunk.keys import SESSION
 from app.formats.listing import Name
 from app.http import s3
 from app.http.auth.access import NOBODY, Caller, Datasets
@@ -40,7 +41,8 @@ from app.http.write import WritePlane, allowed_methods
 from app.model import VirtualKey
 from app.observability.requests import note_caller
 from app.resolve.bodies import Entity, Opened
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.resolver import Dataset
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
@@ -56,13 +58,14 @@ class DataPlane:
         self,
         datasets: Datasets,
         authenticator: Authenticator,
-        resolver: Resolver,
+        router: KeyRouter,
         writing: WritePlane,
         cors: Cors,
     ) -> None:
         self._authenticator = authenticator
         self._datasets = datasets
-        self._resolver = resolver
+        self._router = router
+        self._resolver = router.plain.resolver
         self._writing = writing
         self._cors = cors
 
@@ -82,7 +85,7 @@ class DataPlane:
             caller: Caller | None = NOBODY
             if not dataset.is_public:
                 caller = self._authenticator.cached_reader(dataset, headers, now, segment)
-            if caller is None:
+            if caller is None or SESSION in key:
                 return None
             conditions = Conditions.parse("GET", headers)
             entity = self._resolver.recall(dataset, key)
@@ -178,7 +181,7 @@ class DataPlane:
             await _describe_bucket(responder, method, names)
         elif key is None:
             detail = "a dataset is no object; its keys follow a slash"
-            await _send_missing(responder, dataset, "", detail)
+            await _send_missing(responder, dataset, detail)
         else:
             await self._list(responder, dataset, key)
 
@@ -196,50 +199,60 @@ class DataPlane:
     async def _read(
         self, dataset: Dataset, key: VirtualKey, conditions: Conditions, responder: Responder
     ) -> None:
+        resolver = self._resolver
+        if SESSION in key:
+            resolver, dataset, key = await self._router.route(dataset, key)
         choose_part = partial(choose, conditions)
-        async with self._resolver.open(dataset, key, choose_part, conditions.reading) as opened:
+        async with resolver.open(dataset, key, choose_part, conditions.reading) as opened:
             if opened is not None:
                 await _send_entity(responder, dataset, key, opened)
-            elif conditions.is_plain_get and await self._resolver.is_group(dataset, key):
+            elif conditions.is_plain_get and await resolver.is_group(dataset, key):
                 # fsspec asks for the page of a nested group without the slash.
                 location = f"./{quote_segment(key.rpartition('/')[2])}/"
                 headers = [(b"location", location.encode()), (b"content-length", b"0")]
-                headers += cache_headers(dataset, key)
+                headers += cache_headers(dataset)
                 await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
             else:
-                await _send_missing(responder, dataset, key, f"{dataset.name} has no {key}")
+                await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
 
     async def _list_objects(
         self, responder: Responder, dataset: Dataset, request: s3.ListRequest
     ) -> None:
-        page = await self._resolver.page(dataset, request.window, request.limit)
+        window = request.window
+        pages = self._router if SESSION in window.prefix else self._resolver
+        page = await pages.page(dataset, window, request.limit)
         body = request.format(dataset.name, page)
-        headers = _listing_headers(dataset, request.window.prefix, s3.MEDIA_TYPE, body)
-        await responder.send(HTTPStatus.OK, headers, body)
+        if SESSION in window.prefix:
+            await responder.send_document(s3.MEDIA_TYPE, body)
+        else:
+            headers = _listing_headers(dataset, s3.MEDIA_TYPE, body)
+            await responder.send(HTTPStatus.OK, headers, body)
 
     async def _list_tags(self, responder: Responder, dataset: Dataset, key: VirtualKey) -> None:
         def choose_nothing(_: Entity) -> Selection:
             return Selection(HTTPStatus.OK)
 
-        async with self._resolver.open(dataset, key, choose_nothing) as opened:
+        resolver, dataset, key = await self._router.route(dataset, key)
+        async with resolver.open(dataset, key, choose_nothing) as opened:
             if opened is None:
-                await _send_missing(responder, dataset, key, f"{dataset.name} has no {key}")
+                await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
             else:
                 await responder.send_document(s3.MEDIA_TYPE, s3.no_tags())
 
     async def _list(self, responder: Responder, dataset: Dataset, prefix: VirtualKey) -> None:
+        resolver, dataset, prefix = await self._router.route(dataset, prefix)
         listed: list[Name] = []
-        async with aclosing(self._resolver.list(dataset, prefix)) as names:
+        async with aclosing(resolver.list(dataset, prefix)) as names:
             async for name in names:
                 listed.append(name)
                 if len(listed) > MOST_LINKS:
                     break
         if not listed:
             detail = f"{dataset.name} has nothing below {prefix}"
-            await _send_missing(responder, dataset, prefix, detail)
+            await _send_missing(responder, dataset, detail)
             return
         body = listing_page(f"/{dataset.name}/{prefix}", listed)
-        headers = _listing_headers(dataset, prefix, b"text/html; charset=utf-8", body)
+        headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
         headers += [header for header in page_headers() if header not in headers]
         await responder.send(HTTPStatus.OK, headers, body)
 
@@ -253,9 +266,9 @@ async def _describe_bucket(responder: Responder, method: str, names: frozenset[b
         await responder.send_document(s3.MEDIA_TYPE, s3.bucket_property(names))
 
 
-async def _send_missing(responder: Responder, dataset: Dataset, key: str, detail: str) -> None:
+async def _send_missing(responder: Responder, dataset: Dataset, detail: str) -> None:
     """Send 404; clients may cache absence like any response that can change."""
-    await responder.problem(HTTPStatus.NOT_FOUND, detail, *cache_headers(dataset, key))
+    await responder.problem(HTTPStatus.NOT_FOUND, detail, *cache_headers(dataset))
 
 
 async def _send_entity(
@@ -274,9 +287,9 @@ async def _send_entity(
         await responder.problem(status, detail, (b"etag", etag.encode("latin-1")))
 
 
-def _listing_headers(dataset: Dataset, prefix: str, media_type: bytes, body: bytes) -> Headers:
+def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Headers:
     length = (b"content-length", b"%d" % len(body))
-    return [(b"content-type", media_type), length, *cache_headers(dataset, prefix)]
+    return [(b"content-type", media_type), length, *cache_headers(dataset)]
 
 
 def listing_page(path: str, listed: Sequence[Name]) -> bytes:

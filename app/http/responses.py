@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from app.errors import ShardgateError
-from app.formats.icechunk.keys import names_session
 from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
 from app.http.problems import Headers, encode_headers, problem, status_of
 from app.http.s3 import error_code, error_document, speaks_s3
@@ -249,15 +248,10 @@ def content_type(key: str) -> bytes:
     return _CONTENT_TYPES.get(extension, b"application/octet-stream")
 
 
-def cache_headers(dataset: Dataset, key: str) -> Headers:
-    """Return the caching headers of a mutable response for *key*."""
-    cache_control = (b"cache-control", _cache_control(dataset, key))
+def cache_headers(dataset: Dataset) -> Headers:
+    """Return the caching headers of a mutable response."""
+    cache_control = (b"cache-control", dataset.cache_control)
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
-
-
-def _cache_control(dataset: Dataset, key: str) -> bytes:
-    """Return Cache-Control for *key*; keys of sessions are not cached."""
-    return NO_STORE[1] if names_session(key) else dataset.cache_control
 
 
 def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
@@ -281,7 +275,7 @@ def describe_entity(
     if entity.is_lasting:
         cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
     else:
-        cache_control = _cache_control(dataset, key)
+        cache_control = dataset.cache_control
     fields = (
         etag_of_selected(entity, selection),
         None if part is None else part.length,

@@ -28,7 +28,8 @@ from app.http.write import COPY_SOURCE, BodyLimits, Handler, Put, WriteRequest
 from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.budget import ByteReservation
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.resolver import Dataset
 from app.resolve.uploads import Completion, PartName, Upload, Uploads
 from app.storage.contract import ObjectHeaders
 
@@ -159,8 +160,8 @@ def parse_part_number(text: str) -> int | None:
 class Copier:
     """Copies keys from any dataset into those that are writable."""
 
-    def __init__(self, resolver: Resolver, limits: BodyLimits) -> None:
-        self._resolver = resolver
+    def __init__(self, router: KeyRouter, limits: BodyLimits) -> None:
+        self._router = router
         self._limits = limits
 
     async def copy(self, request: WriteRequest, put: Put, *, is_part: bool = False) -> None:
@@ -171,6 +172,7 @@ class Copier:
         client may choose a range.
         """
         dataset, key = await _parse_source(request)
+        resolver, dataset, key = await self._router.route(dataset, key)
         demand = request.demand(COPY_SOURCE + b"-")
         part = _parse_source_range(request.headers) if is_part else None
         directive = request.headers.get(b"x-amz-metadata-directive", b"COPY")
@@ -188,7 +190,7 @@ class Copier:
             return self._select(key, part or ByteRange(0, entity.length), entity, is_gzip=is_gzip)
 
         held = ByteReservation(request.budget)
-        async with self._resolver.open(dataset, key, choose, part or EVERYTHING, held) as opened:
+        async with resolver.open(dataset, key, choose, part or EVERYTHING, held) as opened:
             if opened is None:
                 detail = f"{dataset.name} has no {key}"
                 await request.responder.problem(HTTPStatus.NOT_FOUND, detail)

@@ -28,8 +28,9 @@ from app.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
 from app.model import ETag, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget, ByteReservation
+from app.resolve.icechunk.session_routing import KeyRouter
 from app.resolve.resolver import Dataset
-from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
+from app.resolve.write import KeyWrite, Outcome
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA, object_headers
 
@@ -154,8 +155,7 @@ class WritePlane:
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         authenticator: Authenticator,
-        writer: Writer,
-        eraser: Eraser,
+        router: KeyRouter,
         copy: Copy,
         upload_steps: Mapping[str, Handler],
         *,
@@ -163,8 +163,7 @@ class WritePlane:
         limits: BodyLimits,
     ) -> None:
         self._authenticator = authenticator
-        self._writer = writer
-        self._eraser = eraser
+        self._router = router
         self._copy = copy
         self._upload_steps = upload_steps
         self._budget = budget
@@ -228,7 +227,7 @@ class WritePlane:
         def put(payload: Payload, source: ObjectHeaders | None = None) -> Awaitable[ETag | None]:
             stored = (source or headers)._replace(is_gzip=payload.is_gzip)
             change = KeyWrite(request.key, payload.body, stored, demand)
-            return self._writer.put(request.dataset, change)
+            return self._router.put(request.dataset, change)
 
         if COPY_SOURCE in request.headers:
             await self._copy(request, put)
@@ -253,7 +252,7 @@ class WritePlane:
         demand = request.demand()
         if not request.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is
-                await self._writer.put(request.dataset, KeyWrite(request.key, None, demand=demand))
+                await self._router.put(request.dataset, KeyWrite(request.key, None, demand=demand))
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
     async def _delete_objects(self, request: WriteRequest) -> None:
@@ -278,7 +277,7 @@ class WritePlane:
                     changes.append(KeyWrite(VirtualKey(key), None, demand=demand))
             except ShardgateError as error:
                 outcomes[key] = error
-        written = await self._writer.put_each(dataset, changes)
+        written = await self._router.put_each(dataset, changes)
         for change, outcome in zip(changes, written, strict=True):
             outcomes[change.key] = None if isinstance(outcome, BadKeyError) else outcome
         return [outcomes.get(key) for key, _ in deletion.keys]
@@ -288,7 +287,7 @@ class WritePlane:
         prefix = request.parameter("prefix")
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
-        count = await self._eraser.erase(request.dataset, check_key(prefix))
+        count = await self._router.erase(request.dataset, check_key(prefix))
         body = json.dumps({"deleted": count}).encode()
         await request.responder.send_document(b"application/json", body)
 

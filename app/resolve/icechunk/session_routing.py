@@ -1,23 +1,20 @@
-"""Keys of sessions, ``@session.ID/a/c/0/0``, mapped to keys of session stores.
+"""Keys of sessions, ``@session.ID/a/c/0/0``: routed to readers and writers of their own.
 
-`SessionResolver`, `SessionWriter` and `SessionEraser` handle keys below ``@session.ID`` with an
-inner resolver, writer or eraser over `SessionStores`, and all other keys themselves.
+Requests whose key has `SESSION` come here; the readers and writers of all other keys know nothing
+of sessions. A session is read and written as a dataset of plain Zarr over `SessionStores`.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from app.errors import ShardgateError
 from app.formats.icechunk.keys import SESSION, names_session, session_prefix
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.session import node_path
-from app.formats.listing import Name, Window
-from app.model import ByteRequest, ETag, VirtualKey
-from app.resolve.bodies import Choice, Entity, Opened
-from app.resolve.budget import ByteReservation
+from app.formats.listing import Window
+from app.model import ETag, VirtualKey
 from app.resolve.containers import Containers
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions
@@ -30,30 +27,116 @@ from app.storage.contract import NO_HEADERS, ObjectHeaders
 _NO_STORE: Final = b"no-store"
 
 
-class RoutedSession(NamedTuple):
-    """Session that a key belongs to."""
+class KeyHandlers(NamedTuple):
+    """Reader and writers of keys."""
 
+    resolver: Resolver
+    writer: Writer
+    eraser: Eraser
+
+
+class RoutedKey(NamedTuple):
+    """A key, with the dataset and the reader that it belongs to."""
+
+    resolver: Resolver
+    dataset: Dataset
+    key: VirtualKey
+
+
+class _RoutedSession(NamedTuple):
     dataset: Dataset
     """Keys of the session as a dataset of plain Zarr."""
     lead: str
+    """Beginning of the keys of the session, with the slash."""
     store: SessionStore
 
     def rest(self, key: str) -> VirtualKey:
         return VirtualKey(key.removeprefix(self.lead))
 
-    def inner(self, write: KeyWrite) -> KeyWrite:
+    def inside(self, write: KeyWrite) -> KeyWrite:
         return write._replace(key=self.rest(write.key))
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRouter:
-    """Finds the session of a key."""
+class KeyRouter:
+    """Sends keys of sessions to the handlers *of_sessions*, and all others to those of *plain*."""
 
+    plain: KeyHandlers
+    of_sessions: KeyHandlers
     sessions: Sessions
     containers: Containers
     fetch: ReadCache
 
-    async def find(self, dataset: Dataset, key: str) -> RoutedSession | None:
+    async def route(self, dataset: Dataset, key: VirtualKey) -> RoutedKey:
+        """Return the reader of *key*, with the dataset and the key that it takes."""
+        if (routed := await self._find(dataset, key)) is None:
+            return RoutedKey(self.plain.resolver, dataset, key)
+        return RoutedKey(self.of_sessions.resolver, routed.dataset, routed.rest(key))
+
+    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
+        """List keys as `Resolver.page` does; those of a session where the prefix names one."""
+        routed = await self._find(dataset, window.prefix)
+        if routed is None or not window.prefix.startswith(routed.lead):
+            return await self.plain.resolver.page(dataset, window, limit)
+        lead = routed.lead
+        if window.after > lead and not window.after.startswith(lead):
+            return Page([], None)
+        after = routed.rest(window.after) if window.after.startswith(lead) else ""
+        inner = window._replace(prefix=routed.rest(window.prefix), after=after)
+        page = await self.of_sessions.resolver.page(routed.dataset, inner, limit)
+        entries = [entry._replace(key=lead + entry.key) for entry in page.entries]
+        return Page(entries, None if page.after is None else lead + page.after)
+
+    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        """Write one key as `Writer.put` does."""
+        if (routed := await self._find(dataset, write.key)) is None:
+            return await self.plain.writer.put(dataset, write)
+        inside, writer = routed.inside(write), self.of_sessions.writer
+        if await routed.store.is_whole_chunk(inside.key):
+            return await writer.put_whole(routed.dataset, inside)
+        return await writer.put(routed.dataset, inside)
+
+    async def demand_place(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
+    ) -> None:
+        """Raise what `put` would for *key*, whatever the body."""
+        if (routed := await self._find(dataset, key)) is None:
+            await self.plain.writer.demand_place(dataset, key, headers)
+        else:
+            writer = self.of_sessions.writer
+            await writer.demand_place(routed.dataset, routed.rest(key), headers)
+
+    async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
+        """Write many keys; in sessions documents come first, since chunks need their array."""
+        by_session: defaultdict[str | None, list[KeyWrite]] = defaultdict(list)
+        for each in writes:
+            by_session[session_prefix(each.key)].append(each)
+        outcomes: dict[VirtualKey, Outcome] = {}
+        for prefix, some in by_session.items():
+            try:
+                routed = prefix and await self._find(dataset, f"{prefix}/")
+            except ShardgateError as error:
+                outcomes |= {each.key: error for each in some}
+                continue
+            if not routed:
+                outcomes |= _by_key(some, await self.plain.writer.put_each(dataset, some))
+                continue
+            for is_document in (True, False):
+                part = [each for each in some if (node_path(each.key) is not None) is is_document]
+                writer, inside = self.of_sessions.writer, list(map(routed.inside, part))
+                outcomes |= _by_key(part, await writer.put_each(routed.dataset, inside))
+        return [outcomes[each.key] for each in writes]
+
+    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        """Delete all keys below *prefix*; in a session return the number of nodes if any."""
+        if (routed := await self._find(dataset, prefix)) is None:
+            return await self.plain.eraser.erase(dataset, prefix)
+        rest = routed.rest(prefix)
+        if count := await routed.store.erase(rest.rstrip("/")):
+            return count
+        return await self.of_sessions.eraser.erase(routed.dataset, rest) if rest else 0
+
+    async def _find(self, dataset: Dataset, key: str) -> _RoutedSession | None:
         """Open the session that *key* belongs to; return `None` for all other keys."""
         if not names_session(key):
             return None
@@ -69,134 +152,7 @@ class SessionRouter:
         inner = replace(
             dataset, name=name, root=store.root, containers=self.containers, cache_control=_NO_STORE
         )
-        return RoutedSession(inner, lead, store)
-
-
-class SessionResolver(Resolver):
-    """Resolver that looks up keys of sessions with *inner*."""
-
-    def __init__(self, *parts: Any, router: SessionRouter, inner: Resolver, **bounds: Any) -> None:
-        super().__init__(*parts, **bounds)
-        self._router = router
-        self._inner = inner
-
-    def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        return None if names_session(key) else super().recall(dataset, key)
-
-    def open[C: Choice](
-        self,
-        dataset: Dataset,
-        key: VirtualKey,
-        choose: Callable[[Entity], C | None],
-        reading: ByteRequest | None = None,
-        held: ByteReservation | None = None,
-    ) -> AbstractAsyncContextManager[Opened[C] | None]:
-        if names_session(key):
-            return self._open_routed(dataset, key, choose, reading, held)
-        return super().open(dataset, key, choose, reading, held)
-
-    @asynccontextmanager
-    async def _open_routed[C: Choice](
-        self, dataset: Dataset, key: VirtualKey, choose: Callable[[Entity], C | None], *more: Any
-    ) -> AsyncGenerator[Opened[C] | None]:
-        if (routed := await self._router.find(dataset, key)) is None:
-            opening = super().open(dataset, key, choose, *more)
-        else:
-            opening = self._inner.open(routed.dataset, routed.rest(key), choose, *more)
-        async with opening as opened:
-            yield opened
-
-    async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
-        if (routed := await self._router.find(dataset, f"{key}/")) is None:
-            return await super().is_group(dataset, key)
-        node = (await routed.store.session.view()).node(routed.rest(f"{key}/").rstrip("/"))
-        return node is not None and node.grid is None
-
-    async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
-        if (routed := await self._router.find(dataset, prefix)) is None:
-            names = super().list(dataset, prefix)
-        else:
-            names = self._inner.list(routed.dataset, routed.rest(prefix))
-        async for name in names:
-            yield name
-
-    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
-        """List keys; those of a session where the prefix names one."""
-        routed = await self._router.find(dataset, window.prefix)
-        if routed is None or not window.prefix.startswith(routed.lead):
-            return await super().page(dataset, window, limit)
-        lead = routed.lead
-        if window.after > lead and not window.after.startswith(lead):
-            return Page([], None)
-        after = routed.rest(window.after) if window.after.startswith(lead) else ""
-        inner = window._replace(prefix=routed.rest(window.prefix), after=after)
-        page = await self._inner.page(routed.dataset, inner, limit)
-        entries = [entry._replace(key=lead + entry.key) for entry in page.entries]
-        return Page(entries, None if page.after is None else lead + page.after)
-
-
-class SessionWriter(Writer):
-    """Writer that writes keys of sessions with *inner*."""
-
-    def __init__(self, *parts: Any, router: SessionRouter, inner: Writer) -> None:
-        super().__init__(*parts)
-        self._router = router
-        self._inner = inner
-
-    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
-        if (routed := await self._router.find(dataset, write.key)) is None:
-            return await super().put(dataset, write)
-        inner = routed.inner(write)
-        if await routed.store.is_whole_chunk(inner.key):
-            return await self._inner.put_whole(routed.dataset, inner)
-        return await self._inner.put(routed.dataset, inner)
-
-    async def demand_place(
-        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
-    ) -> None:
-        if (routed := await self._router.find(dataset, key)) is None:
-            await super().demand_place(dataset, key, headers)
-        else:
-            await self._inner.demand_place(routed.dataset, routed.rest(key), headers)
-
-    async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
-        """Write many keys; in sessions documents come first, since chunks need their array."""
-        by_session: defaultdict[str | None, list[KeyWrite]] = defaultdict(list)
-        for each in writes:
-            by_session[session_prefix(each.key)].append(each)
-        outcomes: dict[VirtualKey, Outcome] = {}
-        for prefix, some in by_session.items():
-            try:
-                routed = prefix and await self._router.find(dataset, f"{prefix}/")
-            except ShardgateError as error:
-                outcomes |= {each.key: error for each in some}
-                continue
-            if not routed:
-                outcomes |= _by_key(some, await super().put_each(dataset, some))
-                continue
-            for is_document in (True, False):
-                part = [each for each in some if (node_path(each.key) is not None) is is_document]
-                written = await self._inner.put_each(routed.dataset, list(map(routed.inner, part)))
-                outcomes |= _by_key(part, written)
-        return [outcomes[each.key] for each in writes]
-
-
-class SessionEraser(Eraser):
-    """Eraser that deletes keys of sessions with *inner*."""
-
-    def __init__(self, *parts: Any, router: SessionRouter, inner: Eraser) -> None:
-        super().__init__(*parts)
-        self._router = router
-        self._inner = inner
-
-    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
-        """Delete all keys below *prefix*; in a session return the number of nodes if any."""
-        if (routed := await self._router.find(dataset, prefix)) is None:
-            return await super().erase(dataset, prefix)
-        rest = routed.rest(prefix)
-        if count := await routed.store.erase(rest.rstrip("/")):
-            return count
-        return await self._inner.erase(routed.dataset, rest) if rest else 0
+        return _RoutedSession(inner, lead, store)
 
 
 def _by_key(writes: Sequence[KeyWrite], outcomes: Sequence[Outcome]) -> dict[VirtualKey, Outcome]:

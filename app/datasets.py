@@ -14,10 +14,9 @@ from app.formats.zarr.layout import MARKER as ZARR_JSON
 from app.formats.zarr.layout import Zarr3
 from app.http.auth.tokens import read_grant
 from app.model import ObjectRef
-from app.resolve.containers import Containers
+from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.resolver import Dataset
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
 from app.storage.stores import Stores
 

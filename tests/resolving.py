@@ -10,9 +10,9 @@ from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.bodies import Body, Coding, Entity
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Containers
+from app.resolve.containers import Containers, Dataset
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.settings import DatasetSettings, LimitSettings
 from app.storage.contract import ObjectReader
 

@@ -23,9 +23,10 @@ from app.http.responses import ALLOW
 from app.http.start_page import StartPage
 from app.observability.logging import log_failure
 from app.observability.metrics import MEDIA_TYPE, Metrics
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

@@ -12,8 +12,8 @@ from app.http.auth.access import Caller, may_write
 from app.http.links import layer_type, link, precomputed_source, zarr_source
 from app.http.paths import quote_key
 from app.model import NAMED_REFS
+from app.resolve.containers import Dataset
 from app.resolve.inspect import CollectionSummary, DatasetOverview, GroupSummary, RepositorySummary
-from app.resolve.resolver import Dataset
 
 _DRAWN: Final = frozenset(
     {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}

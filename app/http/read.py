@@ -41,8 +41,8 @@ from app.http.write import WritePlane, allowed_methods
 from app.model import VirtualKey
 from app.observability.requests import note_caller
 from app.resolve.bodies import Entity, Opened
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.session_routing import KeyRouter
-from app.resolve.resolver import Dataset
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""

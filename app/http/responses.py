@@ -18,7 +18,7 @@ from app.model import ETag, VirtualKey
 from app.observability.logging import log_failure
 from app.observability.requests import note_request_id
 from app.resolve.bodies import Coding, Entity, Opened
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA
 

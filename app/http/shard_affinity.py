@@ -13,19 +13,15 @@ from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from cachetools import TTLCache
-
 from app.errors import BadKeyError, ShardgateError
-from app.formats.contract import Layout
 from app.formats.icechunk.keys import session_prefix
 from app.http.auth.access import Datasets
 from app.http.limits import Networks, is_within, peer_of
 from app.http.paths import Scope, split_target, split_token
 from app.http.problems import Headers, encode_headers
 from app.http.responses import DeferredResponse, ImmediateResponse, ResponseWriter, asgi_writer
-from app.model import VirtualKey
 from app.resolve.metadata_cache import SizedLRUCache
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 PREFIX: Final = b"/_shard/"
 """Beginning of the paths; the name is reserved."""
@@ -33,7 +29,6 @@ _LONGEST_S: Final = 2.0
 """Longest look-up; after it the hash of the path has to do, as any replica can answer."""
 _CACHED_NBYTES: Final = 16 * 1024**2
 _CACHED_S: Final = 60.0
-_CONTAINERS: Final = 256
 _OVERHEAD_NBYTES: Final = 512
 
 
@@ -51,7 +46,6 @@ class ShardAffinity:
         self._resolver = resolver
         self._names: SizedLRUCache[bytes, _ShardName]
         self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
-        self._containers: TTLCache[tuple[str, str], Layout] = TTLCache(_CONTAINERS, _CACHED_S)
 
     def begin(self, raw_path: bytes, peer: bytes) -> ImmediateResponse | DeferredResponse:
         """Begin to answer outside of ASGI; see `GatewayProtocol`."""
@@ -102,24 +96,9 @@ class ShardAffinity:
             return path
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
-        layout, rest = await self._enclosing(dataset, key)
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
         shard = await layout.shard(rest, self._resolver.root(dataset).fetch)
         return path if shard is None else shard.encode()
-
-    async def _enclosing(self, dataset: Dataset, key: VirtualKey) -> tuple[Layout, VirtualKey]:
-        """Return the layout that holds *key*, and the key in it, from a cache if it can."""
-        ends = [at for at, letter in enumerate(key, 1) if letter == "/"]
-        for at in (0, *ends):
-            known = self._containers.get((dataset.name, key[:at]))
-            rest = VirtualKey(key[at:])
-            if known is not None and known.encloses(rest):
-                return known, rest
-        root = self._resolver.root(dataset)
-        layout, rest = await root.containers.find(root.ref, key, root.fetch)
-        if layout.encloses(rest):
-            lead = key[: len(key) - len(rest)]
-            self._containers[dataset.name, lead] = layout
-        return layout, rest
 
 
 def _target(raw_path: bytes) -> bytes:

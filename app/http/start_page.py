@@ -20,9 +20,10 @@ from app.http.links import PUBLIC_VIEWER, VIEWER
 from app.http.responses import page_headers
 from app.observability.metrics import RequestMetrics
 from app.resolve.chunks import ChunkReader
+from app.resolve.containers import Dataset
 from app.resolve.inspect import DatasetOverview, summarize
 from app.resolve.metadata_cache import MetadataCache, SizedLRUCache
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _PAGES: Final = Environment(

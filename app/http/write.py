@@ -28,8 +28,8 @@ from app.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
 from app.model import ETag, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget, ByteReservation
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.session_routing import KeyRouter
-from app.resolve.resolver import Dataset
 from app.resolve.write import KeyWrite, Outcome
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA, object_headers

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Document, Format, Layout, Stray, Target, Translator
@@ -11,6 +11,7 @@ from app.formats.listing import PLAIN, ListingRules, Name
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from app.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
@@ -75,6 +76,16 @@ class MissingArray(PassThrough):
         return Stray(self.root.join(key))
 
 
+class Container(NamedTuple):
+    """The container of a key."""
+
+    layout: Layout
+    rest: VirtualKey
+    """The key within the container."""
+    outer: Sequence[tuple[Layout, int]] = ()
+    """Containers around it, none of which encloses the key, and where their keys begin in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Containers:
     """Opens containers below a root; *fetch* caches markers, absent ones too.
@@ -91,20 +102,26 @@ class Containers:
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:
         """Return the container of *key*, and the rest of *key* within it."""
+        found = await self.search(root, key, fetch)
+        return found.layout, found.rest
+
+    async def search(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Container:
+        """Return the container of *key*, and those around it."""
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
-        found, rest, fault = await self._search(root, key, fetch)
+        container, fault = await self._search(root, key, fetch)
+        found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
         if isinstance(fault, MetadataMissingError):
             if is_like_a_chunk or fault.ref == root.join(key):
                 raise fault
         elif is_like_a_chunk and (fault or await self._is_stray(root, key, found, fetch)):
-            return MissingArray(root, fault=fault), key
-        return found, rest
+            return Container(MissingArray(root, fault=fault), key)
+        return container
 
     async def _search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Layout, VirtualKey, MetadataMissingError | DamagedError | None]:
+    ) -> tuple[Container, MetadataMissingError | DamagedError | None]:
         found = self.around(root)
         rest = key
         fault: MetadataMissingError | DamagedError | None = None
@@ -128,7 +145,7 @@ class Containers:
                 break
             start = slash + 1
             directory = root.join(key[:slash])
-        return found, rest, fault
+        return Container(found, rest, outer[:-1]), fault
 
     async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
         """Return where *key* is written; see `Layout.target`."""
@@ -155,16 +172,18 @@ class Containers:
         """Return the layout of the keys outside of all containers below *root*."""
         return PassThrough(root, is_everything=not self.formats)
 
-    async def claimed(
-        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Layout, VirtualKey] | None:
+    async def claimed(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Container | None:
         """Open the container that the spelling of *key* names (``@branch.main``), if any."""
         for fmt in self.formats:
             if (start := fmt.claim(key)) is not None:
                 directory = root.join(key[: max(0, start - 1)])
                 if (layout := await fmt.open(directory, fetch)) is not None:
-                    return layout, VirtualKey(key[start:])
+                    return Container(layout, VirtualKey(key[start:]))
         return None
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Return where the first claim of a format on *key* begins; see `Format.claim`."""
+        return next((at for fmt in self.formats if (at := fmt.claim(key)) is not None), None)
 
     def _translator(self, ref: ObjectRef) -> Translator | None:
         path, _, name = ref.key.rpartition("/")
@@ -189,3 +208,24 @@ class Containers:
             if not (start := key.find("/", start) + 1):
                 break
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A served root."""
+
+    name: str
+    root: ObjectRef
+    containers: Containers
+    format: str
+    """The configured format: ``zarr``, or ``auto``."""
+    cache_control: bytes
+    is_writable: bool = False
+    readers: frozenset[str] = frozenset({PUBLIC})
+    """Grants of which a caller needs one to read."""
+    writers: frozenset[str] = frozenset({PUBLIC})
+    """Grants of which a caller needs one to write, if the dataset is writable."""
+    is_public: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_public", PUBLIC in self.readers)

@@ -28,6 +28,7 @@ from app.model import (
     etag_of,
 )
 from app.resolve.bodies import Coding, Entity
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.history import RefTip, read_tips
 from app.resolve.icechunk.repository import open_repository
 from app.resolve.listing import (
@@ -39,7 +40,7 @@ from app.resolve.listing import (
     find_containers,
     listing_of,
 )
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.resolve.verify import CHECKSUM_NBYTES, is_large_survey
 
 MAX_COLLECTIONS: Final = 8

@@ -200,7 +200,7 @@ class Tree:
         root, prefix = self.root, self.cursor.prefix
         claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
         if claimed is not None:
-            layout, rest = claimed
+            layout, rest, _ = claimed
             start = _ListedFolder(prefix.removesuffix(rest), layout, "")
         else:
             layout = await root.containers.open(root.ref, root.fetch) or root.containers.around(

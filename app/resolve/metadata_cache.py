@@ -285,7 +285,7 @@ def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
 def _text_nbytes(key: Hashable) -> int:
     """Return the bytes of the text in a cache key, which clients choose: up to four a letter."""
     match key:
-        case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (_, str(text)):
+        case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (*_, str(text)):
             return getsizeof(text)
         case _:
             return 0
@@ -293,11 +293,6 @@ def _text_nbytes(key: Hashable) -> int:
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
     return None if known is None else known.etag
-
-
-class _Use(NamedTuple):
-    requested_at: float
-    is_present: bool
 
 
 class FreshnessTracker:
@@ -310,15 +305,16 @@ class FreshnessTracker:
         self.expires_at = inf
         self.old: dict[ObjectRef, None] = {}
         """Objects whose state was older than `TRUSTED_S`."""
-        self._uses: dict[Read[Any], _Use] = {}
-        self._modified_s: dict[ObjectRef, int | None] = {}
+        self.uses: dict[Read[Any], CachedRead] = {}
+        """Results that can change."""
+        self.modified: dict[ObjectRef, int | None] = {}
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
     ) -> Versioned[T] | None:
         cached = await self._fetch.get_or_fetch(read, ever=ever)
         if not read.is_pinned and cached.expires_at < inf:
-            self._uses[read] = _Use(cached.requested_at, cached.known is not None)
+            self.uses[read] = cached
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 
     def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
@@ -327,39 +323,71 @@ class FreshnessTracker:
         if cached.requested_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
             self.old[ref] = None
         if (known := cached.known) is not None:
-            self._modified_s[ref] = known.modified_s
+            self.modified[ref] = known.modified_s
         return known
 
     @property
     def outdated(self) -> list[Read[Any]]:
         """Reads of present objects that are much older than another read of just now."""
-        newest = max([use.requested_at for use in self._uses.values()], default=-inf)
+        newest = max([use.requested_at for use in self.uses.values()], default=-inf)
         if newest < self.began_at - TRUSTED_S:
             return []
         oldest = newest - _MAX_AGE_DIFFERENCE_S
-        return [r for r, use in self._uses.items() if use.is_present and use.requested_at < oldest]
+        return [
+            r for r, use in self.uses.items() if use.known is not None and use.requested_at < oldest
+        ]
 
     @property
     def ends_in_absence(self) -> bool:
         """True if the last read found no object, or there was no read."""
-        last = next(reversed(self._uses.values()), None)
-        return last is None or not last.is_present
+        last = next(reversed(self.uses.values()), None)
+        return last is None or last.known is None
 
     @property
     def oldest(self) -> tuple[float, ObjectRef] | None:
         """Time and object of the oldest read of a present, mutable object."""
-        uses = self._uses.items()
-        return min([(use.requested_at, r.ref) for r, use in uses if use.is_present], default=None)
+        uses = self.uses.items()
+        return min([(use.requested_at, r.ref) for r, use in uses if use.known], default=None)
 
     def known_before(self, began_at: float, present_s: float, absent_s: float) -> list[Read[Any]]:
         """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
-        limits = {True: present_s, False: absent_s}
-        uses = self._uses.items()
-        return [r for r, use in uses if use.requested_at < began_at - limits[use.is_present]]
+        return [
+            read
+            for read, use in self.uses.items()
+            if use.requested_at < began_at - (absent_s if use.known is None else present_s)
+        ]
+
+    @property
+    def is_current(self) -> bool:
+        """True until a read expires, or anything cached turned out to be outdated."""
+        fetch = self._fetch
+        return self.generation == fetch.generation and fetch.clock() < self.expires_at
+
+    @property
+    def nbytes(self) -> int:
+        """Weight of all results in a cache."""
+        return sum(use.nbytes for use in self.uses.values())
+
+    def copy(self) -> "FreshnessTracker":
+        """Return a tracker of the same reads, for `adopt`."""
+        copied = FreshnessTracker(self._fetch)
+        copied.began_at, copied.generation = self.began_at, self.generation
+        copied.adopt(self)
+        return copied
+
+    def adopt(self, earlier: "FreshnessTracker") -> None:
+        """Track all reads of an *earlier* look-up too."""
+        self.expires_at = min(self.expires_at, earlier.expires_at)
+        self.modified |= earlier.modified
+        self.uses |= earlier.uses
+        trusted_s = self.began_at - TRUSTED_S
+        for read, use in earlier.uses.items():
+            if use.requested_at < trusted_s:
+                self.old[read.ref] = None
 
     def modified_s(self, ref: ObjectRef) -> int | None:
         """Return when *ref* was last modified, if it was read and its store says so."""
-        return self._modified_s.get(ref)
+        return self.modified.get(ref)
 
 
 async def retry_until_consistent[T](

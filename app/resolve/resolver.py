@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, Final, NamedTuple, cast
 
@@ -28,7 +28,7 @@ from app.model import (
 from app.resolve.bodies import BodyReader, Choice, Coding, Entity, Opened, Opening
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Containers
+from app.resolve.containers import Container, Dataset
 from app.resolve.listing import Page, Root, list_page
 from app.resolve.metadata_cache import (
     OVERHEAD_NBYTES,
@@ -38,33 +38,12 @@ from app.resolve.metadata_cache import (
     ReadCache,
     retry_until_consistent,
 )
-from app.settings import PUBLIC
+from app.resolve.routes import Routes
 from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """A served root."""
-
-    name: str
-    root: ObjectRef
-    containers: Containers
-    format: str
-    """The configured format: ``zarr``, or ``auto``."""
-    cache_control: bytes
-    is_writable: bool = False
-    readers: frozenset[str] = frozenset({PUBLIC})
-    """Grants of which a caller needs one to read."""
-    writers: frozenset[str] = frozenset({PUBLIC})
-    """Grants of which a caller needs one to write, if the dataset is writable."""
-    is_public: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_public", PUBLIC in self.readers)
 
 
 class _CachedEntity(NamedTuple):
@@ -107,6 +86,7 @@ class Resolver:
         self._bodies = BodyReader(
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
+        self._routes = Routes(fetch)
         self._budget = budget
         self._stream_bytes = stream_bytes
         self._clock = clock
@@ -176,8 +156,10 @@ class Resolver:
             for ref in tracker.old:
                 self._fetch.forget(ref, tracker.began_at)
             entity = await look_up(tracker := FreshnessTracker(self._fetch))
-        if any([await self._fetch.refresh(read) for read in tracker.outdated]):
-            entity = await look_up(tracker := FreshnessTracker(self._fetch))
+        if outdated := tracker.outdated:
+            self._routes.forget(dataset, key)
+            if any([await self._fetch.refresh(read) for read in outdated]):
+                entity = await look_up(tracker := FreshnessTracker(self._fetch))
         lasting = entity and entity._replace(first=None)
         found = _CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
         self._fetch.cache.put((dataset.name, key), found)
@@ -185,7 +167,10 @@ class Resolver:
 
     async def _look_up(self, dataset: Dataset, key: VirtualKey, look_up: _LookUp) -> Entity | None:
         tracker = look_up.tracker
-        layout, rest = await dataset.containers.find(dataset.root, key, tracker)
+        container = self._routes.recall(dataset, key, tracker)
+        if container is None:
+            container = await self._routes.find(dataset, key, tracker)
+        layout, rest, _ = container
         match await layout.locate(rest, tracker):
             case Missing():
                 return None
@@ -218,6 +203,12 @@ class Resolver:
         if found is None or found.generation != self._fetch.generation:
             return None
         return found if self._clock() < found.expires_at else None
+
+    async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
+        """Return the container of *key*."""
+        tracker = FreshnessTracker(self._fetch)
+        found = self._routes.recall(dataset, key, tracker)
+        return found or await self._routes.find(dataset, key, tracker)
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""

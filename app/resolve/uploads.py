@@ -25,7 +25,7 @@ from app.errors import (
 from app.model import ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteReservation
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Dataset
 from app.resolve.write import KeyWrite
 from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 

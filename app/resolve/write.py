@@ -27,9 +27,9 @@ from app.formats.listing import Window
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from app.resolve.bodies import Demand, gzip_name
-from app.resolve.containers import LIKE_A_CHUNK, PassThrough
+from app.resolve.containers import LIKE_A_CHUNK, Dataset, PassThrough
 from app.resolve.metadata_cache import FreshnessTracker, ReadCache
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.resolve.rewrite import ChunkChange, Rewrites
 from app.storage.contract import (
     ABSENT,

@@ -13,7 +13,7 @@ from app.errors import (
 )
 from app.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.bodies import Body, Entity
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Dataset
 from app.storage.contract import Found, NotModified
 from tests.formats.zarr.building import (
     build,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from app.errors import ForbiddenError, ReadOnlyError, UnauthenticatedError, UnknownDatasetError
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Dataset
 from app.settings import PUBLIC
 
 

@@ -25,7 +25,7 @@ from app.http.auth.sigv4 import Signatures
 from app.http.paths import Scope, token_in
 from app.http.responses import RequestHeaders, combine_headers
 from app.observability.requests import note_caller
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Dataset
 from app.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")

@@ -13,8 +13,8 @@ from app.formats.icechunk.snapshot_writer import write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.resolver import Dataset
 from app.storage.contract import ABSENT, CONFLICT, Found
 
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"

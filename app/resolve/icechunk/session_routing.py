@@ -15,12 +15,12 @@ from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.session import node_path
 from app.formats.listing import Window
 from app.model import ETag, VirtualKey
-from app.resolve.containers import Containers
+from app.resolve.containers import Containers, Dataset
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.listing import Page
 from app.resolve.metadata_cache import ReadCache
-from app.resolve.resolver import Dataset, Resolver
+from app.resolve.resolver import Resolver
 from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
 from app.storage.contract import NO_HEADERS, ObjectHeaders
 
@@ -141,9 +141,9 @@ class KeyRouter:
         if not names_session(key):
             return None
         claimed = await dataset.containers.claimed(dataset.root, VirtualKey(key), self.fetch)
-        layout, rest = claimed or (None, VirtualKey(""))
-        if not isinstance(layout, RepositoryLayout):
+        if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
             return None
+        rest = claimed.rest
         segment = rest.partition("/")[0]
         lead = f"{key[: len(key) - len(rest)]}{segment}/"
         session_id = segment.removeprefix(SESSION)

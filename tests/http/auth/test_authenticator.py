@@ -11,8 +11,7 @@ from app.http.auth.access import Caller, Datasets, Identity, configured_caller
 from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from app.http.auth.sigv4 import Signatures
 from app.model import ObjectRef
-from app.resolve.containers import Containers
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Containers, Dataset
 from tests.http.auth.people import caller
 
 ANA = configured_caller("ana")

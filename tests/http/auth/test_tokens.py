@@ -21,8 +21,7 @@ from app.http.body import RequestBodyReader
 from app.http.problems import problem, status_of
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.containers import Containers
-from app.resolve.resolver import Dataset
+from app.resolve.containers import Containers, Dataset
 from app.settings import TokenSettings
 from tests.http.auth.issuing import forge, issuing, spell
 

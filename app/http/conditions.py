@@ -27,6 +27,11 @@ _HEADERS: Final = "range if-match if-none-match if-range if-modified-since if-un
 _FIELDS: Final = {name.encode(): name.replace("-", "_") for name in _HEADERS.split()}
 
 
+def is_unconditional(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether *headers* have neither preconditions nor Range."""
+    return _FIELDS.keys().isdisjoint(headers)
+
+
 class UnsatisfiableError(Exception):
     """No byte of the entity lies in the range."""
 
@@ -143,7 +148,7 @@ class Conditions(NamedTuple):
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
         takes_gzip = method == "GET" and accepts_gzip(headers.get(b"accept-encoding"))
-        if method == "GET" and _FIELDS.keys().isdisjoint(headers):
+        if method == "GET" and is_unconditional(headers):
             return _GZIP_GET if takes_gzip else _PLAIN_GET
         fields = {
             field: headers[name].decode("latin-1")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
 from app.formats.icechunk.keys import SESSION
@@ -15,7 +15,7 @@ from app.http import s3
 from app.http.auth.access import NOBODY, Caller, Datasets
 from app.http.auth.authenticator import Authenticator
 from app.http.body import lingering_writer
-from app.http.conditions import Conditions, Selection, choose, etag_of_selected
+from app.http.conditions import Conditions, Selection, choose, etag_of_selected, is_unconditional
 from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.paths import Scope, quote_segment, split_target
 from app.http.problems import Headers, encode_headers
@@ -38,17 +38,30 @@ from app.http.responses import (
     request_id,
 )
 from app.http.write import WritePlane, allowed_methods
-from app.model import VirtualKey
+from app.model import Inline, Stored, VirtualKey
 from app.observability.requests import note_caller
-from app.resolve.bodies import Entity, Opened
+from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.resolver import CachedEntity
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_MAX_HOT: Final = 8192
 _log = logging.getLogger(__name__)
+
+
+class _KnownKey(NamedTuple):
+    """A key that was answered from memory."""
+
+    dataset: Dataset
+    key: VirtualKey
+    found: CachedEntity
+    source: Stored | Inline
+    head: bytes
+    """The headers of the response, but for those that depend on the request."""
 
 
 class DataPlane:
@@ -68,6 +81,8 @@ class DataPlane:
         self._resolver = router.plain.resolver
         self._writing = writing
         self._cors = cors
+        self._hot: dict[bytes, _KnownKey] = {}
+        """Keys whose whole bodies were sent, by path; emptied when it is full."""
 
     def begin(
         self, raw_path: bytes, headers: RequestHeaders, now: float, segment: bytes | None = None
@@ -78,37 +93,69 @@ class DataPlane:
         one of the path if it held a token.
         """
         try:
-            name, key = split_target(raw_path)
-            dataset = self._datasets.get(name)
-            if dataset is None or not key or key.endswith("/"):
+            hot = self._hot.get(raw_path) if is_unconditional(headers) else None
+            dataset, key = self._split(raw_path) if hot is None else (hot.dataset, hot.key)
+            if dataset is None or not key or key.endswith("/") or SESSION in key:
                 return None
             caller: Caller | None = NOBODY
             if not dataset.is_public:
                 caller = self._authenticator.cached_reader(dataset, headers, now, segment)
-            if caller is None or SESSION in key:
+            if caller is None:
                 return None
-            conditions = Conditions.parse("GET", headers)
-            entity = self._resolver.recall(dataset, key)
-            selection = None if entity is None else choose(conditions, entity)
-            body = None
-            if entity is not None and selection is not None:
-                body = self._resolver.at_hand(entity, selection.reads)
+            if hot is not None:
+                body = self._resolver.recall_body(hot.found, hot.source)
+                if body is not None:
+                    return self._complete(hot, headers, caller, HTTPStatus.OK, body)
+            return self._begin(raw_path, headers, dataset, key, caller)
         except RequestError:
             return None
-        if entity is None or selection is None or body is None:
+
+    def _split(self, raw_path: bytes) -> tuple[Dataset | None, VirtualKey | None]:
+        name, key = split_target(raw_path)
+        return self._datasets.get(name), key
+
+    def _begin(
+        self,
+        raw_path: bytes,
+        headers: RequestHeaders,
+        dataset: Dataset,
+        key: VirtualKey,
+        caller: Caller,
+    ) -> ImmediateResponse | DeferredResponse | None:
+        conditions = Conditions.parse("GET", headers)
+        found = self._resolver.recall(dataset, key)
+        entity = None if found is None else found.entity
+        selection = None if entity is None else choose(conditions, entity)
+        body = None
+        if entity is not None and selection is not None:
+            body = self._resolver.at_hand(entity, selection.reads)
+        if found is None or entity is None or selection is None or body is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, headers, caller, read)
-        if (found := describe_entity(dataset, key, entity, selection)) is None:
+        if (described := describe_entity(dataset, key, entity, selection)) is None:
             return None
-        fields, more = found
+        fields, more = described
+        head = entity_head(fields) + encode_headers(more)
+        known = _KnownKey(dataset, key, found, entity.source, head)
+        is_plain = isinstance(entity.source, Stored) and entity.coding is Coding.PLAIN
+        if is_plain and is_unconditional(headers):
+            if len(self._hot) >= _MAX_HOT:
+                self._hot.clear()
+            self._hot[raw_path] = known
+        return self._complete(known, headers, caller, selection.status, body)
+
+    def _complete(
+        self,
+        known: _KnownKey,
+        headers: RequestHeaders,
+        caller: Caller,
+        status: HTTPStatus,
+        body: bytes,
+    ) -> ImmediateResponse:
         request = request_id(headers.get(b"x-request-id"))
-        head = b"%b%b%bx-request-id: %b\r\n" % (
-            entity_head(fields),
-            self._cors.head(headers.get(b"origin")),
-            encode_headers(more) if more else b"",
-            request,
-        )
-        return ImmediateResponse(selection.status, head, body, request, name, caller.name)
+        cors = self._cors.head(headers.get(b"origin"))
+        head = b"%b%bx-request-id: %b\r\n" % (known.head, cors, request)
+        return ImmediateResponse(status, head, body, request, known.dataset.name, caller.name)
 
     def _read_later(
         self,

@@ -46,7 +46,9 @@ _NAMES: Final = 1000
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
 
-class _CachedEntity(NamedTuple):
+class CachedEntity(NamedTuple):
+    """Result of a look-up, `None` for a key that names nothing."""
+
     entity: Entity | None
     generation: int
     expires_at: float
@@ -83,6 +85,7 @@ class Resolver:
     ) -> None:
         self._store = store
         self._fetch = fetch
+        self._chunks = chunks
         self._bodies = BodyReader(
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
@@ -94,10 +97,16 @@ class Resolver:
         self._first_reads = SingleFlight() if fetch.is_shared else Unshared()
         self.at_hand = self._bodies.at_hand
 
-    def recall(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        """Return the entity of *key* if it is cached and fresh."""
-        found = self._recall(dataset, key)
-        return None if found is None else found.entity
+    def recall(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
+        """Return the result of the look-up of *key* if it is cached and fresh."""
+        found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
+        return found if found is not None and self._is_fresh(found) else None
+
+    def recall_body(self, found: CachedEntity, source: Stored | Inline) -> bytes | None:
+        """Return the whole body at *source*, to which *found* led, if it is cached and fresh."""
+        if not self._is_fresh(found):
+            return None
+        return source.data if isinstance(source, Inline) else self._chunks.cached(source)
 
     def open[C: Choice](
         self,
@@ -140,8 +149,7 @@ class Resolver:
         state. So damage is believed once everything that led to it has been read within
         `TRUSTED_S`, and a newly read index only together with metadata that are as new.
         """
-        found = self._recall(dataset, key)
-        if found is not None:
+        if (found := self.recall(dataset, key)) is not None:
             return found.entity
 
         def look_up(tracker: FreshnessTracker) -> Coroutine[Any, Any, Entity | None]:
@@ -161,7 +169,7 @@ class Resolver:
             if any([await self._fetch.refresh(read) for read in outdated]):
                 entity = await look_up(tracker := FreshnessTracker(self._fetch))
         lasting = entity and entity._replace(first=None)
-        found = _CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
+        found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
         self._fetch.cache.put((dataset.name, key), found)
         return entity
 
@@ -194,15 +202,12 @@ class Resolver:
 
     def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
         """Return an object that led to *key*, read so long ago that it may be outdated."""
-        found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
+        found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         requested_at, ref = (found and found.oldest) or (inf, None)
         return ref if requested_at < self._clock() - TRUSTED_S else None
 
-    def _recall(self, dataset: Dataset, key: VirtualKey) -> _CachedEntity | None:
-        found: _CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        if found is None or found.generation != self._fetch.generation:
-            return None
-        return found if self._clock() < found.expires_at else None
+    def _is_fresh(self, found: CachedEntity) -> bool:
+        return found.generation == self._fetch.generation and self._clock() < found.expires_at
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         """Return the container of *key*."""

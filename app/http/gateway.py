@@ -19,18 +19,17 @@ from app.http.auth.authenticator import Authenticator
 from app.http.body import IncomingBody, lingering_writer
 from app.http.limits import ConcurrencyLimiter, Permit
 from app.http.paths import Scope, split_token, without_token
-from app.http.problems import Headers, encode_headers, problem
+from app.http.problems import encode_headers, problem
 from app.http.read import DataPlane
 from app.http.responses import (
     ALLOW,
     NO_STORE,
-    Body,
     Cors,
     DeferredResponse,
+    Exchange,
     ImmediateResponse,
     RequestHeaders,
     Responder,
-    ResponseWriter,
     asgi_writer,
     combine_headers,
     request_id,
@@ -87,17 +86,14 @@ class Gateway:
         headers: RequestHeaders,
         begun: DeferredResponse,
         permit: Permit,
-        write: ResponseWriter,
+        exchange: Exchange,
     ) -> None:
-        async def write_begun(status: HTTPStatus, headers: Headers, body: Body) -> None:
-            permit.begun()
-            await write(status, headers, body)
-
+        permit.exchange = exchange
         try:
             with permit:
-                await begun(write_begun)
+                await begun(exchange)
         except (BusyError, OverdueError) as error:
-            await Responder(headers, write, self._cors).fail(error)
+            await Responder(headers, exchange.write, self._cors).fail(error)
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> ImmediateResponse:
         """Return the problem that malformed HTTP is; *headers* are those that have arrived."""
@@ -124,7 +120,7 @@ class Gateway:
         permit = self._limiter.permit(scope)
 
         async def send_begun(message: MutableMapping[str, Any]) -> None:
-            permit.begun()
+            permit.begin()
             await send(message)
 
         try:

@@ -2,7 +2,7 @@
 
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Generator, Mapping, MutableMapping
+from collections.abc import Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -10,13 +10,11 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from app.http.limits import Networks, client_of, peer_of
-from app.http.problems import Headers
 from app.http.responses import (
-    Body,
     DeferredResponse,
+    Exchange,
     ImmediateResponse,
     RequestHeaders,
-    ResponseWriter,
     combine_headers,
 )
 from app.http.shard_affinity import PREFIX as SHARDS
@@ -134,26 +132,16 @@ class InstrumentedApp:
         raw_path: bytes,
         headers: RequestHeaders,
         peer: bytes,
-        write: ResponseWriter,
+        exchange: Exchange,
     ) -> None:
         request = self._context("GET", raw_path, headers, peer)
-
-        async def counted(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            async for piece in pieces:
-                request.nbytes += len(piece)
-                yield piece
-
-        async def write_and_count(status: HTTPStatus, headers: Headers, body: Body) -> None:
-            request.status = status
-            if isinstance(body, bytes):
-                await write(status, headers, body)
-                request.nbytes = len(body)
-            else:
-                await write(status, headers, counted(body))
-            request.complete()
-
         with self._in_flight(request):
-            await begun(write_and_count)
+            try:
+                await begun(exchange)
+            finally:
+                request.status, request.nbytes = exchange.status, exchange.sent_nbytes
+                if exchange.response_complete:
+                    request.complete()
 
     def _context(
         self, method: str, raw_path: bytes, headers: RequestHeaders, peer: bytes

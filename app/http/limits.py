@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from app.errors import BusyError, OverdueError, TooManyRequestsError
 from app.http.paths import Scope
-from app.http.responses import RequestHeaders, combine_headers
+from app.http.responses import Exchange, RequestHeaders, combine_headers
 
 type Networks = Sequence[IPv4Network | IPv6Network]
 
@@ -85,7 +85,7 @@ class ConcurrencyLimiter:
         self._running = 0
         self._by_client: Counter[str] = Counter()
         self._waiting: dict[Permit, float] = {}
-        """Permits whose responses have not begun, oldest first, and their start times."""
+        """Permits of reads, oldest first, and their start times."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def permit(self, scope: Scope) -> "Permit":
@@ -121,23 +121,20 @@ class ConcurrencyLimiter:
     def release(self, permit: "Permit") -> None:
         """End a request."""
         self._running -= 1
-        self.begun(permit)
+        self._waiting.pop(permit, None)
         if permit.client is not None:
             self._by_client[permit.client] -= 1
             if not self._by_client[permit.client]:
                 del self._by_client[permit.client]
-
-    def begun(self, permit: "Permit") -> None:
-        """Note that the response has begun."""
-        self._waiting.pop(permit, None)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         for permit, since in list(self._waiting.items()):
             if since > loop.time() - self._longest_s:
                 break
-            self.begun(permit)
-            permit.cancel()
+            del self._waiting[permit]
+            if not permit.has_begun:
+                permit.cancel()
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._waiting else None
 
 
@@ -148,12 +145,14 @@ class Permit:
     response did not begin in time.
     """
 
-    __slots__ = ("_is_cancelled", "_limiter", "_task", "client", "is_read")
+    __slots__ = ("_begun", "_is_cancelled", "_limiter", "_task", "client", "exchange", "is_read")
 
     def __init__(self, limiter: ConcurrencyLimiter, client: str | None, *, is_read: bool) -> None:
         self._limiter = limiter
         self._task: asyncio.Task[object] | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._begun = False
+        self.exchange: Exchange | None = None
+        """The response, where it is not written through ASGI."""
         self.client = client
         self.is_read = is_read
 
@@ -168,9 +167,14 @@ class Permit:
             self._task.uncancel()
             raise OverdueError("the answer took too long")
 
-    def begun(self) -> None:
-        """Note that the response has begun."""
-        self._limiter.begun(self)
+    def begin(self) -> None:
+        """Note that the response begins."""
+        self._begun = True
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the response began, so that it is no more cut off."""
+        return self._begun or (self.exchange is not None and self.exchange.status != 0)
 
     def cancel(self) -> None:
         """Cancel the task that answers."""

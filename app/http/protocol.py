@@ -304,6 +304,7 @@ class _Exchange:
     def __init__(self, protocol: GatewayProtocol, begun: DeferredResponse) -> None:
         self._protocol = protocol
         self.response_started = self.response_complete = False
+        self.status = self.sent_nbytes = 0
         self.keep_alive = True
         self.disconnected = False
         self.message_event = self
@@ -318,7 +319,7 @@ class _Exchange:
     async def _run(self, begun: DeferredResponse) -> None:
         """Respond; a connection whose response broke off can only be closed."""
         try:
-            await begun(self.write)
+            await begun(self)
         except ShardgateError:
             pass  # it is logged
         except Exception:  # noqa: BLE001  nothing else would log it
@@ -329,7 +330,9 @@ class _Exchange:
 
     async def write(self, status: HTTPStatus, headers: Headers, body: Body) -> None:
         """Write a response, and return when the client has taken most of it."""
-        await self._writable()
+        self.status = status
+        if self._protocol.flow.write_paused:
+            await self._protocol.flow.drain()
         if not self.keep_alive:
             headers.append(_CLOSE)
         self.response_started = True
@@ -339,7 +342,10 @@ class _Exchange:
         else:
             self._protocol.write_response(status, lines, b"")
             await self._write_pieces(body, int(dict(headers)[b"content-length"]))
-        await self._writable()
+        if self._protocol.flow.write_paused:
+            await self._protocol.flow.drain()
+        if isinstance(body, bytes):
+            self.sent_nbytes = len(body)
         self.response_complete = True
         if not self.keep_alive:
             self._protocol.transport.close()
@@ -347,17 +353,15 @@ class _Exchange:
 
     async def _write_pieces(self, pieces: AsyncIterator[bytes], length: int) -> None:
         async for piece in pieces:
-            await self._writable()
+            if self._protocol.flow.write_paused:
+                await self._protocol.flow.drain()
             length -= len(piece)
             if length < 0:
                 break
             self._protocol.transport.write(piece)
+            self.sent_nbytes += len(piece)
         if length:
             raise RuntimeError(f"{length} bytes of the body are missing")
-
-    async def _writable(self) -> None:
-        if self._protocol.flow.write_paused:
-            await self._protocol.flow.drain()
 
 
 def _reason(error: httptools.HttpParserError) -> RefusedRequestError:

@@ -24,10 +24,10 @@ from app.http.responses import (
     NO_STORE,
     Cors,
     DeferredResponse,
+    Exchange,
     ImmediateResponse,
     RequestHeaders,
     Responder,
-    ResponseWriter,
     asgi_writer,
     cache_headers,
     combine_headers,
@@ -162,10 +162,10 @@ class DataPlane:
         headers: RequestHeaders,
         caller: Caller,
         read: Callable[[Responder], Awaitable[None]],
-        write: ResponseWriter,
+        exchange: Exchange,
     ) -> Awaitable[None]:
         note_caller(caller.name)
-        responder = Responder(headers, write, self._cors)
+        responder = Responder(headers, exchange.write, self._cors)
         return self._guarded(responder, partial(read, responder))
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from app.errors import ShardgateError
 from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
@@ -97,7 +97,21 @@ class ImmediateResponse(NamedTuple):
 type ResponseWriter = Callable[[HTTPStatus, Headers, Body], Awaitable[None]]
 """Writes a response, with all its headers, to the connection."""
 
-type DeferredResponse = Callable[[ResponseWriter], Awaitable[None]]
+
+class Exchange(Protocol):
+    """A response on its connection."""
+
+    status: int
+    """0 until the response begins."""
+    sent_nbytes: int
+    """Bytes of the body that the connection has taken."""
+    response_complete: bool
+
+    async def write(self, status: HTTPStatus, headers: Headers, body: Body) -> None:
+        """Write the response, with all its headers."""
+
+
+type DeferredResponse = Callable[[Exchange], Awaitable[None]]
 """Response that needs I/O; it may raise after it has begun to be written."""
 
 

@@ -7,6 +7,7 @@ does not exist, get a hash of the path.
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +20,13 @@ from app.http.auth.access import Datasets
 from app.http.limits import Networks, is_within, peer_of
 from app.http.paths import Scope, split_target, split_token
 from app.http.problems import Headers, encode_headers
-from app.http.responses import DeferredResponse, ImmediateResponse, ResponseWriter, asgi_writer
+from app.http.responses import (
+    DeferredResponse,
+    Exchange,
+    ImmediateResponse,
+    ResponseWriter,
+    asgi_writer,
+)
 from app.resolve.metadata_cache import SizedLRUCache
 from app.resolve.resolver import Resolver
 
@@ -56,7 +63,7 @@ class ShardAffinity:
             )
         known = self._names.get(path)
         if known is None or known.expires_at < time.monotonic():
-            return partial(self._respond, path)
+            return partial(self._respond_later, path)
         head = encode_headers([(b"x-shard", known.name)])
         return ImmediateResponse(HTTPStatus.NO_CONTENT, head, b"")
 
@@ -77,6 +84,9 @@ class ShardAffinity:
         if dataset is None or dataset.is_public:
             return True
         return is_within(peer.decode(), self._proxies)
+
+    def _respond_later(self, path: bytes, exchange: Exchange) -> Awaitable[None]:
+        return self._respond(path, exchange.write)
 
     async def _respond(self, path: bytes, write: ResponseWriter) -> None:
         headers = _hash_headers(path)

@@ -15,7 +15,7 @@ from app.errors import TruncatedReadError
 from app.http.instrumentation import InstrumentedApp
 from app.http.limits import Networks
 from app.http.problems import Headers
-from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders, ResponseWriter
+from app.http.responses import Body, DeferredResponse, Exchange, ImmediateResponse, RequestHeaders
 from app.main import create_app
 from app.model import ObjectRef
 from app.observability.logging import AccessLog, AccessRecord
@@ -130,10 +130,22 @@ def _responding(status: int = 200, *bodies: bytes, is_cut: bool = False) -> Asgi
     return respond
 
 
-async def _take(_status: HTTPStatus, _headers: Headers, body: bytes | AsyncIterator[bytes]) -> None:
-    if not isinstance(body, bytes):
-        async for _ in body:
-            pass
+class Taker:
+    """A connection that takes the whole response."""
+
+    def __init__(self) -> None:
+        self.status = self.sent_nbytes = 0
+        self.response_complete = False
+
+    async def write(self, status: HTTPStatus, _: Headers, body: Body) -> None:
+        """Take a response."""
+        self.status = status
+        if isinstance(body, bytes):
+            self.sent_nbytes = len(body)
+        else:
+            async for piece in body:
+                self.sent_nbytes += len(piece)
+        self.response_complete = True
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(200, "hit"), (206, "hit"), (304, "not_modified")])
@@ -220,7 +232,7 @@ async def _run(later: DeferredResponse) -> Instrumented:
     app = Instrumented(Stub(later))
     begun = app.get()
     assert callable(begun)
-    task = asyncio.ensure_future(begun(_take))
+    task = asyncio.ensure_future(begun(Taker()))
     await asyncio.sleep(0.01)
     assert app.value("requests_in_flight") == (0 if task.done() else 1)
     task.cancel()
@@ -246,8 +258,8 @@ async def _run(later: DeferredResponse) -> Instrumented:
 async def test_the_status_of_a_complete_response_is_its_outcome(status: int, outcome: str) -> None:
     """The time, and the bytes of the body, are counted at its end."""
 
-    async def later(write: ResponseWriter) -> None:
-        await write(HTTPStatus(status), list(HEADERS), b"body")
+    async def later(exchange: Exchange) -> None:
+        await exchange.write(HTTPStatus(status), list(HEADERS), b"body")
 
     app = await _run(later)
 
@@ -271,8 +283,8 @@ async def test_a_response_that_breaks_off_has_failed() -> None:
         yield b"piece"
         raise TruncatedReadError(ObjectRef("s3://bucket", "key"), "cut")
 
-    async def later(write: ResponseWriter) -> None:
-        await write(HTTPStatus.OK, list(HEADERS), pieces())
+    async def later(exchange: Exchange) -> None:
+        await exchange.write(HTTPStatus.OK, list(HEADERS), pieces())
 
     app = await _run(later)
 

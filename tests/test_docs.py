@@ -2,7 +2,10 @@
 
 import json
 import re
+import struct
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +17,10 @@ from typer.main import get_command
 from app.cli import app
 from app.http.problems import STATUS
 from app.main import create_app
+from app.model import ObjectRef
 from app.settings import TABLES, Settings, load
+from app.storage.memory import MemoryStore
+from tests.resolving import reading
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -147,3 +153,21 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert target.is_file(), link
         headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
         assert not fragment or fragment in {anchor(each) for each in headings}, link
+
+
+async def test_the_smallest_format_reads_its_chunks() -> None:
+    """The example of `docs/adding-a-format.md` works as it stands there."""
+    page = (ROOT / "docs/adding-a-format.md").read_text("utf-8")
+    module = ModuleType("packed")
+    sys.modules["packed"] = module  # dataclasses look for it
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], module.__dict__)  # noqa: S102
+    store = MemoryStore()
+    root = ObjectRef("memory://data", "")
+    entries = struct.pack("<6Q", 48, 3, 0, 0, 51, 2)
+    store.place(root.join("packed.json"), b'{"count": 3}')
+    store.place(root.join("shard"), entries + b"abcde")
+
+    data = reading(store, root=root, formats=(module.Packed(),))
+
+    keys = ["0", "1", "2", "3", "00", "x"]
+    assert [await data.read(key) for key in keys] == [b"abc", None, b"de", None, None, None]

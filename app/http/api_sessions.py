@@ -25,11 +25,11 @@ from app.http.body import RequestBodyReader
 from app.http.openapi import CommitProblem, RequestDocument, new_router, route
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
+from app.resolve.icechunk.commit_files import ChunkFiles
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_commit import SessionCommit
 from app.resolve.icechunk.sessions import Sessions
-from app.resolve.icechunk.staging import ChunkFiles
 from app.resolve.resolver import Resolver
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2

@@ -176,7 +176,7 @@ class GatewayProtocol(HttpToolsProtocol):
             if self.timeout_keep_alive_task is None:
                 self._set_timer(self.timeout_keep_alive)
         else:
-            self.cycle = self._answering = _Exchange(self, begun)
+            self.cycle = self._answering = _DeferredExchange(self, begun)
         return True
 
     def write_response(self, status: HTTPStatus, lines: bytes, body: bytes) -> None:
@@ -294,7 +294,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
 
 
-class _Exchange:
+class _DeferredExchange:
     """A response that needs I/O.
 
     It takes the place of uvicorn's cycle: uvicorn reads `response_complete`, clears `keep_alive`

@@ -132,9 +132,9 @@ class DataPlane:
         if found is None or entity is None or selection is None or body is None:
             read = partial(self._read, dataset, key, conditions)
             return partial(self._read_later, headers, caller, read)
-        if (described := describe_entity(dataset, key, entity, selection)) is None:
+        if (parts := describe_entity(dataset, key, entity, selection)) is None:
             return None
-        fields, more = described
+        fields, more = parts
         head = entity_head(fields) + encode_headers(more)
         known = _KnownKey(dataset, key, found, entity.source, head)
         is_plain = isinstance(entity.source, Stored) and entity.coding is Coding.PLAIN

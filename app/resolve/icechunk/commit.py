@@ -50,9 +50,9 @@ from app.formats.icechunk.transaction_log import (
 from app.formats.icechunk.write_ids import WriteId, check_metadata, find_write, marked
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.commit_files import ChunkFiles, CommitFiles, new_object_id
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
-from app.resolve.icechunk.staging import ChunkFiles, Staging, new_object_id
 from app.storage.contract import CONFLICT, Conflict
 
 _ATTEMPTS: Final = 100
@@ -146,8 +146,8 @@ class Committer:
         """
         check_metadata(request.metadata)
         await self._swaps.store.verify_conditional_writes(opened.directory)
-        staging = Staging(opened, self._swaps.store, self._budget)
-        builder = CommitBuilder(opened, request, staging, self._swaps.now_us)
+        files = CommitFiles(opened, self._swaps.store, self._budget)
+        builder = CommitBuilder(opened, request, files, self._swaps.now_us)
         found = tip or await self.find(opened, request)
 
         async def attempt() -> CommitResult | Conflict:
@@ -224,13 +224,13 @@ class CommitBuilder:
         self,
         opened: OpenedRepository,
         request: CommitRequest,
-        staging: Staging,
+        files: CommitFiles,
         now_us: Callable[[], int],
     ) -> None:
         self.opened = opened
         self.request = request
         self._now_us = now_us
-        self._staging = staging
+        self._files = files
         self._rebases = 0
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> PreparedCommit:
@@ -247,7 +247,7 @@ class CommitBuilder:
         applied = await asyncio.to_thread(apply_changes, changes, base)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
-        staged = await self._staging.write_manifests(applied, _config(opened, tip.info))
+        staged = await self._files.write_manifests(applied, _config(opened, tip.info))
         rewritten = {each.rewrite.node_id: each.rewritten for each in staged}
         files = [file for each in staged for file in each.files]
         name = opened.repository.file("snapshots", base.object_id)
@@ -258,7 +258,7 @@ class CommitBuilder:
             (amended,) = await _read_logs(opened, [_Log(tip.snapshot_id, is_pruned=False)])
             if amended is not None:
                 log = await asyncio.to_thread(merge_logs, amended, log)
-        await self._staging.write_snapshot(snapshot, log)
+        await self._files.write_snapshot(snapshot, log)
         return PreparedCommit(tip.snapshot, self._change(tip, snapshot))
 
     async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:

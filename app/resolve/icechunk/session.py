@@ -26,13 +26,13 @@ from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.reading import Fetch
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.bodies import Entity
+from app.resolve.icechunk.commit_files import put_chunk_file
 from app.resolve.icechunk.repository import read_snapshot
 from app.resolve.icechunk.session_objects import (
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
 )
-from app.resolve.icechunk.staging import put_chunk_file
 from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.conditions import is_as_expected
 from app.storage.contract import ABSENT, CONFLICT, Absent, Conflict, Expected, ObjectStore

@@ -34,6 +34,7 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
+from app.resolve.icechunk.commit_files import put_new
 from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Entities, Session, entity_nbytes
@@ -46,7 +47,6 @@ from app.resolve.icechunk.session_objects import (
     list_sessions,
 )
 from app.resolve.icechunk.session_store import SessionStore
-from app.resolve.icechunk.staging import put_new
 from app.resolve.metadata_cache import ReadCache, SizedLRUCache
 from app.storage.contract import ObjectStore
 from app.storage.wrappers import StoreWrapper

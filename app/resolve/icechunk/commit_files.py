@@ -56,7 +56,7 @@ class StagedArray(NamedTuple):
     files: tuple[ManifestFile, ...]
 
 
-class Staging:
+class CommitFiles:
     """Writes the files of one commit; a retry on another tip reuses unaffected manifests."""
 
     def __init__(self, opened: OpenedRepository, store: ObjectStore, budget: ByteBudget) -> None:

@@ -10,7 +10,7 @@ import pytest
 from app.concurrency import yield_to_loop
 from app.formats.icechunk.ids import encode_id
 from app.model import ObjectRef
-from app.resolve.icechunk.staging import ChunkFiles
+from app.resolve.icechunk.commit_files import ChunkFiles
 from app.storage.contract import Listed
 from app.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Replica

@@ -1,0 +1,95 @@
+"""`app.resolve.routes`: keys of known containers are found at once, and never in another one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.model import VirtualKey
+from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.formats.zarr import building as zarr
+from tests.resolve.stores import Clock
+from tests.resolving import ROOT, Reading, reading
+
+_CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
+_GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def _place(store: MemoryStore, folder: str, objects: dict[str, bytes]) -> None:
+    for key, data in objects.items():
+        store.place(ROOT.join(folder).join(key), data)
+
+
+def _array(**options: Any) -> tuple[MemoryStore, Reading, Clock]:
+    """Put an array into two groups, and read its first chunk."""
+    store, clock = MemoryStore(), Clock()
+    store.place(ROOT.join("zarr.json"), _GROUP)
+    store.place(ROOT.join("g/zarr.json"), _GROUP)
+    _place(store, "g/a", zarr.build(_CHUNKS, **options))
+    return store, reading(store, clock=clock, chunk_bytes=0), clock
+
+
+async def test_a_chunk_of_a_known_array_needs_its_index_only() -> None:
+    """Nothing else is asked of the cache, however deep the array lies."""
+    _, data, _ = _array()
+    await data.read("g/a/c/0/0")
+    before = data.fetch.counters.hits
+
+    assert await data.read("g/a/c/0/1") == _CHUNKS["c/0/1"]
+    assert data.fetch.counters.hits == before + 1
+
+
+async def test_a_route_ends_with_what_led_to_it() -> None:
+    """After the time to live an array that was replaced is found as it is."""
+    store, data, clock = _array()
+    await data.read("g/a/c/0/0")
+    _place(store, "g/a", zarr.build({"c/0/1": _CHUNKS["c/2/3"]}, location="start"))
+
+    clock.now += 61
+
+    assert await data.read("g/a/c/0/1") == _CHUNKS["c/2/3"]
+
+
+async def test_a_route_ends_when_anything_turns_out_to_be_outdated() -> None:
+    """What this process replaced is known at once."""
+    store, data, _ = _array()
+    await data.read("g/a/c/0/0")
+    store.remove(ROOT.join("g/a/zarr.json"))
+    for key in "g/a/zarr.json", "g/zarr.json":
+        data.fetch.forget(ROOT.join(key))
+        data.fetch.mark_removed(ROOT.join(key))
+
+    found = await data.resolver.find_container(data.dataset, VirtualKey("g/a/c/0/1"))
+
+    assert found.rest == "a/c/0/1"
+
+
+async def test_an_outer_container_keeps_its_own_keys() -> None:
+    """A route into a volume's folder does not lead the volume's chunks there."""
+    store = MemoryStore()
+    chunks = {key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items()}
+    _place(store, "", precomputed.build(chunks))
+    info = json.loads(precomputed.build(chunks)["info"])
+    info["scales"].append({**info["scales"][0], "key": "other/c"})
+    store.place(ROOT.join("info"), json.dumps(info).encode())
+    _place(store, "other", zarr.build(_CHUNKS))
+    data = reading(store)
+
+    assert await data.read("other/zarr.json") is not None
+    array = await data.resolver.find_container(data.dataset, VirtualKey("other/d/0"))
+    volume = await data.resolver.find_container(data.dataset, VirtualKey("other/c/0/0"))
+
+    assert (array.rest, volume.rest) == ("d/0", "other/c/0/0")
+
+
+@pytest.mark.parametrize("first", ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json"])
+async def test_the_order_of_requests_does_not_matter(first: str) -> None:
+    """Whatever was found first, each key belongs to its nearest container."""
+    _, data, _ = _array()
+    await data.read(first)
+
+    keys = ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json", "g/c/0"]
+    found = [await data.resolver.find_container(data.dataset, VirtualKey(key)) for key in keys]
+
+    assert [each.rest for each in found] == ["c/0/0", "zarr.json", "zarr.json", "zarr.json", "c/0"]

@@ -15,8 +15,7 @@ import pytest
 import zarr
 
 from tests.committing import Client, put_array, put_group
-from tests.faults.repository_sites import client_of, configured
-from tests.faults.session_work import asked, put
+from tests.faults.sites import asked, client_of, configured, put
 from tests.gateways import Start, starting
 from tests.seaweedfs import SeaweedFS
 from tests.writable_repositories import Place, new_place

@@ -11,8 +11,7 @@ import pytest
 import zarr
 
 from tests.clients.arrays import BY_NAME, CASES, VALUES
-from tests.clients.asking import connect
-from tests.clients.stores import from_folder, from_seaweedfs
+from tests.clients.services import connect, from_folder, from_seaweedfs
 from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
 from tests.seaweedfs import SeaweedFS
 

@@ -20,7 +20,7 @@ from app.settings import DatasetSettings, Settings
 from app.storage.contract import ObjectStore
 from tests.attacks.raw import heard, statuses
 from tests.attacks.test_smuggling import LAST, UNCLEAR
-from tests.clients.asking import Watched
+from tests.clients.services import Watched
 from tests.deploy.balancer import (
     TOKEN,
     Balancer,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.precomputed.annotations import BOUND, COLLECTIONS, COUNT, write_annotations
-from tests.clients.stores import from_folder
+from tests.clients.precomputed.segments import BOUND, COLLECTIONS, COUNT, write_annotations
+from tests.clients.services import from_folder
 from tests.viewers.viewing import Neuroglancer, View, count
 
 

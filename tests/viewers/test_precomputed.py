@@ -12,7 +12,7 @@ from neuroglancer.write_annotations import AnnotationWriter
 
 from tests.clients.precomputed.segments import EDGE, IDS, labels, write_segments
 from tests.clients.precomputed.volumes import MURMUR, document, sharding, write_shards
-from tests.clients.stores import from_folder
+from tests.clients.services import from_folder
 from tests.viewers.viewing import Neuroglancer, View, count, sections
 
 LINES: Final = (

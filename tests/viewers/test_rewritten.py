@@ -18,10 +18,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from tests.clients.precomputed.clouds import by_cloudvolume
 from tests.clients.precomputed.segments import IDS, labels, write_segments
-from tests.clients.precomputed.volumes import Scale, Volume
-from tests.clients.taking import Taker, chunks_in, taking_into_folder
+from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
+from tests.clients.services import Taker, chunks_in, taking_into_folder
 from tests.viewers.test_precomputed import GREEN, RED, SECTIONS, SPACE, scene
 from tests.viewers.viewing import Neuroglancer, View, count
 

@@ -9,24 +9,22 @@ import pytest
 
 from app.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
 from tests.clients.icechunk.repositories import (
+    DATA,
     SHARDED,
     VERSIONS,
-    write_dataset,
-    write_eventful,
-    write_expired,
-    write_placed,
-    write_split,
-)
-from tests.clients.icechunk.virtual import (
-    DATA,
     Elsewhere,
     in_bucket,
     in_folder,
     in_web,
+    write_dataset,
+    write_eventful,
+    write_expired,
+    write_placed,
     write_sources,
+    write_split,
     write_virtual,
 )
-from tests.clients.stores import from_folder, from_seaweedfs
+from tests.clients.services import from_folder, from_seaweedfs
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.storage.faulty import FaultyServer, etag

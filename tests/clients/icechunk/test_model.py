@@ -1,17 +1,679 @@
-"""Whatever the service and the library do by turns, both tell what a model of dictionaries does."""
+"""Repository that the service and the library change by turns, compared with a dict."""
 
+import asyncio
+import base64
 import itertools
-from collections.abc import Generator
-from typing import Any
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import unescape
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
+import icechunk
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from zarr.core.buffer import default_buffer_prototype
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.model.machine import Lab, Repository
+from tests.clients.icechunk.library import without_members
+from tests.clients.icechunk.model import (
+    FEW,
+    FIRST,
+    MOVES,
+    STEPS,
+    Coords,
+    Delete,
+    Draft,
+    Edit,
+    Move,
+    Node,
+    Ours,
+    Put,
+    Step,
+    Theirs,
+    Touched,
+    Tree,
+    Write,
+    chunk_key,
+    key_of,
+    merge,
+    spelled,
+)
 from tests.serving import serving
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A service in front of the repository *path* of the dataset ``data``."""
+
+    client: httpx.Client
+    path: str
+
+    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request for a route of the repository."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        url, query = f"/api/datasets/data{route}", {"path": self.path}
+        return self.client.request(method, url, json=body, headers=given, params=query)
+
+    def tell(self, route: str, **query: Any) -> Any:
+        """GET a route, and return the answer."""
+        wanted = {name.rstrip("_"): value for name, value in query.items() if value is not None}
+        answer = self.client.get(f"/api/datasets/data{route}", params=wanted | {"path": self.path})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def pages(self, route: str, member: str, **query: Any) -> list[Any]:
+        """GET all pages of a list."""
+        items, after = [], None
+        while True:
+            page = self.tell(route, after=after, **query)
+            items += page[member]
+            if (after := page["next"]) is None:
+                return items
+
+    def key(self, ref: str, key: str) -> str:
+        """Return the path of a key of a ref."""
+        return f"/data/{self.path}/{ref}/{quote(key)}"
+
+    def begin(self, branch: str) -> dict[str, Any]:
+        """Begin a session."""
+        answer = self.send("POST", "/sessions", {"branch": branch})
+        assert answer.status_code == 201, answer.text
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def edit_session(self, session_id: str, edits: Sequence[Edit]) -> None:
+        """Make *edits* in a session, key by key."""
+        for edit in edits:
+            answer = self._edit(f"@session.{session_id}", edit)
+            assert answer.is_success, (edit, answer.status_code, answer.text)
+
+    def _edit(self, ref: str, edit: Edit) -> httpx.Response:
+        match edit:
+            case Put(path, document):
+                key = self.key(ref, key_of(path, "zarr.json"))
+                return self.client.put(key, content=spelled(document))
+            case Delete(path):
+                return self.client.delete(self.key(ref, key_of(path, "zarr.json")))
+            case Write(path, _, coords, None):
+                return self.client.delete(self.key(ref, chunk_key(path, coords)))
+            case Write(path, _, coords, data):
+                return self.client.put(self.key(ref, chunk_key(path, coords)), content=data)
+            case Move():
+                raise ValueError(edit)
+
+    def commit_session(self, session_id: str, **options: Any) -> httpx.Response:
+        """POST the commit of a session."""
+        return self.send("POST", f"/sessions/{session_id}/commit", options)
+
+    def commit(self, edits: Sequence[Edit], *, inline: int, **options: Any) -> httpx.Response:
+        """POST a commit of *edits* without a session."""
+        changes = [self._change(edit, inline) for edit in edits]
+        return self.send("POST", "/commits", {"changes": changes} | options)
+
+    def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
+        match edit:
+            case Put(path, document):
+                return {"op": "put_node", "path": path, "metadata": document}
+            case Delete(path):
+                return {"op": "delete_node", "path": path}
+            case Move():
+                raise ValueError(edit)
+            case Write(path, _, coords, None):
+                return {"op": "delete_chunks", "path": path, "coords": [coords]}
+            case Write(path, _, coords, data):
+                chunk = {"coords": coords} | self._payload(data or b"", inline)
+                return {"op": "put_chunks", "path": path, "chunks": [chunk]}
+
+    def _payload(self, data: bytes, inline: int) -> dict[str, Any]:
+        """Write a chunk, or put it into the request; some with bytes around them."""
+        if len(data) <= inline:
+            return {"inline": in_base64(data)}
+        offset = len(data) % 3
+        url = "/api/datasets/data/chunks"
+        body = b"!" * offset + data + b"?"
+        answer = self.client.post(url, content=body, params={"path": self.path})
+        assert answer.status_code == 201, answer.text
+        return {"chunk_id": answer.json()["chunk_id"], "offset": offset, "length": len(data)}
+
+
+def in_base64(data: bytes) -> str:
+    """Encode bytes for JSON."""
+    return base64.b64encode(data).decode()
+
+
+def edit_by_library(session: icechunk.Session, edits: Sequence[Edit]) -> None:
+    """Make *edits* in a session of the library."""
+    if any(isinstance(edit, Move) for edit in edits):
+        for edit in edits:
+            assert isinstance(edit, Move)
+            session.move(edit.source, edit.target)
+        return
+    asyncio.run(_edit_store(session.store, edits))
+
+
+async def _edit_store(store: Any, edits: Sequence[Edit]) -> None:
+    buffer = default_buffer_prototype().buffer
+    for edit in edits:
+        match edit:
+            case Put(path, document):
+                key = key_of(path, "zarr.json")
+                await store.set(key, buffer.from_bytes(spelled(document)))
+            case Delete(path):
+                await store.delete_dir(path.strip("/"))
+            case Write(path, _, coords, None):
+                await store.delete(chunk_key(path, coords))
+            case Write(path, _, coords, data) if data is not None:
+                await store.set(chunk_key(path, coords), buffer.from_bytes(data))
+            case _:
+                raise ValueError(edit)
+
+
+type Content = Mapping[str, bytes | None]
+"""Body of each key; `None` for absent keys."""
+
+
+def compare_tree(content: Content, tree: Tree) -> None:
+    """Check that *content* is exactly that of *tree*."""
+    there = {key for key, data in content.items() if data is not None}
+    assert there == set(keys_of(tree))
+    for path, node in tree.items():
+        data = content[key_of(path, "zarr.json")]
+        assert data is not None
+        assert without_members(json.loads(data)) == node.document, path
+        for coords, chunk in node.chunks.items():
+            assert content[chunk_key(path, coords)] == chunk, (path, coords)
+
+
+def keys_of(tree: Tree) -> Iterator[str]:
+    """Yield the present keys."""
+    for path, node in tree.items():
+        yield key_of(path, "zarr.json")
+        yield from (chunk_key(path, coords) for coords in node.chunks)
+
+
+def asked_keys(tree: Tree) -> list[str]:
+    """Return the keys of *tree*, of its grids, and some absent ones."""
+    keys = [*keys_of(tree), "zarr.json", "none/zarr.json", "none/c/0"]
+    for path, node in tree.items():
+        outside = [] if node.shape is None else [node.grid]
+        keys += [chunk_key(path, coords) for coords in (*node.places(), *outside)]
+    return list(dict.fromkeys(keys))
+
+
+def by_library(session: icechunk.Session, tree: Tree) -> dict[str, bytes | None]:
+    """Read a snapshot with the library."""
+    return asyncio.run(_read(session.store, asked_keys(tree)))
+
+
+async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
+    prototype = default_buffer_prototype()
+    keys = list(dict.fromkeys([*keys, *[key async for key in store.list()]]))
+    found: dict[str, bytes | None] = {}
+    for key in keys:
+        data = await store.get(key, prototype)
+        found[key] = None if data is None else data.to_bytes()
+    return found
+
+
+def by_service(replica: Replica, ref: str, tree: Tree, *, listed: bool) -> dict[str, bytes | None]:
+    """Read a ref from the service, what is *listed* too."""
+    keys = asked_keys(tree)
+    if listed:
+        keys = list(dict.fromkeys([*keys, *list_keys(replica, ref)]))
+    found: dict[str, bytes | None] = {}
+    for key in keys:
+        answer = replica.client.get(replica.key(ref, key))
+        assert answer.status_code in (200, 404), answer.text
+        found[key] = answer.content if answer.status_code == 200 else None
+    return found
+
+
+def list_keys(replica: Replica, ref: str) -> list[str]:
+    """List the keys of a ref as S3 clients do."""
+    start, found, token = f"{replica.path}/{ref}/", list[str](), None
+    while True:
+        query = {"list-type": "2", "prefix": start, "max-keys": "7"}
+        query |= {"continuation-token": token} if token else {}
+        answer = replica.client.get("/data", params=query)
+        assert answer.status_code == 200, answer.text
+        found += map(unescape, re.findall("<Key>([^<]*)", answer.text))
+        tokens = re.findall("<NextContinuationToken>([^<]*)", answer.text)
+        if (token := next(iter(tokens), None)) is None:
+            return [key.removeprefix(start) for key in found]
+
+
+def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
+    """Compare a history with the one that the library tells."""
+    told = replica.pages("/history", "history", ref=ref, limit=3)
+    assert [
+        (each["snapshot_id"], each["parent_id"], each["message"], _moment(each["flushed_at"]))
+        for each in told
+    ] == [(each.id, each.parent_id, each.message, each.written_at) for each in ancestry]
+    assert [each["metadata"] for each in told] == [each.metadata for each in ancestry]
+
+
+def compare_operations(replica: Replica, repo: icechunk.Repository) -> list[str]:
+    """Compare the operations with those that the library tells, and give their kinds."""
+    told = replica.pages("/operations", "operations", limit=4)
+    found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
+    assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]
+    return [kind for kind, _, _ in found]
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def kind_of(update: icechunk.Update) -> str:
+    """Return the kind of an update as the specification spells it."""
+    name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
+
+
+INLINE_NBYTES: Final = 8
+NUMBER: Final = st.integers(0, 99)
+POLICIES: Final = st.sampled_from(["fail", "ours", "theirs"])
+SELDOM: Final = st.sampled_from([False, False, False, True])
+REPLICA: Final = st.integers(0, 1)
+LIBRARY: Final = 2
+BY: Final = st.integers(0, LIBRARY)
+BRANCHES: Final = ("main", "dev", "é/1")
+_NODES: Final = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays")
+_UPDATES: Final = ("updated_groups", "updated_arrays", "updated_chunks")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A snapshot."""
+
+    tree: Tree
+    parent_id: str | None
+    log: Mapping[str, Any] = MappingProxyType({})
+    """Transaction log, by the library."""
+
+    @property
+    def has_moves(self) -> bool:
+        """Return whether nodes were moved."""
+        return bool(self.log.get("moved_nodes"))
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether anything else changed."""
+        return any(self.log.get(name) for name in (*_NODES, *_UPDATES))
+
+
+@dataclass
+class Begun:
+    """Changes that are not committed yet."""
+
+    branch: str
+    parent_id: str
+    draft: Draft
+    session: Any
+    """Of the library, or the id of one of the service."""
+    is_moving: bool = False
+
+    @property
+    def is_of_library(self) -> bool:
+        """Return whether the library made them."""
+        return isinstance(self.session, icechunk.Session)
+
+    def touched(self, *, is_session: bool = False) -> Touched:
+        """Return the changed chunks; sessions forget chunks that were added and deleted."""
+        before = {node.uid: node for node in self.draft.before.values()}
+        return {
+            uid: {
+                at: data
+                for at, data in chunks.items()
+                if data is not None
+                or not is_session
+                or (uid in before and at in before[uid].chunks)
+            }
+            for uid, chunks in self.draft.touched().items()
+        }
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Two services in front of one folder, and a name for each repository in it."""
+
+    folder: Path
+    clients: tuple[httpx.Client, httpx.Client]
+    """The first looks for what is new each time; the second knows what it has done itself."""
+    names: "itertools.count[int]"
+
+
+class Repository(RuleBasedStateMachine):
+    """One repository, changed by rules and compared after each of them."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        name = f"repo-{next(lab.names)}"
+        self.folder = lab.folder / name
+        self.replicas = [Replica(client, name) for client in lab.clients]
+        self.uids = itertools.count(1)
+        self.wrote: int | None = None
+        self.begun: list[Begun] = []
+        self.kinds = ["repo_initialized"]
+
+    @initialize(
+        split=st.sampled_from([None, 1, 2]), updates=st.sampled_from([3, 1000]), steps=FIRST
+    )
+    def create(self, split: int | None, updates: int, steps: list[Step]) -> None:
+        """Create and fill the repository by the library."""
+        manifest = icechunk.ManifestConfig()
+        if split is not None:
+            axis: Any = {icechunk.ManifestSplitDimCondition.Axis(0): split}
+            every = {icechunk.ManifestSplitCondition.AnyArray(): axis}
+            splitting = icechunk.ManifestSplittingConfig.from_dict(every)
+            manifest = icechunk.ManifestConfig(splitting=splitting)
+        config = icechunk.RepositoryConfig(
+            inline_chunk_threshold_bytes=INLINE_NBYTES,
+            num_updates_per_repo_info_file=updates,
+            manifest=manifest,
+        )
+        storage = icechunk.local_filesystem_storage(str(self.folder))
+        self.repo = icechunk.Repository.create(storage, config=config)
+        root = self.repo.lookup_branch("main")
+        self.commits = {root: Commit({}, None)}
+        self.branches = {"main": root}
+        begun = self._begin(0, 0)
+        begun.session = self.repo.writable_session("main")
+        edit_by_library(begun.session, begun.draft.take(steps))
+        tip = begun.session.commit(self._message())
+        log = self.repo.inspect_transaction_log(tip)
+        self.commits[tip] = Commit(begun.draft.after, root, log)
+        self.kinds.append("new_commit")
+        for branch in BRANCHES[1:]:
+            self.repo.create_branch(branch, tip)
+            self.kinds.append("branch_created")
+        self.branches = dict.fromkeys(BRANCHES, tip)
+
+    def _begin(self, where: int, back: int) -> Begun:
+        branch = choose(sorted(self.branches), where)
+        chain = self._ancestors(self.branches[branch])
+        parent_id = chain[min(back, len(chain) - 1)]
+        return Begun(branch, parent_id, Draft(self.commits[parent_id].tree, self.uids), None)
+
+    def _ancestors(self, snapshot_id: str) -> list[str]:
+        found = [snapshot_id]
+        while (parent_id := self.commits[found[-1]].parent_id) is not None:
+            found.append(parent_id)
+        return found
+
+    def _message(self) -> str:
+        return f"number {next(self.uids)}"
+
+    @rule(where=NUMBER, back=st.sampled_from([0, 0, 0, 1, 2, 3]), steps=STEPS, by=REPLICA,
+          policy=POLICIES, amend=SELDOM)  # fmt: skip
+    def commit_at_once(
+        self, where: int, back: int, steps: list[Step], by: int, policy: str, *, amend: bool
+    ) -> None:
+        """Commit without a session, maybe against a parent that others have gone on from."""
+        begun = self._begin(where, back)
+        begun.draft.take(steps)
+        self._commit_at_once(begun, by, policy, amend=amend)
+
+    @rule(where=NUMBER, steps=STEPS, amend=SELDOM)
+    def commit_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
+        """Commit by the library."""
+        begun = self._begin(where, 0)
+        self._take_by_library(begun, steps)
+        self._commit_by_library(begun, amend=amend)
+
+    @rule(where=NUMBER, steps=MOVES, amend=SELDOM)
+    def move_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
+        """Move nodes by the library."""
+        begun = self._begin(where, 0)
+        begun.is_moving = True
+        self._take_by_library(begun, steps)
+        if begun.draft.edits:
+            self._commit_by_library(begun, amend=amend)
+
+    @rule(where=NUMBER, steps=STEPS, by=REPLICA)
+    def begin(self, where: int, steps: list[Step], by: int) -> None:
+        """Begin a session of the service."""
+        begun = self._begin(where, 0)
+        told = self.replicas[0].begin(begun.branch)
+        assert told["parent_id"] == begun.parent_id
+        begun.session = told["session_id"]
+        self.begun.append(begun)
+        self._edit_session(begun, steps, by)
+
+    @precondition(lambda self: self.begun)
+    @rule(which=NUMBER, steps=STEPS, by=REPLICA)
+    def go_on(self, which: int, steps: list[Step], by: int) -> None:
+        """Write more to a session."""
+        self._edit_session(choose(self.begun, which), steps, by)
+
+    @precondition(lambda self: self.begun)
+    @rule(which=NUMBER, by=REPLICA, policy=POLICIES, amend=SELDOM)
+    def commit_session(self, which: int, by: int, policy: str, *, amend: bool) -> None:
+        """Commit a session; one that does not go together with what others did stays open."""
+        begun = choose(self.begun, which)
+        if self._commit_session(begun, by, policy, amend=amend):
+            self.begun.remove(begun)
+
+    @rule(where=NUMBER, first=BY, theirs=FEW, by=REPLICA, ours=FEW, policy=POLICIES,
+          in_session=st.booleans())  # fmt: skip
+    def overtake(  # noqa: PLR0917 - what is drawn
+        self, where: int, first: int, theirs: list[Step], by: int, ours: list[Step], policy: str,
+        *, in_session: bool
+    ) -> None:  # fmt: skip
+        """Make changes, and commit them after another commit of the service or the library."""
+        begun, other = self._begin(where, 0), self._begin(where, 0)
+        if in_session:
+            begun.session = self.replicas[by].begin(begun.branch)["session_id"]
+            self._edit_session(begun, ours, by)
+        else:
+            begun.draft.take(ours)
+        if first == LIBRARY:
+            self._take_by_library(other, theirs)
+            self._commit_by_library(other, amend=False)
+        else:
+            other.draft.take(theirs)
+            self._commit_at_once(other, first, "fail", amend=False)
+        if in_session:
+            if not self._commit_session(begun, by, policy, amend=False):
+                self.begun.append(begun)
+        elif begun.draft.edits:
+            self._commit_at_once(begun, by, policy, amend=False)
+
+    def _take_by_library(self, begun: Begun, steps: list[Step]) -> None:
+        begin = self.repo.rearrange_session if begun.is_moving else self.repo.writable_session
+        begun.session = begin(begun.branch)
+        edit_by_library(begun.session, begun.draft.take(steps))
+
+    def _commit_session(self, begun: Begun, by: int, policy: str, *, amend: bool) -> bool:
+        """Commit a session, and tell whether that was done; if so, ask again."""
+        touched = begun.touched(is_session=True)
+        expected = self._expect(begun, policy, touched, amend=amend)
+        options = {"on_conflict": policy, "amend": amend, "allow_empty": True}
+        answer = self.replicas[by].commit_session(begun.session, message=self._message(), **options)
+        self._settle(begun, answer, expected, by, amend=amend)
+        if expected is None:
+            return False
+        again = self.replicas[1 - by].commit_session(begun.session, message="again")
+        assert again.json() == answer.json()
+        return True
+
+    def _edit_session(self, begun: Begun, steps: list[Step], by: int) -> None:
+        self.replicas[by].edit_session(begun.session, begun.draft.take(steps))
+        tree = begun.draft.after
+        for replica in self.replicas:
+            content = agreeing.by_service(replica, f"@session.{begun.session}", tree, listed=True)
+            agreeing.compare_tree(content, tree)
+
+    def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
+        expected = self._expect(begun, policy, begun.touched(), amend=amend)
+        answer = self.replicas[by].commit(
+            _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
+            parent_id=begun.parent_id, message=self._message(), on_conflict=policy, amend=amend,
+            allow_empty=True,
+        )  # fmt: skip
+        self._settle(begun, answer, expected, by, amend=amend)
+
+    def _settle(
+        self, begun: Begun, answer: httpx.Response, expected: Tree | None, by: int, *, amend: bool
+    ) -> None:
+        if expected is None:
+            assert answer.status_code == 409, answer.text
+            return
+        assert answer.status_code == 201, answer.text
+        self._committed(begun, answer.json()["snapshot_id"], expected, amend=amend)
+        assert answer.json()["parent_id"] == self.commits[self.branches[begun.branch]].parent_id
+        self.wrote = by
+
+    def _commit_by_library(self, begun: Begun, *, amend: bool) -> None:
+        if amend and self._expect(begun, "fail", {}, amend=True) is None:
+            return
+        if amend:
+            made = begun.session.amend(self._message(), allow_empty=True)
+        else:
+            made = begun.session.commit(self._message(), allow_empty=True)
+        self._committed(begun, made, begun.draft.after, amend=amend)
+
+    def _expect(
+        self, begun: Begun, policy: str, touched: Touched, *, amend: bool
+    ) -> dict[str, Node] | None:
+        """Return the expected tree of a commit; `None` if it must be refused."""
+        tip = self.branches[begun.branch]
+        if amend and (tip != begun.parent_id or not self._may_amend(begun, tip)):
+            return None
+        if tip == begun.parent_id:
+            return begun.draft.after
+        if begun.parent_id not in self._ancestors(tip):
+            return None
+        ours = Ours(begun.draft.before, begun.draft.after, touched)
+        return merge(ours, self._theirs(begun.parent_id, tip), policy)
+
+    def _may_amend(self, begun: Begun, tip: str) -> bool:
+        before = self.commits[tip]
+        if before.parent_id is None:
+            return False
+        return not (before.has_more if begun.is_moving else before.has_moves)
+
+    def _theirs(self, start: str, stop: str) -> Theirs:
+        diff = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop)
+        chunks = {
+            path: frozenset(map(tuple, coords)) for path, coords in diff.updated_chunks.items()
+        }
+        updated = frozenset(diff.updated_arrays) | frozenset(diff.updated_groups)
+        return Theirs(self.commits[stop].tree, updated, chunks, bool(diff.moved_nodes))
+
+    def _committed(self, begun: Begun, made: str, tree: Tree, *, amend: bool) -> None:
+        tip = self.branches[begun.branch]
+        parent_id = self.commits[tip].parent_id if amend else tip
+        assert parent_id is not None
+        assert made not in self.commits
+        self.commits[made] = Commit(tree, parent_id, self.repo.inspect_transaction_log(made))
+        self.branches[begun.branch] = made
+        self.kinds.append("commit_amended" if amend else "new_commit")
+        self._check_log(begun, parent_id, made, is_whole=tip == begun.parent_id and not amend)
+
+    def _check_log(self, begun: Begun, start: str, stop: str, *, is_whole: bool) -> None:
+        """Check that the log lists exactly the chunks that changed."""
+        before, after = self.commits[start].tree, self.commits[stop].tree
+        told = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop).updated_chunks
+        old = {node.uid: node for node in before.values()}
+        wrote: dict[int, set[Coords]] = {}
+        for edit in begun.draft.edits:
+            if isinstance(edit, Write):
+                wrote.setdefault(edit.uid, set()).add(edit.coords)
+        for path, node in after.items():
+            if path in before and before[path].uid != node.uid:
+                continue
+            was = dict(old[node.uid].chunks) if node.uid in old else {}
+            now = dict(node.chunks)
+            changed = {at for at in {*was, *now} if was.get(at) != now.get(at)}
+            found = set(map(tuple, told.get(path, [])))
+            if begun.is_of_library:  # it may leave out what a smaller grid drops
+                changed = {at for at in changed if node.has(at)}
+            assert changed <= found, (path, changed, found)
+            if is_whole:
+                assert found <= wrote.get(node.uid, set()) | was.keys(), (path, found)
+
+    @invariant()
+    def agree(self) -> None:
+        """Compare all that can be read, by the library and through the service, with the model."""
+        found = {name: self.repo.lookup_branch(name) for name in self.repo.list_branches()}
+        assert found == self.branches
+        self._agree(self.replicas[0])
+        if self.wrote == 1:
+            self._agree(self.replicas[1])
+        self.wrote = None
+
+    def teardown(self) -> None:
+        """Leave nothing open."""
+        for begun in self.begun:
+            self.replicas[0].send("DELETE", f"/sessions/{begun.session}")
+
+    def _agree(self, replica: Replica) -> None:
+        told = replica.tell("/branches")["branches"]
+        assert {each["name"]: each["snapshot_id"] for each in told} == self.branches
+        kinds = agreeing.compare_operations(replica, self.repo)
+        assert kinds == self.kinds[::-1]
+        refs = self._refs()
+        contents = {at: self._content(at) for at in set(refs.values())}
+        for ref, snapshot_id in refs.items():
+            tree, expected = self.commits[snapshot_id].tree, contents[snapshot_id]
+            content = agreeing.by_service(replica, ref, tree, listed=True)
+            agreeing.compare_tree(content, tree)
+            for key, data in content.items():
+                assert key == "zarr.json" or data == expected[key], (ref, key)
+        for name, tip in self.branches.items():
+            ancestry = list(self.repo.ancestry(branch=name))
+            assert [each.id for each in ancestry] == self._ancestors(tip)
+            agreeing.compare_history(replica, f"@branch.{quoted(name)}", ancestry)
+
+    def _content(self, snapshot_id: str) -> agreeing.Content:
+        """Read a snapshot with the library."""
+        tree = self.commits[snapshot_id].tree
+        session = self.repo.readonly_session(snapshot_id=snapshot_id)
+        content = agreeing.by_library(session, tree)
+        agreeing.compare_tree(content, tree)
+        return content
+
+    def _refs(self) -> dict[str, str]:
+        branches = {f"@branch.{quoted(at)}": tip for at, tip in self.branches.items()}
+        others = [each for each in self.commits if each not in self.branches.values()][-2:]
+        return branches | {f"@{each}": each for each in others}
+
+
+def _fitting(draft: Draft) -> list[Edit]:
+    """Leave out chunks that are in no array's grid at last: a request may not tell of them."""
+    nodes = {node.uid: node for node in draft.tree.values()}
+    return [
+        edit
+        for edit in draft.edits
+        if not isinstance(edit, Write) or edit.uid not in nodes or nodes[edit.uid].has(edit.coords)
+    ]
+
+
+def quoted(name: str) -> str:
+    """Percent-encode the name of a ref."""
+    return quote(name, safe="")
+
+
+def choose[T](items: Sequence[T], number: int) -> T:
+    """Return the item that *number* selects."""
+    return items[number % len(items)]
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,18 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.clients.asking import connect
-from tests.clients.precomputed.annotations import COLLECTIONS, write_annotations
 from tests.clients.precomputed.cases import BY_NAME, CASES
 from tests.clients.precomputed.segments import (
+    COLLECTIONS,
     RESHARDED,
     compress_manifests,
     reshard_skeletons,
+    write_annotations,
     write_legacy,
     write_segments,
 )
 from tests.clients.precomputed.volumes import Volume, write
-from tests.clients.stores import from_folder, from_seaweedfs
-from tests.clients.taking import Taker, taking_into_folder
+from tests.clients.services import Taker, connect, from_folder, from_seaweedfs, taking_into_folder
 from tests.seaweedfs import SeaweedFS
 
 _NAP_S: Final = 0.002

@@ -1,8 +1,10 @@
-"""zarr-python, xarray and TensorStore write arrays through the service, and their metadata."""
+"""zarr-python, xarray and TensorStore write arrays through the service, alone and together."""
 
+import multiprocessing
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,9 +12,14 @@ import tensorstore
 import xarray
 import zarr
 
-from tests.clients.filling import CLIENTS
-from tests.clients.taking import Taker, files_in, taking_into_folder
+from app.settings import CacheSettings, DatasetSettings, Settings
+from tests.clients.filling import CLIENTS, fill, over_obstore, values
+from tests.clients.services import Taker, files_in, taking_into_folder
 from tests.clients.writing import Json, counted, quiet, same
+from tests.gateways import forked, of_dataset
+from tests.labs import Lab
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
 
 VALUES: Final = counted((16, 16), "u4")
 type Open = Callable[[str], Any]
@@ -197,3 +204,129 @@ def test_tensorstore_only_reads_over_http(taker: Taker) -> None:
 
     with pytest.raises(NotImplementedError):
         array.write(VALUES).result()
+
+
+PAIRS: Final = (
+    ("folder", "s3fs"),
+    pytest.param("folder", "obstore", marks=pytest.mark.soak),
+    ("seaweedfs", "obstore"),
+    pytest.param("seaweedfs", "s3fs", marks=pytest.mark.soak),
+)
+"""Stores, and clients that fill arrays in them."""
+PROCESSES: Final = 8
+SHAPE: Final = (30, 34)
+SHARDS: Final = (16, 16)
+"""Two by three, those at the end reach past the edge."""
+CHUNKS: Final = (4, 4)
+
+
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Store sharded arrays without any chunk, one for each client."""
+    is_remote = request.param == "seaweedfs"
+    lab = Lab(
+        tmp_path_factory.mktemp("filled"),
+        request.getfixturevalue("seaweedfs") if is_remote else None,
+    )
+    for name in CLIENTS:
+        path = lab.folder / name
+        zarr.create_array(path, shape=SHAPE, shards=SHARDS, chunks=CHUNKS, dtype="u4")
+        if lab.seaweedfs is not None:
+            lab.seaweedfs.upload_folder(path, f"{lab.folder.name}/{name}")
+    return lab
+
+
+@pytest.mark.parametrize(("lab", "client"), PAIRS, indirect=["lab"])
+def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
+    """All write at once, neighbours in the same shards; every value is in the shards in the end."""
+    with forked(of_dataset(lab.url, lab.seaweedfs)) as running:
+        fill_at_once(running.url, client)
+    stored = lab.open(client)
+
+    assert (stored.shards, stored.chunks) == (SHARDS, CHUNKS)
+    np.testing.assert_array_equal(np.asarray(stored[...]), values(SHAPE), strict=True)
+
+
+def fill_at_once(url: str, client: str) -> None:
+    """Let processes write, all from one moment on, and wait until they have."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([fill.__module__])
+    start = context.Barrier(PROCESSES)
+    processes = [
+        context.Process(
+            target=fill,
+            args=(client, url, client, start, slice(number, None, PROCESSES)),
+        )
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+
+
+TTL_S: Final = 1.5
+LATE_S: Final = 2.0
+"""What busy machines may add."""
+
+
+class Pair(NamedTuple):
+    """Two services before the array ``array`` of one store."""
+
+    writer: str
+    reader: str
+
+
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
+    """Store a sharded array of ones, and run the services."""
+    stores, url = {}, str(tmp_path)
+    array = zarr.create_array(tmp_path / "array", shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
+    array[:] = 1
+    if request.param == "seaweedfs":
+        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+        seaweedfs.upload_folder(tmp_path, "pair")
+        url = f"s3://{seaweedfs.bucket}/pair"
+        stores["lab"] = seaweedfs.settings
+    data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
+    settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=TTL_S))
+    with serving(settings) as writer, serving(settings) as reader:
+        yield Pair(writer, reader)
+
+
+def opened(url: str) -> Any:
+    """Open the array as zarr-python does through one of the services."""
+    return zarr.open_array(over_obstore(url, "array"), mode="r+")
+
+
+def test_who_knows_the_old_reads_the_news_in_time(pair: Pair) -> None:
+    """Chunks and metadata are the new ones after the time to live; the writer's are at once."""
+    reader, writer = opened(pair.reader), opened(pair.writer)
+    assert reader[:].tolist() == [1] * 8
+    writer[4:6] = 7
+    writer.attrs["x"] = 1
+    writer.append(np.array([9, 9], "u1"))
+
+    assert opened(pair.writer)[:].tolist() == [1, 1, 1, 1, 7, 7, 1, 1, 9, 9]
+    read_in_time(pair.reader, [1, 1, 1, 1, 7, 7, 1, 1, 9, 9])
+    assert opened(pair.reader).attrs.asdict() == {"x": 1}
+
+
+def test_both_write_by_turns(pair: Pair) -> None:
+    """Each keeps what the other one wrote, though it knows the shard from before."""
+    arrays = [opened(url) for url in pair]
+    assert [array[:].tolist() for array in arrays] == [[1] * 8] * 2
+    for number in range(4):
+        arrays[number % 2][2 * number : 2 * number + 2] = 10 + number
+
+    for url in pair:
+        read_in_time(url, [10, 10, 11, 11, 12, 12, 13, 13])
+
+
+def read_in_time(url: str, expected: list[int]) -> None:
+    """Read until all is as it was written, no longer than the time to live."""
+    deadline = time.monotonic() + TTL_S + LATE_S
+    while opened(url)[:].tolist() != expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

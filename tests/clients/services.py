@@ -1,7 +1,7 @@
-"""Chunks that real writers encoded, given to the service one by one, and where it puts them."""
+"""The service in front of test data, and the ways to ask it and to give it chunks."""
 
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,86 @@ from typing import Any, Final
 
 import httpx
 
+from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
-from tests.clients.asking import connect
+from app.storage.contract import ObjectStore
+from app.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
+
+ARRAY: Final = "/bucket/index/zarr_end_little_crc"
+HOLES: Final = "/bucket/fill/zero_zarr"
+KINDS: Final = {
+    "chunk": f"{ARRAY}/c/0/0/0",
+    "compressed chunk": "/bucket/inside/gzip_zarr/c/1/0/1",
+    "metadata": f"{ARRAY}/zarr.json",
+    "consolidated metadata": "/bucket/groups/consolidated/zarr.json",
+    "chunk of an array that is not sharded": "/bucket/plain/v3/c/0/0/0",
+    "format 2": "/bucket/plain/v2/.zarray",
+    "outside of containers": "/bucket/notes/read%20me.txt",
+    "raw": "/raw/index/zarr_end_little_crc/c/0/0/0",
+}
+
+
+class Watched(StoreWrapper):
+    """Store that calls *on_read* with the object before each call; *on_read* may raise or wait."""
+
+    def __init__(self, inner: ObjectStore, on_read: Callable[[ObjectRef], Any]) -> None:
+        super().__init__(inner)
+        self._on_read = on_read
+
+    def store_of(self, ref: ObjectRef) -> ObjectStore:
+        """Announce the call."""
+        self._on_read(ref)
+        return super().store_of(ref)
+
+
+def connect(url: str) -> httpx.Client:
+    """Open a client that sends no header unasked, not even Accept-Encoding."""
+    client = httpx.Client(base_url=url, timeout=30)
+    del client.headers["accept-encoding"]
+    return client
+
+
+def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
+    """Give the bytes that came over the wire."""
+    with client.stream(method, path, headers=_named(headers)) as answer:
+        return b"".join(answer.iter_raw())
+
+
+def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    """Ask with *headers*, in whose names underscores stand for hyphens."""
+    return client.request(method, path, headers=_named(headers))
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@contextmanager
+def from_folder(path: Path) -> Generator[str]:
+    """Serve the folder *path* as the datasets `bucket` and `raw`; give the service's URL."""
+    datasets = {
+        "bucket": DatasetSettings(url=str(path)),
+        "raw": DatasetSettings(url=str(path), view="raw"),
+    }
+    with serving(Settings(datasets=datasets)) as url:
+        yield url
+
+
+@contextmanager
+def from_seaweedfs(path: Path, seaweedfs: SeaweedFS, prefix: str) -> Generator[str]:
+    """Upload the folder *path* under *prefix*, and serve it from there."""
+    seaweedfs.upload_folder(path, prefix)
+    url = f"s3://{seaweedfs.bucket}/{prefix}"
+    datasets = {
+        "bucket": DatasetSettings(url=url, store="lab"),
+        "raw": DatasetSettings(url=url, store="lab", view="raw"),
+    }
+    with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as base:
+        yield base
+
 
 METADATA: Final = ("zarr.json", ".zarray", ".zattrs", "info", "provenance")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import pytest
 
 from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
@@ -202,3 +203,33 @@ def mixed(before: Files, after: Files) -> dict[str, bytes]:
         if key in source:
             found[key] = source[key]
     return found
+
+
+def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
+    """Make the fixtures ``local``, ``remote`` and ``service``, which serve ``bucket``."""
+
+    @pytest.fixture(scope="session")
+    def local(bucket: Path) -> Generator[str]:
+        """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+        with from_folder(bucket) as url:
+            yield url
+
+    @pytest.fixture(scope="session")
+    def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
+        """Serve the same from SeaweedFS, where it was uploaded once."""
+        with from_seaweedfs(bucket, seaweedfs, prefix) as url:
+            yield url
+
+    @pytest.fixture(scope="session", params=["local", "remote"])
+    def service(request: pytest.FixtureRequest) -> str:
+        """Return the URL of the service, for each store."""
+        url: str = request.getfixturevalue(request.param)
+        return url
+
+    return local, remote, service
+
+
+from_each_store = pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
+)
+"""For readers where other tests find that the bytes from each store are the same."""

@@ -216,7 +216,9 @@ def _read_shards(taker: Taker, template: Path) -> Values:
 
 
 @pytest.mark.parametrize("codecs", [[LITTLE], [LITTLE, GZIP]])
-def test_shards_hold_what_was_put(taker: Taker, tmp_path: Path, codecs: list[Json]) -> None:
+def test_shards_of_the_draft_hold_what_was_put(
+    taker: Taker, tmp_path: Path, codecs: list[Json]
+) -> None:
     """A third of the chunks is kept, replaced and deleted each; then all are put, then deleted."""
     template = tmp_path / "template"
     _create(template, SHARD, [sharding(CHUNK, codecs, index=[LITTLE])])[...] = VALUES

@@ -1,14 +1,24 @@
-"""Repository as a dict of nodes: steps that change it, edits that a client makes, and their merging."""
+"""Repository as a dict of nodes: its changes by steps, their merging, and its comparison."""
 
+import asyncio
+import base64
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from html import unescape
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
+import httpx
+import icechunk
 from hypothesis import strategies as st
+from zarr.core.buffer import default_buffer_prototype
 
+from tests.clients.icechunk.library import without_members
 from tests.sessions import GROUP, array_document
 
 type Coords = tuple[int, ...]
@@ -353,3 +363,232 @@ def _is_lost(path: str, tree: Tree) -> bool:
         return False
     group = tree.get(parent_of(path))
     return group is None or group.shape is not None
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A service in front of the repository *path* of the dataset ``data``."""
+
+    client: httpx.Client
+    path: str
+
+    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request for a route of the repository."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        url, query = f"/api/datasets/data{route}", {"path": self.path}
+        return self.client.request(method, url, json=body, headers=given, params=query)
+
+    def tell(self, route: str, **query: Any) -> Any:
+        """GET a route, and return the answer."""
+        wanted = {name.rstrip("_"): value for name, value in query.items() if value is not None}
+        answer = self.client.get(f"/api/datasets/data{route}", params=wanted | {"path": self.path})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def pages(self, route: str, member: str, **query: Any) -> list[Any]:
+        """GET all pages of a list."""
+        items, after = [], None
+        while True:
+            page = self.tell(route, after=after, **query)
+            items += page[member]
+            if (after := page["next"]) is None:
+                return items
+
+    def key(self, ref: str, key: str) -> str:
+        """Return the path of a key of a ref."""
+        return f"/data/{self.path}/{ref}/{quote(key)}"
+
+    def begin(self, branch: str) -> dict[str, Any]:
+        """Begin a session."""
+        answer = self.send("POST", "/sessions", {"branch": branch})
+        assert answer.status_code == 201, answer.text
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def edit_session(self, session_id: str, edits: Sequence[Edit]) -> None:
+        """Make *edits* in a session, key by key."""
+        for edit in edits:
+            answer = self._edit(f"@session.{session_id}", edit)
+            assert answer.is_success, (edit, answer.status_code, answer.text)
+
+    def _edit(self, ref: str, edit: Edit) -> httpx.Response:
+        match edit:
+            case Put(path, document):
+                key = self.key(ref, key_of(path, "zarr.json"))
+                return self.client.put(key, content=spelled(document))
+            case Delete(path):
+                return self.client.delete(self.key(ref, key_of(path, "zarr.json")))
+            case Write(path, _, coords, None):
+                return self.client.delete(self.key(ref, chunk_key(path, coords)))
+            case Write(path, _, coords, data):
+                return self.client.put(self.key(ref, chunk_key(path, coords)), content=data)
+            case Move():
+                raise ValueError(edit)
+
+    def commit_session(self, session_id: str, **options: Any) -> httpx.Response:
+        """POST the commit of a session."""
+        return self.send("POST", f"/sessions/{session_id}/commit", options)
+
+    def commit(self, edits: Sequence[Edit], *, inline: int, **options: Any) -> httpx.Response:
+        """POST a commit of *edits* without a session."""
+        changes = [self._change(edit, inline) for edit in edits]
+        return self.send("POST", "/commits", {"changes": changes} | options)
+
+    def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
+        match edit:
+            case Put(path, document):
+                return {"op": "put_node", "path": path, "metadata": document}
+            case Delete(path):
+                return {"op": "delete_node", "path": path}
+            case Move():
+                raise ValueError(edit)
+            case Write(path, _, coords, None):
+                return {"op": "delete_chunks", "path": path, "coords": [coords]}
+            case Write(path, _, coords, data):
+                chunk = {"coords": coords} | self._payload(data or b"", inline)
+                return {"op": "put_chunks", "path": path, "chunks": [chunk]}
+
+    def _payload(self, data: bytes, inline: int) -> dict[str, Any]:
+        """Write a chunk, or put it into the request; some with bytes around them."""
+        if len(data) <= inline:
+            return {"inline": in_base64(data)}
+        offset = len(data) % 3
+        url = "/api/datasets/data/chunks"
+        body = b"!" * offset + data + b"?"
+        answer = self.client.post(url, content=body, params={"path": self.path})
+        assert answer.status_code == 201, answer.text
+        return {"chunk_id": answer.json()["chunk_id"], "offset": offset, "length": len(data)}
+
+
+def in_base64(data: bytes) -> str:
+    """Encode bytes for JSON."""
+    return base64.b64encode(data).decode()
+
+
+def edit_by_library(session: icechunk.Session, edits: Sequence[Edit]) -> None:
+    """Make *edits* in a session of the library."""
+    if any(isinstance(edit, Move) for edit in edits):
+        for edit in edits:
+            assert isinstance(edit, Move)
+            session.move(edit.source, edit.target)
+        return
+    asyncio.run(_edit_store(session.store, edits))
+
+
+async def _edit_store(store: Any, edits: Sequence[Edit]) -> None:
+    buffer = default_buffer_prototype().buffer
+    for edit in edits:
+        match edit:
+            case Put(path, document):
+                key = key_of(path, "zarr.json")
+                await store.set(key, buffer.from_bytes(spelled(document)))
+            case Delete(path):
+                await store.delete_dir(path.strip("/"))
+            case Write(path, _, coords, None):
+                await store.delete(chunk_key(path, coords))
+            case Write(path, _, coords, data) if data is not None:
+                await store.set(chunk_key(path, coords), buffer.from_bytes(data))
+            case _:
+                raise ValueError(edit)
+
+
+type Content = Mapping[str, bytes | None]
+"""Body of each key; `None` for absent keys."""
+
+
+def compare_tree(content: Content, tree: Tree) -> None:
+    """Check that *content* is exactly that of *tree*."""
+    there = {key for key, data in content.items() if data is not None}
+    assert there == set(keys_of(tree))
+    for path, node in tree.items():
+        data = content[key_of(path, "zarr.json")]
+        assert data is not None
+        assert without_members(json.loads(data)) == node.document, path
+        for coords, chunk in node.chunks.items():
+            assert content[chunk_key(path, coords)] == chunk, (path, coords)
+
+
+def keys_of(tree: Tree) -> Iterator[str]:
+    """Yield the present keys."""
+    for path, node in tree.items():
+        yield key_of(path, "zarr.json")
+        yield from (chunk_key(path, coords) for coords in node.chunks)
+
+
+def asked_keys(tree: Tree) -> list[str]:
+    """Return the keys of *tree*, of its grids, and some absent ones."""
+    keys = [*keys_of(tree), "zarr.json", "none/zarr.json", "none/c/0"]
+    for path, node in tree.items():
+        outside = [] if node.shape is None else [node.grid]
+        keys += [chunk_key(path, coords) for coords in (*node.places(), *outside)]
+    return list(dict.fromkeys(keys))
+
+
+def by_library(session: icechunk.Session, tree: Tree) -> dict[str, bytes | None]:
+    """Read a snapshot with the library."""
+    return asyncio.run(_read(session.store, asked_keys(tree)))
+
+
+async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
+    prototype = default_buffer_prototype()
+    keys = list(dict.fromkeys([*keys, *[key async for key in store.list()]]))
+    found: dict[str, bytes | None] = {}
+    for key in keys:
+        data = await store.get(key, prototype)
+        found[key] = None if data is None else data.to_bytes()
+    return found
+
+
+def by_service(replica: Replica, ref: str, tree: Tree, *, listed: bool) -> dict[str, bytes | None]:
+    """Read a ref from the service, what is *listed* too."""
+    keys = asked_keys(tree)
+    if listed:
+        keys = list(dict.fromkeys([*keys, *list_keys(replica, ref)]))
+    found: dict[str, bytes | None] = {}
+    for key in keys:
+        answer = replica.client.get(replica.key(ref, key))
+        assert answer.status_code in (200, 404), answer.text
+        found[key] = answer.content if answer.status_code == 200 else None
+    return found
+
+
+def list_keys(replica: Replica, ref: str) -> list[str]:
+    """List the keys of a ref as S3 clients do."""
+    start, found, token = f"{replica.path}/{ref}/", list[str](), None
+    while True:
+        query = {"list-type": "2", "prefix": start, "max-keys": "7"}
+        query |= {"continuation-token": token} if token else {}
+        answer = replica.client.get("/data", params=query)
+        assert answer.status_code == 200, answer.text
+        found += map(unescape, re.findall("<Key>([^<]*)", answer.text))
+        tokens = re.findall("<NextContinuationToken>([^<]*)", answer.text)
+        if (token := next(iter(tokens), None)) is None:
+            return [key.removeprefix(start) for key in found]
+
+
+def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
+    """Compare a history with the one that the library tells."""
+    told = replica.pages("/history", "history", ref=ref, limit=3)
+    assert [
+        (each["snapshot_id"], each["parent_id"], each["message"], _moment(each["flushed_at"]))
+        for each in told
+    ] == [(each.id, each.parent_id, each.message, each.written_at) for each in ancestry]
+    assert [each["metadata"] for each in told] == [each.metadata for each in ancestry]
+
+
+def compare_operations(replica: Replica, repo: icechunk.Repository) -> list[str]:
+    """Compare the operations with those that the library tells, and give their kinds."""
+    told = replica.pages("/operations", "operations", limit=4)
+    found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
+    assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]
+    return [kind for kind, _, _ in found]
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def kind_of(update: icechunk.Update) -> str:
+    """Return the kind of an update as the specification spells it."""
+    name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()

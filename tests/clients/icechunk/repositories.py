@@ -180,8 +180,8 @@ def _again(store: Any) -> None:
     root["group/below/é 日本/y"][4, 4] = 1
 
 
-def write_kinds(store: Any, *, whole: bool = True) -> None:
-    """Write arrays of two stored chunks, native and inline; sharded ones maybe not as a *whole*."""
+def write_kinds(store: Any) -> None:
+    """Write arrays of two stored chunks, native and inline, sharded and not."""
     root = zarr.create_group(store)
     for name, length in (("native", 100), ("inline", 4)):
         array = root.create_array(
@@ -197,7 +197,7 @@ def write_kinds(store: Any, *, whole: bool = True) -> None:
             dtype="u1",
             compressors=None,
         )
-        array[: None if whole else length + 1] = 5
+        array[...] = 5
 
 
 def write_eventful(folder: Path, version: str, cases: Path) -> None:

@@ -1,14 +1,8 @@
 """Repository that the service and the library change by turns, compared with a dict."""
 
-import asyncio
-import base64
 import itertools
-import json
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from html import unescape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,264 +21,34 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from zarr.core.buffer import default_buffer_prototype
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.library import without_members
 from tests.clients.icechunk.model import (
     FEW,
     FIRST,
     MOVES,
     STEPS,
+    Content,
     Coords,
-    Delete,
     Draft,
     Edit,
-    Move,
     Node,
     Ours,
-    Put,
+    Replica,
     Step,
     Theirs,
     Touched,
     Tree,
     Write,
-    chunk_key,
-    key_of,
+    by_library,
+    by_service,
+    compare_history,
+    compare_operations,
+    compare_tree,
+    edit_by_library,
     merge,
-    spelled,
 )
 from tests.serving import serving
-
-
-@dataclass(frozen=True)
-class Replica:
-    """A service in front of the repository *path* of the dataset ``data``."""
-
-    client: httpx.Client
-    path: str
-
-    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
-        """Send a request for a route of the repository."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        url, query = f"/api/datasets/data{route}", {"path": self.path}
-        return self.client.request(method, url, json=body, headers=given, params=query)
-
-    def tell(self, route: str, **query: Any) -> Any:
-        """GET a route, and return the answer."""
-        wanted = {name.rstrip("_"): value for name, value in query.items() if value is not None}
-        answer = self.client.get(f"/api/datasets/data{route}", params=wanted | {"path": self.path})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def pages(self, route: str, member: str, **query: Any) -> list[Any]:
-        """GET all pages of a list."""
-        items, after = [], None
-        while True:
-            page = self.tell(route, after=after, **query)
-            items += page[member]
-            if (after := page["next"]) is None:
-                return items
-
-    def key(self, ref: str, key: str) -> str:
-        """Return the path of a key of a ref."""
-        return f"/data/{self.path}/{ref}/{quote(key)}"
-
-    def begin(self, branch: str) -> dict[str, Any]:
-        """Begin a session."""
-        answer = self.send("POST", "/sessions", {"branch": branch})
-        assert answer.status_code == 201, answer.text
-        told: dict[str, Any] = answer.json()
-        return told
-
-    def edit_session(self, session_id: str, edits: Sequence[Edit]) -> None:
-        """Make *edits* in a session, key by key."""
-        for edit in edits:
-            answer = self._edit(f"@session.{session_id}", edit)
-            assert answer.is_success, (edit, answer.status_code, answer.text)
-
-    def _edit(self, ref: str, edit: Edit) -> httpx.Response:
-        match edit:
-            case Put(path, document):
-                key = self.key(ref, key_of(path, "zarr.json"))
-                return self.client.put(key, content=spelled(document))
-            case Delete(path):
-                return self.client.delete(self.key(ref, key_of(path, "zarr.json")))
-            case Write(path, _, coords, None):
-                return self.client.delete(self.key(ref, chunk_key(path, coords)))
-            case Write(path, _, coords, data):
-                return self.client.put(self.key(ref, chunk_key(path, coords)), content=data)
-            case Move():
-                raise ValueError(edit)
-
-    def commit_session(self, session_id: str, **options: Any) -> httpx.Response:
-        """POST the commit of a session."""
-        return self.send("POST", f"/sessions/{session_id}/commit", options)
-
-    def commit(self, edits: Sequence[Edit], *, inline: int, **options: Any) -> httpx.Response:
-        """POST a commit of *edits* without a session."""
-        changes = [self._change(edit, inline) for edit in edits]
-        return self.send("POST", "/commits", {"changes": changes} | options)
-
-    def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
-        match edit:
-            case Put(path, document):
-                return {"op": "put_node", "path": path, "metadata": document}
-            case Delete(path):
-                return {"op": "delete_node", "path": path}
-            case Move():
-                raise ValueError(edit)
-            case Write(path, _, coords, None):
-                return {"op": "delete_chunks", "path": path, "coords": [coords]}
-            case Write(path, _, coords, data):
-                chunk = {"coords": coords} | self._payload(data or b"", inline)
-                return {"op": "put_chunks", "path": path, "chunks": [chunk]}
-
-    def _payload(self, data: bytes, inline: int) -> dict[str, Any]:
-        """Write a chunk, or put it into the request; some with bytes around them."""
-        if len(data) <= inline:
-            return {"inline": in_base64(data)}
-        offset = len(data) % 3
-        url = "/api/datasets/data/chunks"
-        body = b"!" * offset + data + b"?"
-        answer = self.client.post(url, content=body, params={"path": self.path})
-        assert answer.status_code == 201, answer.text
-        return {"chunk_id": answer.json()["chunk_id"], "offset": offset, "length": len(data)}
-
-
-def in_base64(data: bytes) -> str:
-    """Encode bytes for JSON."""
-    return base64.b64encode(data).decode()
-
-
-def edit_by_library(session: icechunk.Session, edits: Sequence[Edit]) -> None:
-    """Make *edits* in a session of the library."""
-    if any(isinstance(edit, Move) for edit in edits):
-        for edit in edits:
-            assert isinstance(edit, Move)
-            session.move(edit.source, edit.target)
-        return
-    asyncio.run(_edit_store(session.store, edits))
-
-
-async def _edit_store(store: Any, edits: Sequence[Edit]) -> None:
-    buffer = default_buffer_prototype().buffer
-    for edit in edits:
-        match edit:
-            case Put(path, document):
-                key = key_of(path, "zarr.json")
-                await store.set(key, buffer.from_bytes(spelled(document)))
-            case Delete(path):
-                await store.delete_dir(path.strip("/"))
-            case Write(path, _, coords, None):
-                await store.delete(chunk_key(path, coords))
-            case Write(path, _, coords, data) if data is not None:
-                await store.set(chunk_key(path, coords), buffer.from_bytes(data))
-            case _:
-                raise ValueError(edit)
-
-
-type Content = Mapping[str, bytes | None]
-"""Body of each key; `None` for absent keys."""
-
-
-def compare_tree(content: Content, tree: Tree) -> None:
-    """Check that *content* is exactly that of *tree*."""
-    there = {key for key, data in content.items() if data is not None}
-    assert there == set(keys_of(tree))
-    for path, node in tree.items():
-        data = content[key_of(path, "zarr.json")]
-        assert data is not None
-        assert without_members(json.loads(data)) == node.document, path
-        for coords, chunk in node.chunks.items():
-            assert content[chunk_key(path, coords)] == chunk, (path, coords)
-
-
-def keys_of(tree: Tree) -> Iterator[str]:
-    """Yield the present keys."""
-    for path, node in tree.items():
-        yield key_of(path, "zarr.json")
-        yield from (chunk_key(path, coords) for coords in node.chunks)
-
-
-def asked_keys(tree: Tree) -> list[str]:
-    """Return the keys of *tree*, of its grids, and some absent ones."""
-    keys = [*keys_of(tree), "zarr.json", "none/zarr.json", "none/c/0"]
-    for path, node in tree.items():
-        outside = [] if node.shape is None else [node.grid]
-        keys += [chunk_key(path, coords) for coords in (*node.places(), *outside)]
-    return list(dict.fromkeys(keys))
-
-
-def by_library(session: icechunk.Session, tree: Tree) -> dict[str, bytes | None]:
-    """Read a snapshot with the library."""
-    return asyncio.run(_read(session.store, asked_keys(tree)))
-
-
-async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
-    prototype = default_buffer_prototype()
-    keys = list(dict.fromkeys([*keys, *[key async for key in store.list()]]))
-    found: dict[str, bytes | None] = {}
-    for key in keys:
-        data = await store.get(key, prototype)
-        found[key] = None if data is None else data.to_bytes()
-    return found
-
-
-def by_service(replica: Replica, ref: str, tree: Tree, *, listed: bool) -> dict[str, bytes | None]:
-    """Read a ref from the service, what is *listed* too."""
-    keys = asked_keys(tree)
-    if listed:
-        keys = list(dict.fromkeys([*keys, *list_keys(replica, ref)]))
-    found: dict[str, bytes | None] = {}
-    for key in keys:
-        answer = replica.client.get(replica.key(ref, key))
-        assert answer.status_code in (200, 404), answer.text
-        found[key] = answer.content if answer.status_code == 200 else None
-    return found
-
-
-def list_keys(replica: Replica, ref: str) -> list[str]:
-    """List the keys of a ref as S3 clients do."""
-    start, found, token = f"{replica.path}/{ref}/", list[str](), None
-    while True:
-        query = {"list-type": "2", "prefix": start, "max-keys": "7"}
-        query |= {"continuation-token": token} if token else {}
-        answer = replica.client.get("/data", params=query)
-        assert answer.status_code == 200, answer.text
-        found += map(unescape, re.findall("<Key>([^<]*)", answer.text))
-        tokens = re.findall("<NextContinuationToken>([^<]*)", answer.text)
-        if (token := next(iter(tokens), None)) is None:
-            return [key.removeprefix(start) for key in found]
-
-
-def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
-    """Compare a history with the one that the library tells."""
-    told = replica.pages("/history", "history", ref=ref, limit=3)
-    assert [
-        (each["snapshot_id"], each["parent_id"], each["message"], _moment(each["flushed_at"]))
-        for each in told
-    ] == [(each.id, each.parent_id, each.message, each.written_at) for each in ancestry]
-    assert [each["metadata"] for each in told] == [each.metadata for each in ancestry]
-
-
-def compare_operations(replica: Replica, repo: icechunk.Repository) -> list[str]:
-    """Compare the operations with those that the library tells, and give their kinds."""
-    told = replica.pages("/operations", "operations", limit=4)
-    found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
-    assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]
-    return [kind for kind, _, _ in found]
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
-def kind_of(update: icechunk.Update) -> str:
-    """Return the kind of an update as the specification spells it."""
-    name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
-    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
-
 
 INLINE_NBYTES: Final = 8
 NUMBER: Final = st.integers(0, 99)
@@ -517,8 +281,8 @@ class Repository(RuleBasedStateMachine):
         self.replicas[by].edit_session(begun.session, begun.draft.take(steps))
         tree = begun.draft.after
         for replica in self.replicas:
-            content = agreeing.by_service(replica, f"@session.{begun.session}", tree, listed=True)
-            agreeing.compare_tree(content, tree)
+            content = by_service(replica, f"@session.{begun.session}", tree, listed=True)
+            compare_tree(content, tree)
 
     def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
         expected = self._expect(begun, policy, begun.touched(), amend=amend)
@@ -627,27 +391,27 @@ class Repository(RuleBasedStateMachine):
     def _agree(self, replica: Replica) -> None:
         told = replica.tell("/branches")["branches"]
         assert {each["name"]: each["snapshot_id"] for each in told} == self.branches
-        kinds = agreeing.compare_operations(replica, self.repo)
+        kinds = compare_operations(replica, self.repo)
         assert kinds == self.kinds[::-1]
         refs = self._refs()
         contents = {at: self._content(at) for at in set(refs.values())}
         for ref, snapshot_id in refs.items():
             tree, expected = self.commits[snapshot_id].tree, contents[snapshot_id]
-            content = agreeing.by_service(replica, ref, tree, listed=True)
-            agreeing.compare_tree(content, tree)
+            content = by_service(replica, ref, tree, listed=True)
+            compare_tree(content, tree)
             for key, data in content.items():
                 assert key == "zarr.json" or data == expected[key], (ref, key)
         for name, tip in self.branches.items():
             ancestry = list(self.repo.ancestry(branch=name))
             assert [each.id for each in ancestry] == self._ancestors(tip)
-            agreeing.compare_history(replica, f"@branch.{quoted(name)}", ancestry)
+            compare_history(replica, f"@branch.{quoted(name)}", ancestry)
 
-    def _content(self, snapshot_id: str) -> agreeing.Content:
+    def _content(self, snapshot_id: str) -> Content:
         """Read a snapshot with the library."""
         tree = self.commits[snapshot_id].tree
         session = self.repo.readonly_session(snapshot_id=snapshot_id)
-        content = agreeing.by_library(session, tree)
-        agreeing.compare_tree(content, tree)
+        content = by_library(session, tree)
+        compare_tree(content, tree)
         return content
 
     def _refs(self) -> dict[str, str]:

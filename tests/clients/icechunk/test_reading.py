@@ -1,4 +1,4 @@
-"""Every ref of every repository reads as the library reads it, and with clients that know nothing of it."""
+"""Every ref reads as the library reads it, by HTTP and with clients that know no Icechunk."""
 
 import re
 from collections.abc import Generator
@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote
 import httpx
 import icechunk
 import numpy as np
-import obstore.store
 import pytest
 import tensorstore
 import xarray
@@ -18,7 +17,7 @@ import zarr.storage
 
 from app.settings import DatasetSettings, Settings
 from tests.clients.arrays import BY_NAME
-from tests.clients.icechunk.conftest import KINDS, from_each_store, lab
+from tests.clients.icechunk.conftest import KINDS
 from tests.clients.icechunk.library import (
     Node,
     compare_documents,
@@ -43,7 +42,8 @@ from tests.clients.icechunk.repositories import (
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import read_tensorstore
 from tests.clients.precomputed.volumes import write as write_volume
-from tests.clients.services import connect, from_folder, from_seaweedfs
+from tests.clients.services import connect, from_each_store, from_folder, from_seaweedfs
+from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same, write
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
@@ -63,17 +63,17 @@ def _where(place: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _where("folder"))
-def test_is_what_the_library_reads_in_a_folder(local: str, written: Path, name: str) -> None:
+def test_is_what_the_library_reads_in_a_folder(local: str, bucket: Path, name: str) -> None:
     """All repositories of either version."""
-    compare(local, storage(written / name), written / name, name)
+    compare(local, storage(bucket / name), bucket / name, name)
 
 
 @pytest.mark.parametrize("name", _where("seaweedfs"))
 def test_is_what_the_library_reads_in_seaweedfs(
-    remote: str, seaweedfs: SeaweedFS, written: Path, name: str
+    remote: str, seaweedfs: SeaweedFS, bucket: Path, name: str
 ) -> None:
     """Migrated repositories have files of both versions."""
-    compare(remote, in_seaweedfs(seaweedfs, f"icechunk/{name}"), written / name, name)
+    compare(remote, in_seaweedfs(seaweedfs, f"icechunk/{name}"), bucket / name, name)
 
 
 def compare(url: str, where: icechunk.Storage, folder: Path, name: str) -> None:
@@ -106,7 +106,7 @@ def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, 
     place, url, stores = storage(tmp_path), str(tmp_path), {}
     if where == "remote":
         seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
-        place, stores = in_seaweedfs(seaweedfs, f"odd/{version}"), {"lab": lab(seaweedfs)}
+        place, stores = in_seaweedfs(seaweedfs, f"odd/{version}"), {"lab": seaweedfs.settings}
         url = f"s3://{seaweedfs.bucket}/odd/{version}"
     repo = icechunk.Repository.create(place, spec_version=spec(version))
     commit(repo, "root", set_root)
@@ -144,21 +144,6 @@ def test_every_array_that_can_be_stored(tmp_path: Path, version: str, branch: st
 
 
 UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}
-
-
-def over_fsspec(url: str) -> Any:
-    """Open *url* as most people do."""
-    return zarr.open(url, mode="r")
-
-
-def over_obstore(url: str) -> Any:
-    """Open *url* through the client written in Rust."""
-    options: Any = {"allow_http": True}
-    store = obstore.store.HTTPStore.from_url(url, client_options=options)
-    return zarr.open(zarr.storage.ObjectStore(store, read_only=True), mode="r")
-
-
-OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
 
 
 @pytest.fixture(params=list(OPENERS))
@@ -243,7 +228,7 @@ ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write containers of three formats, and files that look like parts of a repository."""
     root = tmp_path_factory.mktemp("bucket")
     twin, cases = (tmp_path_factory.mktemp(name) for name in ("twin", "cases"))
@@ -262,14 +247,14 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["local", "remote"])
-def url(request: pytest.FixtureRequest, bucket: Path) -> Generator[str]:
+def url(request: pytest.FixtureRequest, mixed: Path) -> Generator[str]:
     """Serve it as one dataset, from each store."""
     if request.param == "local":
-        with from_folder(bucket) as base:
+        with from_folder(mixed) as base:
             yield base
         return
     seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
-    with from_seaweedfs(bucket, seaweedfs, "mixed") as base:
+    with from_seaweedfs(mixed, seaweedfs, "mixed") as base:
         yield base
 
 
@@ -300,11 +285,11 @@ def test_what_is_in_no_container_passes_through(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("repo", ["repo", "old"])
-def test_files_of_a_repository_are_hidden(client: httpx.Client, bucket: Path, repo: str) -> None:
+def test_files_of_a_repository_are_hidden(client: httpx.Client, mixed: Path, repo: str) -> None:
     """Only the raw view serves them."""
-    files = [file for file in (bucket / "lab2" / repo).rglob("*") if file.is_file()]
+    files = [file for file in (mixed / "lab2" / repo).rglob("*") if file.is_file()]
     for file in files:
-        path = quote(file.relative_to(bucket).as_posix())
+        path = quote(file.relative_to(mixed).as_posix())
         assert client.get(f"/bucket/{path}").status_code == 404, path
         assert client.get(f"/raw/{path}").content == file.read_bytes(), path
     assert len(files) > 9

@@ -1,4 +1,4 @@
-"""Clients write sessions through two services, and the library reads, expires and commits beside."""
+"""Clients write sessions through two services; the library reads, expires, commits beside."""
 
 import json
 import os

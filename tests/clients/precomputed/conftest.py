@@ -21,8 +21,7 @@ from tests.clients.precomputed.segments import (
     write_segments,
 )
 from tests.clients.precomputed.volumes import Volume, write
-from tests.clients.services import Taker, connect, from_folder, from_seaweedfs, taking_into_folder
-from tests.seaweedfs import SeaweedFS
+from tests.clients.services import Taker, connect, served_fixtures, taking_into_folder
 
 _NAP_S: Final = 0.002
 
@@ -64,17 +63,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
-def local(written: Written) -> Generator[str]:
-    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
-    with from_folder(written.bucket) as url:
-        yield url
+def bucket(written: Written) -> Path:
+    """Return the folder that is served."""
+    return written.bucket
 
 
-@pytest.fixture(scope="session")
-def remote(written: Written, seaweedfs: SeaweedFS) -> Generator[str]:
-    """Serve the same from SeaweedFS, where it was uploaded once."""
-    with from_seaweedfs(written.bucket, seaweedfs, "precomputed") as url:
-        yield url
+local, remote, service = served_fixtures("precomputed")
 
 
 @pytest.fixture(params=[volume.name for volume in CASES])

@@ -11,7 +11,6 @@ import tensorstore
 from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException
 
-from tests.clients.conftest import from_each_store
 from tests.clients.precomputed.cases import BITS, BY_NAME, CASES, HASHES, SHAPE, VALUES, pyramid
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import COLLECTIONS, IDS, RESHARDED, mesh_parts
@@ -24,7 +23,7 @@ from tests.clients.precomputed.volumes import (
     read_cloudvolume,
     read_tensorstore,
 )
-from tests.clients.services import ask
+from tests.clients.services import ask, from_each_store
 from tests.clients.writing import Json, same
 
 OLDER = [volume.name for volume in CASES if volume.name.startswith("older/")]

@@ -11,7 +11,6 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import SkeletonDecodeError
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
-from tests.clients.conftest import from_each_store
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import (
     ABSENT,
@@ -27,7 +26,7 @@ from tests.clients.precomputed.segments import (
     skeleton_bytes,
 )
 from tests.clients.precomputed.volumes import read_cloudvolume
-from tests.clients.services import ask
+from tests.clients.services import ask, from_each_store
 from tests.clients.writing import same
 
 SKELETONS: Final = "skeletons_mip_0"
@@ -130,7 +129,7 @@ def test_absent_skeleton(service: str) -> None:
         skeletons.get(ABSENT[0])
 
 
-ABSENT: Final = 2
+NO_ID: Final = 2
 
 
 def readers(service: str, written: Written, name: str) -> tuple[Any, Any]:
@@ -160,7 +159,7 @@ def test_annotations_by_id(service: str, written: Written, name: str) -> None:
     for number in ids:
         assert said(served.by_id[number]) == said(twin.by_id[number])
     with pytest.raises(KeyError):
-        served.by_id[ABSENT]
+        served.by_id[NO_ID]
 
 
 @from_each_store
@@ -178,7 +177,7 @@ def test_annotations_by_relationship(service: str, written: Written, name: str) 
             )
             assert found == expected
         with pytest.raises(KeyError):
-            served.relationships[relationship][ABSENT]
+            served.relationships[relationship][NO_ID]
 
 
 @from_each_store

@@ -18,24 +18,12 @@ from tests.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
     Volume,
-    by_tensorstore,
     document,
     read_cloudvolume,
     read_tensorstore,
 )
 from tests.clients.services import ask, from_each_store
 from tests.clients.writing import Json, same
-
-OLDER = [volume.name for volume in CASES if volume.name.startswith("older/")]
-
-
-@pytest.mark.parametrize("name", [v.name for v in CASES if v.write is by_tensorstore])
-def test_the_writer_kept_the_sharding(written: Written, name: str) -> None:
-    """``info`` names what the case says."""
-    info = document(written.bucket / name)
-
-    expected = [scale.sharding for scale in BY_NAME[name].scales]
-    assert [scale.get("sharding") for scale in info["scales"]] == expected
 
 
 @pytest.mark.parametrize("name", HASHES)
@@ -60,16 +48,6 @@ def test_volumes_with_holes_lack_chunks_and_shards(written: Written) -> None:
         chunks = list((written.twins / name / "8_8_8").glob("*"))
         shards = list((written.bucket / name / "8_8_8").glob("*.shard"))
         assert (len(chunks), len(shards)) == ((0, 0) if name.endswith("thing") else (3, 2))
-
-
-@pytest.mark.parametrize("name", OLDER)
-def test_older_volumes_are_pairs(written: Written, name: str) -> None:
-    """Each shard is an index, of as many entries as there are minishards, and its data."""
-    folder = written.bucket / name / "8_8_8"
-    indexes = list(folder.glob("*.index"))
-
-    assert {file.suffix for file in folder.iterdir()} == {".index", ".data"}
-    assert {file.stat().st_size for file in indexes} == {16 * 2**2}
 
 
 def test_meshes_have_levels_and_fragments(written: Written) -> None:

@@ -98,6 +98,9 @@ def write(volume: Volume, path: Path, twin: Path) -> None:
         for index, scale in enumerate(volume.scales):
             if scale.encoding not in LOSSY:
                 same(read_tensorstore(f"file://{folder}/", index), scale.values)
+    if volume.write is by_tensorstore:
+        expected = [scale.sharding for scale in volume.scales]
+        assert [scale.get("sharding") for scale in document(path)["scales"]] == expected
     if volume.edit:
         volume.edit(path)
 

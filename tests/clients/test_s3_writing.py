@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -101,13 +101,8 @@ def test_boto3_deletes_many(s3: Any) -> None:
         s3.put_object(Bucket="bucket", Key=key, Body=b"x")
     keys = [{"Key": key} for key in ("many/1", "many/none", "many/")]
     told = s3.delete_objects(Bucket="bucket", Delete={"Objects": keys})
-    quiet = s3.delete_objects(
-        Bucket="bucket",
-        Delete={
-            "Objects": [{"Key": "many/2"}, {"Key": "many/3", "ETag": '"x"'}],
-            "Quiet": True,
-        },
-    )
+    others = [{"Key": "many/2"}, {"Key": "many/3", "ETag": '"x"'}]
+    quiet = s3.delete_objects(Bucket="bucket", Delete={"Objects": others, "Quiet": True})
 
     assert told["Deleted"] == keys
     assert "Errors" not in told
@@ -126,52 +121,32 @@ def test_boto3_looks_at_buckets(s3: Any) -> None:
     assert "Status" not in s3.get_bucket_versioning(Bucket="bucket")
 
 
+_A: Final = {"Bucket": "bucket", "Key": "a"}
+
+
 @pytest.mark.parametrize(
-    ("call", "status", "code"),
+    ("operation", "parameters", "status", "code"),
     [
-        (lambda s3: s3.get_object(Bucket="bucket", Key="none"), 404, "NoSuchKey"),
-        (lambda s3: s3.put_object(Bucket="none", Key="a", Body=b""), 404, "NoSuchBucket"),
-        (lambda s3: s3.put_object(Bucket="fixed", Key="a", Body=b""), 405, "MethodNotAllowed"),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"", IfMatch='"x"'),
-            412,
-            "PreconditionFailed",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"a", ContentMD5="x"),
-            400,
-            "BadDigest",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"a", ChecksumCRC32="AAAAAA=="),
-            400,
-            "BadDigest",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=bytes(65 * 1024**2)),
-            413,
-            "EntityTooLarge",
-        ),
-        (lambda s3: s3.get_object_acl(Bucket="bucket", Key="a"), 501, "NotImplemented"),
-        (
-            lambda s3: s3.list_parts(Bucket="bucket", Key="a", UploadId="u"),
-            501,
-            "NotImplemented",
-        ),
-        (lambda s3: s3.create_bucket(Bucket="bucket"), 409, "BucketAlreadyOwnedByYou"),
-        (
-            lambda s3: s3.get_object(Bucket="bucket", Key="array/zarr.json", Range="bytes=99999-"),
-            416,
-            "InvalidRange",
-        ),
+        ("get_object", {"Key": "none"}, 404, "NoSuchKey"),
+        ("put_object", {"Bucket": "none", "Body": b""}, 404, "NoSuchBucket"),
+        ("put_object", {"Bucket": "fixed", "Body": b""}, 405, "MethodNotAllowed"),
+        ("put_object", {"Body": b"", "IfMatch": '"x"'}, 412, "PreconditionFailed"),
+        ("put_object", {"Body": b"a", "ContentMD5": "x"}, 400, "BadDigest"),
+        ("put_object", {"Body": b"a", "ChecksumCRC32": "AAAAAA=="}, 400, "BadDigest"),
+        ("put_object", {"Body": bytes(65 * 1024**2)}, 413, "EntityTooLarge"),
+        ("get_object_acl", {}, 501, "NotImplemented"),
+        ("list_parts", {"UploadId": "u"}, 501, "NotImplemented"),
+        ("create_bucket", {"Key": None}, 409, "BucketAlreadyOwnedByYou"),
+        ("get_object", {"Key": "line/zarr.json", "Range": "bytes=99999-"}, 416, "InvalidRange"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_boto3_is_told_what_went_wrong(
-    s3: Any, call: Callable[[Any], Any], status: int, code: str
+    s3: Any, operation: str, parameters: dict[str, Any], status: int, code: str
 ) -> None:
     """In codes that it knows."""
     with pytest.raises(ClientError) as caught:
-        call(s3)
+        getattr(s3, operation)(**{k: v for k, v in (_A | parameters).items() if v is not None})
     response = caught.value.response
 
     assert response["ResponseMetadata"]["HTTPStatusCode"] == status
@@ -192,7 +167,7 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
 
 def test_s3fs_creates_what_is_not_there(url: str) -> None:
     """It raises FileExistsError where the answer names the condition, and else OSError."""
-    files = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=url)
+    files = s3fs.S3FileSystem(key=KEYS, secret=KEYS, endpoint_url=url)
     files.pipe("bucket/created", b"1", mode="create")
 
     with pytest.raises(FileExistsError):
@@ -401,37 +376,37 @@ def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(copier: Any) -
 
 
 @pytest.mark.parametrize(
-    ("call", "code"),
+    ("is_part", "source", "options", "code"),
     [
-        (lambda s3: _copy_part(s3, "data/none"), "NoSuchKey"),
-        (lambda s3: _copy_part(s3, "data/array/c/9"), "NoSuchKey"),
-        (lambda s3: _copy_part(s3, "none/small"), "NoSuchBucket"),
-        (lambda s3: _copy_part(s3, "data/large"), "EntityTooLarge"),
-        (lambda s3: _copy_part(s3, "data/small", CopySourceIfMatch='"x"'), "PreconditionFailed"),
-        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=0-3"), "InvalidArgument"),
-        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=2-1"), "InvalidArgument"),
-        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="bytes=-1"), "InvalidArgument"),
-        (lambda s3: _copy_part(s3, "data/small", CopySourceRange="0-1"), "InvalidArgument"),
-        (lambda s3: _copy_part(s3, "data/small", UploadId="0" * 32), "NoSuchUpload"),
-        (lambda s3: _copy(s3, "data/none"), "NoSuchKey"),
-        (lambda s3: _copy(s3, "data/array/c/9"), "NoSuchKey"),
-        (lambda s3: _copy(s3, "none/small"), "NoSuchBucket"),
-        (lambda s3: _copy(s3, "data"), "InvalidArgument"),
-        (lambda s3: _copy(s3, "data/small/"), "InvalidArgument"),
-        (lambda s3: _copy(s3, "data/large"), "EntityTooLarge"),
-        (lambda s3: _copy(s3, "data/small?versionId=1"), "NotImplemented"),
-        (lambda s3: _copy(s3, "data/small", CopySourceIfMatch='"x"'), "PreconditionFailed"),
-        (lambda s3: _copy(s3, "data/small", CopySourceIfNoneMatch="*"), "PreconditionFailed"),
-        (lambda s3: _copy(s3, "data/small", IfMatch='"x"'), "PreconditionFailed"),
-        (lambda s3: _copy(s3, "data/small", CopySourceIfModifiedSince=0), "NotImplemented"),
+        (True, "data/none", {}, "NoSuchKey"),
+        (True, "data/array/c/9", {}, "NoSuchKey"),
+        (True, "none/small", {}, "NoSuchBucket"),
+        (True, "data/large", {}, "EntityTooLarge"),
+        (True, "data/small", {"CopySourceIfMatch": '"x"'}, "PreconditionFailed"),
+        (True, "data/small", {"CopySourceRange": "bytes=0-3"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "bytes=2-1"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "bytes=-1"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "0-1"}, "InvalidArgument"),
+        (True, "data/small", {"UploadId": "0" * 32}, "NoSuchUpload"),
+        (False, "data/none", {}, "NoSuchKey"),
+        (False, "data/array/c/9", {}, "NoSuchKey"),
+        (False, "none/small", {}, "NoSuchBucket"),
+        (False, "data", {}, "InvalidArgument"),
+        (False, "data/small/", {}, "InvalidArgument"),
+        (False, "data/large", {}, "EntityTooLarge"),
+        (False, "data/small?versionId=1", {}, "NotImplemented"),
+        (False, "data/small", {"CopySourceIfMatch": '"x"'}, "PreconditionFailed"),
+        (False, "data/small", {"CopySourceIfNoneMatch": "*"}, "PreconditionFailed"),
+        (False, "data/small", {"IfMatch": '"x"'}, "PreconditionFailed"),
+        (False, "data/small", {"CopySourceIfModifiedSince": 0}, "NotImplemented"),
     ],
 )
 def test_a_copy_that_cannot_be(
-    copier: Any, copied: Path, call: Callable[[Any], Any], code: str
+    copier: Any, copied: Path, source: str, code: str, *, is_part: bool, options: dict[str, Any]
 ) -> None:
     """It is refused, and nothing is written."""
     with pytest.raises(ClientError) as caught:
-        call(copier)
+        (_copy_part if is_part else _copy)(copier, source, **options)
 
     assert caught.value.response["Error"]["Code"] == code
     assert not (copied / "to").exists()

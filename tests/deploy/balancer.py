@@ -53,6 +53,16 @@ class Balancer:
         """Connect to it."""
         return httpx.Client(base_url=self.url, verify=self.tls(), timeout=20, **options)
 
+    @contextmanager
+    def connection(self) -> Generator[ssl.SSLSocket]:
+        """Open a connection on which any bytes can be sent."""
+        host, _, port = self.host.partition(":")
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            self.tls().wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            yield connection
+
     def s3_client(self) -> Any:
         """Connect boto3 to it."""
         return boto3.client(

@@ -3,7 +3,6 @@
 import http.client
 import os
 import re
-import socket
 import ssl
 import time
 from collections.abc import Generator
@@ -333,11 +332,7 @@ def test_requests_at_once_have_a_bound(tmp_path: Path) -> None:
 @contextmanager
 def uploading(balancer: Balancer) -> Generator[None]:
     """Have a request under way, whose body does not come."""
-    host, _, port = balancer.host.partition(":")
-    with (
-        socket.create_connection((host, int(port)), 10) as plain,
-        balancer.tls().wrap_socket(plain, server_hostname=host) as connection,
-    ):
+    with balancer.connection() as connection:
         connection.sendall(b"PUT /em/c/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         yield
 
@@ -395,11 +390,7 @@ def before_gateway(keys: set[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def exchange_tls(before_gateway: Balancer, request: bytes) -> bytes:
     """Send *request* through nginx, and read until it closes."""
-    host, _, port = before_gateway.host.partition(":")
-    with (
-        socket.create_connection((host, int(port)), 10) as plain,
-        before_gateway.tls().wrap_socket(plain, server_hostname=host) as connection,
-    ):
+    with before_gateway.connection() as connection:
         connection.sendall(request)
         try:
             return heard(connection)

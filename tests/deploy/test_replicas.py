@@ -20,11 +20,11 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
-import tensorstore
 import zarr
 from zarr.storage import FsspecStore
 
 from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
+from tests.clients.precomputed.volumes import Scale, Volume, by_tensorstore, sharding
 from tests.deploy.balancer import TOKEN, Balancer, balancing
 from tests.gateways import Environ, Gateway, forked, of_dataset
 from tests.histories import Write, possible
@@ -34,6 +34,13 @@ from tests.seaweedfs import SeaweedFS
 SHAPE: Final = (64, 64)
 SHARD: Final = 16
 CHUNK: Final = 4
+ARRAY: Final[dict[str, Any]] = {
+    "shape": SHAPE,
+    "shards": (SHARD, SHARD),
+    "chunks": (CHUNK, CHUNK),
+    "dtype": "u1",
+    "compressors": None,
+}
 MANY: Final = (4, 4, 4)
 """Shards of the array ``many``, whose indexes have 512 KiB each."""
 
@@ -41,55 +48,23 @@ MANY: Final = (4, 4, 4)
 def write_containers(root: Path) -> None:
     """Write ``array``, ``many``, ``volume``, and ``array`` in ``repository``."""
     values = np.random.default_rng(7).integers(1, 256, SHAPE, dtype="u1")
-    array = zarr.create_array(root / "array", **_options())
-    array[...] = values
+    zarr.create_array(root / "array", **ARRAY)[...] = values
     write_many_shards(root / "many", MANY)
     _write_volume(root / "volume")
     _write_repository(root / "repository", values)
 
 
-def _options() -> dict[str, Any]:
-    return {
-        "shape": SHAPE,
-        "shards": (SHARD, SHARD),
-        "chunks": (CHUNK, CHUNK),
-        "dtype": "u1",
-        "compressors": None,
-    }
-
-
 def _write_volume(path: Path) -> None:
-    spec = {
-        "driver": "neuroglancer_precomputed",
-        "kvstore": {"driver": "file", "path": f"{path}/"},
-        "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
-        "scale_metadata": {
-            "key": "1_1_1",
-            "size": [32, 32, 32],
-            "chunk_size": [8, 8, 8],
-            "resolution": [1, 1, 1],
-            "encoding": "raw",
-            "sharding": {
-                "@type": "neuroglancer_uint64_sharded_v1",
-                "hash": "identity",
-                "preshift_bits": 2,
-                "minishard_bits": 1,
-                "shard_bits": 3,
-                "minishard_index_encoding": "gzip",
-                "data_encoding": "gzip",
-            },
-        },
-        "create": True,
-    }
-    data = np.random.default_rng(8).integers(0, 256, (32, 32, 32, 1), dtype="u1")
-    tensorstore.open(spec).result().write(data).result()
+    how = sharding((2, 1, 3), index="gzip", data="gzip")
+    values = np.random.default_rng(8).integers(0, 256, (32, 32, 32, 1), dtype="u1")
+    scale = Scale(values, how, chunk=(8, 8, 8), resolution=(1, 1, 1))
+    by_tensorstore(Volume("", by_tensorstore, [scale]), path, sharded=True)
 
 
 def _write_repository(path: Path, values: Any) -> None:
     storage = icechunk.local_filesystem_storage(str(path))
     session = icechunk.Repository.create(storage).writable_session("main")
-    array = zarr.create_array(session.store, name="array", **_options())
-    array[...] = values
+    zarr.create_array(session.store, name="array", **ARRAY)[...] = values
     session.commit("written")
 
 

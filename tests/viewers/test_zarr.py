@@ -17,6 +17,7 @@ from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
 from app.settings import DatasetSettings, ServerSettings, Settings
+from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.http.auth.people import TOKENS, caller
 from tests.serving import serving
 from tests.viewers.viewing import Neuroglancer, View, sections
@@ -179,7 +180,8 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Give the URL below which Ana's token shows a private dataset."""
     root = tmp_path_factory.mktemp("private")
     _write_zarr(root / "group")
-    _write_precomputed(root / "volume")
+    scale = Scale(PRIVATE.T[..., np.newaxis], None, chunk=(16, 16, 16), resolution=(1, 1, 1))
+    by_cloudvolume(Volume("", by_cloudvolume, [scale]), root / "volume", sharded=False)
     settings = Settings(
         callers={"ana": caller(TOKENS["ana"])},
         datasets={"private": DatasetSettings(url=str(root), read=("ana",))},
@@ -192,22 +194,6 @@ def _write_zarr(path: Path) -> None:
     dataset = xarray.Dataset({"a": (AXES, PRIVATE)})
     encoding = {"a": {"chunks": (8, 8, 8), "shards": (16, 16, 16)}}
     dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding=encoding)
-
-
-def _write_precomputed(path: Path) -> None:
-    info = CloudVolume.create_new_info(
-        num_channels=1,
-        layer_type="image",
-        data_type="uint16",
-        encoding="raw",
-        resolution=(1, 1, 1),
-        voxel_offset=(0, 0, 0),
-        chunk_size=(16, 16, 16),
-        volume_size=PRIVATE_SHAPE[::-1],
-    )
-    volume = CloudVolume(f"file://{path}", info=info, progress=False, compress=False)
-    volume.commit_info()
-    volume[:] = PRIVATE.T
 
 
 def test_neuroglancer_shows_it(neuroglancer: Neuroglancer, below: str) -> None:

@@ -1,12 +1,10 @@
 """Shards and documents that the service writes are those that their own libraries expect."""
 
 import json
-import shutil
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import tensorstore
@@ -16,65 +14,77 @@ from cloudvolume.datasource.precomputed.sharding import (
     synthesize_shard_files,
 )
 
-from app.formats.contract import NewShard, ShardRewriter, Slot
-from app.formats.neuroglancer_precomputed.layout import Precomputed
-from app.formats.neuroglancer_precomputed.metadata import parse_info
-from app.model import ByteRange, ObjectRef, VirtualKey
-from app.resolve.containers import Containers
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from app.formats.contract import LARGE_NBYTES
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import LARGE_IDS
 from tests.clients.precomputed.volumes import IDENTITY, MURMUR, document, sharding, write_shards
+from tests.clients.services import Taker
 from tests.formats.neuroglancer_precomputed.rewritten import chunks_of, decoded
-from tests.resolving import ROOT, known_formats
 
-HOWS = [
+HOWS: Final = (
     sharding((1, 2, 3)),
     sharding((0, 3, 61), MURMUR, index="gzip"),
     sharding((2, 0, 2), MURMUR, data="gzip"),
     sharding((0, 1, 0), index="gzip", data="gzip"),
-]
-SKELETONS: dict[str, Any] = {"@type": "neuroglancer_skeletons", "vertex_attributes": []}
-VALUES = {number: b"value %d" % number for number in [*range(40), *LARGE_IDS, 2**40 + 7]}
+)
+VALUES: Final = {number: b"value %d" % number for number in [*range(40), *LARGE_IDS, 2**40 + 7]}
+SKELETONS: Final[dict[str, Any]] = {"@type": "neuroglancer_skeletons", "vertex_attributes": []}
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("how", HOWS)
-async def test_tensorstore_finds_all_ids(tmp_path: Path, how: Any, *, is_large: bool) -> None:
-    """Those that it wrote itself and that stay, those that were put, and not those that went."""
-    write_shards(tmp_path, how, dict(list(VALUES.items())[::2]))
-    (tmp_path / "info").write_text(json.dumps(SKELETONS | {"sharding": how}))
-    changes: dict[str, bytes | None] = {str(n): b"put %d" % n for n in list(VALUES)[::-3]}
-    gone = [str(n) for n in list(VALUES)[::5]]
-    await rewrite(tmp_path, changes | dict.fromkeys(gone), is_large=is_large)
-    store = open_shards(tmp_path, how)
-    expected = {str(n): value for n, value in list(VALUES.items())[::2]} | changes
+def named(values: Mapping[int, bytes]) -> dict[str, bytes]:
+    """Name values by their keys."""
+    return {str(number): value for number, value in values.items()}
+
+
+@pytest.fixture
+def name(taker: Taker, tmp_path: Path) -> str:
+    """Make a folder for skeletons of the dataset that takes them."""
+    (taker.folder / tmp_path.name).mkdir()
+    return tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("how", "nbytes"), [*((how, 0) for how in HOWS), (sharding((0, 2, 0)), LARGE_NBYTES)]
+)
+def test_tensorstore_finds_all_ids(taker: Taker, name: str, how: Any, nbytes: int) -> None:
+    """Those that it wrote itself and that stay, those that were put, and not those that went.
+
+    The last shard is so large that most of it is copied as it is.
+    """
+    padding, path = bytes(nbytes // len(VALUES) * 3), taker.folder / name
+    before = {n: VALUES[n] + padding for n in list(VALUES)[::2]}
+    write_shards(path, how, before)
+    (path / "info").write_text(json.dumps(SKELETONS | {"sharding": how}))
+    put = {n: b"put %d" % n for n in list(VALUES)[::-3]}
+    gone = set(list(VALUES)[::5])
+    after = {n: value for n, value in (before | put).items() if n not in gone}
+    taker.push(name, named(before), named(after))
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": f"file://{path}/", "metadata": how}
+    store = tensorstore.KvStore.open(spec).result()
 
     for number in VALUES:
-        name = str(number)
         found = store.read(struct.pack(">Q", number)).result()
-        if name in gone or name not in expected:
-            assert found.state == "missing"
-        else:
-            assert found.value == expected[name]
+        assert (found.value if found.state == "value" else None) == after.get(number)
 
 
-def open_shards(path: Path, how: Any) -> Any:
-    """Open shards as values by their ids, with TensorStore."""
-    spec = {"driver": "neuroglancer_uint64_sharded", "base": f"file://{path}/", "metadata": how}
-    return tensorstore.KvStore.open(spec).result()
-
-
-ONE_SHARD = [
+ONE_SHARD: Final = [
     sharding((0, 2, 0), name, index=index)
     for name in (IDENTITY, MURMUR)
     for index in ("raw", "gzip")
 ]
 
 
+def one_shard(taker: Taker, name: str, how: Any) -> bytes:
+    """Put all values, and read the shard that they come to."""
+    path = taker.folder / name
+    path.mkdir(exist_ok=True)
+    (path / "info").write_text(json.dumps(SKELETONS | {"sharding": how}))
+    taker.push(name, {}, named(VALUES))
+    return (path / "0.shard").read_bytes()
+
+
 @pytest.mark.parametrize("how", ONE_SHARD)
-async def test_shards_are_those_of_cloudvolume(tmp_path: Path, how: Any) -> None:
+def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> None:
     """To the byte, but for gzip, which it compresses otherwise: then all but that is the same.
 
     It puts minishards into the order in which it is given them.
@@ -82,7 +92,7 @@ async def test_shards_are_those_of_cloudvolume(tmp_path: Path, how: Any) -> None
     spec = ShardingSpecification.from_dict(how)
     ids = sorted(VALUES, key=lambda n: (int(spec.compute_shard_location(n).minishard_number), n))
     (expected,) = synthesize_shard_files(spec, {n: VALUES[n] for n in ids}).values()
-    found = await _one_shard(tmp_path, how)
+    found = one_shard(taker, name, how)
 
     if how["minishard_index_encoding"] == "raw":
         assert found == expected
@@ -92,11 +102,13 @@ async def test_shards_are_those_of_cloudvolume(tmp_path: Path, how: Any) -> None
 
 
 @pytest.mark.parametrize("how", ONE_SHARD)
-async def test_shards_hold_what_those_of_tensorstore_do(tmp_path: Path, how: Any) -> None:
+def test_shards_hold_what_those_of_tensorstore_do(
+    taker: Taker, name: str, tmp_path: Path, how: Any
+) -> None:
     """It puts each minishard index right behind its chunks, and here they all come at the end."""
     write_shards(tmp_path, how, VALUES)
     expected = (tmp_path / "0.shard").read_bytes()
-    found = await _one_shard(tmp_path / "found", how)
+    found = one_shard(taker, name, how)
 
     assert chunks_of(found, how) == chunks_of(expected, how) == VALUES
     assert [list(each) for each in decoded(found, how)] == [
@@ -108,108 +120,55 @@ async def test_shards_hold_what_those_of_tensorstore_do(tmp_path: Path, how: Any
         single = {**how, "minishard_bits": 0}
         write_shards(tmp_path / "one", single, VALUES)
         theirs = (tmp_path / "one/0.shard").read_bytes()
-        ours = await _one_shard(tmp_path / "other", single)
+        ours = one_shard(taker, f"{name}-one", single)
         assert (ours == theirs) == (how["minishard_index_encoding"] == "raw")
 
 
-async def _one_shard(path: Path, how: Any) -> bytes:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()  # noqa: ASYNC240  there is nothing else to wait for
-    (path / "info").write_text(json.dumps(SKELETONS | {"sharding": how}))
-    await rewrite(path, {str(number): value for number, value in VALUES.items()})
-    return (path / "0.shard").read_bytes()
+def served(taker: Taker, source: Path, name: str, folder: Path) -> None:
+    """Place the ``info`` at *source* in the store, and what clients see of it in *folder*."""
+    for path, data in (
+        (taker.folder / name, (source / "info").read_bytes()),
+        (folder, None),
+    ):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "info").write_bytes(data or taker.client.get(f"/data/{name}/info").content)
 
 
-type Changes = Mapping[str, bytes | None]
+def written_back(taker: Taker, name: str, folder: Path) -> Any:
+    """Put the ``info`` that a client left in *folder*, and read what is stored then."""
+    answer = taker.client.put(f"/data/{name}/info", content=(folder / "info").read_bytes())
+    assert answer.is_success, answer.text
+    return document(taker.folder / name)
 
 
-async def rewrite(folder: Path, changes: Changes, *, is_large: bool = False) -> None:
-    """Make *changes* by virtual keys; the objects of *folder* are what is stored.
-
-    Shards are taken for small ones, or for large ones, however large they are.
-    """
-    fetch = DirectFetch(_load(folder))
-    containers = Containers(known_formats(decoded_nbytes=2**24))
-    waiting: dict[ShardRewriter[Any], dict[tuple[int, ...], bytes | None]] = {}
-    for key, body in changes.items():
-        slot = await containers.target(ROOT, VirtualKey(key), fetch)
-        assert isinstance(slot, Slot)
-        found: Any
-        found, entry = slot
-        shard = replace(found, large_nbytes=0) if is_large else found
-        stored = None if body is None else shard.encode(entry, body, is_gzip=False)
-        waiting.setdefault(shard, {})[entry] = stored
-    for shard, entries in waiting.items():
-        opened = await shard.open(entries, fetch)
-        _store(folder, shard.ref, shard.plan(opened, entries))
-
-
-def _load(folder: Path) -> MemoryStore:
-    store = MemoryStore()
-    for path in folder.rglob("*"):
-        if path.suffix in {".shard", ".index", ".data"} or path.name == "info":
-            store.place(ROOT.join(str(path.relative_to(folder))), path.read_bytes())
-    return store
-
-
-def _store(folder: Path, ref: ObjectRef, planned: NewShard | None) -> None:
-    path = folder / ref.key.removeprefix(f"{ROOT.key}/")
-    if planned is None:
-        path.unlink(missing_ok=True)
-        return
-    old = path.read_bytes() if path.exists() else b""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(_bytes(old, planned.pieces)))
-
-
-def _bytes(old: bytes, pieces: Iterable[Any]) -> Iterable[bytes]:
-    return (old[slice(*piece)] if isinstance(piece, ByteRange) else piece for piece in pieces)
-
-
-VOLUMES = ("scales/all", "cloudvolume/identity_index_raw_data_raw", "igneous/image")
-
-
-def serve(stored: Path, folder: Path) -> None:
-    """Put into *folder* what clients see of the ``info`` in *stored*."""
-    data = (stored / "info").read_bytes()
-    parsed = parse_info(json.loads(data), data)
-    assert parsed is not None
-    folder.mkdir(parents=True)
-    (folder / "info").write_bytes(parsed.served)
-
-
-async def take(stored: Path, folder: Path) -> Any:
-    """Give what is stored for the ``info`` that a client left in *folder*."""
-    before, given = ((path / "info").read_bytes() for path in (stored, folder))
-    translator = Precomputed(2**20, 2**20).translator(ROOT)
-    return json.loads(await translator.translate(given, before, DirectFetch(MemoryStore())))
-
-
-@pytest.mark.parametrize("name", VOLUMES)
-async def test_cloudvolume_adds_a_scale(written: Written, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "volume_name", ["scales/all", "cloudvolume/identity_index_raw_data_raw", "igneous/image"]
+)
+def test_cloudvolume_adds_a_scale(
+    written: Written, taker: Taker, name: str, tmp_path: Path, volume_name: str
+) -> None:
     """The others keep their sharding, and the new one has none."""
-    stored, folder = written.bucket / name, tmp_path / "served"
-    serve(stored, folder)
-    cloud = CloudVolume(f"file://{folder}", progress=False, compress=False)
+    served(taker, written.bucket / volume_name, name, tmp_path / "seen")
+    cloud = CloudVolume(f"file://{tmp_path}/seen", progress=False, compress=False)
     cloud.add_scale((128, 128, 64))
     cloud.commit_info()
-    found, expected = await take(stored, folder), document(stored)
+    found = written_back(taker, name, tmp_path / "seen")
 
-    assert found["scales"][:-1] == expected["scales"]
+    assert found["scales"][:-1] == document(written.bucket / volume_name)["scales"]
     assert "sharding" not in found["scales"][-1]
 
 
 @pytest.mark.parametrize(("kind", "source"), [("mesh", "mesh"), ("skeletons", "skeleton")])
-async def test_cloudvolume_commits_meshes_and_skeletons(
-    written: Written, tmp_path: Path, kind: str, source: str
+def test_cloudvolume_commits_meshes_and_skeletons(
+    written: Written, taker: Taker, name: str, tmp_path: Path, *, kind: str, source: str
 ) -> None:
     """Their own documents keep their sharding."""
     segments = written.bucket / "segments/sharded"
-    path = document(segments)[kind]
-    serve(segments, tmp_path / "served")
-    serve(segments / path, tmp_path / "served" / path)
-    cloud = CloudVolume(f"file://{tmp_path}/served", progress=False, compress=False)
+    part = document(segments)[kind]
+    served(taker, segments, name, tmp_path / "seen")
+    served(taker, segments / part, f"{name}/{part}", tmp_path / "seen" / part)
+    cloud = CloudVolume(f"file://{tmp_path}/seen", progress=False, compress=False)
     getattr(cloud, source).meta.commit_info()
 
-    found = await take(segments / path, tmp_path / "served" / path)
-    assert found == document(segments / path)
+    stored = written_back(taker, f"{name}/{part}", tmp_path / "seen" / part)
+    assert stored == document(segments / part)

@@ -140,18 +140,24 @@ class Taker:
             return self.folder / name
         return self.seaweedfs.zarr_store(f"taken/{name}")
 
-    def kvstore(self, name: str) -> Json | str:
+    def kvstore(self, name: str) -> Json | Path:
         """Give what TensorStore opens it with; the keys of SeaweedFS are in the environment."""
         if self.seaweedfs is None:
-            return f"file://{self.folder / name}/"
-        return {
-            "driver": "s3",
-            "bucket": self.seaweedfs.bucket,
-            "path": f"taken/{name}/",
-            "endpoint": self.seaweedfs.endpoint_url,
-            "aws_region": self.seaweedfs.region,
-            "aws_credentials": {"type": "environment"},
-        }
+            return self.folder / name
+        server = self.seaweedfs
+        return s3_kvstore(server.endpoint_url, f"taken/{name}/", server.bucket, "environment")
+
+
+def s3_kvstore(url: str, path: str, bucket: str = "data", credentials: str = "anonymous") -> Json:
+    """Describe what is below *path* of a bucket to TensorStore."""
+    return {
+        "driver": "s3",
+        "bucket": bucket,
+        "path": path,
+        "endpoint": url,
+        "aws_region": "us-east-1",
+        "aws_credentials": {"type": credentials},
+    }
 
 
 @contextmanager

@@ -269,16 +269,6 @@ def test_cloud_files_lists_by_prefix(bucket_url: str, keys: list[str]) -> None:
     assert sorted(files.list("8_8_8/-3")) == below
 
 
-def test_a_server_that_cannot_be_listed_is_told_of(bucket_url: str) -> None:
-    """Over HTTP there is no listing of what lies in no repository: that is no empty bucket."""
-    settings = Settings(datasets={"web": DatasetSettings(url=f"{bucket_url}/{_BUCKET}")})
-    with serving(settings) as served:
-        answer = httpx.get(f"{served}/web?list-type=2")
-
-    assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "cannot be listed" in answer.text
-
-
 def _write_repository(path: Path) -> None:
     repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     session = repository.writable_session("main")

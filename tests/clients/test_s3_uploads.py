@@ -21,12 +21,12 @@ from botocore.exceptions import ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
-from tests.clients.filling import open_boto3, open_obstore
+from tests.clients.filling import open_boto3, open_obstore, read_object
 from tests.clients.services import Taker, taking_into_folder
 from tests.clients.writing import counted, same
 from tests.gateways import Gateway, forked, of_dataset
 from tests.http.auth.test_signing_clients import program
-from tests.labs import Lab, Shape
+from tests.labs import Lab, Shape, requested_lab
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 MIB: Final = 1024**2
@@ -76,10 +76,8 @@ def lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Uploads]:
     """Start the gateways."""
-    is_remote = request.param == "seaweedfs"
-    seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
-    stored = Lab(tmp_path_factory.mktemp("uploads"), seaweedfs)
-    environ = of_dataset(stored.url, seaweedfs, ttl_s=0.001)
+    stored = requested_lab(request, tmp_path_factory)
+    environ = of_dataset(stored.url, stored.seaweedfs, ttl_s=0.001)
     with ExitStack() as stack:
         yield Uploads(stored, [stack.enter_context(forked(environ)) for _ in range(2)])
 
@@ -87,15 +85,6 @@ def lab(
 def turns(lab: Uploads) -> Iterator[Any]:
     """Give the clients of both gateways in turns, for ever."""
     return itertools.cycle([lab.boto3(0), lab.boto3(1)])
-
-
-def read(s3: Any, key: str) -> bytes | None:
-    """Read what is there now."""
-    try:
-        body: bytes = s3.get_object(Bucket="data", Key=key)["Body"].read()
-    except s3.exceptions.NoSuchKey:
-        return None
-    return body
 
 
 def test_boto3_uploads_what_is_large(lab: Uploads) -> None:
@@ -106,7 +95,7 @@ def test_boto3_uploads_what_is_large(lab: Uploads) -> None:
 
     one.upload_fileobj(io.BytesIO(DATA), "data", "large/boto3", Config=config)
 
-    assert read(lab.boto3(1), "large/boto3") == DATA
+    assert read_object(lab.boto3(1), "large/boto3") == DATA
     assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
@@ -122,7 +111,9 @@ def test_boto3_copies_what_is_large(lab: Uploads) -> None:
     for source, copy in copies.items():
         other.copy({"Bucket": "data", "Key": source}, "data", copy, Config=config)
 
-    assert [read(one, copy) == read(one, source) for source, copy in copies.items()] == [True, True]
+    assert [
+        read_object(one, copy) == read_object(one, source) for source, copy in copies.items()
+    ] == [True, True]
     assert (lab.completed() - before, lab.parts()) == (2, [])
 
 
@@ -141,7 +132,7 @@ def test_parts_go_to_both(lab: Uploads) -> None:
         **upload, MultipartUpload={"Parts": listed}, IfNoneMatch="*"
     )
 
-    assert read(next(clients), "by hand/a+b") == DATA + b"tail"
+    assert read_object(next(clients), "by hand/a+b") == DATA + b"tail"
     assert next(clients).head_object(Bucket="data", Key="by hand/a+b")["ETag"] == told["ETag"]
     assert lab.parts() == []
 
@@ -213,7 +204,7 @@ def test_an_upload_goes_on_after_a_power_cut(lab: Uploads) -> None:
 
     part_of(lab.boto3(0), upload, etag)
 
-    assert read(lab.boto3(1), "cut") == b"kept"
+    assert read_object(lab.boto3(1), "cut") == b"kept"
     assert lab.parts() == []
 
 

@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.filling import KEYS, open_boto3, open_obstore, over_obstore
+from tests.clients.filling import KEYS, open_boto3, open_obstore, over_obstore, read_object
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -64,15 +64,6 @@ def store(url: str) -> S3Store:
     return open_obstore(url, "bucket")
 
 
-def read(s3: Any, key: str) -> bytes | None:
-    """Read what is there now."""
-    try:
-        body: bytes = s3.get_object(Bucket="bucket", Key=key)["Body"].read()
-    except s3.exceptions.NoSuchKey:
-        return None
-    return body
-
-
 @pytest.mark.parametrize("body", [b"abc", io.BytesIO(b"abc")])
 @pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
 def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
@@ -80,9 +71,9 @@ def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
     put = s3.put_object(Bucket="bucket", Key="a b/c+d", Body=body, ChecksumAlgorithm=algorithm)
 
     assert s3.head_object(Bucket="bucket", Key="a b/c+d")["ETag"] == put["ETag"]
-    assert read(s3, "a b/c+d") == b"abc"
+    assert read_object(s3, "a b/c+d", "bucket") == b"abc"
     s3.delete_object(Bucket="bucket", Key="a b/c+d")
-    assert read(s3, "a b/c+d") is None
+    assert read_object(s3, "a b/c+d", "bucket") is None
     if not isinstance(body, bytes):
         body.seek(0)
 
@@ -108,7 +99,7 @@ def test_boto3_deletes_many(s3: Any) -> None:
     assert "Errors" not in told
     assert "Deleted" not in quiet
     assert [(e["Key"], e["Code"]) for e in quiet["Errors"]] == [("many/3", "PreconditionFailed")]
-    assert [read(s3, f"many/{name}") for name in (1, 2, 3)] == [None, None, b"x"]
+    assert [read_object(s3, f"many/{name}", "bucket") for name in (1, 2, 3)] == [None, None, b"x"]
 
 
 def test_boto3_looks_at_buckets(s3: Any) -> None:
@@ -151,7 +142,7 @@ def test_boto3_is_told_what_went_wrong(
 
     assert response["ResponseMetadata"]["HTTPStatusCode"] == status
     assert response["Error"]["Code"] == code
-    assert read(s3, "a") is None
+    assert read_object(s3, "a", "bucket") is None
 
 
 def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
@@ -162,7 +153,7 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/xml")
     put = s3.generate_presigned_url("put_object", {"Bucket": "bucket", "Key": "signed"})
     assert httpx.put(put, content=b"abc").status_code == 200
-    assert read(s3, "signed") == b"abc"
+    assert read_object(s3, "signed", "bucket") == b"abc"
 
 
 def test_s3fs_creates_what_is_not_there(url: str) -> None:

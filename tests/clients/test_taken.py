@@ -31,6 +31,8 @@ from tests.clients.writing import (
     by_tensorstore,
     counted,
     quiet,
+    read_tensorstore,
+    read_zarr,
     same,
     sharding,
     v2_keys,
@@ -95,17 +97,6 @@ def remote(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Ge
         yield taker
 
 
-def with_zarr(store: Any) -> Values:
-    """Read with zarr-python."""
-    return np.asarray(zarr.open_array(store, mode="r")[...])
-
-
-def with_tensorstore(kvstore: Any) -> Values:
-    """Read with TensorStore."""
-    spec = {"driver": "zarr3", "kvstore": kvstore}
-    return np.asarray(tensorstore.open(spec).result().read().result())
-
-
 def open_twin(case: Case, twin: Path) -> Any:
     """Open the unsharded twin with the writer of *case*."""
     if case.write is by_tensorstore:
@@ -132,9 +123,9 @@ def check(case: Case, taker: Taker, expected: Values) -> None:
     """Read the array with each reader that knows how, past the service."""
     with quiet():
         if not case.name.startswith(ONLY_TENSORSTORE):
-            same(with_zarr(taker.zarr_store(case.name)), expected)
+            same(read_zarr(taker.zarr_store(case.name)), expected)
         if not case.name.startswith(ONLY_ZARR):
-            same(with_tensorstore(taker.kvstore(case.name)), expected)
+            same(read_tensorstore(taker.kvstore(case.name)), expected)
 
 
 def write_through(case: Case, bucket: Path, taker: Taker, twin: Path) -> None:

@@ -14,10 +14,10 @@ import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
-from tests.clients.services import Taker, files_in, taking_into_folder
-from tests.clients.writing import Json, counted, quiet, same
+from tests.clients.services import Taker, files_in, s3_kvstore, taking_into_folder
+from tests.clients.writing import counted, quiet, same
 from tests.gateways import forked, of_dataset
-from tests.labs import Lab
+from tests.labs import Lab, requested_lab
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -163,20 +163,9 @@ def test_xarray_writes_regions(taker: Taker, client: Open) -> None:
         assert stored["v"].encoding["shards"] == (8, 8)
 
 
-def _bucket(taker: Taker, path: str) -> Json:
-    return {
-        "driver": "s3",
-        "bucket": "data",
-        "path": path,
-        "endpoint": taker.url,
-        "aws_region": "us-east-1",
-        "aws_credentials": {"type": "anonymous"},
-    }
-
-
 def test_tensorstore_writes(taker: Taker) -> None:
     """Over its driver of S3 it fills a sharded array, and makes it longer."""
-    spec = {"driver": "zarr3", "kvstore": _bucket(taker, "array/")}
+    spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "array/")}
     array = tensorstore.open(spec).result()
     array.write(VALUES).result()
     array.resize(exclusive_max=[20, 16]).result()
@@ -190,7 +179,7 @@ def test_tensorstore_creates(taker: Taker) -> None:
     """An array without shards of its own, twice in the same place."""
     grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
     metadata = {"shape": [8], "data_type": "uint8", "chunk_grid": grid}
-    spec = {"driver": "zarr3", "kvstore": _bucket(taker, "new/"), "metadata": metadata}
+    spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "new/"), "metadata": metadata}
     tensorstore.open(spec, create=True).result().write(3).result()
     assert taker.stored("new") == {"c/0", "c/1"}
     tensorstore.open(spec, create=True, delete_existing=True).result()
@@ -223,11 +212,7 @@ CHUNKS: Final = (4, 4)
 @pytest.fixture(scope="module")
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Store sharded arrays without any chunk, one for each client."""
-    is_remote = request.param == "seaweedfs"
-    lab = Lab(
-        tmp_path_factory.mktemp("filled"),
-        request.getfixturevalue("seaweedfs") if is_remote else None,
-    )
+    lab = requested_lab(request, tmp_path_factory)
     for name in CLIENTS:
         path = lab.folder / name
         zarr.create_array(path, shape=SHAPE, shards=SHARDS, chunks=CHUNKS, dtype="u4")

@@ -18,7 +18,7 @@ from tests.crowds import Plans, impossible, plans, play
 from tests.faults.sites import IMPATIENT
 from tests.gateways import Gateway, Start, of_dataset
 from tests.histories import Write, ever, possible
-from tests.labs import SMALL, Lab, value
+from tests.labs import SMALL, Lab, requested_lab, value
 from tests.seaweedfs import SeaweedFS
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
 
@@ -107,9 +107,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> Generator[Pair]:
     """Start the gateways."""
-    is_remote = request.param == "seaweedfs"
-    seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
-    with closing(Pair(Lab(tmp_path_factory.mktemp("lab"), seaweedfs), start)) as made:
+    with closing(Pair(requested_lab(request, tmp_path_factory), start)) as made:
         yield made
 
 

@@ -14,8 +14,7 @@ import pytest
 from tests.committing import Client, put_array, put_group
 from tests.faults.sites import asked, begun, client_of, configured, put
 from tests.gateways import AHEAD_S, JUMPS_S, Gateway, Start, of_dataset
-from tests.labs import SMALL, Lab, value
-from tests.seaweedfs import SeaweedFS
+from tests.labs import SMALL, Lab, requested_lab, value
 from tests.writable_repositories import Place, new_place
 
 A_BIT_S: Final = 4
@@ -223,13 +222,14 @@ def jumps(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["folder", "seaweedfs"])
 def site(
-    request: pytest.FixtureRequest, tmp_path: Path, start: Start, jumps: str
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    start: Start,
+    jumps: str,
 ) -> Generator[Site]:
     """Start the gateway, whose caches forget soon."""
-    is_remote = request.param == "seaweedfs"
-    store: SeaweedFS | None = request.getfixturevalue("seaweedfs") if is_remote else None
-    lab = Lab(tmp_path, store)
-    environ = of_dataset(lab.url, store, ttl_s=TTL_S) | {JUMPS_S: jumps}
+    lab = requested_lab(request, tmp_path_factory)
+    environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S) | {JUMPS_S: jumps}
     with (
         closing(start(environ | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"})) as gateway,
         closing(Site(lab, gateway)) as site,

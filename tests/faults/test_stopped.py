@@ -18,7 +18,7 @@ import pytest
 
 from tests.attacks.raw import connect, heard
 from tests.gateways import Gateway, Start, gateway_process, of_dataset
-from tests.labs import LARGE, SMALL, Lab, value
+from tests.labs import LARGE, SMALL, Lab, requested_lab, value
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
 OURS: Final = value(SMALL, 2, 0)
@@ -248,10 +248,8 @@ def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> Generator[Site]:
     """Start the gateway."""
-    is_remote = request.param == "seaweedfs"
-    seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
-    lab = Lab(tmp_path_factory.mktemp("left"), seaweedfs)
-    with closing(start(of_dataset(lab.url, seaweedfs))) as gateway:
+    lab = requested_lab(request, tmp_path_factory)
+    with closing(start(of_dataset(lab.url, lab.seaweedfs))) as gateway:
         yield Site(lab, gateway)
 
 

@@ -11,11 +11,10 @@ import tensorstore
 from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException
 
-from tests.clients.precomputed.cases import BITS, BY_NAME, CASES, HASHES, SHAPE, VALUES, pyramid
+from tests.clients.precomputed.cases import BY_NAME, CASES, SHAPE, VALUES, pyramid
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import COLLECTIONS, IDS, RESHARDED, mesh_parts
 from tests.clients.precomputed.volumes import (
-    IDENTITY,
     LOSSY,
     Volume,
     document,
@@ -24,22 +23,6 @@ from tests.clients.precomputed.volumes import (
 )
 from tests.clients.services import ask, from_each_store
 from tests.clients.writing import Json, same
-
-
-@pytest.mark.parametrize("name", HASHES)
-@pytest.mark.parametrize("bits", BITS)
-def test_shards_are_as_many_as_their_bits_allow(
-    written: Written, bits: tuple[int, int, int], name: str
-) -> None:
-    """Names have a digit for four bits; the table holds one shard, several, and one a chunk."""
-    folder = written.bucket / f"bits/{name}_{'_'.join(map(str, bits))}" / "8_8_8"
-    names = [shard.stem for shard in folder.glob("*.shard")]
-    most = min(30, 2 ** bits[2])
-
-    assert {len(stem) for stem in names} == {max(1, -(-bits[2] // 4))}
-    assert 1 <= len(names) <= most
-    if name == IDENTITY and bits[2] + bits[1] + bits[0] == 6:
-        assert len(names) > most / 2
 
 
 def test_volumes_with_holes_lack_chunks_and_shards(written: Written) -> None:

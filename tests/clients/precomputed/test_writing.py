@@ -29,8 +29,8 @@ from tests.clients.precomputed.volumes import (
     read_cloudvolume,
     read_tensorstore,
 )
-from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed
-from tests.clients.writing import Json, Values, same
+from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
+from tests.clients.writing import Values, same
 
 TABLE: Final = [name for name in BY_NAME if not name.startswith("older/")]
 """Shards in two objects are not rewritten."""
@@ -204,18 +204,6 @@ def place_zeros(taker: Taker, volume: Volume, name: str) -> None:
     by_tensorstore(replace(volume, scales=scales), taker.folder / name, sharded=True)
 
 
-def bucket(taker: Taker, name: str) -> Json:
-    """Describe the S3 bucket that the service is to TensorStore."""
-    return {
-        "driver": "s3",
-        "bucket": "data",
-        "path": f"{name}/",
-        "endpoint": taker.url,
-        "aws_region": "us-east-1",
-        "aws_credentials": {"type": "anonymous"},
-    }
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_tensorstore_fills_a_volume(taker: Taker, name: str) -> None:
     """Every scale, whose shards and sharding are there afterwards for who reads directly."""
@@ -224,7 +212,7 @@ def test_tensorstore_fills_a_volume(taker: Taker, name: str) -> None:
     for index, scale in enumerate(volume.scales):
         spec = {
             "driver": "neuroglancer_precomputed",
-            "kvstore": bucket(taker, name),
+            "kvstore": s3_kvstore(taker.url, f"{name}/"),
             "scale_index": index,
         }
         tensorstore.open(spec).result().write(scale.values).result()
@@ -242,7 +230,7 @@ def test_tensorstore_adds_a_scale(taker: Taker) -> None:
     place_zeros(taker, Volume("", by_tensorstore, [first]), "grown")
     spec = {
         "driver": "neuroglancer_precomputed",
-        "kvstore": bucket(taker, "grown"),
+        "kvstore": s3_kvstore(taker.url, "grown/"),
         "scale_metadata": {
             "size": second.shape,
             "chunk_size": second.chunk,

@@ -11,10 +11,11 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from tests.clients.icechunk.library import in_seaweedfs, nodes_of, refs_of
+from tests.clients.icechunk.library import nodes_of, refs_of
 from tests.clients.icechunk.repositories import VERSIONS, storage
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
+from tests.writable_repositories import in_seaweedfs
 
 
 class Place(NamedTuple):

@@ -22,7 +22,6 @@ from tests.clients.icechunk.library import (
     Node,
     compare_documents,
     compare_nodes,
-    in_seaweedfs,
     nodes_of,
     refs_of,
 )
@@ -47,6 +46,7 @@ from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same, write
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
+from tests.writable_repositories import in_seaweedfs
 
 REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in VERSIONS)
 

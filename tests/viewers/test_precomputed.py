@@ -1,6 +1,5 @@
 """Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
 
-import json
 import socket
 import threading
 import time
@@ -29,6 +28,7 @@ from tests.clients.precomputed.segments import (
     EDGE,
     IDS,
     labels,
+    shard_annotations,
     write_annotations,
     write_segments,
 )
@@ -37,9 +37,7 @@ from tests.clients.precomputed.volumes import (
     Scale,
     Volume,
     by_cloudvolume,
-    document,
     sharding,
-    write_shards,
 )
 from tests.clients.services import Taker, chunks_in, from_folder, taking_into_folder
 from tests.viewers.viewing import Neuroglancer, View, count, sections
@@ -59,15 +57,8 @@ def write_notes(path: Path, source: Path) -> None:
     for number, (line, segment) in enumerate(zip(LINES, IDS, strict=True), start=1):
         writer.add_line(*line, id=number, segment=[segment])
     writer.write(source)
-    info = document(source)
-    for part in (info["by_id"], *info["relationships"], *info["spatial"]):
-        part["sharding"] = sharding((0, 1, 1), MURMUR, index="gzip", data="gzip")
-        folder = path / part["key"]
-        folder.mkdir(parents=True)
-        files = (source / part["key"]).iterdir()
-        values = {0 if "_" in file.name else int(file.name): file.read_bytes() for file in files}
-        write_shards(folder, part["sharding"], values)
-    (path / "info").write_text(json.dumps(info))
+    how = sharding((0, 1, 1), MURMUR, index="gzip", data="gzip")
+    shard_annotations(source, path, lambda _: how)
 
 
 BALL, PLATE, BAR = IDS

@@ -68,17 +68,27 @@ class Node:
 
 @dataclass(frozen=True)
 class Put:
-    """A node that gets this document, or is made with it."""
+    """A node that gets this document, or is made with it; without one it goes, with all below."""
 
     path: str
-    document: Mapping[str, Any]
+    document: Mapping[str, Any] | None
 
+    @property
+    def key(self) -> str:
+        """Key of the document."""
+        return key_of(self.path, "zarr.json")
 
-@dataclass(frozen=True)
-class Delete:
-    """A node that goes, with all below."""
+    @property
+    def data(self) -> bytes | None:
+        """Document as clients write it."""
+        return None if self.document is None else json.dumps(self.document).encode()
 
-    path: str
+    @property
+    def change(self) -> dict[str, Any]:
+        """The edit as a request for a commit tells it."""
+        if self.document is None:
+            return {"op": "delete_node", "path": self.path}
+        return {"op": "put_node", "path": self.path, "metadata": self.document}
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,11 @@ class Write:
     coords: Coords
     data: bytes | None
 
+    @property
+    def key(self) -> str:
+        """Key of the chunk."""
+        return chunk_key(self.path, self.coords)
+
 
 @dataclass(frozen=True)
 class Move:
@@ -99,7 +114,7 @@ class Move:
     target: str
 
 
-type Edit = Put | Delete | Write | Move
+type Edit = Put | Write | Move
 
 
 @dataclass(frozen=True)
@@ -187,7 +202,7 @@ class Draft:
             case "delete" if path != "/":
                 for each in below(self.tree, path):
                     del self.tree[each]
-                self.edits.append(Delete(path))
+                self.edits.append(Put(path, None))
             case "move":
                 self._move(path, step)
 
@@ -230,11 +245,6 @@ def parent_of(path: str) -> str:
 def below(tree: Iterable[str], path: str) -> list[str]:
     """Name a node and all that is in it."""
     return [at for at in tree if path in (at, "/") or at.startswith(f"{path}/")]
-
-
-def spelled(document: Mapping[str, Any]) -> bytes:
-    """Write a document as clients do."""
-    return json.dumps(document).encode()
 
 
 def key_of(path: str, name: str) -> str:
@@ -372,16 +382,15 @@ class Replica:
     client: httpx.Client
     path: str
 
-    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+    def send(self, method: str, route: str, body: Any = None) -> httpx.Response:
         """Send a request for a route of the repository."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
         url, query = f"/api/datasets/data{route}", {"path": self.path}
-        return self.client.request(method, url, json=body, headers=given, params=query)
+        return self.client.request(method, url, json=body, params=query)
 
     def tell(self, route: str, **query: Any) -> Any:
         """GET a route, and return the answer."""
-        wanted = {name.rstrip("_"): value for name, value in query.items() if value is not None}
-        answer = self.client.get(f"/api/datasets/data{route}", params=wanted | {"path": self.path})
+        wanted = {"path": self.path} | {k: v for k, v in query.items() if v is not None}
+        answer = self.client.get(f"/api/datasets/data{route}", params=wanted)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -408,22 +417,11 @@ class Replica:
     def edit_session(self, session_id: str, edits: Sequence[Edit]) -> None:
         """Make *edits* in a session, key by key."""
         for edit in edits:
-            answer = self._edit(f"@session.{session_id}", edit)
+            assert not isinstance(edit, Move)
+            method = "DELETE" if edit.data is None else "PUT"
+            url = self.key(f"@session.{session_id}", edit.key)
+            answer = self.client.request(method, url, content=edit.data)
             assert answer.is_success, (edit, answer.status_code, answer.text)
-
-    def _edit(self, ref: str, edit: Edit) -> httpx.Response:
-        match edit:
-            case Put(path, document):
-                key = self.key(ref, key_of(path, "zarr.json"))
-                return self.client.put(key, content=spelled(document))
-            case Delete(path):
-                return self.client.delete(self.key(ref, key_of(path, "zarr.json")))
-            case Write(path, _, coords, None):
-                return self.client.delete(self.key(ref, chunk_key(path, coords)))
-            case Write(path, _, coords, data):
-                return self.client.put(self.key(ref, chunk_key(path, coords)), content=data)
-            case Move():
-                raise ValueError(edit)
 
     def commit_session(self, session_id: str, **options: Any) -> httpx.Response:
         """POST the commit of a session."""
@@ -435,23 +433,18 @@ class Replica:
         return self.send("POST", "/commits", {"changes": changes} | options)
 
     def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
-        match edit:
-            case Put(path, document):
-                return {"op": "put_node", "path": path, "metadata": document}
-            case Delete(path):
-                return {"op": "delete_node", "path": path}
-            case Move():
-                raise ValueError(edit)
-            case Write(path, _, coords, None):
-                return {"op": "delete_chunks", "path": path, "coords": [coords]}
-            case Write(path, _, coords, data):
-                chunk = {"coords": coords} | self._payload(data or b"", inline)
-                return {"op": "put_chunks", "path": path, "chunks": [chunk]}
+        assert not isinstance(edit, Move)
+        if isinstance(edit, Put):
+            return edit.change
+        if edit.data is None:
+            return {"op": "delete_chunks", "path": edit.path, "coords": [edit.coords]}
+        chunk = {"coords": edit.coords} | self._payload(edit.data, inline)
+        return {"op": "put_chunks", "path": edit.path, "chunks": [chunk]}
 
     def _payload(self, data: bytes, inline: int) -> dict[str, Any]:
         """Write a chunk, or put it into the request; some with bytes around them."""
         if len(data) <= inline:
-            return {"inline": in_base64(data)}
+            return {"inline": base64.b64encode(data).decode()}
         offset = len(data) % 3
         url = "/api/datasets/data/chunks"
         body = b"!" * offset + data + b"?"
@@ -460,36 +453,23 @@ class Replica:
         return {"chunk_id": answer.json()["chunk_id"], "offset": offset, "length": len(data)}
 
 
-def in_base64(data: bytes) -> str:
-    """Encode bytes for JSON."""
-    return base64.b64encode(data).decode()
-
-
 def edit_by_library(session: icechunk.Session, edits: Sequence[Edit]) -> None:
     """Make *edits* in a session of the library."""
-    if any(isinstance(edit, Move) for edit in edits):
-        for edit in edits:
-            assert isinstance(edit, Move)
-            session.move(edit.source, edit.target)
-        return
-    asyncio.run(_edit_store(session.store, edits))
-
-
-async def _edit_store(store: Any, edits: Sequence[Edit]) -> None:
-    buffer = default_buffer_prototype().buffer
     for edit in edits:
-        match edit:
-            case Put(path, document):
-                key = key_of(path, "zarr.json")
-                await store.set(key, buffer.from_bytes(spelled(document)))
-            case Delete(path):
-                await store.delete_dir(path.strip("/"))
-            case Write(path, _, coords, None):
-                await store.delete(chunk_key(path, coords))
-            case Write(path, _, coords, data) if data is not None:
-                await store.set(chunk_key(path, coords), buffer.from_bytes(data))
-            case _:
-                raise ValueError(edit)
+        if isinstance(edit, Move):
+            session.move(edit.source, edit.target)
+        else:
+            asyncio.run(_edit_store(session.store, edit))
+
+
+async def _edit_store(store: Any, edit: Put | Write) -> None:
+    if edit.data is not None:
+        data = default_buffer_prototype().buffer.from_bytes(edit.data)
+        await store.set(edit.key, data)
+    elif isinstance(edit, Put):
+        await store.delete_dir(edit.path.strip("/"))
+    else:
+        await store.delete(edit.key)
 
 
 type Content = Mapping[str, bytes | None]
@@ -539,11 +519,9 @@ async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
     return found
 
 
-def by_service(replica: Replica, ref: str, tree: Tree, *, listed: bool) -> dict[str, bytes | None]:
-    """Read a ref from the service, what is *listed* too."""
-    keys = asked_keys(tree)
-    if listed:
-        keys = list(dict.fromkeys([*keys, *list_keys(replica, ref)]))
+def by_service(replica: Replica, ref: str, tree: Tree) -> dict[str, bytes | None]:
+    """Read a ref from the service, what is listed too."""
+    keys = dict.fromkeys([*asked_keys(tree), *list_keys(replica, ref)])
     found: dict[str, bytes | None] = {}
     for key in keys:
         answer = replica.client.get(replica.key(ref, key))

@@ -281,7 +281,7 @@ class Repository(RuleBasedStateMachine):
         self.replicas[by].edit_session(begun.session, begun.draft.take(steps))
         tree = begun.draft.after
         for replica in self.replicas:
-            content = by_service(replica, f"@session.{begun.session}", tree, listed=True)
+            content = by_service(replica, f"@session.{begun.session}", tree)
             compare_tree(content, tree)
 
     def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
@@ -397,7 +397,7 @@ class Repository(RuleBasedStateMachine):
         contents = {at: self._content(at) for at in set(refs.values())}
         for ref, snapshot_id in refs.items():
             tree, expected = self.commits[snapshot_id].tree, contents[snapshot_id]
-            content = by_service(replica, ref, tree, listed=True)
+            content = by_service(replica, ref, tree)
             compare_tree(content, tree)
             for key, data in content.items():
                 assert key == "zarr.json" or data == expected[key], (ref, key)

@@ -231,10 +231,15 @@ COLLECTIONS: Final = {
 def write_annotations(collection: Collection, path: Path, twin: Path) -> None:
     """Write *collection* unsharded to *twin*, and in shards to *path*."""
     _write_unsharded(collection, twin)
+    shard_annotations(twin, path, collection.how)
+
+
+def shard_annotations(twin: Path, path: Path, sharding_of: Callable[[str], Json | None]) -> None:
+    """Put the annotations at *twin* into shards at *path*, but for folders without a sharding."""
     info = document(twin)
     path.mkdir(parents=True)
     for part in (info["by_id"], *info["relationships"], *info["spatial"]):
-        folder, how = part["key"], collection.how(part["key"])
+        folder, how = part["key"], sharding_of(part["key"])
         if how is None:
             shutil.copytree(twin / folder, path / folder)
             continue

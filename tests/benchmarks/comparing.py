@@ -25,7 +25,7 @@ _ENVIRON: Final[Mapping[str, Mapping[str, str]]] = {
     _TEXT: {"SHARDGATE_SERVER__LOG_FORMAT": "text"},
 }
 _LINES: Final = {"SHARDGATE_SERVER__ACCESS_LOG": "true", "SHARDGATE_SERVER__LOG_LEVEL": "info"}
-_UNWATCHED: Final = "from .unwatched import serve; serve()"
+_UNWATCHED: Final = "from tests.benchmarks.unwatched import serve; serve()"
 
 
 @contextmanager

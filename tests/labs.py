@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pytest
 import zarr
 
 from tests.seaweedfs import SeaweedFS
@@ -100,3 +101,10 @@ def value(shape: Shape, writer: int, number: int) -> bytes:
     """Make the bytes of a chunk, unlike those of any other write."""
     random = np.random.default_rng((writer, number))
     return random.integers(1, 2**63, shape.chunk_length, "<u8").tobytes()
+
+
+def requested_lab(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Lab:
+    """Make a lab in the store that the parameter names: ``folder`` or ``seaweedfs``."""
+    is_remote = request.param == "seaweedfs"
+    seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
+    return Lab(factory.mktemp("lab"), seaweedfs)

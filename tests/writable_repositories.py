@@ -15,6 +15,20 @@ from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
 
+def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:
+    """Name a prefix of the bucket to the library."""
+    return icechunk.s3_storage(
+        bucket=seaweedfs.bucket,
+        prefix=prefix,
+        region=seaweedfs.region,
+        endpoint_url=seaweedfs.endpoint_url,
+        allow_http=True,
+        force_path_style=True,
+        access_key_id=seaweedfs.access_key_id,
+        secret_access_key=seaweedfs.secret_access_key,
+    )
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a repository is to be: a folder, or below a prefix of SeaweedFS."""
@@ -27,16 +41,7 @@ class Place:
         """Give what the library reads and writes it with."""
         if (server := self.seaweedfs) is None:
             return icechunk.local_filesystem_storage(str(self.folder))
-        return icechunk.s3_storage(
-            bucket=server.bucket,
-            prefix=self.folder.name,
-            region=server.region,
-            endpoint_url=server.endpoint_url,
-            allow_http=True,
-            force_path_style=True,
-            access_key_id=server.access_key_id,
-            secret_access_key=server.secret_access_key,
-        )
+        return in_seaweedfs(server, self.folder.name)
 
     def create(self, **config: Any) -> icechunk.Repository:
         """Let the library make a repository."""

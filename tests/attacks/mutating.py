@@ -1,9 +1,11 @@
-"""Bytes that somebody has changed."""
+"""Bytes that somebody has changed, and how much memory it takes to understand them."""
 
 import gzip
 import json
+import resource
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import zstandard
@@ -160,3 +162,17 @@ def _walk(value: Any) -> Any:
     for key, inner in list(items):
         yield value, key
         yield from _walk(inner)
+
+
+_KIB = 1024
+
+
+@contextmanager
+def peak_growth() -> Generator[Callable[[], int]]:
+    """Give a function that tells by how many bytes the highest mark has risen since."""
+    before = _peak()
+    yield lambda: _peak() - before
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB

@@ -1,20 +1,25 @@
-"""Connections on which nothing happens cost little, and cannot use up what others need."""
+"""Connections on which nothing happens, or which never come to an end, hold up nobody else."""
 
+import itertools
 import re
 import resource
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
 
-from tests.attacks.raw import connect, exchange, heard, statuses
+from app.http.protocol import MAX_PIPELINED
+from app.http.request_head import HEAD_NBYTES, MAX_HEADERS
+from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.attacks.raw import connect, exchange, flood, heard, statuses
 from tests.gateways import Gateway, forked, of_dataset
+from tests.serving import serving
 
 MANY: Final = 10_000
 OURS: Final = 200
@@ -103,3 +108,153 @@ def test_bodies_that_arrive_together_are_bounded(tmp_path: Path) -> None:
     assert 200 in answers
     assert set(answers) <= {200, 503}
     assert peak * 1024 - before < IN_FLIGHT + 3 * len(BODY)
+
+
+GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
+LISTING = b"GET /any/ HTTP/1.1\r\nHost: x\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+MOST_BYTES = 8 * 1024**2
+"""More than the system holds on the way."""
+SOON_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve a place that may be written, with little patience."""
+    folder: Path = tmp_path_factory.mktemp("any")
+    (folder / "there").write_bytes(b"bytes\n")
+    settings = Settings(
+        limits=LimitSettings(timeout_s=SOON_S),
+        datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
+    )
+    with pytest.MonkeyPatch.context() as patch, serving(settings) as served:
+        patch.setattr("app.http.protocol.HEAD_S", SOON_S)
+        patch.setattr("app.http.protocol.KEEP_ALIVE_S", SOON_S)
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _goes_on(url: str) -> Generator[None]:
+    """See after each test that others are served."""
+    yield
+    assert httpx.get(f"{url}/any/there").content == b"bytes\n"
+
+
+def pieces(piece: bytes) -> Iterable[bytes]:
+    """Repeat *piece*, long before it ends."""
+    return itertools.repeat(piece, MOST_BYTES // len(piece))
+
+
+ENDLESS = {
+    "a target": (b"GET /", b"a" * 65536),
+    "a value": (GET + b"X: ", b"a" * 65536),
+    "a name": (GET + b"X", b"a" * 65536),
+    "headers": (GET, b"X: y\r\n" * 10_000),
+    "headers behind a request": (LISTING + GET, b"X: y\r\n" * 10_000),
+    "empty lines": (b"", b"\r\n" * 10_000),
+    "trailers": (GET + CHUNKED + b"0\r\n", b"X: y\r\n" * 10_000),
+    "an extension of a chunk": (GET + CHUNKED + b"5;", b"a" * 65536),
+    "requests behind one": (b"", LISTING * 1000),
+    "what follows an upgrade": (
+        GET + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"\r\n" * 10_000,
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "piece"), ENDLESS.values(), ids=ENDLESS)
+def test_what_has_no_end_is_cut_off(url: str, first: bytes, piece: bytes) -> None:
+    """A connection takes little of it, and answers nothing but what was asked before."""
+    taken, received = flood(url, first, pieces(piece))
+
+    assert taken < MOST_BYTES
+    assert set(statuses(received)) <= {200, 431}
+
+
+def test_a_head_may_be_large(url: str) -> None:
+    """But not larger than is said."""
+    close = b"Connection: close\r\n"
+    allowed = b"X: %s\r\n" % bytes(b"a" * (HEAD_NBYTES - 1000))
+    too_large = b"X: %s\r\n" % bytes(b"a" * HEAD_NBYTES)
+
+    assert statuses(exchange(url, GET + close + allowed + b"\r\n")) == [200]
+    assert statuses(exchange(url, GET + close + too_large + b"\r\n")) == [431]
+
+
+def test_headers_may_be_many(url: str) -> None:
+    """But not more than is said."""
+    close = b"Connection: close\r\n"
+
+    assert statuses(exchange(url, GET + close + b"X: y\r\n" * (MAX_HEADERS - 2) + b"\r\n")) == [200]
+    assert statuses(exchange(url, GET + close + b"X: y\r\n" * MAX_HEADERS + b"\r\n")) == [431]
+
+
+def test_requests_may_wait_behind_one(url: str) -> None:
+    """All are answered, in their order."""
+    last = GET + b"Connection: close\r\n\r\n"
+
+    assert statuses(exchange(url, LISTING * (MAX_PIPELINED - 1) + last)) == [200] * MAX_PIPELINED
+
+
+def test_who_says_nothing_is_let_go(url: str) -> None:
+    """A connection is for requests."""
+    with connect(url) as connection:
+        assert heard(connection) == b""
+
+
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n", LISTING], ids=["first", "next", "slow"])
+def test_a_head_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
+    """However steadily it comes, its time ends."""
+    began_at = time.monotonic()
+    with connect(url) as connection:
+        connection.sendall(before + GET)
+        received = trickle(connection)
+
+    assert statuses(received)[-1] == 408
+    assert time.monotonic() - began_at < 3 * SOON_S + 1
+
+
+def trickle(connection: socket.socket) -> bytes:
+    """Send byte by byte, until there is an answer behind which nothing follows."""
+    received = b""
+    connection.settimeout(0.05)
+    while b"408" not in received:
+        try:
+            connection.sendall(b"X")
+            received += connection.recv(65536)
+        except TimeoutError:
+            continue
+    return received
+
+
+def test_a_body_byte_by_byte_is_cut_off(url: str) -> None:
+    """However steadily it comes: less than 16 KiB/s is too slow."""
+    with connect(url) as connection:
+        connection.sendall(
+            b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+        )
+        received = trickle(connection)
+
+    assert statuses(received) == [408]
+    assert httpx.get(f"{url}/any/k").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/nothing", "/healthz", "/any/there"])
+def test_a_body_behind_its_answer_ends_with_the_connection(url: str, path: str) -> None:
+    """What nobody waits for arrives for so long as idle connections are kept."""
+    method = "GET" if path == "/any/there" else "POST"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
+    with connect(url) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(65536)
+        send_until_closed(connection)
+
+
+def send_until_closed(connection: socket.socket) -> None:
+    """Send byte by byte until the connection is closed."""
+    deadline = time.monotonic() + 5
+    with suppress(ConnectionError):
+        while time.monotonic() < deadline:
+            connection.sendall(bytes(10))
+            time.sleep(0.05)
+        pytest.fail("it is not closed")

@@ -25,8 +25,7 @@ from app.main import create_app
 from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
 from app.storage.memory import MemoryStore
-from tests.attacks.memory import peak_growth
-from tests.attacks.mutating import Change, at_random, changes
+from tests.attacks.mutating import Change, at_random, changes, peak_growth
 from tests.formats.test_conformance import CASES
 from tests.sessions import GROUP, array_document
 

@@ -7,21 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import (
-    blocks,
-    commits,
-    manifest,
-    memory,
-    minishard,
-    private,
-    starting,
-    throughput,
-    watching,
-    writing,
-)
+from . import blocks, commits, comparing, costs, manifest, throughput, writing
 from .data import write_arrays, write_many_shards
-from .figures import Figure, show, write_json
-from .machine import describe
+from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, Server, nginx_files
 
@@ -52,13 +40,13 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from blocks.measure(home / "d", root, store)
         if "e" in options.only:
             write_many_shards(root / "many")
-            yield from memory.measure(home / "e", store)
+            yield from costs.measure_memory(home / "e", store)
         if "f" in options.only:
-            yield from minishard.measure()
+            yield from costs.measure_minishard()
         if "g" in options.only:
             yield from manifest.measure(home / "g", store)
         if "l" in options.only:
-            yield from starting.measure(home / "l", store)
+            yield from costs.measure_start(home / "l", store)
     if "h" in options.only:
         yield from writing.measure(home / "h")
     if "i" in options.only:
@@ -72,10 +60,9 @@ def _compare(
     load = {"rounds": options.rounds, "seconds": options.seconds}
     if compared := "".join(part for part in "abc" if part in options.only):
         yield from throughput.measure(home / "abc", root, store, compared, **load)
-    if "j" in options.only:
-        yield from watching.measure(home / "j", root, store, **load)
-    if "k" in options.only:
-        yield from private.measure(home / "k", root, store, **load)
+    for part in "jk":
+        if part in options.only:
+            yield from comparing.measure(part, home / part, root, store, **load)
 
 
 def _parse() -> argparse.Namespace:

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -242,10 +242,7 @@ def _write_bare(folder: Path, body: bytes) -> float:
 
 
 def _watch(home: Path) -> Iterator[Figure]:
-    """Tell how long the event loop stands still at most where many snapshots are listed.
-
-    The best round counts: what else the machine does only adds to some.
-    """
+    """Measure how long the event loop stands still where many snapshots are listed, at best."""
     home.mkdir()
     write_history(home / "repository", _SNAPSHOTS)
     config = home / "config.toml"
@@ -256,13 +253,11 @@ def _watch(home: Path) -> Iterator[Figure]:
     ]
     sessions = [max(each[: len(_SESSION)]) for each in rounds]
     *_, commits, idle = zip(*rounds, strict=True)
-    yield _least("standstill, a session of 10,000 snapshots", sessions, _STANDSTILL)
-    yield _least("  the same, a commit by one request", commits, _STANDSTILL)
-    yield _least("  the same, idle", idle)
-
-
-def _least(what: str, values: Sequence[float], goal: Goal | None = None) -> Figure:
-    return Figure("i", what, "ms", min(values), min(values), max(values), goal=goal)
+    yield Figure.least(
+        "i", "standstill, a session of 10,000 snapshots", "ms", sessions, _STANDSTILL
+    )
+    yield Figure.least("i", "  the same, a commit by one request", "ms", commits, _STANDSTILL)
+    yield Figure.least("i", "  the same, idle", "ms", idle)
 
 
 async def _put(client: aiohttp.ClientSession, key: str, body: bytes) -> None:

@@ -4,13 +4,15 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import tensorstore
 import zarr
 from crc32c import crc32c
 from numpy.typing import NDArray
+
+from tests.sessions import array_document
 
 INNER: Final = (64, 32, 32)
 INNER_BYTES: Final = 64 * 32 * 32
@@ -105,7 +107,7 @@ def _many_shard() -> bytes:
     return MANY_CHUNK * MANY_ENTRIES + table + crc32c(table).to_bytes(4, "little")
 
 
-def _many_metadata(shape: list[int]) -> dict[str, object]:
+def _many_metadata(shape: list[int]) -> dict[str, Any]:
     endian = {"name": "bytes", "configuration": {"endian": "little"}}
     sharding = {
         "chunk_shape": _MANY_INNER,
@@ -113,18 +115,9 @@ def _many_metadata(shape: list[int]) -> dict[str, object]:
         "index_codecs": [endian, {"name": "crc32c"}],
         "index_location": "end",
     }
-    chunks = [n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True)]
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "fill_value": 0,
-        "attributes": {},
-    }
+    chunks = tuple(n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True))
+    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    return array_document(tuple(shape), chunks, codecs=codecs)
 
 
 def many_keys(shards: Coords = _MANY_SHARDS) -> list[str]:

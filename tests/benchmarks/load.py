@@ -1,5 +1,6 @@
 """The load: wrk with 16 connections, over the contestants in turn, round after round."""
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .client import connected, in_batches
-from .machine import cpu_seconds
+from .figures import cpu_seconds
 from .servers import Server
 
 CONNECTIONS: Final = 16
@@ -92,6 +93,8 @@ def run_processes(
         each_home = home / f"{number}"
         each_home.mkdir(parents=True)
         with start(each_home) as contestants:
+            for contestant in contestants:
+                asyncio.run(check(contestant))
             each = run_rounds(
                 each_home, contestants, rounds=-(-rounds // _PROCESSES), seconds=seconds
             )

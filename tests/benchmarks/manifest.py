@@ -5,7 +5,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +17,7 @@ from app.formats.icechunk.manifest import Manifest, ManifestDecoder
 from .blocking import Ask
 from .client import connected
 from .data import REPOSITORY, chunk_key
-from .figures import Figure, Goal
-from .machine import resident_bytes
+from .figures import Figure, Goal, resident_bytes
 from .repositories import ARRAY, COUNT, GRID, PLACE, write_native, write_virtual
 from .servers import BUCKET, Server, requests_served, shardgate
 
@@ -111,24 +110,15 @@ def _time_library(kind: _Kind) -> float:
 
 
 def _watch(kind: _Kind, home: Path) -> Iterator[Figure]:
-    """Tell how long the event loop stands still at most, in the best round.
-
-    What the code does it does in every round; what else the machine does only adds to some.
-    """
+    """Measure how long the event loop stands still at most, in the best round."""
     config = home / f"{kind.name}-0" / "config.toml"
     asks = [Ask("GET", f"/{_DATASET}/{key}") for key in (f"{ARRAY}/zarr.json", _KEY)]
     rounds = run("blocking", config, _ROUNDS, json.dumps(asks))
     opening, decoding, idle = ([s * 1e3 for s in each] for each in zip(*rounds, strict=True))
     goal = Goal("at most", 20)
-    yield _least("  event loop at a standstill, decoding", decoding, goal)
-    yield _least("  the same, opening the ref", opening, goal)
-    yield _least("  the same, idle", idle)
-
-
-def _least(
-    what: str, values: Sequence[float], goal: Goal | None = None, unit: str = "ms"
-) -> Figure:
-    return Figure("g", what, unit, min(values), min(values), max(values), goal=goal)
+    yield Figure.least("g", "  event loop at a standstill, decoding", "ms", decoding, goal)
+    yield Figure.least("g", "  the same, opening the ref", "ms", opening, goal)
+    yield Figure.least("g", "  the same, idle", "ms", idle)
 
 
 def _look_up(kind: _Kind) -> Iterator[Figure]:
@@ -142,7 +132,7 @@ def _look_up(kind: _Kind) -> Iterator[Figure]:
         for place in places:
             manifest.lookup(node_id, place)
         times.append((perf_counter() - began) / _LOOKUPS * 1e6)
-    yield _least("  look-up", times, Goal("at most", 5), "µs")
+    yield Figure.least("g", "  look-up", "µs", times, Goal("at most", 5))
     yield Figure.over("g", "  held a reference", "bytes", [manifest.nbytes / COUNT], kind.held)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import zarr
 import zstandard
 
+from app.formats.icechunk.ids import decode_id, encode_id
 from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
 
@@ -25,7 +26,6 @@ PLACE: Final = (500, 300)
 CHUNK_NBYTES: Final = 1024
 ARRAY: Final = "a"
 
-_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _UPDATES: Final = 1000
 """So many operations a file lists at most."""
 _HEADER_NBYTES: Final = 39
@@ -81,7 +81,7 @@ def write_native(root: Path) -> bytes:
     snapshot_id = session.commit("Write two corners")
     ids = np.random.default_rng(2).bytes(12 * COUNT)
     number = int(np.ravel_multi_index(PLACE, GRID))
-    name = _spell(ids[12 * number : 12 * number + 12])
+    name = encode_id(ids[12 * number : 12 * number + 12])
     (repository / "chunks" / name).write_bytes(chunk)
     _replace_manifest(repository, snapshot_id, ids)
     return chunk
@@ -109,7 +109,8 @@ def write_history(root: Path, count: int) -> None:
     """Write a repository of one array that lists *count* snapshots, of which the last is there."""
     session = create_repository(root, icechunk.RepositoryConfig())
     zarr.create_array(session.store, name=ARRAY, shape=(count,), chunks=(1,), dtype="uint8")
-    tip = _read(session.commit("Create an array"))
+    tip = decode_id(session.commit("Create an array"))
+    assert tip is not None
     rng = random.Random(0)
     ids = [*(rng.randbytes(len(tip)) for _ in range(count - 1)), tip]
     ordered = sorted(ids)
@@ -192,17 +193,3 @@ def _field(payload: bytes, table: int, slot: int) -> int:
 
 def _random(seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(CHUNK_NBYTES)
-
-
-def _read(spelled: str) -> bytes:
-    """Read an id as it is spelled in Crockford's Base32."""
-    bits = 0
-    for letter in spelled:
-        bits = bits << 5 | _ALPHABET.index(letter)
-    return (bits >> 4).to_bytes(12)
-
-
-def _spell(object_id: bytes) -> str:
-    """Spell an id as the name of its file."""
-    bits = int.from_bytes(object_id) << 4
-    return "".join(_ALPHABET[bits >> shift & 31] for shift in range(95, -1, -5))

@@ -16,6 +16,7 @@ from obstore.store import S3Store
 
 from tests.gateways import gateway, of_dataset
 from tests.seaweedfs import SeaweedFS, running
+from tests.sessions import array_document
 
 from .figures import Figure, Goal
 
@@ -172,17 +173,9 @@ def _put_metadata(
         "index_codecs": [little],
         "index_location": "end",
     }
-    grid = {"chunk_shape": [inner_bytes * per_shard]}
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [inner_bytes * per_shard * shards],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": grid},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }
+    shard_bytes = inner_bytes * per_shard
+    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    document = array_document((shard_bytes * shards,), (shard_bytes,), codecs=codecs)
     seaweedfs.put(f"bench/{name}/zarr.json", json.dumps(document).encode())
 
 

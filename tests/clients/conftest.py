@@ -10,16 +10,9 @@ import httpx
 import pytest
 import zarr
 
-from tests.clients.arrays import BY_NAME, CASES, VALUES
-from tests.clients.asking import connect
-from tests.clients.stores import from_folder, from_seaweedfs
+from tests.clients.arrays import CASES, VALUES
+from tests.clients.services import connect, served_fixtures
 from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
-from tests.seaweedfs import SeaweedFS
-
-from_each_store = pytest.mark.parametrize(
-    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
-)
-"""For readers: that the bytes from each store are the same, `test_zarr_python.py` finds of all."""
 
 IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
 """The cases that can be members of a group of format 3."""
@@ -69,31 +62,7 @@ def _write_v2_group(path: Path) -> None:
         zarr.consolidate_metadata(path, zarr_format=2)
 
 
-@pytest.fixture(scope="session")
-def local(bucket: Path) -> Generator[str]:
-    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
-    with from_folder(bucket) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
-    """Serve the same from SeaweedFS, where it was uploaded once."""
-    with from_seaweedfs(bucket, seaweedfs, "clients") as url:
-        yield url
-
-
-@pytest.fixture(scope="session", params=["local", "remote"])
-def service(request: pytest.FixtureRequest) -> str:
-    """Give the URL of the service, once in front of each store."""
-    url: str = request.getfixturevalue(request.param)
-    return url
-
-
-@pytest.fixture(params=[case.name for case in CASES])
-def case(request: pytest.FixtureRequest) -> Case:
-    """Give each case of the table."""
-    return BY_NAME[request.param]
+local, remote, service = served_fixtures("clients")
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,19 @@ def open_boto3(url: str, **config: Any) -> Any:
         "s3",
         endpoint_url=url,
         region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
+        aws_access_key_id=KEYS,
+        aws_secret_access_key=KEYS,
         config=Config(retries={"total_max_attempts": 1}, **config),
     )
+
+
+def read_object(s3: Any, key: str, bucket: str = "data") -> bytes | None:
+    """Read by boto3 what is there now."""
+    try:
+        body: bytes = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    except s3.exceptions.NoSuchKey:
+        return None
+    return body
 
 
 def over_obstore(url: str, path: str, dataset: str = "data") -> Any:

@@ -2,29 +2,34 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Generator, Iterator, Sequence
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 import httpx
+import icechunk
 import numpy as np
 import obstore
 import pytest
 import s3fs
 import tensorstore
 import zarr
+from botocore.exceptions import ClientError
 from cloudfiles import CloudFiles
 from cloudfiles.interfaces import reset_connection_pools
 from zarr.storage import FsspecStore, ObjectStore
 
 from app.settings import DatasetSettings, Settings
 from tests.clients.filling import open_boto3, open_obstore
-from tests.clients.precomputed.volumes import sharding as precomputed_sharding
-from tests.clients.writing import Values
+from tests.clients.precomputed import volumes
+from tests.clients.services import from_folder, from_seaweedfs
+from tests.clients.writing import Case, Values, by_tensorstore, sharding
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
 from tests.formats.zarr.draft import build as build_draft
-from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
 _BUCKET: Final = "bucket"
@@ -37,6 +42,34 @@ _PAGES: Final = [
     *itertools.product(_FEW, (1,)),
     *(pytest.param(prefix, 1, marks=pytest.mark.soak) for prefix in _MANY),
 ]
+_TAG: Final = "@tag.v 1/"
+_ODD: Final = ("a/b", "100%", "a%2Fc")
+
+
+def _list(
+    s3: Any, prefix: str = "", page: int = 1000, operation: str = "list_objects_v2", **query: str
+) -> list[str]:
+    """List the keys below *prefix*, a page at a time, and what is folded."""
+    pages = s3.get_paginator(operation).paginate(
+        Bucket=query.pop("bucket", "repository"),
+        Prefix=prefix,
+        PaginationConfig={"PageSize": page},
+        **query,
+    )
+    found: list[str] = []
+    for each in pages:
+        names = [entry["Key"] for entry in each.get("Contents", ())]
+        names += [entry["Prefix"] for entry in each.get("CommonPrefixes", ())]
+        assert len(names) == each.get("KeyCount", len(names)) <= page
+        found += sorted(names, key=str.encode)
+    return found
+
+
+def _names(keys: Sequence[str], prefix: str) -> list[str]:
+    """Fold the keys below *prefix*."""
+    below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    folded = (prefix + name.partition("/")[0] + "/" * ("/" in name) for name in below)
+    return list(dict.fromkeys(folded))
 
 
 def _sparse(shape: Sequence[int], seed: int) -> Values:
@@ -67,24 +100,9 @@ def _write_arrays(folder: Path) -> set[str]:
         ("cube", cube, (1, 2, 5), {"shards": (4, 4, 10)}),
         ("plain", cube, (4, 4, 10), {}),
     ):
-        array = zarr.create_array(
-            folder / "em" / name, data=values, chunks=chunk, fill_value=0, **options
-        )
-        assert array.shape == values.shape
-    inner = {"name": "sharding_indexed", "configuration": _inner((2, 4), [_inner_codec((1, 2))])}
-    tensorstore.open(
-        {
-            "driver": "zarr3",
-            "kvstore": {"driver": "file", "path": str(folder / "em/nested")},
-            "metadata": {
-                "shape": list(flat.shape),
-                "data_type": "uint8",
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 8]}},
-                "codecs": [inner],
-            },
-        },
-        create=True,
-    ).result().write(flat).result()
+        zarr.create_array(folder / "em" / name, data=values, chunks=chunk, fill_value=0, **options)
+    nested = Case("", by_tensorstore, flat, (8, 8), [sharding((2, 4), [sharding((1, 2))])])
+    by_tensorstore(nested, folder / "em/nested")
     return {
         "em/zarr.json",
         *(f"em/{name}/zarr.json" for name in ("s0", "s0-v2", "cube", "plain", "nested")),
@@ -96,45 +114,14 @@ def _write_arrays(folder: Path) -> set[str]:
     }
 
 
-def _inner(chunk: Sequence[int], codecs: list[Any]) -> dict[str, Any]:
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
-    index = [little, {"name": "crc32c"}]
-    return {"chunk_shape": list(chunk), "codecs": codecs, "index_codecs": index}
-
-
-def _inner_codec(chunk: Sequence[int]) -> dict[str, Any]:
-    return {"name": "sharding_indexed", "configuration": _inner(chunk, [{"name": "bytes"}])}
-
-
 def _write_volume(folder: Path) -> set[str]:
     """Write what TensorStore writes, in shards by a hash, with gzip in all places."""
-    values = _sparse((30, 17, 9), 3) + np.uint8(1)
-    hashed = precomputed_sharding((1, 2, 2), "murmurhash3_x86_128", index="gzip", data="gzip")
-    tensorstore.open(
-        {
-            "driver": "neuroglancer_precomputed",
-            "kvstore": {"driver": "file", "path": str(folder / "volume")},
-            "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
-            "scale_metadata": {
-                "size": list(values.shape),
-                "voxel_offset": [-7, 0, 95],
-                "chunk_size": [4, 4, 4],
-                "resolution": [8, 8, 8],
-                "encoding": "raw",
-                "sharding": hashed,
-            },
-        },
-        create=True,
-    ).result()[..., 0].translate_to[0, 0, 0].write(values).result()
-
-    def bounds(at: int, size: int, offset: int) -> str:
-        return f"{offset + at * 4}-{offset + min(at * 4 + 4, size)}"
-
-    origin = (-7, 0, 95)
-    return {"volume/info"} | {
-        "volume/8_8_8/" + "_".join(map(bounds, at, values.shape, origin))
-        for at in _chunks(values, (4, 4, 4))
-    }
+    values = _sparse((30, 17, 9), 3)[..., np.newaxis] + np.uint8(1)
+    hashed = volumes.sharding((1, 2, 2), volumes.MURMUR, index="gzip", data="gzip")
+    scale = volumes.Scale(values, hashed, offset=(-7, 0, 95))
+    volume = volumes.Volume("", volumes.by_tensorstore, [scale])
+    volume.write(volume, folder / "volume", True)  # noqa: FBT003  # a Writer
+    return {"volume/info", *(f"volume/8_8_8/{name}" for name, _ in scale.chunks())}
 
 
 def _write(folder: Path) -> set[str]:
@@ -162,64 +149,51 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, sorted(_write(folder), key=str.encode)
 
 
+@pytest.fixture(scope="module")
+def keys(sources: tuple[Path, list[str]]) -> list[str]:
+    """Return the keys that can be asked for."""
+    return sources[1]
+
+
 @pytest.fixture(scope="module", params=["folder", "seaweedfs"])
-def url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) -> Generator[str]:
+def bucket_url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) -> Generator[str]:
     """Serve it from the folder, and from a server that has its own order of keys."""
     folder, _ = sources
-    settings = Settings(datasets={_BUCKET: DatasetSettings(url=folder.as_uri())})
-    if request.param == "seaweedfs":
-        server: SeaweedFS = request.getfixturevalue("seaweedfs")
-        server.upload_folder(folder, "listing")
-        at = DatasetSettings(url=f"s3://{server.bucket}/listing", store="lab")
-        settings = Settings(datasets={_BUCKET: at}, stores={"lab": server.settings})
-    with serving(settings) as served:
+    if request.param == "folder":
+        serve: Any = from_folder(folder)
+    else:
+        serve = from_seaweedfs(folder, request.getfixturevalue("seaweedfs"), "listing")
+    with serve as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def keys(sources: tuple[Path, list[str]]) -> list[str]:
-    """Tell what can be asked for."""
-    return sources[1]
-
-
-@pytest.fixture(scope="module")
-def s3(url: str) -> Any:
+def bucket_s3(bucket_url: str) -> Any:
     """Open boto3's client."""
-    return open_boto3(url)
-
-
-def _names(keys: Sequence[str], prefix: str) -> list[str]:
-    """Fold the keys below *prefix*."""
-    below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    folded = (prefix + name.partition("/")[0] + "/" * ("/" in name) for name in below)
-    return list(dict.fromkeys(folded))
+    return open_boto3(bucket_url)
 
 
 @pytest.mark.parametrize(("prefix", "size"), _PAGES)
-def test_boto3_pages_through_the_keys(s3: Any, keys: list[str], prefix: str, size: int) -> None:
+def test_boto3_pages_through_the_keys(
+    bucket_s3: Any, keys: list[str], prefix: str, size: int
+) -> None:
     """They are those that were written, in their order, with and without a delimiter."""
-    for delimiter in ("", "/"):
-        pages = s3.get_paginator("list_objects_v2").paginate(
-            Bucket=_BUCKET, Prefix=prefix, Delimiter=delimiter, PaginationConfig={"PageSize": size}
-        )
-        found: list[str] = []
-        for page in pages:
-            names = [each["Key"] for each in page.get("Contents", ())]
-            names += [each["Prefix"] for each in page.get("CommonPrefixes", ())]
-            assert len(names) == page["KeyCount"] <= size
-            found += sorted(names, key=str.encode)
-        wanted = [key for key in keys if key.startswith(prefix)]
-        assert found == (_names(keys, prefix) if delimiter else wanted)
+    whole = [key for key in keys if key.startswith(prefix)]
+    assert _list(bucket_s3, prefix, size, bucket=_BUCKET) == whole
+    folded = _list(bucket_s3, prefix, size, bucket=_BUCKET, Delimiter="/")
+    assert folded == _names(keys, prefix)
 
 
-def test_sizes_tags_and_times_are_those_of_the_entities(s3: Any, url: str) -> None:
+def test_sizes_tags_and_times_are_those_of_the_entities(bucket_s3: Any, bucket_url: str) -> None:
     """A listing has the size, ETag and time of a GET; of gzip, those of a client that takes it."""
     listed = [
         entry
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=_BUCKET)
+        for page in bucket_s3.get_paginator("list_objects_v2").paginate(Bucket=_BUCKET)
         for entry in page["Contents"]
     ]
-    with httpx.Client(base_url=f"{url}/{_BUCKET}/", headers={"accept-encoding": "gzip"}) as client:
+    with httpx.Client(
+        base_url=f"{bucket_url}/{_BUCKET}/", headers={"accept-encoding": "gzip"}
+    ) as client:
         for entry in listed[::7]:
             with client.stream("GET", entry["Key"]) as answer:
                 tag = answer.headers["etag"].replace('-gzip"', '"')
@@ -229,9 +203,11 @@ def test_sizes_tags_and_times_are_those_of_the_entities(s3: Any, url: str) -> No
                 assert modified == entry["LastModified"], entry
 
 
-def test_s3fs_finds_and_globs(url: str, keys: list[str]) -> None:
+def test_s3fs_finds_and_globs(bucket_url: str, keys: list[str]) -> None:
     """Fsspec's file system of S3 sees the tree."""
-    fs = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=url, skip_instance_cache=True)
+    fs = s3fs.S3FileSystem(
+        key="any", secret="any", endpoint_url=bucket_url, skip_instance_cache=True
+    )
 
     assert sorted(fs.find(_BUCKET)) == sorted(f"{_BUCKET}/{key}" for key in keys)
     fs.invalidate_cache()  # of folders it made up itself, some twice
@@ -244,9 +220,9 @@ def test_s3fs_finds_and_globs(url: str, keys: list[str]) -> None:
     assert fs.cat(f"{_BUCKET}/em-notes") == b"{}"
 
 
-def test_obstore_and_zarr_list(url: str, keys: list[str], s3: Any) -> None:
+def test_obstore_and_zarr_list(bucket_url: str, keys: list[str]) -> None:
     """zarr-python's store lists prefixes and directories, and opens what it finds."""
-    store = open_obstore(url, _BUCKET)
+    store = open_obstore(bucket_url, _BUCKET)
     found = [entry["path"] for batch in obstore.list(store) for entry in batch]
     rolled = obstore.list_with_delimiter(store, "em/s0/c")
     names = [*rolled["common_prefixes"], *(entry["path"] for entry in rolled["objects"])]
@@ -270,9 +246,9 @@ def test_obstore_and_zarr_list(url: str, keys: list[str], s3: Any) -> None:
     assert nested.nchunks_initialized == sum(key.startswith("em/nested/c") for key in keys)
 
 
-def test_zarr_opens_groups_through_s3fs(url: str) -> None:
+def test_zarr_opens_groups_through_s3fs(bucket_url: str) -> None:
     """So it does through fsspec."""
-    options = {"key": "any", "secret": "any", "endpoint_url": url}
+    options = {"key": "any", "secret": "any", "endpoint_url": bucket_url}
     store = FsspecStore.from_url(f"s3://{_BUCKET}/em", storage_options=options, read_only=True)
     group = zarr.open_group(store, mode="r", use_consolidated=False)
 
@@ -280,11 +256,11 @@ def test_zarr_opens_groups_through_s3fs(url: str) -> None:
     assert np.array_equal(np.asarray(group["cube"]), _sparse((7, 12, 30), 2))
 
 
-def test_cloud_files_lists_by_prefix(url: str, keys: list[str]) -> None:
+def test_cloud_files_lists_by_prefix(bucket_url: str, keys: list[str]) -> None:
     """What copies volumes sees the chunks; below a prefix or all."""
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     reset_connection_pools()  # which are by bucket, whatever the endpoint
-    files = CloudFiles(f"s3://{url}/{_BUCKET}/volume", secrets=secrets)
+    files = CloudFiles(f"s3://{bucket_url}/{_BUCKET}/volume", secrets=secrets)
     inside = [key.removeprefix("volume/") for key in keys if key.startswith("volume/")]
 
     assert sorted(files.list()) == sorted(inside)
@@ -293,11 +269,254 @@ def test_cloud_files_lists_by_prefix(url: str, keys: list[str]) -> None:
     assert sorted(files.list("8_8_8/-3")) == below
 
 
-def test_a_server_that_cannot_be_listed_is_told_of(url: str) -> None:
-    """Over HTTP there is no listing of what lies in no repository: that is no empty bucket."""
-    settings = Settings(datasets={"web": DatasetSettings(url=f"{url}/{_BUCKET}")})
-    with serving(settings) as served:
-        answer = httpx.get(f"{served}/web?list-type=2")
+def _write_repository(path: Path) -> None:
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    session = repository.writable_session("main")
+    root = zarr.create_group(session.store)
+    numbers = root.create_array("numbers", shape=(120,), chunks=(1,), dtype="i2", compressors=None)
+    numbers[[3, 7, 10, 11, 12, 100, 110, 119]] = 1
+    image = root.create_array(
+        "a/image", shape=(25, 7), shards=(10, 4), chunks=(2, 2), dtype="u1", compressors=None
+    )
+    image[:9, 5:] = 3
+    image[21:] = 4
+    root.create_array("a/scalar", shape=(), dtype="f8")[...] = 1
+    root.create_array("a/nothing", shape=(9,), chunks=(3,), dtype="f8")
+    root.create_group("a-b")
+    root.create_group("0")
+    root.create_array("away", shape=(2,), chunks=(1,), dtype="u1", compressors=None)
+    session.store.set_virtual_ref(
+        "away/c/1", "file:///nowhere/x", offset=3, length=5, validate_container=False
+    )
+    snapshot_id = session.commit("all")
+    repository.create_tag("v 1", snapshot_id=snapshot_id)
+    for name in _ODD:
+        repository.create_branch(name, snapshot_id)
 
-    assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "cannot be listed" in answer.text
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve a repository, by itself and below a bucket, and an array that is in none."""
+    folder = tmp_path_factory.mktemp("listing")
+    _write_repository(folder / "lab/repository")
+    zarr.create_array(folder / "lab/array", shape=(4,), shards=(4,), chunks=(2,), dtype="u1")
+    datasets = {
+        "repository": DatasetSettings(url=(folder / "lab/repository").as_uri()),
+        "bucket": DatasetSettings(url=folder.as_uri()),
+    }
+    with serving(Settings(datasets=datasets)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def s3(url: str) -> Any:
+    """Open boto3's client."""
+    return open_boto3(url)
+
+
+def _present(url: str, prefix: str, shape: Sequence[int]) -> list[str]:
+    """Ask for each chunk that there could be."""
+    with httpx.Client(base_url=f"{url}/repository/") as client:
+        keys = [f"{prefix}/c/{'/'.join(map(str, at))}" for at in np.ndindex(*shape)]
+        return [key for key in keys if client.head(key).status_code == httpx.codes.OK]
+
+
+def test_what_is_listed_is_what_is_there(url: str, s3: Any) -> None:
+    """Documents, and the chunks that a GET finds, the inner ones of shards; no others."""
+    chunks = _present(url, "numbers", (120,)) + _present(url, "a/image", (13, 4))
+    nodes = ["", "0/", "a/", "a-b/", "a/image/", "a/nothing/", "a/scalar/", "away/", "numbers/"]
+    expected = [*chunks, "a/scalar/c", "away/c/1", *(f"{node}zarr.json" for node in nodes)]
+
+    assert 8 < len(chunks) < 120
+    assert _list(s3) == sorted(expected, key=str.encode)
+
+
+@pytest.mark.parametrize("ref", ["", _TAG])
+def test_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
+    """A branch has the time of its last change, a tag that of its snapshot; HEAD agrees."""
+    [entry] = httpx.get(f"{url}/api/datasets/repository/history").json()["history"][:1]
+    flushed = datetime.fromisoformat(entry["flushed_at"]).replace(microsecond=0)
+    for listed in s3.list_objects_v2(Bucket="repository", Prefix=f"{ref}numbers/")["Contents"]:
+        head = s3.head_object(Bucket="repository", Key=listed["Key"])
+        assert head["LastModified"] == listed["LastModified"]
+        assert timedelta() <= listed["LastModified"] - flushed <= timedelta(minutes=1)
+        assert not ref or listed["LastModified"] == flushed
+
+
+def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
+    """Keys of a tag begin with its segment, and are otherwise those of the branch."""
+    assert _list(s3, _TAG) == [f"{_TAG}{key}" for key in _list(s3)]
+
+
+@pytest.mark.parametrize(
+    ("page", "operation"),
+    [
+        (1000, "list_objects_v2"),
+        (1, "list_objects_v2"),
+        (2, "list_objects"),
+        (7, "list_objects_v2"),
+    ],
+)
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "a/",
+        "a/image/",
+        "a/image/c/",
+        "numb",
+        "numbers/c/",
+        "numbers/c/1",
+        _TAG + "a",
+        _TAG + "a/",
+    ],
+)
+def test_pages_make_up_the_whole(s3: Any, prefix: str, page: int, operation: str) -> None:
+    """However small they are, each key is listed once, or folded at a slash behind the prefix."""
+    every = _list(s3, prefix)
+
+    assert _list(s3, prefix, page, operation) == every
+    folded = sorted(_names(every, prefix), key=str.encode)
+    assert _list(s3, prefix, page, operation, Delimiter="/") == folded
+
+
+def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
+    """Behind any key, there or not."""
+    every = _list(s3)
+    for start in [*random.Random(1).sample(every, 20), "a", "numbers/c/1/", "zz", "\x01"]:
+        expected = [key for key in every if key > start]
+        assert _list(s3, StartAfter=start) == expected
+        assert _list(s3, operation="list_objects", Marker=start) == expected
+
+
+@pytest.mark.parametrize("start", ["", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"])
+def test_a_listing_of_a_ref_may_begin_outside_of_it(s3: Any, start: str) -> None:
+    """Before it all is listed, behind it nothing."""
+    every = _list(s3, _TAG)
+
+    assert _list(s3, _TAG, StartAfter=start) == [key for key in every if key > start]
+
+
+def test_sizes_and_tags_are_those_of_the_entities(url: str, s3: Any) -> None:
+    """What a listing tells of a key is what HEAD tells of it."""
+    listed = s3.list_objects_v2(Bucket="repository")["Contents"]
+    for entry in listed:
+        if entry["Key"] == "away/c/1":
+            continue
+        head = s3.head_object(Bucket="repository", Key=entry["Key"])
+        assert (entry["Size"], entry["ETag"]) == (head["ContentLength"], head["ETag"])
+
+
+def test_what_may_not_be_followed_is_listed(s3: Any) -> None:
+    """The reference tells its length; reading it is refused, which is no absence."""
+    (entry,) = s3.list_objects_v2(Bucket="repository", Prefix="away/c/")["Contents"]
+
+    assert (entry["Key"], entry["Size"], "ETag" in entry) == ("away/c/1", 5, False)
+    with pytest.raises(ClientError) as caught:
+        s3.head_object(Bucket="repository", Key=entry["Key"])
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == httpx.codes.FORBIDDEN
+
+
+@pytest.mark.parametrize("name", _ODD)
+def test_refs_of_any_name_are_listed_and_read(s3: Any, name: str) -> None:
+    """What is listed can be read, though the client percent-encodes it once more."""
+    ref = f"@branch.{name.replace('%', '%25').replace('/', '%2F')}/"
+    listed = _list(s3, ref)
+
+    assert listed == [f"{ref}{key}" for key in _list(s3)]
+    assert s3.get_object(Bucket="repository", Key=listed[0])["Body"].read()
+
+
+def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
+    """It percent-encodes what is percent-encoded already, and finds the ref all the same."""
+    path = "/repository/@branch.a%2Fb/a/image/"
+    kvstore = {"driver": "http", "base_url": url, "path": path}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
+
+    assert array[24, 6].read().result() == 4
+
+
+def test_a_repository_below_a_bucket_is_listed(s3: Any) -> None:
+    """Keys begin with the path of the repository."""
+    found = _list(s3, "lab/repository/@branch.main/a/", bucket="bucket")
+
+    assert found == [f"lab/repository/@branch.main/{key}" for key in _list(s3, "a/")]
+
+
+def test_no_such_ref_has_no_keys(s3: Any) -> None:
+    """Nor has a ref whose name is not complete."""
+    assert _list(s3, "@tag.v2/") == _list(s3, "@tag.v 1") == _list(s3, "nothing/") == []
+
+
+def test_obstore_lists_and_reads(url: str) -> None:
+    """Obstore's client finds the keys, and zarr-python the nodes of the group with it."""
+    store = open_obstore(url, "repository")
+    found = [entry["path"] for batch in obstore.list(store, _TAG) for entry in batch]
+    group = zarr.open_group(
+        ObjectStore(store, read_only=True), path=_TAG.rstrip("/"), mode="r", use_consolidated=False
+    )
+    names = sorted(name for name, _ in group.members(max_depth=None))
+
+    assert len(found) == len(set(found)) > 30
+    assert names == ["0", "a", "a-b", "a/image", "a/nothing", "a/scalar", "away", "numbers"]
+    assert np.asarray(group["a/image"])[24, 6] == 4
+
+
+def test_clients_that_do_not_sign_list_by_parameters(url: str, s3: Any) -> None:
+    """ListObjects, as GDAL asks for it where it is told not to sign."""
+    answer = httpx.get(f"{url}/repository/?delimiter=%2F&max-keys=2&prefix=a%2F")
+    root = ET.fromstring(answer.content)  # noqa: S314  the service wrote it
+    told = {each.tag.rpartition("}")[2]: "".join(each.itertext()) for each in root}
+
+    assert told == {
+        "Name": "repository",
+        "Prefix": "a/",
+        "Delimiter": "/",
+        "MaxKeys": "2",
+        "IsTruncated": "true",
+        "Marker": "",
+        "NextMarker": "a/nothing/",
+        "CommonPrefixes": "a/nothing/",
+    }
+
+
+def test_a_marker_may_lie_behind_the_last_key(tmp_path: Path) -> None:
+    """A page of few keys ends after many that are absent; the client goes on from there."""
+    array = zarr.create_array(
+        tmp_path, shape=(12_000,), shards=(12_000,), chunks=(1,), dtype="u1", compressors=None
+    )
+    array[9_999] = 1
+    with serving(Settings(datasets={"sparse": DatasetSettings(url=tmp_path.as_uri())})) as served:
+        s3 = open_boto3(served)
+        assert _list(s3, "c/", 1, "list_objects", bucket="sparse") == ["c/9999"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "list-type=1",
+        "marker=%01",
+        "max-keys=-1",
+        "list-type=2&delimiter=x",
+        "list-type=2&max-keys=-1",
+        f"list-type=2&max-keys={'9' * 5000}",
+        "list-type=2&continuation-token=%21",
+        "list-type=2&prefix=%01",
+        "list-type=2&prefix=%ff",
+        "list-type=2&prefix=a/../",
+        "list-type=2&prefix=../repository/@branch.main/a",
+        "list-type=2&prefix=a//b",
+        "list-type=2&encoding-type=url&prefix=%00/",
+    ],
+)
+def test_what_cannot_be_listed_is_refused(url: str, query: str) -> None:
+    """Other delimiters, odd numbers, foreign tokens, folders that no key can be in."""
+    assert httpx.get(f"{url}/repository?{query}").status_code == httpx.codes.BAD_REQUEST
+
+
+def test_what_is_in_no_repository_is_listed_beside(s3: Any) -> None:
+    """Of a repository among other things the keys are those of its branch ``main``."""
+    expected = [f"lab/repository/{key}" for key in _list(s3)]
+
+    assert _list(s3, bucket="bucket") == ["lab/array/zarr.json", *expected]
+    assert _list(s3, "lab/", bucket="bucket", Delimiter="/") == ["lab/array/", "lab/repository/"]

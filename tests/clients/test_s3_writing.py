@@ -1,9 +1,14 @@
-"""Clients of S3 write through the service, as into a bucket of their own."""
+"""Clients of S3 write, copy and describe objects, as in a bucket of their own."""
 
+import gzip
+import hashlib
 import io
-from collections.abc import Callable, Generator
+import os
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -17,27 +22,33 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
-from app.settings import DatasetSettings, Settings
-from tests.clients.filling import open_boto3, open_obstore
+from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.clients.filling import KEYS, open_boto3, open_obstore, over_obstore, read_object
+from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Store an array of two shards without any chunk."""
+    """Store arrays of two shards and of one, without any chunk."""
     folder = tmp_path_factory.mktemp("bucket")
     zarr.create_array(folder / "array", shape=(8, 8), shards=(8, 4), chunks=(2, 2), dtype="u2")
+    zarr.create_array(folder / "line", shape=(4,), shards=(4,), chunks=(2,), dtype="u1")
     return folder
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Generator[str]:
-    """Serve it."""
+def url(folder: Path, seaweedfs: SeaweedFS) -> Generator[str]:
+    """Serve them from the folder and from S3, and an empty memory."""
+    seaweedfs.upload_folder(folder, "writing")
     datasets = {
         "bucket": DatasetSettings(url=folder.as_uri(), writable=True),
         "fixed": DatasetSettings(url=folder.as_uri()),
+        "memory": DatasetSettings(url="memory://writing", writable=True),
+        "s3": DatasetSettings(url=f"s3://{seaweedfs.bucket}/writing", store="lab", writable=True),
     }
-    with serving(Settings(datasets=datasets)) as served:
+    stores = {"lab": seaweedfs.settings}
+    with serving(Settings(datasets=datasets, stores=stores)) as served:
         yield served
 
 
@@ -53,15 +64,6 @@ def store(url: str) -> S3Store:
     return open_obstore(url, "bucket")
 
 
-def read(s3: Any, key: str) -> bytes | None:
-    """Read what is there now."""
-    try:
-        body: bytes = s3.get_object(Bucket="bucket", Key=key)["Body"].read()
-    except s3.exceptions.NoSuchKey:
-        return None
-    return body
-
-
 @pytest.mark.parametrize("body", [b"abc", io.BytesIO(b"abc")])
 @pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
 def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
@@ -69,9 +71,9 @@ def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
     put = s3.put_object(Bucket="bucket", Key="a b/c+d", Body=body, ChecksumAlgorithm=algorithm)
 
     assert s3.head_object(Bucket="bucket", Key="a b/c+d")["ETag"] == put["ETag"]
-    assert read(s3, "a b/c+d") == b"abc"
+    assert read_object(s3, "a b/c+d", "bucket") == b"abc"
     s3.delete_object(Bucket="bucket", Key="a b/c+d")
-    assert read(s3, "a b/c+d") is None
+    assert read_object(s3, "a b/c+d", "bucket") is None
     if not isinstance(body, bytes):
         body.seek(0)
 
@@ -90,82 +92,57 @@ def test_boto3_deletes_many(s3: Any) -> None:
         s3.put_object(Bucket="bucket", Key=key, Body=b"x")
     keys = [{"Key": key} for key in ("many/1", "many/none", "many/")]
     told = s3.delete_objects(Bucket="bucket", Delete={"Objects": keys})
-    quiet = s3.delete_objects(
-        Bucket="bucket",
-        Delete={
-            "Objects": [{"Key": "many/2"}, {"Key": "many/3", "ETag": '"x"'}],
-            "Quiet": True,
-        },
-    )
+    others = [{"Key": "many/2"}, {"Key": "many/3", "ETag": '"x"'}]
+    quiet = s3.delete_objects(Bucket="bucket", Delete={"Objects": others, "Quiet": True})
 
     assert told["Deleted"] == keys
     assert "Errors" not in told
     assert "Deleted" not in quiet
     assert [(e["Key"], e["Code"]) for e in quiet["Errors"]] == [("many/3", "PreconditionFailed")]
-    assert [read(s3, f"many/{name}") for name in (1, 2, 3)] == [None, None, b"x"]
+    assert [read_object(s3, f"many/{name}", "bucket") for name in (1, 2, 3)] == [None, None, b"x"]
 
 
 def test_boto3_looks_at_buckets(s3: Any) -> None:
     """They are there, in no region of note, without versions."""
     listed = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
 
-    assert listed == ["bucket", "fixed"]
+    assert listed == ["bucket", "fixed", "memory", "s3"]
     assert s3.head_bucket(Bucket="bucket")["BucketRegion"] == "us-east-1"
     assert s3.get_bucket_location(Bucket="bucket")["LocationConstraint"] is None
     assert "Status" not in s3.get_bucket_versioning(Bucket="bucket")
 
 
+_A: Final = {"Bucket": "bucket", "Key": "a"}
+
+
 @pytest.mark.parametrize(
-    ("call", "status", "code"),
+    ("operation", "parameters", "status", "code"),
     [
-        (lambda s3: s3.get_object(Bucket="bucket", Key="none"), 404, "NoSuchKey"),
-        (lambda s3: s3.put_object(Bucket="none", Key="a", Body=b""), 404, "NoSuchBucket"),
-        (lambda s3: s3.put_object(Bucket="fixed", Key="a", Body=b""), 405, "MethodNotAllowed"),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"", IfMatch='"x"'),
-            412,
-            "PreconditionFailed",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"a", ContentMD5="x"),
-            400,
-            "BadDigest",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=b"a", ChecksumCRC32="AAAAAA=="),
-            400,
-            "BadDigest",
-        ),
-        (
-            lambda s3: s3.put_object(Bucket="bucket", Key="a", Body=bytes(65 * 1024**2)),
-            413,
-            "EntityTooLarge",
-        ),
-        (lambda s3: s3.get_object_acl(Bucket="bucket", Key="a"), 501, "NotImplemented"),
-        (
-            lambda s3: s3.list_parts(Bucket="bucket", Key="a", UploadId="u"),
-            501,
-            "NotImplemented",
-        ),
-        (lambda s3: s3.create_bucket(Bucket="bucket"), 409, "BucketAlreadyOwnedByYou"),
-        (
-            lambda s3: s3.get_object(Bucket="bucket", Key="array/zarr.json", Range="bytes=99999-"),
-            416,
-            "InvalidRange",
-        ),
+        ("get_object", {"Key": "none"}, 404, "NoSuchKey"),
+        ("put_object", {"Bucket": "none", "Body": b""}, 404, "NoSuchBucket"),
+        ("put_object", {"Bucket": "fixed", "Body": b""}, 405, "MethodNotAllowed"),
+        ("put_object", {"Body": b"", "IfMatch": '"x"'}, 412, "PreconditionFailed"),
+        ("put_object", {"Body": b"a", "ContentMD5": "x"}, 400, "BadDigest"),
+        ("put_object", {"Body": b"a", "ChecksumCRC32": "AAAAAA=="}, 400, "BadDigest"),
+        ("put_object", {"Body": bytes(65 * 1024**2)}, 413, "EntityTooLarge"),
+        ("get_object_acl", {}, 501, "NotImplemented"),
+        ("list_parts", {"UploadId": "u"}, 501, "NotImplemented"),
+        ("create_bucket", {"Key": None}, 409, "BucketAlreadyOwnedByYou"),
+        ("get_object", {"Key": "line/zarr.json", "Range": "bytes=99999-"}, 416, "InvalidRange"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_boto3_is_told_what_went_wrong(
-    s3: Any, call: Callable[[Any], Any], status: int, code: str
+    s3: Any, operation: str, parameters: dict[str, Any], status: int, code: str
 ) -> None:
     """In codes that it knows."""
     with pytest.raises(ClientError) as caught:
-        call(s3)
+        getattr(s3, operation)(**{k: v for k, v in (_A | parameters).items() if v is not None})
     response = caught.value.response
 
     assert response["ResponseMetadata"]["HTTPStatusCode"] == status
     assert response["Error"]["Code"] == code
-    assert read(s3, "a") is None
+    assert read_object(s3, "a", "bucket") is None
 
 
 def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
@@ -176,12 +153,12 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/xml")
     put = s3.generate_presigned_url("put_object", {"Bucket": "bucket", "Key": "signed"})
     assert httpx.put(put, content=b"abc").status_code == 200
-    assert read(s3, "signed") == b"abc"
+    assert read_object(s3, "signed", "bucket") == b"abc"
 
 
 def test_s3fs_creates_what_is_not_there(url: str) -> None:
     """It raises FileExistsError where the answer names the condition, and else OSError."""
-    files = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=url)
+    files = s3fs.S3FileSystem(key=KEYS, secret=KEYS, endpoint_url=url)
     files.pipe("bucket/created", b"1", mode="create")
 
     with pytest.raises(FileExistsError):
@@ -228,3 +205,271 @@ def test_zarr_python_writes_through_obstore(store: S3Store, folder: Path) -> Non
     assert np.array_equal(np.asarray(stored[:6]), values[:6])
     assert not np.asarray(stored[6:]).any()
     assert sorted(path.name for path in (folder / "array/c/0").iterdir()) == ["0", "1"]
+
+
+_TYPE: Final = "text/plain; charset=utf-8"
+_METADATA: Final = {"mtime": "1700000000.5", "who": "a b"}
+
+
+def _told(s3: Any, bucket: str, key: str) -> tuple[str, dict[str, str]]:
+    """Ask for type and metadata, which GET and HEAD tell alike."""
+    head = s3.head_object(Bucket=bucket, Key=key)
+    found = s3.get_object(Bucket=bucket, Key=key)
+    assert (found["ContentType"], found["Metadata"]) == (head["ContentType"], head["Metadata"])
+    return head["ContentType"], head["Metadata"]
+
+
+@pytest.mark.parametrize("bucket", ["s3", "memory"])
+def test_what_is_put_is_told(s3: Any, bucket: str) -> None:
+    """An object has the headers it was written with last, in one piece or in parts."""
+    headers = {"Bucket": bucket, "Key": "a", "ContentType": _TYPE, "Metadata": _METADATA}
+    s3.put_object(**headers, Body=b"1")
+    assert _told(s3, bucket, "a") == (_TYPE, _METADATA)
+
+    s3.put_object(Bucket=bucket, Key="a", Body=b"2")
+    assert _told(s3, bucket, "a") == ("application/octet-stream", {})
+
+    upload = s3.create_multipart_upload(**headers)["UploadId"]
+    part = {"Bucket": bucket, "Key": "a", "UploadId": upload}
+    etag = s3.upload_part(**part, PartNumber=1, Body=b"3")["ETag"]
+    s3.complete_multipart_upload(
+        **part, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    )
+    assert _told(s3, bucket, "a") == (_TYPE, _METADATA)
+
+
+def test_copies_keep_or_replace(s3: Any, url: str, seaweedfs: SeaweedFS) -> None:
+    """They have what the source has, unless the client says otherwise; ids of writes stay ours."""
+    s3.put_object(Bucket="s3", Key="b.json", Body=b"1", ContentType=_TYPE, Metadata=_METADATA)
+    copy = {"Bucket": "s3", "Key": "c.json", "CopySource": "s3/b.json"}
+    s3.copy_object(**copy)
+    assert _told(s3, "s3", "c.json") == (_TYPE, _METADATA)
+    stored = seaweedfs.client.head_object(Bucket=seaweedfs.bucket, Key="writing/c.json")
+    assert stored["Metadata"].keys() == {*_METADATA, "shardgate-writes"}
+
+    s3.copy_object(**copy, MetadataDirective="REPLACE", Metadata={"x": "y"})
+    assert _told(s3, "s3", "c.json") == ("application/json", {"x": "y"})
+    assert "x-amz-meta-x" not in httpx.get(f"{url}/s3/line/zarr.json").headers
+
+
+@pytest.mark.parametrize(
+    ("bucket", "key"), [("bucket", "a"), ("bucket", "line/c/0"), ("s3", "line/c/0")]
+)
+def test_metadata_that_cannot_be_kept_is_refused(s3: Any, bucket: str, key: str) -> None:
+    """Types, and what tools add to every upload, are left out there; all else is NotImplemented."""
+    put = {"Bucket": bucket, "Key": key, "ContentType": _TYPE}
+    s3.put_object(**put, Body=b"ab", Metadata={"mtime": "1"})
+    assert _told(s3, bucket, key) == ("application/octet-stream", {})
+
+    for begin in (s3.put_object, s3.create_multipart_upload):
+        with pytest.raises(ClientError, match=r"NotImplemented.*x-amz-meta-who cannot be kept"):
+            begin(**put, Metadata=_METADATA)
+
+
+@pytest.mark.parametrize("metadata", [{"shardgate-writes": "0123456789abcdef"}, {"a": "b" * 1800}])
+def test_metadata_that_s3_would_not_take(s3: Any, metadata: dict[str, str]) -> None:
+    """The service's own names and too much of it are refused."""
+    with pytest.raises(ClientError, match=r"InvalidArgument.*user metadata is ASCII"):
+        s3.put_object(Bucket="s3", Key="d", Body=b"", Metadata=metadata)
+
+
+_LIMIT: Final = 64 * 1024
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Store two sharded arrays, of which the first has values, and two objects."""
+    for name in ("array", "other"):
+        zarr.create_array(tmp_path / name, shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
+    zarr.open_array(tmp_path / "array")[:] = np.arange(1, 9)
+    (tmp_path / "small").write_bytes(b"abc")
+    (tmp_path / "large").write_bytes(bytes(_LIMIT + 1))
+    return tmp_path
+
+
+@pytest.fixture
+def copying(copied: Path) -> Generator[str]:
+    """Serve them, and a part of them as another dataset that takes no writes."""
+    datasets = {
+        "data": DatasetSettings(url=str(copied), writable=True),
+        "fixed": DatasetSettings(url=str(copied / "array")),
+        "memory": DatasetSettings(url="memory://copying", writable=True),
+    }
+    limits = LimitSettings(max_chunk_bytes=_LIMIT)
+    with serving(Settings(datasets=datasets, limits=limits)) as served:
+        yield served
+
+
+@pytest.fixture
+def copier(copying: str) -> Any:
+    """Open boto3's client."""
+    return open_boto3(copying)
+
+
+def test_boto3_copies_an_object(copier: Any, copied: Path) -> None:
+    """What it is told of the copy is what is there then."""
+    told = copier.copy_object(Bucket="data", Key="a b/c", CopySource="data/small")[
+        "CopyObjectResult"
+    ]
+
+    assert (copied / "a b/c").read_bytes() == b"abc"
+    assert told["ETag"] == copier.head_object(Bucket="data", Key="a b/c")["ETag"]
+    assert abs(told["LastModified"].timestamp() - time.time()) < 60
+
+
+def test_inner_chunks_are_copied(copier: Any, copied: Path) -> None:
+    """From the shards of one array into those of another, and from another dataset."""
+    for source, key in (("data/array/c/3", "other/c/0"), ("/fixed/c/0", "other/c/3")):
+        copier.copy_object(Bucket="data", Key=key, CopySource=source)
+
+    found = np.asarray(zarr.open_array(copied / "other", mode="r")[:])
+    np.testing.assert_array_equal(found, [7, 8, 0, 0, 0, 0, 1, 2])
+
+
+def test_obstore_and_s3fs_move(copying: str, copied: Path) -> None:
+    """They copy, and delete what they copied."""
+    store = over_obstore(copying, "").store
+    obstore.rename(store, "small", "moved once")
+    files = s3fs.S3FileSystem(key=KEYS, secret=KEYS, endpoint_url=copying)
+    files.mv("data/moved once", "data/moved twice")
+
+    assert (copied / "moved twice").read_bytes() == b"abc"
+    assert not (copied / "small").exists()
+    assert not (copied / "moved once").exists()
+
+
+@pytest.mark.parametrize("source", ["data/small", "data/large", "data/array/c/1", "fixed/c/3"])
+@pytest.mark.parametrize("part", [{}, {"CopySourceRange": "bytes=1-2"}])
+def test_a_part_is_copied(copier: Any, source: str, part: dict[str, str]) -> None:
+    """UploadPartCopy copies the bytes of a GET of the source, or of its range."""
+    bucket, _, key = source.partition("/")
+    got = copier.get_object(
+        Bucket=bucket, Key=key, Range=part.get("CopySourceRange", "bytes=0-65535")
+    )
+    body = got["Body"].read()
+    if source == "data/large":
+        part = part or {"CopySourceRange": "bytes=0-65535"}
+    told = _copy_part(copier, source, **part, CopySourceIfMatch=got["ETag"])
+
+    assert told["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
+    assert copier.get_object(Bucket="data", Key="to")["Body"].read() == body
+
+
+def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(copier: Any) -> None:
+    """CopyObject keeps the gzip, and a part is what that holds."""
+    copier.put_object(Bucket="memory", Key="a", Body=gzip.compress(b"abc"), ContentEncoding="gzip")
+    condition = {"CopySourceIfMatch": copier.head_object(Bucket="memory", Key="a")["ETag"]}
+    copier.copy_object(Bucket="memory", Key="b", CopySource="memory/a", **condition)
+    _copy_part(copier, "memory/a", CopySourceRange="bytes=1-2", **condition)
+
+    assert copier.get_object(Bucket="memory", Key="b")["Body"].read() == b"abc"
+    assert copier.get_object(Bucket="data", Key="to")["Body"].read() == b"bc"
+
+
+@pytest.mark.parametrize(
+    ("is_part", "source", "options", "code"),
+    [
+        (True, "data/none", {}, "NoSuchKey"),
+        (True, "data/array/c/9", {}, "NoSuchKey"),
+        (True, "none/small", {}, "NoSuchBucket"),
+        (True, "data/large", {}, "EntityTooLarge"),
+        (True, "data/small", {"CopySourceIfMatch": '"x"'}, "PreconditionFailed"),
+        (True, "data/small", {"CopySourceRange": "bytes=0-3"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "bytes=2-1"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "bytes=-1"}, "InvalidArgument"),
+        (True, "data/small", {"CopySourceRange": "0-1"}, "InvalidArgument"),
+        (True, "data/small", {"UploadId": "0" * 32}, "NoSuchUpload"),
+        (False, "data/none", {}, "NoSuchKey"),
+        (False, "data/array/c/9", {}, "NoSuchKey"),
+        (False, "none/small", {}, "NoSuchBucket"),
+        (False, "data", {}, "InvalidArgument"),
+        (False, "data/small/", {}, "InvalidArgument"),
+        (False, "data/large", {}, "EntityTooLarge"),
+        (False, "data/small?versionId=1", {}, "NotImplemented"),
+        (False, "data/small", {"CopySourceIfMatch": '"x"'}, "PreconditionFailed"),
+        (False, "data/small", {"CopySourceIfNoneMatch": "*"}, "PreconditionFailed"),
+        (False, "data/small", {"IfMatch": '"x"'}, "PreconditionFailed"),
+        (False, "data/small", {"CopySourceIfModifiedSince": 0}, "NotImplemented"),
+    ],
+)
+def test_a_copy_that_cannot_be(
+    copier: Any, copied: Path, source: str, code: str, *, is_part: bool, options: dict[str, Any]
+) -> None:
+    """It is refused, and nothing is written."""
+    with pytest.raises(ClientError) as caught:
+        (_copy_part if is_part else _copy)(copier, source, **options)
+
+    assert caught.value.response["Error"]["Code"] == code
+    assert not (copied / "to").exists()
+
+
+def _copy(s3: Any, source: str, **more: Any) -> None:
+    s3.copy_object(Bucket="data", Key="to", CopySource=source, **more)
+
+
+def _copy_part(s3: Any, source: str, **more: Any) -> Any:
+    """Upload one part, which is a copy, and give what the copy was answered with."""
+    upload = {"Bucket": "data", "Key": "to"}
+    upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
+    told = s3.upload_part_copy(**upload | {"CopySource": source, "PartNumber": 1} | more)
+    parts = [{"PartNumber": 1, "ETag": told["CopyPartResult"]["ETag"]}]
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    return told["CopyPartResult"]
+
+
+@pytest.mark.parametrize("quotes", ['"', ""])
+def test_copies_of_one_version(copier: Any, quotes: str) -> None:
+    """It may be named with quotes or without."""
+    etag = copier.head_object(Bucket="data", Key="small")["ETag"].strip('"')
+    _copy(copier, "data/small", CopySourceIfMatch=f"{quotes}{etag}{quotes}")
+
+
+def test_when_objects_were_modified(copying: str, copier: Any, copied: Path) -> None:
+    """Of an object that is served as it is GET and HEAD tell, after a write too."""
+    modified_s = int((copied / "small").stat().st_mtime)
+    for method in ("GET", "HEAD"):
+        told = httpx.request(method, f"{copying}/data/small").headers["last-modified"]
+        assert told == httpx.head(f"{copying}/data/small").headers["last-modified"]
+    assert copier.head_object(Bucket="data", Key="small")["LastModified"].timestamp() == modified_s
+    copier.put_object(Bucket="data", Key="new", Body=b"x")
+
+    written = copier.head_object(Bucket="data", Key="new")["LastModified"].timestamp()
+    assert written == int((copied / "new").stat().st_mtime)
+
+
+def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) -> None:
+    """HEAD, listings and conditions agree on it, also after the shard was rewritten."""
+    os.utime(copied / "array/c/0", (10**9, 10**9))
+    key = "array/c/3"
+
+    def modified_s() -> float:
+        listed = copier.list_objects_v2(Bucket="data", Prefix=key)["Contents"][0]["LastModified"]
+        assert listed == copier.head_object(Bucket="data", Key=key)["LastModified"]
+        return float(listed.timestamp())
+
+    assert modified_s() == 10**9
+    for condition, code in (("IfModifiedSince", "304"), ("IfUnmodifiedSince", "412")):
+        with pytest.raises(ClientError) as caught:
+            copier.head_object(Bucket="data", Key=key, **{condition: 10**9 - (code == "412")})
+        assert caught.value.response["Error"]["Code"] == code
+    copier.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
+
+    assert abs(modified_s() - (copied / "array/c/0").stat().st_mtime) <= 1
+
+
+def test_many_copies_of_large_objects_at_once_all_succeed(tmp_path: Path) -> None:
+    """Each of them reserves its body in the reservation that it reads the source with."""
+    body = os.urandom(3 * 2**20)
+    (tmp_path / "large").write_bytes(body)
+    datasets = {"data": DatasetSettings(url=str(tmp_path), writable=True)}
+    limits = LimitSettings(stream_bytes=2**20, in_flight_bytes=8 * 2**20)
+
+    with serving(Settings(datasets=datasets, limits=limits)) as served:
+        s3 = open_boto3(served)
+        with ThreadPoolExecutor(24) as threads:
+            copies = threads.map(
+                lambda n: s3.copy_object(Bucket="data", Key=f"copy/{n}", CopySource="data/large"),
+                range(24),
+            )
+            assert len(list(copies)) == 24
+    assert all((tmp_path / f"copy/{n}").read_bytes() == body for n in range(24))

@@ -171,14 +171,14 @@ def by_tensorstore(case: Case, path: Path) -> None:
     tensorstore.open(spec, create=True).result().write(case.values).result()
 
 
-def read_zarr(path: Path) -> Values:
-    """Read all of a folder's array with zarr-python."""
-    return np.asarray(zarr.open_array(path, mode="r")[...])
+def read_zarr(store: Any) -> Values:
+    """Read all of an array with zarr-python, from a folder or a store."""
+    return np.asarray(zarr.open_array(store, mode="r")[...])
 
 
-def read_tensorstore(path: Path) -> Values:
-    """Read all of a folder's array with TensorStore."""
-    spec = {"driver": "zarr3", "kvstore": f"file://{path}/"}
+def read_tensorstore(path: Path | Json) -> Values:
+    """Read all of an array with TensorStore, from a folder or what describes a store."""
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/" if isinstance(path, Path) else path}
     return np.asarray(tensorstore.open(spec).result().read().result())
 
 

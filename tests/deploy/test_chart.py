@@ -1,35 +1,77 @@
-"""What Helm makes of the chart is what Kubernetes and the service take."""
+"""What Helm makes of the chart is what Kubernetes, nginx and the service take."""
 
 import json
 import re
 import subprocess
+import time
 import tomllib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import httpx
 import kubernetes_validate
+import numpy as np
 import pytest
 import trustme
 import yaml
+import zarr
 
 from app.server import STOP_S
 from app.settings import load
-from tests.deploy.charts import (
+from tests.deploy.naming import Names, naming
+from tests.deploy.programs import (
     BALANCER,
     CHART,
     EVERYTHING,
     GATEWAY,
     KUBERNETES,
+    NGINX_VERSION,
+    ROOT,
     Chart,
     Rendered,
+    helm,
+    new_nginx,
 )
-from tests.deploy.dockerfile import ROOT
-from tests.deploy.programs import NGINX_VERSION, new_nginx
+from tests.gateways import forked, of_dataset
+from tests.seaweedfs import free_ports
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
 RESOLVER = "kube-dns.kube-system.svc"
+
+
+@pytest.fixture(scope="module")
+def chart(request: pytest.FixtureRequest) -> Chart:
+    """Find Helm."""
+    return Chart(helm(request))
+
+
+@pytest.fixture(scope="module")
+def plain(chart: Chart) -> Rendered:
+    """Render with the default values."""
+    return chart.render()
+
+
+@pytest.fixture(scope="module")
+def everything(chart: Chart) -> Rendered:
+    """Render with everything on."""
+    return chart.render(EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def direct(chart: Chart) -> Rendered:
+    """Render with nginx that speaks TLS itself."""
+    return chart.render(**{"balancer.tls.secretName": "certificate", "ipv6": True})
+
+
+@pytest.fixture(params=["plain", "everything", "direct"])
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    """Render with each."""
+    found: Rendered = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.mark.parametrize("values", [(), (f"--values={EVERYTHING}",)], ids=["plain", "everything"])
@@ -265,3 +307,182 @@ def test_nginx_takes_the_files_of_the_chart(
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert "[warn]" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rendered_hosts"), [([], [None]), (["*.a.test", "b.test"], ["*.a.test", "b.test"])]
+)
+def test_an_ingress_leads_to_nginx(
+    chart: Chart, hosts: list[str], rendered_hosts: list[str | None]
+) -> None:
+    """From each host, or from all where none is named, to a port of the Service."""
+    resources = chart.render(**{"ingress.enabled": True, "ingress.hosts": hosts}).resources
+    ingress, service = (resources[kind, "demo-shardgate"] for kind in ("Ingress", "Service"))
+    kubernetes_validate.validate(ingress, KUBERNETES[-1], strict=True)
+    rules = ingress["spec"]["rules"]
+
+    assert [rule.get("host") for rule in rules] == rendered_hosts
+    for rule in rules:
+        (path,) = rule["http"]["paths"]
+        assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
+
+
+def test_selectors_find_the_pods_they_mean(everything: Rendered) -> None:
+    """Each of them fits the labels of one Deployment."""
+    resources = everything.resources
+    labels = {name: resources["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+              for kind, name in resources if kind == "Deployment"}  # fmt: skip
+    meant = {
+        ("Service", "demo-shardgate"): BALANCER[1],
+        ("Service", "demo-shardgate-replicas"): GATEWAY[1],
+        ("PodDisruptionBudget", "demo-shardgate-gateway"): GATEWAY[1],
+        ("PodDisruptionBudget", "demo-shardgate-balancer"): BALANCER[1],
+        ("NetworkPolicy", "demo-shardgate"): GATEWAY[1],
+        ("NetworkPolicy", "demo-shardgate-balancer"): BALANCER[1],
+    }
+    for resource, owner in meant.items():
+        spec = resources[resource]["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        selector = selector.get("matchLabels", selector)
+        assert [name for name, own in labels.items() if selector.items() <= own.items()] == [owner]
+
+
+def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
+    """It selects the headless Service, and a port that this has."""
+    monitor = everything.resources["ServiceMonitor", "demo-shardgate"]["spec"]
+    service = everything.resources["Service", "demo-shardgate-replicas"]
+
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["authorization"] == {"credentials": {"name": "shardgate", "key": "metrics"}}
+
+
+def test_the_balancer_may_reach_what_it_asks(everything: Rendered) -> None:
+    """Gateways at the port they listen on, and name servers."""
+    to_gateways, to_names = everything.resources["NetworkPolicy", "demo-shardgate-balancer"][
+        "spec"
+    ]["egress"]
+    (gateway,) = everything.pods()[GATEWAY[1]]["containers"]
+    labels = everything.resources[GATEWAY]["spec"]["template"]["metadata"]["labels"]
+
+    assert to_gateways["to"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert to_gateways["ports"] == [{"port": gateway["ports"][0]["containerPort"]}]
+    assert {(each["port"], each["protocol"]) for each in to_names["ports"]} == {
+        (port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")
+    }
+
+
+@pytest.mark.parametrize("clients", [[], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]])
+def test_who_reaches_the_balancer_can_be_told(chart: Chart, clients: list[object]) -> None:
+    """Everybody, if nobody is named."""
+    policy = chart.render(**{"networkPolicy.clients": clients}).resources[
+        "NetworkPolicy", "demo-shardgate-balancer"
+    ]
+    (rule,) = policy["spec"]["ingress"]
+
+    assert rule.get("from", []) == clients
+
+
+def test_all_listen_on_ipv6_where_they_are_told(plain: Rendered, direct: Rendered) -> None:
+    """Beside IPv4."""
+    expected = ((plain, ["8080"], None), (direct, ["8443", "[::]:8443"], "::"))
+    for rendered, listens, host in expected:
+        site = rendered.resources["ConfigMap", BALANCER[1]]["data"]["site.conf"]
+        (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
+        variables = {each["name"]: each["value"] for each in gateway["env"]}
+        assert re.findall(r"listen (\S+)", site) == listens
+        assert variables.get("SHARDGATE_SERVER__HOST") == host
+
+
+SERVICE: Final = "demo-shardgate-replicas.lab.svc.cluster.local"
+REPLICAS: Final = 3
+SHARDS: Final = 24
+CHUNKS: Final = 4
+"""Of each shard."""
+LONGEST_S: Final = 20.0
+
+
+class Balanced:
+    """nginx, and the names that it asks for."""
+
+    def __init__(self, names: Names, client: httpx.Client, output: Path) -> None:
+        self.names = names
+        self._client = client
+        self._output = output
+
+    def read(self) -> dict[int, set[str]]:
+        """Read every chunk, and tell where those of each shard came from."""
+        before = len(self._logged())
+        for chunk in range(SHARDS * CHUNKS):
+            assert self._client.get(f"/data/c/{chunk}").content == bytes([chunk])
+        replicas = defaultdict(set)
+        for line in self._logged(before, at_least=SHARDS * CHUNKS):
+            replicas[int(line["path"].rpartition("/")[2]) // CHUNKS].add(line["replica"])
+        return dict(replicas)
+
+    def _logged(self, since: int = 0, at_least: int = 0) -> list[dict[str, str]]:
+        deadline = time.monotonic() + LONGEST_S
+        while True:
+            lines = [line for line in self._output.read_text().splitlines() if "/data/c/" in line]
+            if len(lines) >= since + at_least:
+                return [json.loads(line) for line in lines[since:]]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanced]:
+    """Run three gateways, a name server that knows them, and nginx as the chart has it."""
+    made = zarr.create_array(
+        tmp_path / "data", shape=(SHARDS * CHUNKS,), shards=(CHUNKS,), chunks=(1,), dtype="u1",
+        compressors=None, fill_value=255,
+    )  # fmt: skip
+    made[:] = np.arange(SHARDS * CHUNKS, dtype="u1")
+    with ExitStack() as stack:
+        environ = of_dataset(str(tmp_path / "data"))
+        gateways = [stack.enter_context(forked(environ)) for _ in range(REPLICAS)]
+        ports = [int(gateway.url.rpartition(":")[2]) for gateway in gateways]
+        names = Names(SERVICE, {f"10-0-0-{n}": port for n, port in enumerate(ports)})
+        resolver = stack.enter_context(naming(names))
+        (port,) = free_ports(1)
+        files = Chart(helm(request)).render(**{"balancer.resolver": resolver})
+        for name, text in files.resources["ConfigMap", "demo-shardgate-balancer"]["data"].items():
+            here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
+            (tmp_path / name).write_text(here.replace("valid=5s", "valid=1s"))
+        output = tmp_path / "output"
+        told = ["-p", f"{tmp_path}", "-e", "stderr", "-c", f"{tmp_path}/nginx.conf"]
+        command = [new_nginx(request), *told, "-g", "daemon off;"]
+        with output.open("wb") as written:
+            process = stack.enter_context(subprocess.Popen(command, stdout=written, stderr=written))
+        stack.callback(process.terminate)
+        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
+        _wait_until_it_answers(client, output)
+        yield Balanced(names, client, output)
+
+
+def _wait_until_it_answers(client: httpx.Client, output: Path) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while True:
+        with suppress(httpx.TransportError):
+            if client.get("/data/zarr.json").is_success:
+                return
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)
+
+
+def test_replicas_are_found_and_forgotten(balanced: Balanced) -> None:
+    """Each shard has one of them, and only those of one that goes get another."""
+    before = balanced.read()
+    assert {len(replicas) for replicas in before.values()} == {1}
+    assert len(set.union(*before.values())) == REPLICAS
+
+    gone, port = next(iter(balanced.names.pods.items()))
+    balanced.names.pods = {k: v for k, v in balanced.names.pods.items() if k != gone}
+    deadline = time.monotonic() + LONGEST_S
+    while f"127.0.0.1:{port}" in set.union(*(after := balanced.read()).values()):
+        assert time.monotonic() < deadline
+
+    assert {shard for shard in before if before[shard] != after[shard]} == {
+        shard for shard in before if before[shard] == {f"127.0.0.1:{port}"}
+    }

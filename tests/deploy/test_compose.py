@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from tests.deploy.dockerfile import ROOT, Stage, image, stages
 from tests.deploy.naming import Names, naming
-from tests.deploy.programs import NGINX_VERSION, need, new_nginx
+from tests.deploy.programs import NGINX_VERSION, ROOT, Stage, image, need, new_nginx, stages
 from tests.seaweedfs import free_ports, own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"

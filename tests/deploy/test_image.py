@@ -1,7 +1,8 @@
-"""The image: built from the Dockerfile, and run with a root file system that is read-only."""
+"""What the Dockerfile describes, and the image that is built from it."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,35 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.deploy.dockerfile import ROOT
+from tests.deploy.programs import ROOT, Stage, image, stages
 from tests.seaweedfs import free_ports
+
+NOT_ROOT: Final = re.compile(r"[1-9]\d*:[1-9]\d*")
+soak = pytest.mark.soak
+
+
+def test_the_image_takes_nothing_from_the_build_but_its_environment() -> None:
+    """Neither sources nor tools of the build come along."""
+    assert image().base != "build"
+    assert image().values("COPY") == ["--from=build /venv /venv"]
+
+
+@pytest.mark.parametrize("stage", stages()[1:], ids=lambda stage: stage.name or "image")
+def test_what_runs_is_not_root(stage: Stage) -> None:
+    """The user is a number, so that Kubernetes can tell that it is not root."""
+    assert NOT_ROOT.fullmatch(stage.values("USER")[-1])
+
+
+def test_signals_reach_the_service() -> None:
+    """No shell is before it, which would keep SIGTERM to itself."""
+    assert image().command("ENTRYPOINT") == ["shardgate"]
+    assert image().command("CMD") == ["serve"]
+
+
+def test_health_is_asked_without_a_shell() -> None:
+    """The image needs no shell, and no other program than Python."""
+    assert image().command("HEALTHCHECK")[0] == "python"
+
 
 PROGRAMS: Final = ("buildah", "debootstrap", "unshare", "setpriv")
 _BASE: Final = "docker.io/library/python:3.12-slim"
@@ -145,8 +173,6 @@ class Builder:
         return done.stdout.strip()
 
 
-pytestmark = pytest.mark.soak
-
 IMPORTED: Final = """
 import os, sys
 import app.__main__, app.cli, app.server, uvicorn.lifespan.on, uvicorn.loops.uvloop
@@ -157,7 +183,7 @@ sys.exit(any(file and not os.path.exists(file) for file in files))
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Generator[Image]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Generator[Image]:
     """Build it: that takes minutes."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0 or sys.base_prefix == "/usr":
@@ -189,12 +215,12 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def serving(image: Image, data: Path) -> Generator[Running]:
+def serving(built: Image, data: Path) -> Generator[Running]:
     """Run its own command, and wait until it answers."""
     (port,) = free_ports(1)
-    command = [*image.config["Entrypoint"], *image.config["Cmd"]]
+    command = [*built.config["Entrypoint"], *built.config["Cmd"]]
     begun = time.monotonic()
-    process = image.start(
+    process = built.start(
         command, data, SHARDGATE_SERVER__PORT=str(port), SHARDGATE_DATASETS__A__URL="/mnt/a.zarr"
     )
     try:
@@ -216,9 +242,10 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_a_chunk_is_read_through_it(image: Image, array: Path) -> None:
+@soak
+def test_a_chunk_is_read_through_it(built: Image, array: Path) -> None:
     """Its command, as its user, with nothing to write to, serves what is mounted."""
-    with serving(image, array) as running:
+    with serving(built, array) as running:
         with urlopen(f"http://127.0.0.1:{running.port}/a/c/1/2") as answer:
             body = answer.read()
         status = Path(f"/proc/{running.process.pid}/status").read_text()
@@ -226,49 +253,55 @@ def test_a_chunk_is_read_through_it(image: Image, array: Path) -> None:
     assert body == bytes([20, 21, 28, 29])
     assert "\nUid:\t65532\t65532\t65532\t65532\n" in status
     assert "\nCapEff:\t0000000000000000\n" in status
-    print(f"{image.nbytes / 1e6:.0f} MB, answers after {running.started_s:.1f} s")
+    print(f"{built.nbytes / 1e6:.0f} MB, answers after {running.started_s:.1f} s")
 
 
-def test_its_health_is_told(image: Image, array: Path) -> None:
+@soak
+def test_its_health_is_told(built: Image, array: Path) -> None:
     """The check succeeds while the service answers, and only then."""
-    _, *check = image.config["Healthcheck"]["Test"]
-    with serving(image, array) as running:
+    _, *check = built.config["Healthcheck"]["Test"]
+    with serving(built, array) as running:
         here = [word.replace("8000", str(running.port)) for word in check]
-        assert image.run(here, array) == 0
-    assert image.run(here, array) != 0
+        assert built.run(here, array) == 0
+    assert built.run(here, array) != 0
 
 
-def test_it_ends_when_told(image: Image, array: Path) -> None:
+@soak
+def test_it_ends_when_told(built: Image, array: Path) -> None:
     """SIGTERM reaches the service, which succeeds."""
-    with serving(image, array) as running:
+    with serving(built, array) as running:
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(5) == 0
 
 
+@soak
 @pytest.mark.parametrize("tool", ["cc", "gcc", "g++", "ld", "make", "pip", "pip3"])
-def test_it_has_no_build_tools(image: Image, tool: str) -> None:
+def test_it_has_no_build_tools(built: Image, tool: str) -> None:
     """Who gets in finds nothing to build or install with."""
     folders = ("venv/bin", "usr/local/bin", "usr/bin", "usr/sbin", "bin", "sbin")
-    assert [each for each in folders if os.path.lexists(image.root / each / tool)] == []
+    assert [each for each in folders if os.path.lexists(built.root / each / tool)] == []
 
 
+@soak
 @pytest.mark.parametrize("module", ["pip", "ensurepip"])
-def test_python_has_no_installer(image: Image, array: Path, module: str) -> None:
+def test_python_has_no_installer(built: Image, array: Path, module: str) -> None:
     """Neither for the service nor beside it."""
     for python in ("/venv/bin/python", "/usr/local/bin/python3"):
-        assert image.run([python, "-c", "import sys"], array) == 0
-        assert image.run([python, "-c", f"import {module}"], array) == 1
+        assert built.run([python, "-c", "import sys"], array) == 0
+        assert built.run([python, "-c", f"import {module}"], array) == 1
 
 
-def test_nothing_is_compiled_at_the_start(image: Image, array: Path) -> None:
+@soak
+def test_nothing_is_compiled_at_the_start(built: Image, array: Path) -> None:
     """All that the service imports has its bytecode beside it."""
-    assert image.run(["python", "-c", IMPORTED], array) == 0
+    assert built.run(["python", "-c", IMPORTED], array) == 0
 
 
-def test_it_is_small(image: Image) -> None:
+@soak
+def test_it_is_small(built: Image) -> None:
     """What is added to Python takes a quarter of a gigabyte at most."""
     added = subprocess.run(
-        ["du", "-sb", image.root / "venv"], check=True, capture_output=True, text=True
+        ["du", "-sb", built.root / "venv"], check=True, capture_output=True, text=True
     ).stdout
 
     assert int(added.split()[0]) < 256e6, sys.version

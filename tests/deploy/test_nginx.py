@@ -1,17 +1,36 @@
-"""What nginx, configured as in `deploy/`, passes on, and what it keeps."""
+"""Nginx, configured as in `deploy/`: what it passes on, what it keeps, how much it does at once."""
 
 import http.client
 import os
 import re
+import ssl
+import time
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from math import prod
+from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
+import yaml
 
-from tests.deploy.balancer import Balancer, balancing, has_ipv6
-from tests.deploy.conftest import TOKEN
-from tests.deploy.recorder import Received, Recorder, recording
+from app.settings import DatasetSettings, Settings
+from app.storage.contract import ObjectStore
+from tests.attacks.raw import heard, statuses
+from tests.attacks.test_smuggling import LAST, UNCLEAR
+from tests.clients.services import Watched
+from tests.deploy.balancer import (
+    TOKEN,
+    Balancer,
+    Received,
+    Recorder,
+    balancing,
+    has_ipv6,
+    recording,
+)
+from tests.deploy.programs import CHART, ROOT
+from tests.serving import serving
 
 PATHS: Final = (
     "/em/c/0/1",
@@ -288,3 +307,105 @@ def test_bodies_are_passed_on_as_they_arrive(
     written = [path for path in balancer.folder.rglob("nginx-*/**/*") if path.is_file()]
     assert written == []
     assert "buffered to a temporary file" not in balancer.output
+
+
+CONFIGURATION: Final = ROOT / "deploy/nginx/nginx.conf"
+WITH_ONE_PLACE: Final = "limit_conn requests 1;"
+
+
+def test_requests_at_once_have_a_bound(tmp_path: Path) -> None:
+    """One too many is told to come again, and has a place once another is gone."""
+    with recording() as recorder, balancing(tmp_path, [recorder.url]) as balancer:
+        path = tmp_path / "nginx.conf"
+        path.write_text(path.read_text().replace("limit_conn requests 1024;", WITH_ONE_PLACE))
+        balancer.send_to([recorder.url])
+        with balancer.client() as client:
+            with uploading(balancer):
+                refused = until(client, 503)
+            until(client, 200)
+
+    assert refused.json()["detail"] == "too many requests are under way"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["x-request-id"]
+
+
+@contextmanager
+def uploading(balancer: Balancer) -> Generator[None]:
+    """Have a request under way, whose body does not come."""
+    with balancer.connection() as connection:
+        connection.sendall(b"PUT /em/c/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        yield
+
+
+def until(client: httpx.Client, status: int) -> httpx.Response:
+    """Ask until the answer is *status*."""
+    deadline = time.monotonic() + 9
+    while (answer := client.get("/em/c/0")).status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+def test_the_chart_gives_the_memory_that_is_needed_at_worst() -> None:
+    """What all requests and connections can hold leaves a part of the limit to nginx itself."""
+    text = CONFIGURATION.read_text("utf-8")
+
+    def found(name: str) -> list[int]:
+        [values] = re.findall(rf"^ *(?:.*[{{] )?{name} ([^;]*);", text, re.MULTILINE)
+        return [int(n) * (1024 if k else 1) for n, k in re.findall(r"\b(\d+)(k?)\b", values)]
+
+    buffers = ("large_client_header_buffers", "proxy_buffers")
+    request_nbytes = sum(prod(found(name)) for name in buffers) + 2 * found("proxy_buffer_size")[0]
+    [requests], [workers] = found("limit_conn"), found("worker_processes")
+    connections = workers * found("worker_connections")[0]
+    needed_mib = (requests * request_nbytes + connections * 32 * 1024) / 2**20
+
+    limits = yaml.safe_load((CHART / "values.yaml").read_text())["balancer"]["resources"]["limits"]
+    assert f"At worst {needed_mib:.0f} MiB, of {limits['memory'].removesuffix('Mi')}" in text
+    assert needed_mib < 0.95 * int(limits["memory"].removesuffix("Mi"))
+
+
+SHAPES = list(UNCLEAR.values())
+HIDDEN = b"GET /any/hidden-%d HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    """Collect the keys that the store is asked for."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def before_gateway(keys: set[str], tmp_path_factory: pytest.TempPathFactory) -> Generator[Balancer]:
+    """Run nginx before a gateway."""
+    folder: Path = tmp_path_factory.mktemp("nginx")
+    settings = Settings(datasets={"any": DatasetSettings(url="memory://any", writable=True)})
+
+    def watched(store: ObjectStore) -> ObjectStore:
+        return Watched(store, lambda ref: keys.add(ref.key))
+
+    with serving(settings, wrap=watched) as url, balancing(folder, [url]) as running:
+        yield running
+
+
+def exchange_tls(before_gateway: Balancer, request: bytes) -> bytes:
+    """Send *request* through nginx, and read until it closes."""
+    with before_gateway.connection() as connection:
+        connection.sendall(request)
+        try:
+            return heard(connection)
+        except (TimeoutError, ssl.SSLError):
+            return b""
+
+
+@pytest.mark.parametrize("number", range(len(SHAPES)), ids=list(UNCLEAR))
+def test_no_request_is_hidden_in_another(
+    before_gateway: Balancer, keys: set[str], number: int
+) -> None:
+    """A gateway answers what nginx has passed on, and nothing else."""
+    received = exchange_tls(before_gateway, SHAPES[number] + HIDDEN % number + LAST)
+
+    assert len(statuses(received)) <= 3
+    if f"hidden-{number}" in keys:
+        logged = (before_gateway.folder / "output").read_bytes()
+        assert b"/any/hidden-%d" % number in logged

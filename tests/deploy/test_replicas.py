@@ -1,31 +1,98 @@
 """Three replicas before SeaweedFS, and nginx before them, as an operator runs them."""
 
 import asyncio
+import itertools
 import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 import fsspec
 import httpx
+import icechunk
 import numpy as np
 import pytest
 import zarr
 from zarr.storage import FsspecStore
 
-from tests.deploy.balancer import Balancer, balancing
-from tests.deploy.conftest import TOKEN
-from tests.deploy.containers import by_shard, by_shard_of_volume, keys_of_many
-from tests.gateways import Environ, Gateway, forked
+from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
+from tests.clients.precomputed.volumes import Scale, Volume, by_tensorstore, sharding
+from tests.deploy.balancer import TOKEN, Balancer, balancing
+from tests.gateways import Environ, Gateway, forked, of_dataset
 from tests.histories import Write, possible
 from tests.labs import SMALL, Lab, value
+from tests.seaweedfs import SeaweedFS
+
+SHAPE: Final = (64, 64)
+SHARD: Final = 16
+CHUNK: Final = 4
+ARRAY: Final[dict[str, Any]] = {
+    "shape": SHAPE,
+    "shards": (SHARD, SHARD),
+    "chunks": (CHUNK, CHUNK),
+    "dtype": "u1",
+    "compressors": None,
+}
+MANY: Final = (4, 4, 4)
+"""Shards of the array ``many``, whose indexes have 512 KiB each."""
+
+
+def write_containers(root: Path) -> None:
+    """Write ``array``, ``many``, ``volume``, and ``array`` in ``repository``."""
+    values = np.random.default_rng(7).integers(1, 256, SHAPE, dtype="u1")
+    zarr.create_array(root / "array", **ARRAY)[...] = values
+    write_many_shards(root / "many", MANY)
+    _write_volume(root / "volume")
+    _write_repository(root / "repository", values)
+
+
+def _write_volume(path: Path) -> None:
+    how = sharding((2, 1, 3), index="gzip", data="gzip")
+    values = np.random.default_rng(8).integers(0, 256, (32, 32, 32, 1), dtype="u1")
+    scale = Scale(values, how, chunk=(8, 8, 8), resolution=(1, 1, 1))
+    by_tensorstore(Volume("", by_tensorstore, [scale]), path, sharded=True)
+
+
+def _write_repository(path: Path, values: Any) -> None:
+    storage = icechunk.local_filesystem_storage(str(path))
+    session = icechunk.Repository.create(storage).writable_session("main")
+    zarr.create_array(session.store, name="array", **ARRAY)[...] = values
+    session.commit("written")
+
+
+def by_shard(lead: str) -> dict[Any, list[str]]:
+    """Give the keys of the inner chunks of each shard of the array below *lead*."""
+    per_shard = SHARD // CHUNK
+    keys: dict[Any, list[str]] = {}
+    for coords in itertools.product(*(range(size // CHUNK) for size in SHAPE)):
+        shard = tuple(at // per_shard for at in coords)
+        keys.setdefault(shard, []).append(f"{lead}/{chunk_key(coords)}")
+    return keys
+
+
+def by_shard_of_volume() -> dict[Any, list[str]]:
+    """Give the names of the chunks of each shard: eight neighbours, by their Morton codes."""
+    keys: dict[Any, list[str]] = {}
+    for x, y, z in itertools.product(range(4), repeat=3):
+        bits = (at >> bit & 1 for bit in range(2) for at in (x, y, z))
+        code = sum(value << shift for shift, value in enumerate(bits))
+        bounds = (f"{8 * at}-{8 * at + 8}" for at in (x, y, z))
+        keys.setdefault(code >> 3, []).append(f"volume/1_1_1/{'_'.join(bounds)}")
+    return keys
+
+
+def keys_of_many() -> list[str]:
+    """Name a chunk of each shard of ``many``."""
+    return [f"many/{key}" for key in many_keys(MANY)]
+
 
 _READERS: Final = 12
 _WRITERS: Final = 6
@@ -92,6 +159,44 @@ import sys, tensorstore
 spec = {"driver": "zarr3", "kvstore": {"driver": "http", "base_url": sys.argv[1]}}
 sys.stdout.buffer.write(tensorstore.open(spec).result().read().result().tobytes())
 """
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS) -> Lab:
+    """Write what is served."""
+    folder = tmp_path_factory.mktemp("deployed")
+    write_containers(folder)
+    seaweedfs.upload_folder(folder, folder.name)
+    return Lab(folder, seaweedfs)
+
+
+@pytest.fixture(scope="module")
+def environ(lab: Lab) -> Environ:
+    """Configure all replicas alike, with a private dataset beside ``data``."""
+    digest = sha256(TOKEN.encode()).hexdigest()
+    return of_dataset(lab.url, lab.seaweedfs) | {
+        "SHARDGATE_DATASETS__PRIVATE__URL": lab.url,
+        "SHARDGATE_SERVER__TRUSTED_PROXIES": '["127.0.0.0/8"]',
+        "SHARDGATE_DATASETS__PRIVATE__READ": '["viewer"]',
+        "SHARDGATE_CALLERS__VIEWER__TOKEN_SHA256": f'["{digest}"]',
+    }
+
+
+@pytest.fixture(scope="module")
+def replicas(environ: Environ) -> Generator[list[Gateway]]:
+    """Start three."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(forked(environ)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def balancer(
+    tmp_path_factory: pytest.TempPathFactory, replicas: list[Gateway]
+) -> Generator[Balancer]:
+    """Start nginx before them."""
+    folder: Path = tmp_path_factory.mktemp("nginx")
+    with balancing(folder, [replica.url for replica in replicas]) as running:
+        yield running
 
 
 def routed(balancer: Balancer, keys: Iterable[str]) -> dict[str, str]:
@@ -270,26 +375,26 @@ def test_boto3_reads_writes_and_lists_through_it(balancer: Balancer) -> None:
     assert (listed["Key"], listed["Size"]) == ("objects/a b%2Fc/é", len(body))
 
 
-CHUNK: Final = "/data/array/c/0/0"
+STORED: Final = "/data/array/c/0/0"
 GZIP: Final = "/data/volume/1_1_1/0-8_0-8_0-8"
 
 
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
-        ("GET", CHUNK, {"origin": "https://viewer.example"}),
-        ("HEAD", CHUNK, {}),
-        ("GET", CHUNK, {"range": "bytes=2-5"}),
-        ("GET", CHUNK, {"range": "bytes=99-"}),
-        ("GET", CHUNK, {"if-none-match": "*"}),
-        ("GET", CHUNK, {"if-match": '"another"'}),
+        ("GET", STORED, {"origin": "https://viewer.example"}),
+        ("HEAD", STORED, {}),
+        ("GET", STORED, {"range": "bytes=2-5"}),
+        ("GET", STORED, {"range": "bytes=99-"}),
+        ("GET", STORED, {"if-none-match": "*"}),
+        ("GET", STORED, {"if-match": '"another"'}),
         ("GET", GZIP, {"accept-encoding": "gzip"}),
         ("GET", GZIP, {"accept-encoding": "identity"}),
         ("GET", "/data/array/c/99/99", {}),
         ("GET", "/data/array//c/0/0", {}),
         ("GET", "/data/array/c%2F0%2F0", {}),
         ("GET", "/none/c/0/0", {}),
-        ("OPTIONS", CHUNK, {"access-control-request-headers": "range", "origin": "https://a.b"}),
+        ("OPTIONS", STORED, {"access-control-request-headers": "range", "origin": "https://a.b"}),
         ("DELETE", "/data/array/c/99/99", {}),
         ("GET", "/data/", {}),
         ("GET", "/api/datasets", {}),

@@ -1,17 +1,24 @@
-"""A store that is reached directly by one gateway, and by others through a proxy that spoils."""
+"""Stores that are reached directly by one gateway, and by others through a proxy that spoils."""
 
-from collections.abc import Generator
+import json
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
+import numpy as np
+import zarr
+import zstandard
 
+from tests.committing import Client, put_array, put_chunks, put_group
 from tests.gateways import Gateway, Start, of_dataset
 from tests.labs import SMALL, Lab, value
 from tests.seaweedfs import SeaweedFS
+from tests.sessions import GROUP, array_document
 from tests.storage.proxy import Mishap, Proxy
+from tests.writable_repositories import Api, Place, new_place
 
 DEADLINE_S: Final = 60
 """Nothing hangs: all is answered by then."""
@@ -60,3 +67,187 @@ def opened(seaweedfs: SeaweedFS, folder: Path, start: Start) -> Generator[Site]:
         proxy = stack.enter_context(Proxy(seaweedfs.endpoint_url).running())
         client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
         yield Site(lab, healthy, proxy, start, client)
+
+
+NOWHERE: Final = "0" * 20
+"""No snapshot has this id."""
+NBYTES: Final = 600
+"""Of a chunk that is too large to be kept in a manifest."""
+IMPATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE_S": "3"}
+PATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "30", "SHARDGATE_LIMITS__DEADLINE_S": "30"}
+
+
+class RepositorySite:
+    """A repository in SeaweedFS, a gateway that nothing happens to, and the proxy."""
+
+    def __init__(self, place: Place, healthy: Client, proxy: Proxy, start: Start) -> None:
+        self.place = place
+        self.healthy = healthy
+        self.proxy = proxy
+        self._start = start
+        self.chunk_id = healthy.chunk()
+        healthy.commit(put_group("/"), put_array("/a", 4, 4), message="first")
+        session_id = begun(healthy)
+        document = json.dumps(array_document((2 * NBYTES,), (NBYTES,))).encode()
+        for key, data in {"b/zarr.json": document, "b/c/1": b"\x07" * NBYTES}.items():
+            assert put(healthy, session_id, key, data).is_success
+        assert asked(healthy, session_id, message="b").is_success
+
+    @contextmanager
+    def behind_proxy(
+        self, limits: Mapping[str, str] = IMPATIENT
+    ) -> Generator[tuple[Gateway, Client]]:
+        """Run a gateway that has found out already what the store can do."""
+        self.proxy.spoil([], Mishap.ERROR)
+        environ = configured(self.place, self.proxy.url)
+        with (
+            closing(self._start(environ | dict(limits))) as made,
+            client_of(made, self.place) as client,
+        ):
+            tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})
+            assert tried.status_code == 404, tried.text
+            yield made, client
+
+
+class Commit:
+    """A commit by one request, unlike others, and with a key of its own."""
+
+    steps = 8
+    """So many requests it takes at least: reads, manifest, snapshot, log, backup, swap."""
+    kind = "commit"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        self.site = site
+        self.number = number
+        self.message = f"{self.kind} {number}"
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Ask for the commit."""
+        chunk = put_chunks("/a", self.site.chunk_id, [self.number % 2, self.number // 2 % 2])
+        return client.ask(chunk, key=f"k{self.number}", message=self.message)
+
+    def commit(self, client: Client) -> str:
+        """Commit, and return the id of the snapshot."""
+        answer = self.ask(client)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["snapshot_id"])
+
+    def release(self) -> None:
+        """Let time pass until nobody holds what is committed."""
+
+    def demand(self, *, acknowledged: str | None) -> None:
+        """Ask once more, and be sure that there is one such commit, with all that was written."""
+        made = self.commit(self.site.healthy)
+        assert acknowledged in (None, made)
+        messages = self.site.healthy.messages()
+        assert (messages.count(self.message), messages[0]) == (1, self.message)
+        self._demand_values()
+
+    def _demand_values(self) -> None:
+        values = self.site.healthy.values("a")
+        assert values[self.number % 2 * 2][self.number // 2 % 2 * 2] == 1
+
+
+class Session(Commit):
+    """A session with changes of every kind in it, which tell it from all others."""
+
+    steps = 14
+    """So many requests its commit takes: sealed, listed, read, checked, committed, marked."""
+    kind = "session"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        super().__init__(site, number)
+        self.session_id = begun(site.healthy)
+        changes = {
+            "a/c/0/0": self._value * 4,
+            "b/c/0": self._value * NBYTES,
+            f"g{number}/zarr.json": GROUP,
+            "b/c/1": None if number % 2 else b"\x07" * NBYTES,
+        }
+        for key, data in changes.items():
+            assert self.put(site.healthy, key, data).is_success
+
+    def put(self, client: Client, key: str, data: bytes | None) -> httpx.Response:
+        """Write a key, or take it away."""
+        return put(client, self.session_id, key, data)
+
+    def get(self, client: Client, key: str) -> bytes | None:
+        """Read a key."""
+        answer = client.api.client.get(f"/repo/@session.{self.session_id}/{key}")
+        assert answer.status_code in {200, 404}, answer.text
+        return answer.content if answer.is_success else None
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Ask for the commit."""
+        return asked(client, self.session_id, message=self.message)
+
+    def release(self) -> None:
+        """Write into the stored session that whoever has sealed it has had his time."""
+        server, name = self.site.place.seaweedfs, self.site.place.folder.name
+        assert server is not None
+        key = f"{name}/sessions/{self.session_id}.session"
+        found = server.client.get_object(Bucket=server.bucket, Key=key)["Body"].read()
+        document = json.loads(zstandard.decompress(found))
+        if document["state"]["is"] == "sealed":
+            document["state"]["until_s"] = 0
+            server.put(key, zstandard.compress(json.dumps(document).encode()))
+
+    def _demand_values(self) -> None:
+        store = self.site.healthy.repo.readonly_session("main").store
+        group: Any = zarr.open_group(store, mode="r")
+        assert f"g{self.number}" in group
+        assert np.all(group["a"][:2, :2] == self._value[0])
+        values = group["b"][:].reshape(2, NBYTES)
+        assert np.all(values[0] == self._value[0])
+        assert np.all(values[1] == (0 if self.number % 2 else 7))
+
+    @property
+    def _value(self) -> bytes:
+        return bytes([1 + self.number % 250])
+
+
+def configured(place: Place, endpoint_url: str | None = None) -> dict[str, str]:
+    """Configure a gateway whose dataset is the repository."""
+    server = place.seaweedfs
+    url = place.folder.as_uri() if server is None else f"s3://{server.bucket}/{place.folder.name}"
+    told = of_dataset(url, server, endpoint_url=endpoint_url)
+    return {name.replace("__DATA__", "__REPO__"): value for name, value in told.items()}
+
+
+@contextmanager
+def client_of(gateway: Gateway, place: Place) -> Generator[Client]:
+    """Write through a gateway."""
+    with httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client:
+        yield Client(Api(client), place)
+
+
+@contextmanager
+def opened_repository(
+    seaweedfs: SeaweedFS, folder: Path, start: Start
+) -> Generator[RepositorySite]:
+    """Start what nothing happens to."""
+    place = new_place(folder, seaweedfs)
+    place.create()
+    with (
+        closing(start(configured(place))) as healthy,
+        client_of(healthy, place) as client,
+        Proxy(seaweedfs.endpoint_url).running() as proxy,
+    ):
+        yield RepositorySite(place, client, proxy, start)
+
+
+def begun(client: Client) -> str:
+    """Begin a session."""
+    return str(client.api.do("POST", "/sessions", {}).json()["session_id"])
+
+
+def put(client: Client, session_id: str, key: str, data: bytes | None) -> httpx.Response:
+    """Write a key of a session, or take it away."""
+    method = "DELETE" if data is None else "PUT"
+    url = f"/repo/@session.{session_id}/{key}"
+    return client.api.client.request(method, url, content=data)
+
+
+def asked(client: Client, session_id: str, **body: Any) -> httpx.Response:
+    """Ask for the commit of a session."""
+    return client.api.send("POST", f"/sessions/{session_id}/commit", body)

@@ -1,5 +1,6 @@
-"""Gateways whose clocks are wrong, and a repository that is locked while a session goes on."""
+"""Gateways whose clocks are wrong or jump, and a repository that is locked amid a session."""
 
+import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -7,12 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
 
 from tests.committing import Client, put_array, put_group
-from tests.faults.repository_sites import client_of, configured
-from tests.faults.session_work import asked, begun, put
-from tests.gateways import AHEAD_S, Start
+from tests.faults.sites import asked, begun, client_of, configured, put
+from tests.gateways import AHEAD_S, JUMPS_S, Gateway, Start, of_dataset
+from tests.labs import SMALL, Lab, requested_lab, value
 from tests.writable_repositories import Place, new_place
 
 A_BIT_S: Final = 4
@@ -176,3 +178,89 @@ def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:
 
     assert asked(other, session_id, message="ours").status_code == 201
     folder.demand("ours", values=[[1, 2], [0, 0]])
+
+
+HOURS_S: Final = 5 * 3600
+CHUNKS: Final = {at: value(SMALL, 1, at) for at in range(SMALL.chunks)}
+NEW: Final = value(SMALL, 2, 0)
+JUMPED_S: Final = 0.1
+TTL_S: Final = 0.3
+
+
+class Site:
+    """An array, and a gateway whose clock jumps ahead or back, and then is right again."""
+
+    def __init__(self, lab: Lab, gateway: Gateway) -> None:
+        self.lab = lab
+        self.name = lab.new_array(SMALL, CHUNKS)
+        self._gateway = gateway
+        self._client = httpx.Client(base_url=f"{gateway.url}/data/{self.name}", timeout=30)
+
+    def jump(self) -> None:
+        """Let the clock jump."""
+        self._gateway.jump()
+        time.sleep(JUMPED_S)
+
+    def get(self, chunk: int) -> httpx.Response:
+        """Read a chunk."""
+        return self._client.get(f"/c/{chunk}")
+
+    def put(self, chunk: int, data: bytes) -> httpx.Response:
+        """Write a chunk."""
+        return self._client.put(f"/c/{chunk}", content=data)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._client.close()
+
+
+@pytest.fixture(params=[HOURS_S, -HOURS_S], ids=["ahead", "back"])
+def jumps(request: pytest.FixtureRequest) -> str:
+    """Choose where the clock jumps, and back."""
+    return f"{request.param} 0"
+
+
+@pytest.fixture(params=["folder", "seaweedfs"])
+def site(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    start: Start,
+    jumps: str,
+) -> Generator[Site]:
+    """Start the gateway, whose caches forget soon."""
+    lab = requested_lab(request, tmp_path_factory)
+    environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S) | {JUMPS_S: jumps}
+    with (
+        closing(start(environ | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"})) as gateway,
+        closing(Site(lab, gateway)) as site,
+    ):
+        yield site
+
+
+def test_a_jump_makes_no_chunk_absent(site: Site) -> None:
+    """A store may refuse signatures that are not of its time; afterwards it takes them again."""
+    assert site.get(1).content == CHUNKS[1]
+    site.jump()
+    during = [site.get(at) for at in (1, 2)]
+    written = site.put(0, NEW)
+    site.jump()
+
+    assert {answer.status_code for answer in during} <= {200, 403, 503}
+    assert all(each.content == CHUNKS[at] for at, each in enumerate(during, 1) if each.is_success)
+    assert site.get(2).content == CHUNKS[2]
+    assert site.get(0).content == (NEW if written.is_success else CHUNKS[0])
+    assert site.put(0, NEW).is_success
+    assert site.lab.read(site.name)[f"{site.name}/c/0"] == NEW
+
+
+@pytest.mark.parametrize("site", ["folder"], indirect=True)
+def test_what_is_kept_is_kept_no_longer(site: Site) -> None:
+    """The time that answers are kept for does not count by the clock that jumps."""
+    site.get(1)
+    site.jump()
+    other = site.lab.folder / site.name / "c"
+    for shard in other.iterdir():
+        shard.unlink()
+    time.sleep(TTL_S)
+
+    assert site.get(1).status_code == 404

@@ -1,138 +1,287 @@
-"""A gateway ends or is cut off at every step of a commit: it is there once, or not as yet."""
+"""A gateway ends, is stopped or is cut off at every step of a commit: it is made once, whole."""
 
+import time
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count, pairwise
 from typing import Any, Final
 
 import httpx
-import icechunk
 import pytest
+import zarr
 
-from tests.faults.repository_sites import Site, opened_repository
-from tests.faults.sites import DEADLINE_S
+from tests.faults.sites import (
+    DEADLINE_S,
+    NBYTES,
+    PATIENT,
+    Commit,
+    RepositorySite,
+    Session,
+    asked,
+    begun,
+    opened_repository,
+    put,
+)
 from tests.gateways import Start
 from tests.seaweedfs import SeaweedFS
+from tests.sessions import GROUP
 from tests.storage.proxy import Late, Mishap
 
-STEPS: Final = 8
-"""So many requests a commit takes at least: reads, manifest, snapshot, log, backup, swap."""
+type Kind = type[Commit]
 
-
-USUAL: Final = {Mishap.ANSWER_LOST, Mishap.CONFLICT}
-"""Those that commits are most likely to get wrong."""
-
-
-def mishaps() -> list[Any]:
-    """Name all that can become of a request; most of it takes long to try."""
-    return [
-        pytest.param(each, marks=() if each in USUAL else pytest.mark.soak, id=each.name)
-        for each in Mishap
-    ]
-
-
-KILLED: Final = [
-    pytest.param(Mishap.REQUEST_LOST, marks=pytest.mark.soak),
-    Mishap.ANSWER_LOST,
-]
-"""Before a request the repository is as it was after the one before that."""
+NUMBERS: Final = count()
+RACE_STEPS: Final = 12
+HELD_S: Final = 0.2
+"""What is written meanwhile has reached the store by then, or waits for the commit."""
+USUAL: Final = {Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT}, Session: {Mishap.ANSWER_LOST}}
+"""Those that commits are most likely to get wrong; the others take long to try."""
+soak = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
 def site(
     seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
-) -> Generator[Site]:
+) -> Generator[RepositorySite]:
     """Start what nothing happens to."""
     with opened_repository(seaweedfs, tmp_path_factory.mktemp("commits"), start) as made:
         yield made
 
 
-@pytest.mark.parametrize("moment", KILLED)
-def test_who_is_killed_at_any_step_has_committed_once_or_not(site: Site, moment: Mishap) -> None:
-    """The same request with the same key finds out, or does it; other gateways go on."""
-    nth, is_killed = 0, True
-    while is_killed:
-        number = 2 * nth + (moment is Mishap.ANSWER_LOST) * 1000
-        is_killed, acknowledged = killed(site, nth, moment, number)
-        site.demand(number, acknowledged=acknowledged)
-        nth += 1
-    assert nth > STEPS
-    assert len(set(site.healthy.messages())) == len(site.healthy.messages())
-
-
-def killed(site: Site, nth: int, moment: Mishap, number: int) -> tuple[bool, str | None]:
-    """Kill a gateway at the request *nth* that a commit takes; tell whether it got there."""
+def killed(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> bool:
+    """Kill who commits at the request *nth*; return whether he got there."""
+    acknowledged, is_killed = None, False
     with site.behind_proxy() as (doomed, client):
         site.proxy.between = doomed.kill
         site.proxy.spoil([nth], moment)
         try:
-            return False, client.commit(**site.change(number), key=f"k{number}")
+            acknowledged = work.commit(client)
         except httpx.TransportError:
             assert doomed.wait(DEADLINE_S)
-            return True, None
+            is_killed = True
         finally:
             site.proxy.between = lambda: None
+    work.release()
+    work.demand(acknowledged=acknowledged)
+    return is_killed
 
 
-LATE: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "30", "SHARDGATE_LIMITS__DEADLINE_S": "30"}
-
-
-@pytest.mark.parametrize("moment", Late)
-def test_who_is_stopped_at_any_step_has_committed_once_when_he_wakes_up(
-    site: Site, moment: Late
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        pytest.param(Commit, Mishap.REQUEST_LOST, marks=soak),
+        (Commit, Mishap.ANSWER_LOST),
+        pytest.param(Session, Mishap.REQUEST_LOST, marks=soak),
+        pytest.param(Session, Mishap.ANSWER_LOST, marks=soak),
+    ],
+)
+def test_who_is_killed_at_any_step_has_committed_once_or_not(
+    site: RepositorySite, kind: Kind, moment: Mishap
 ) -> None:
-    """Another one has made the same commit meanwhile; both are told the same."""
+    """The same request to another gateway finds out, or does it, once no lease is held."""
+    nth = 0
+    while killed(site, kind(site, next(NUMBERS)), nth, moment):
+        nth += 1
+    assert nth >= kind.steps
+    assert len(set(site.healthy.messages())) == len(site.healthy.messages())
+
+
+@pytest.mark.parametrize("nth", [1, 8, 11, 13])
+def test_another_one_goes_on_with_a_session_at_some_steps(site: RepositorySite, nth: int) -> None:
+    """The same, not at each of them."""
+    assert killed(site, Session(site, next(NUMBERS)), nth, Mishap.ANSWER_LOST)
+
+
+@pytest.mark.parametrize("body", [b"\x09" * NBYTES, pytest.param(None, marks=soak)])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(Mishap.REQUEST_LOST, marks=soak), Mishap.ANSWER_LOST]
+)
+def test_a_write_cut_off_at_each_step_is_done_or_not(
+    site: RepositorySite, moment: Mishap, body: bytes | None
+) -> None:
+    """Another gateway continues the session of the one that was killed, and commits it."""
+    nth, is_killed = 0, True
+    while is_killed:
+        session = Session(site, next(NUMBERS))
+        old = session.get(site.healthy, "b/c/0")
+        with site.behind_proxy() as (doomed, client):
+            site.proxy.between = doomed.kill
+            site.proxy.spoil([nth], moment)
+            try:
+                assert session.put(client, "b/c/0", body).is_success
+                is_killed = False
+            except httpx.TransportError:
+                assert doomed.wait(DEADLINE_S)
+            finally:
+                site.proxy.between = lambda: None
+        found = session.get(site.healthy, "b/c/0")
+        assert found == body or (is_killed and found == old)
+        assert session.put(site.healthy, "a/c/0/0", b"\x07" * 4).is_success
+        session.commit(site.healthy)
+        assert bytes(site.healthy.values("b")[:NBYTES]) == (found or bytes(NBYTES))
+        assert site.healthy.values("a")[0][0] == 7
+        nth += 1
+    assert nth > 2
+
+
+@soak
+def test_a_lease_is_over_after_a_while(site: RepositorySite) -> None:
+    """Nobody has to do anything about it but to wait."""
+    session = Session(site, next(NUMBERS))
+    with site.behind_proxy() as (doomed, client):
+        site.proxy.between = doomed.kill
+        site.proxy.spoil([6], Mishap.ANSWER_LOST)
+        with pytest.raises(httpx.TransportError):
+            session.commit(client)
+    site.proxy.between = lambda: None
+
+    session.demand(acknowledged=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "stride"),
+    [
+        (Commit, Late.REQUEST, 1),
+        (Commit, Late.ANSWER, 1),
+        (Session, Late.REQUEST, 2),
+        pytest.param(Session, Late.REQUEST, 1, marks=soak),
+        pytest.param(Session, Late.ANSWER, 1, marks=soak),
+    ],
+)
+def test_who_is_stopped_at_any_step_has_committed_once_when_he_wakes_up(
+    site: RepositorySite, kind: Kind, moment: Late, stride: int
+) -> None:
+    """Another one has made the commit meanwhile: he is told so or, of a session, to ask again."""
     nth, is_stopped = 0, True
-    with site.behind_proxy(**LATE) as (sleeper, client):
+    with site.behind_proxy(PATIENT) as (sleeper, client):
         while is_stopped:
-            number = 20_000 + nth + (moment is Late.ANSWER) * 1000
+            work = kind(site, next(NUMBERS))
             made: list[str] = []
 
-            def overtake(number: int = number, made: list[str] = made) -> None:
+            def overtake(work: Commit = work, made: list[str] = made) -> None:
                 sleeper.stop()
-                made.append(site.healthy.commit(**site.change(number), key=f"k{number}"))
+                work.release()
+                made.append(work.commit(site.healthy))
                 sleeper.go_on()
 
             site.proxy.between = overtake
             site.proxy.spoil([nth], moment)
-            told = client.commit(**site.change(number), key=f"k{number}")
+            told = work.ask(client)
+            site.proxy.spoil([], moment)
             is_stopped = bool(made)
-            assert made in ([], [told])
-            site.demand(number, acknowledged=told)
-            nth += 1
+            is_refusable = is_stopped and kind is Session
+            assert told.status_code in ({201, 503} if is_refusable else {201}), told.text
+            work.demand(acknowledged=told.json().get("snapshot_id"))
+            assert made in ([], [work.commit(site.healthy)])
+            nth += stride
     site.proxy.between = lambda: None
-    assert nth > STEPS
+    assert nth > kind.steps
 
 
-@pytest.mark.parametrize("mishap", mishaps())
-def test_one_failure_of_the_store_is_made_good(site: Site, mishap: Mishap) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mishap"),
+    [
+        pytest.param(kind, mishap, marks=() if mishap in USUAL[kind] else soak)
+        for kind in (Commit, Session)
+        for mishap in Mishap
+    ],
+)
+def test_one_failure_of_the_store_is_made_good(
+    site: RepositorySite, kind: Kind, mishap: Mishap
+) -> None:
     """Whichever request of a commit it is, the commit is made, and told."""
     nth, is_reached = 0, True
-    base = 10_000 + 1000 * list(Mishap).index(mishap)
     with site.behind_proxy() as (_, client):
         while is_reached:
-            number = base + nth
+            work = kind(site, next(NUMBERS))
             site.proxy.spoil([nth], mishap)
-            made = client.commit(**site.change(number), key=f"k{number}")
+            acknowledged = work.commit(client)
             is_reached = len(site.proxy.seen) > nth
-            site.demand(number, acknowledged=made)
+            site.proxy.spoil([], mishap)
+            work.demand(acknowledged=acknowledged)
             nth += 1
-    assert nth > STEPS
+    assert nth > kind.steps
 
 
-def test_a_store_that_fails_on_is_told_of(site: Site) -> None:
-    """What was not acknowledged is there once, or not; nobody hangs."""
+@pytest.mark.parametrize(("kind", "steps"), [(Commit, (0, 3, 6)), (Session, (0, 3, 8, 12))])
+def test_a_store_that_fails_on_is_told_of(
+    site: RepositorySite, kind: Kind, steps: tuple[int, ...]
+) -> None:
+    """Nobody hangs; what was not acknowledged is there once, and what was is not lost."""
     with site.behind_proxy() as (_, client):
-        for number, nth in enumerate((0, 3, 6), 90_000):
+        for nth in steps:
+            work = kind(site, next(NUMBERS))
             site.proxy.spoil(range(nth, 10**9), Mishap.ANSWER_LOST)
-            answer = client.ask(**site.change(number), key=f"k{number}")
+            answer = work.ask(client)
+            site.proxy.spoil([], Mishap.ERROR)
             assert answer.is_success or answer.is_server_error, answer.text
-            site.demand(number, acknowledged=None)
+            work.release()
+            work.demand(acknowledged=answer.json().get("snapshot_id"))
 
 
-def test_the_library_sees_one_line_of_history(site: Site) -> None:
-    """After all this each commit has one parent and one child, and all can be read."""
-    repo: icechunk.Repository = site.place.open()
+def test_what_is_written_amid_a_commit_is_in_it_or_refused(site: RepositorySite) -> None:
+    """Keys are written at each step of it, through the gateway that commits and another one."""
+    statuses, nth, is_reached = set[int](), 0, True
+    with site.behind_proxy(PATIENT) as (_, client), ThreadPoolExecutor(6) as pool:
+        while is_reached:
+            session_id = begun(site.healthy)
+            for key, data in written(f"old{nth}", bytes([1 + nth])).items():
+                assert put(site.healthy, session_id, key, data).is_success
+            answers: dict[str, Future[httpx.Response]] = {}
+
+            def write(
+                nth: int = nth,
+                session_id: str = session_id,
+                answers: dict[str, Future[httpx.Response]] = answers,
+            ) -> None:
+                later = written(f"new{nth}", bytes([101 + nth]))
+                for number, (key, data) in enumerate(later.items()):
+                    by = (site.healthy, client)[(number + nth) % 2]
+                    answers[key] = pool.submit(put, by, session_id, key, data)
+                time.sleep(HELD_S)
+
+            site.proxy.between = write
+            site.proxy.spoil([nth], Late.REQUEST)
+            told = asked(client, session_id, message=f"{nth}")
+            site.proxy.spoil([], Late.REQUEST)
+            assert told.status_code == 201, told.text
+            is_reached = bool(answers)
+            found = read(site, told.json()["snapshot_id"], f"new{nth}")
+            for key, answer in answers.items():
+                got = answer.result(DEADLINE_S)
+                assert got.status_code in {200, 201, 204, 409, 503}, got.text
+                statuses.add(got.status_code)
+                assert found[key] == got.is_success, (nth, key, got.text)
+            nth += 1
+    site.proxy.between = lambda: None
+    assert nth > RACE_STEPS
+    assert 409 in statuses
+    assert statuses & {200, 201, 204}
+
+
+def written(group: str, value: bytes) -> dict[str, bytes]:
+    """Name what is put: a chunk that is kept inline, one with a file of its own, and a node."""
+    return {"a/c/1/1": value * 4, "b/c/1": value * NBYTES, f"{group}/zarr.json": GROUP}
+
+
+def read(site: RepositorySite, snapshot_id: str, group: str) -> dict[str, bool]:
+    """Find by the library which of the later writes are in a snapshot."""
+    store = site.place.open().readonly_session(snapshot_id=snapshot_id).store
+    root: Any = zarr.open_group(store, mode="r")
+    values = {"a/c/1/1": root["a"][3, 3], "b/c/1": root["b"][NBYTES]}
+    later = {key: bool(value > 100) for key, value in values.items()}
+    return later | {f"{group}/zarr.json": group in root}
+
+
+def test_the_library_sees_one_line_of_history(site: RepositorySite) -> None:
+    """After all this each commit has one parent and one child, and changed what it tells of."""
+    repo = site.place.open()
     ancestors = list(repo.ancestry(branch="main"))
+    sessions = [each for each in pairwise(ancestors) if each[0].message.startswith("session")]
 
     assert [each.parent_id for each in ancestors[:-1]] == [each.id for each in ancestors[1:]]
     for each in ancestors[:3]:
         assert repo.readonly_session(snapshot_id=each.id).store is not None
+    for child, parent in sessions[:10]:
+        diff = repo.diff(from_snapshot_id=parent.id, to_snapshot_id=child.id)
+        assert diff.new_groups == {f"/g{child.message.removeprefix('session ')}"}
+        assert set(diff.updated_chunks) == {"/a", "/b"}

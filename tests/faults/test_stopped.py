@@ -1,12 +1,10 @@
-"""A gateway is held up in the middle of a rewrite of a file, between its writing and its renaming.
-
-It waits for the lock of the folder then, which the tests hold.
-"""
+"""Gateways are held up or asked to end, and clients go away, in the middle of a write."""
 
 import fcntl
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,14 +12,13 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Barrier
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.attacks.raw import connect, heard
 from tests.gateways import Gateway, Start, gateway_process, of_dataset
-from tests.labs import SMALL, Lab, value
+from tests.labs import LARGE, SMALL, Lab, requested_lab, value
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
 OURS: Final = value(SMALL, 2, 0)
@@ -135,12 +132,8 @@ def test_who_is_asked_to_end_answers_first(folder: Folder) -> None:
 def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
     """Who sends no more of a body is not waited for longer than is allowed, and writes nothing."""
     with folder.gateway(SHARDGATE_LIMITS__TIMEOUT_S="1") as ending:
-        where = urlsplit(ending.url)
-        with socket.create_connection((where.hostname, where.port or 0), DEADLINE_S) as client:
-            head = (
-                f"PUT /data/{folder.name}/c/1 HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 32\r\n\r\n"
-            )
-            client.sendall(head.encode() + OURS[:16])
+        with connect(ending.url) as client:
+            client.sendall(put(f"/{folder.name}/c/1", OURS)[:-16])
             time.sleep(0.2)
             ending.terminate()
 
@@ -210,3 +203,86 @@ def write_on(base: str, chunk: int, have_begun: Barrier) -> int:
             if last == 1:
                 have_begun.wait(DEADLINE_S)
     return last
+
+
+BEFORE: Final = {at: value(SMALL, 1, at) for at in range(8)}
+"""All chunks of one shard."""
+AFTER: Final = value(SMALL, 2, 0)
+WITNESS: Final = value(SMALL, 3, 0)
+SETTLED_S: Final = 0.2
+"""What has arrived is looked at by then."""
+RESET: Final = struct.pack("ii", 1, 0)
+
+goings = pytest.mark.parametrize("resets", [False, True])
+
+
+class Site:
+    """A store with arrays in it, and a gateway before it."""
+
+    def __init__(self, lab: Lab, gateway: Gateway) -> None:
+        self.lab = lab
+        self._base = f"{gateway.url}/data"
+
+    def leave(self, request: bytes, after_s: float, *, resets: bool) -> None:
+        """Send *request*, and go."""
+        with connect(self._base) as client:
+            client.sendall(request)
+            time.sleep(after_s)
+            if resets:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        time.sleep(SETTLED_S)
+
+    def read(self, name: str) -> dict[int, bytes | None]:
+        """Read all chunks of the shard, after another was put that is answered after all before."""
+        url = f"{self._base}/{name}/c/7"
+        assert httpx.put(url, content=WITNESS, timeout=DEADLINE_S).is_success
+        found = list(self.lab.read(name).values())
+        assert found[7] == WITNESS
+        return dict(enumerate(found[:7]))
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"]
+)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
+) -> Generator[Site]:
+    """Start the gateway."""
+    lab = requested_lab(request, tmp_path_factory)
+    with closing(start(of_dataset(lab.url, lab.seaweedfs))) as gateway:
+        yield Site(lab, gateway)
+
+
+def put(path: str, body: bytes) -> bytes:
+    """Write a request."""
+    return (
+        f"PUT /data{path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+
+
+@goings
+def test_half_a_body_is_not_written(site: Site, *, resets: bool) -> None:
+    """A chunk that did not arrive as a whole is none, long or short."""
+    for shape in (SMALL, LARGE):
+        name = site.lab.new_array(shape, {0: value(shape, 1, 0)})
+        before = site.lab.read(name)
+        request = put(f"/{name}/c/0", value(shape, 2, 0))
+
+        site.leave(request[: -shape.chunk_nbytes // 2], 0.05, resets=resets)
+
+        assert site.lab.read(name) == before
+
+
+@pytest.mark.parametrize("after_s", [0, 0.005, 0.02])
+@goings
+def test_who_does_not_wait_has_written_all_or_nothing(
+    site: Site, after_s: float, *, resets: bool
+) -> None:
+    """A chunk that arrived is in the shard or not, whenever its client left."""
+    name = site.lab.new_array(SMALL, BEFORE)
+
+    site.leave(put(f"/{name}/c/0", AFTER), after_s, resets=resets)
+
+    before = {at: BEFORE[at] for at in range(7)}
+    assert site.read(name) in (before, before | {0: AFTER})

@@ -8,7 +8,7 @@ from typing import Any
 import icechunk
 import pytest
 
-from tests.clients.icechunk.model.agreeing import kind_of
+from tests.clients.icechunk.model import kind_of
 from tests.repositories import (
     BUILDERS,
     FIXTURE_NAMES,

@@ -10,8 +10,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.lacking import lack
-from tests.viewers.page import paging
-from tests.viewers.viewing import Neuroglancer
+from tests.viewers.viewing import Neuroglancer, paging
 
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")

@@ -1,18 +1,45 @@
 """Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
 
-import json
+import socket
+import threading
+import time
 from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import uvicorn
 from neuroglancer import CoordinateSpace
 from neuroglancer.write_annotations import AnnotationWriter
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
-from tests.clients.precomputed.segments import EDGE, IDS, labels, write_segments
-from tests.clients.precomputed.volumes import MURMUR, document, sharding, write_shards
-from tests.clients.stores import from_folder
+from tests.clients.precomputed.segments import (
+    BOUND,
+    COLLECTIONS,
+    COUNT,
+    EDGE,
+    IDS,
+    labels,
+    shard_annotations,
+    write_annotations,
+    write_segments,
+)
+from tests.clients.precomputed.volumes import (
+    MURMUR,
+    Scale,
+    Volume,
+    by_cloudvolume,
+    sharding,
+)
+from tests.clients.services import Taker, chunks_in, from_folder, taking_into_folder
 from tests.viewers.viewing import Neuroglancer, View, count, sections
 
 LINES: Final = (
@@ -30,15 +57,8 @@ def write_notes(path: Path, source: Path) -> None:
     for number, (line, segment) in enumerate(zip(LINES, IDS, strict=True), start=1):
         writer.add_line(*line, id=number, segment=[segment])
     writer.write(source)
-    info = document(source)
-    for part in (info["by_id"], *info["relationships"], *info["spatial"]):
-        part["sharding"] = sharding((0, 1, 1), MURMUR, index="gzip", data="gzip")
-        folder = path / part["key"]
-        folder.mkdir(parents=True)
-        files = (source / part["key"]).iterdir()
-        values = {0 if "_" in file.name else int(file.name): file.read_bytes() for file in files}
-        write_shards(folder, part["sharding"], values)
-    (path / "info").write_text(json.dumps(info))
+    how = sharding((0, 1, 1), MURMUR, index="gzip", data="gzip")
+    shard_annotations(source, path, lambda _: how)
 
 
 BALL, PLATE, BAR = IDS
@@ -172,3 +192,164 @@ def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View) ->
     other = neuroglancer.look(state(f"{service}/raw"), "precomputed-raw")
 
     np.testing.assert_array_equal(view.pixels, other.pixels)
+
+
+def state_of_annotations(source: str, rank: int) -> dict[str, Any]:
+    """Show all annotations, those of the finest level, too."""
+    return {
+        "dimensions": {axis: [1e-9, "m"] for axis in "xyz"[:rank]},
+        "position": [BOUND / 2] * rank,
+        "crossSectionScale": 0.25,
+        "projectionScale": 2 * BOUND,
+        "showSlices": False,
+        "layers": [
+            {
+                "type": "annotation",
+                "name": "annotations",
+                "source": f"precomputed://{source}",
+                "projectionAnnotationSpacing": 1,
+                "crossSectionAnnotationSpacing": 1,
+            }
+        ],
+        "layout": "4panel",
+    }
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write each collection into shards, and without any beside them."""
+    root = tmp_path_factory.mktemp("bucket")
+    for name, collection in COLLECTIONS.items():
+        write_annotations(collection, root / "sharded" / name, root / "plain" / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def annotations(bucket: Path) -> Generator[str]:
+    """Serve the folder twice: without shards, and as it is."""
+    with from_folder(bucket) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=list(COLLECTIONS))
+def name(request: pytest.FixtureRequest) -> str:
+    """Give each collection."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def annotated(neuroglancer: Neuroglancer, annotations: str, name: str) -> View:
+    """Look at a collection in shards."""
+    shown = state_of_annotations(f"{annotations}/bucket/sharded/{name}", COLLECTIONS[name].rank)
+    return neuroglancer.look(shown, f"annotations-{name}-sharded")
+
+
+def test_every_cell_is_answered(annotated: View, annotations: str, bucket: Path, name: str) -> None:
+    """The page may read all answers, and 404 are the cells without annotations."""
+    root = f"{annotations}/bucket/sharded/{name}/"
+    asked = {(each.url.removeprefix(root), each.status) for each in annotated.asked}
+    cells = {
+        f"spatial{level}/{'_'.join(map(str, cell))}"
+        for level, grid in enumerate(COLLECTIONS[name].grids)
+        for cell in product(*map(range, grid))
+    }
+
+    assert not annotated.faults
+    assert asked == {("info", 200)} | {
+        (cell, 200 if (bucket / "plain" / name / cell).exists() else 404) for cell in cells
+    }
+
+
+def test_draws_annotations_in_3d(annotated: View) -> None:
+    """There are that many annotations, each of some pixels in the colour that is the default."""
+    assert count("#ffff00", annotated.pixels[340:585, 40:380]) > 5 * COUNT
+
+
+@pytest.mark.parametrize("twin", ["bucket/plain", "raw/sharded"])
+def test_annotations_look_the_same(
+    neuroglancer: Neuroglancer, annotations: str, annotated: View, name: str, twin: str
+) -> None:
+    """No pixel differs from annotations that are not sharded, or read by the page from shards."""
+    shown = state_of_annotations(f"{annotations}/{twin}/{name}", COLLECTIONS[name].rank)
+    other = neuroglancer.look(shown, f"annotations-{name}-{twin.replace('/', '-')}")
+
+    np.testing.assert_array_equal(annotated.pixels, other.pixels)
+
+
+@contextmanager
+def serving_files(folder: Path) -> Generator[str]:
+    """Serve *folder*, and give the URL."""
+    leave = Middleware(CORSMiddleware, allow_origins=["*"], expose_headers=["*"])
+    app = Starlette(routes=[Mount("/", StaticFiles(directory=folder))], middleware=[leave])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.005)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+NAME: Final = "segments"
+MIRRORED: Final = labels()[::-1, ::-1].copy()
+
+
+def state_of_rewritten(base: str) -> dict[str, Any]:
+    """Show the voxels of all segments and the meshes of two."""
+    layer = {
+        "type": "segmentation",
+        "name": NAME,
+        "source": f"precomputed://{base}/{NAME}",
+        "segments": [str(BALL), str(PLATE)],
+        "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
+    }
+    return scene([layer])
+
+
+@pytest.fixture(scope="module")
+def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Write a segmentation, and mirror it over HTTP."""
+    source, twin, twin_before = (tmp_path_factory.mktemp(name) for name in ("source", "to", "from"))
+    write_segments(source / NAME)
+    scale = Scale(labels(), None, chunk=(20, 20, 20))
+    for values, folder in ((scale.values, twin_before), (MIRRORED, twin)):
+        volume = Volume("", by_cloudvolume, [replace(scale, values=values)], "segmentation")
+        by_cloudvolume(volume, folder, sharded=False)
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
+        taker.place(source / NAME, NAME)
+        taker.push(NAME, chunks_in(twin_before), chunks_in(twin))
+        yield taker
+
+
+@pytest.fixture(scope="module")
+def rewritten(neuroglancer: Neuroglancer, taker: Taker) -> View:
+    """Look at it through the service that took it."""
+    return neuroglancer.look(
+        state_of_rewritten(f"{taker.url}/data"), "rewritten-served", {NAME: SECTIONS}
+    )
+
+
+def test_shows_what_was_put(rewritten: View) -> None:
+    """Each voxel of three sections is the mirrored one, and both meshes are drawn as before."""
+    assert not rewritten.faults
+    assert rewritten.values[NAME] == MIRRORED[..., 0][tuple(SECTIONS.T)].tolist()
+    assert all(count(colour, rewritten.pixels[SPACE]) > 100 for colour in (RED, GREEN))
+
+
+def test_plain_files_look_the_same(
+    neuroglancer: Neuroglancer, taker: Taker, rewritten: View
+) -> None:
+    """No pixel differs where a plain web server gives the page the shards that were rewritten."""
+    with serving_files(taker.folder) as url:
+        other = neuroglancer.look(state_of_rewritten(url), "rewritten-files", {NAME: SECTIONS})
+
+    assert any(each.url.endswith(".shard") for each in other.asked)
+    assert other.values == rewritten.values
+    np.testing.assert_array_equal(rewritten.pixels, other.pixels)

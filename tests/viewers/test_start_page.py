@@ -1,20 +1,24 @@
-"""The start page in a browser, on a desk and in a hand, and the viewer that it leads to."""
+"""The start page and the links of the demo in a browser, and pages that want to attack."""
 
 import io
+import json
+import re
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, ViewportSize
 
 from app import demo
-from app.settings import DatasetSettings, Settings
+from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.serving import serving
-from tests.viewers.viewing import picture_when_still
+from tests.viewers.conftest import REBOUND
+from tests.viewers.viewing import Neuroglancer, picture_when_still
 
 DESK: Final = ViewportSize(width=1200, height=900)
 HAND: Final = ViewportSize(width=360, height=740)
@@ -120,3 +124,49 @@ def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) ->
     assert not others
     middle = pixels[100:800, 400:1100].reshape(-1, 3)
     assert len(np.unique(middle, axis=0)) > 30
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]]:
+    """Serve the examples, and give the states in the links by the names of their first layers."""
+    written = demo.write(tmp_path_factory.mktemp("examples"))
+    datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()}
+    with serving(Settings(datasets=datasets)) as url:
+        links = re.findall(r"http\S+/#!(\S+)", demo.guide(url))
+        found = [json.loads(unquote(link)) for link in links]
+        yield {state["layers"][0]["name"]: state for state in found}
+
+
+@pytest.mark.parametrize("name", ["image", "cells", "tagged", "now"])
+def test_shows_the_example(neuroglancer: Neuroglancer, states: dict[str, Any], name: str) -> None:
+    """All that is asked for is answered, and there is a picture of many colours or greys."""
+    view = neuroglancer.look(states[name], f"demo-{name}")
+
+    assert not view.faults
+    assert {asked.status for asked in view.asked} <= {200, 404}, [
+        a for a in view.asked if a.status not in (200, 206)
+    ]
+    assert len(np.unique(view.pixels[70:320].reshape(-1, 3), axis=0)) > 40
+
+
+SETTINGS: Final = Settings(
+    server=ServerSettings(cors_origins=("https://viewer.example",)),
+    datasets={"any": DatasetSettings(url="memory://any", writable=True)},
+)
+ATTACK: Final = """async () => {
+    const statuses = [];
+    for (const method of ["PUT", "DELETE", "GET"])
+        statuses.push((await fetch("/any/k", {method})).status);
+    return statuses;
+}"""
+
+
+def test_a_rebound_page_writes_nothing(browser: Browser) -> None:
+    """It has the origin of the service, as far as browsers know."""
+    with serving(SETTINGS) as url, browser.new_context() as context:
+        httpx.put(f"{url}/any/k", content=b"x")
+        page = context.new_page()
+        page.goto(url.replace("127.0.0.1", REBOUND) + "/healthz")
+
+        assert page.evaluate(ATTACK) == [421, 421, 200]
+        assert httpx.get(f"{url}/any/k").content == b"x"

@@ -1,17 +1,24 @@
-"""Neuroglancer shows sharded Zarr arrays, of a folder and of an Icechunk repository."""
+"""Neuroglancer shows sharded Zarr arrays, of folders, of a repository, and private ones."""
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import fsspec
 import icechunk
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tensorstore
+import xarray
 import zarr
+from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
 from app.settings import DatasetSettings, ServerSettings, Settings
+from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
+from tests.http.auth.people import TOKENS, caller
 from tests.serving import serving
 from tests.viewers.viewing import Neuroglancer, View, sections
 
@@ -159,3 +166,76 @@ def test_other_pages_see_nothing(
     assert {asked.status for asked in view.asked} == {None}
     assert "CORS" in view.faults[0]
     assert view.values == {"data": [None]}
+
+
+PRIVATE_SHAPE: Final = (20, 30, 40)
+PRIVATE_CENTER: Final = (10, 15, 20)
+PRIVATE: Final[npt.NDArray[np.uint16]] = np.arange(1, 24_001, dtype=np.uint16).reshape(
+    PRIVATE_SHAPE
+)
+
+
+@pytest.fixture(scope="module")
+def below(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Give the URL below which Ana's token shows a private dataset."""
+    root = tmp_path_factory.mktemp("private")
+    _write_zarr(root / "group")
+    scale = Scale(PRIVATE.T[..., np.newaxis], None, chunk=(16, 16, 16), resolution=(1, 1, 1))
+    by_cloudvolume(Volume("", by_cloudvolume, [scale]), root / "volume", sharded=False)
+    settings = Settings(
+        callers={"ana": caller(TOKENS["ana"])},
+        datasets={"private": DatasetSettings(url=str(root), read=("ana",))},
+    )
+    with serving(settings) as url:
+        yield f"{url}/~{TOKENS['ana']}/private"
+
+
+def _write_zarr(path: Path) -> None:
+    dataset = xarray.Dataset({"a": (AXES, PRIVATE)})
+    encoding = {"a": {"chunks": (8, 8, 8), "shards": (16, 16, 16)}}
+    dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding=encoding)
+
+
+def test_neuroglancer_shows_it(neuroglancer: Neuroglancer, below: str) -> None:
+    """All that the page asks for keeps the token, and needs no header."""
+    voxels = sections(PRIVATE_SHAPE, PRIVATE_CENTER)
+    private_state: dict[str, Any] = {
+        "dimensions": {axis: [1, ""] for axis in AXES},
+        "position": [middle + 0.5 for middle in PRIVATE_CENTER],
+        "crossSectionScale": 0.25,
+        "layers": [{"type": "image", "name": "data", "source": f"{below}/group/a/|zarr3:"}],
+        "layout": "4panel",
+    }
+    view = neuroglancer.look(private_state, "private", {"data": voxels})
+
+    assert view.values["data"] == PRIVATE[tuple(voxels.T)].tolist()
+
+
+def test_zarr_python_reads_it(below: str) -> None:
+    """With fsspec, which asks for pages of links too."""
+    array = zarr.open_array(f"{below}/group/a", mode="r")
+
+    np.testing.assert_array_equal(array[...], PRIVATE)
+
+
+def test_xarray_reads_it(below: str) -> None:
+    """Members of a group are found by the page of links."""
+    store = fsspec.get_mapper(f"{below}/group").fs
+    assert [name.rpartition("/")[2] for name in store.ls(f"{below}/group/", detail=False)]
+    dataset = xarray.open_zarr(f"{below}/group", consolidated=False)
+
+    np.testing.assert_array_equal(dataset.a, PRIVATE)
+
+
+def test_tensorstore_reads_it(below: str) -> None:
+    """Its HTTP driver takes a URL and no header."""
+    spec = {"driver": "zarr3", "kvstore": f"{below}/group/a/"}
+
+    np.testing.assert_array_equal(tensorstore.open(spec).result()[...].read().result(), PRIVATE)
+
+
+def test_cloud_volume_reads_it(below: str) -> None:
+    """It has no query strings."""
+    volume = CloudVolume(f"precomputed://{below}/volume", progress=False)
+
+    np.testing.assert_array_equal(np.asarray(volume[:])[..., 0].T, PRIVATE)

@@ -7,34 +7,27 @@ import icechunk
 import obstore.store
 import pytest
 
-from app.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
+from app.settings import DatasetSettings, Settings, VirtualPrefix
 from tests.clients.icechunk.repositories import (
+    DATA,
     SHARDED,
     VERSIONS,
-    write_dataset,
-    write_eventful,
-    write_expired,
-    write_placed,
-    write_split,
-)
-from tests.clients.icechunk.virtual import (
-    DATA,
     Elsewhere,
     in_bucket,
     in_folder,
     in_web,
+    write_dataset,
+    write_eventful,
+    write_expired,
+    write_placed,
     write_sources,
+    write_split,
     write_virtual,
 )
-from tests.clients.stores import from_folder, from_seaweedfs
+from tests.clients.services import served_fixtures
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.storage.faulty import FaultyServer, etag
-
-from_each_store = pytest.mark.parametrize(
-    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
-)
-"""For readers: that the bytes from each store are the same, `test_everything.py` finds."""
 
 KINDS = ("eventful", "placed", "split", "expired")
 
@@ -52,7 +45,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write every repository once: a bucket of many, ``eventful/v2`` and so on."""
     root, cases = (tmp_path_factory.mktemp(name) for name in ("repositories", "cases"))
     for version in VERSIONS:
@@ -64,25 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def local(written: Path) -> Generator[str]:
-    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
-    with from_folder(written) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def remote(written: Path, seaweedfs: SeaweedFS) -> Generator[str]:
-    """Serve the same from SeaweedFS, where it was uploaded once."""
-    with from_seaweedfs(written, seaweedfs, "icechunk") as url:
-        yield url
-
-
-@pytest.fixture(scope="session", params=["local", "remote"])
-def service(request: pytest.FixtureRequest) -> str:
-    """Return the URL of the service, for each store."""
-    url: str = request.getfixturevalue(request.param)
-    return url
+local, remote, service = served_fixtures("icechunk")
 
 
 @pytest.fixture(scope="session")
@@ -145,15 +120,5 @@ def following(
         datasets[version] = DatasetSettings(
             url=url, store=store, format="icechunk", virtual_chunk_prefixes=prefixes
         )
-    with serving(Settings(stores={"lab": lab(seaweedfs)}, datasets=datasets)) as url:
+    with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as url:
         yield url
-
-
-def lab(seaweedfs: SeaweedFS) -> StoreSettings:
-    """Configure SeaweedFS."""
-    return StoreSettings(
-        endpoint_url=seaweedfs.endpoint_url,
-        region=seaweedfs.region,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )

@@ -20,21 +20,6 @@ from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.arrays import BY_NAME
 from tests.clients.writing import Json, quiet, same
-from tests.seaweedfs import SeaweedFS
-
-
-def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:
-    """Name a prefix of the bucket to the library."""
-    return icechunk.s3_storage(
-        bucket=seaweedfs.bucket,
-        prefix=prefix,
-        region=seaweedfs.region,
-        endpoint_url=seaweedfs.endpoint_url,
-        allow_http=True,
-        force_path_style=True,
-        access_key_id=seaweedfs.access_key_id,
-        secret_access_key=seaweedfs.secret_access_key,
-    )
 
 
 def refs_of(repo: Repository, folder: Path) -> Iterator[tuple[str, Session]]:

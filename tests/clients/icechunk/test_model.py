@@ -1,17 +1,443 @@
-"""Whatever the service and the library do by turns, both tell what a model of dictionaries does."""
+"""Repository that the service and the library change by turns, compared with a dict."""
 
 import itertools
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
+import icechunk
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.model.machine import Lab, Repository
+from tests.clients.icechunk.model import (
+    FEW,
+    FIRST,
+    MOVES,
+    STEPS,
+    Content,
+    Coords,
+    Draft,
+    Edit,
+    Node,
+    Ours,
+    Replica,
+    Step,
+    Theirs,
+    Touched,
+    Tree,
+    Write,
+    by_library,
+    by_service,
+    compare_history,
+    compare_operations,
+    compare_tree,
+    edit_by_library,
+    merge,
+)
 from tests.serving import serving
+
+INLINE_NBYTES: Final = 8
+NUMBER: Final = st.integers(0, 99)
+POLICIES: Final = st.sampled_from(["fail", "ours", "theirs"])
+SELDOM: Final = st.sampled_from([False, False, False, True])
+REPLICA: Final = st.integers(0, 1)
+LIBRARY: Final = 2
+BY: Final = st.integers(0, LIBRARY)
+BRANCHES: Final = ("main", "dev", "é/1")
+_NODES: Final = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays")
+_UPDATES: Final = ("updated_groups", "updated_arrays", "updated_chunks")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A snapshot."""
+
+    tree: Tree
+    parent_id: str | None
+    log: Mapping[str, Any] = MappingProxyType({})
+    """Transaction log, by the library."""
+
+    @property
+    def has_moves(self) -> bool:
+        """Return whether nodes were moved."""
+        return bool(self.log.get("moved_nodes"))
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether anything else changed."""
+        return any(self.log.get(name) for name in (*_NODES, *_UPDATES))
+
+
+@dataclass
+class Begun:
+    """Changes that are not committed yet."""
+
+    branch: str
+    parent_id: str
+    draft: Draft
+    session: Any
+    """Of the library, or the id of one of the service."""
+    is_moving: bool = False
+
+    @property
+    def is_of_library(self) -> bool:
+        """Return whether the library made them."""
+        return isinstance(self.session, icechunk.Session)
+
+    def touched(self, *, is_session: bool = False) -> Touched:
+        """Return the changed chunks; sessions forget chunks that were added and deleted."""
+        before = {node.uid: node for node in self.draft.before.values()}
+        return {
+            uid: {
+                at: data
+                for at, data in chunks.items()
+                if data is not None
+                or not is_session
+                or (uid in before and at in before[uid].chunks)
+            }
+            for uid, chunks in self.draft.touched().items()
+        }
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Two services in front of one folder, and a name for each repository in it."""
+
+    folder: Path
+    clients: tuple[httpx.Client, httpx.Client]
+    """The first looks for what is new each time; the second knows what it has done itself."""
+    names: "itertools.count[int]"
+
+
+class Repository(RuleBasedStateMachine):
+    """One repository, changed by rules and compared after each of them."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        name = f"repo-{next(lab.names)}"
+        self.folder = lab.folder / name
+        self.replicas = [Replica(client, name) for client in lab.clients]
+        self.uids = itertools.count(1)
+        self.wrote: int | None = None
+        self.begun: list[Begun] = []
+        self.kinds = ["repo_initialized"]
+
+    @initialize(
+        split=st.sampled_from([None, 1, 2]), updates=st.sampled_from([3, 1000]), steps=FIRST
+    )
+    def create(self, split: int | None, updates: int, steps: list[Step]) -> None:
+        """Create and fill the repository by the library."""
+        manifest = icechunk.ManifestConfig()
+        if split is not None:
+            axis: Any = {icechunk.ManifestSplitDimCondition.Axis(0): split}
+            every = {icechunk.ManifestSplitCondition.AnyArray(): axis}
+            splitting = icechunk.ManifestSplittingConfig.from_dict(every)
+            manifest = icechunk.ManifestConfig(splitting=splitting)
+        config = icechunk.RepositoryConfig(
+            inline_chunk_threshold_bytes=INLINE_NBYTES,
+            num_updates_per_repo_info_file=updates,
+            manifest=manifest,
+        )
+        storage = icechunk.local_filesystem_storage(str(self.folder))
+        self.repo = icechunk.Repository.create(storage, config=config)
+        root = self.repo.lookup_branch("main")
+        self.commits = {root: Commit({}, None)}
+        self.branches = {"main": root}
+        begun = self._begin(0, 0)
+        begun.session = self.repo.writable_session("main")
+        edit_by_library(begun.session, begun.draft.take(steps))
+        tip = begun.session.commit(self._message())
+        log = self.repo.inspect_transaction_log(tip)
+        self.commits[tip] = Commit(begun.draft.after, root, log)
+        self.kinds.append("new_commit")
+        for branch in BRANCHES[1:]:
+            self.repo.create_branch(branch, tip)
+            self.kinds.append("branch_created")
+        self.branches = dict.fromkeys(BRANCHES, tip)
+
+    def _begin(self, where: int, back: int) -> Begun:
+        branch = choose(sorted(self.branches), where)
+        chain = self._ancestors(self.branches[branch])
+        parent_id = chain[min(back, len(chain) - 1)]
+        return Begun(branch, parent_id, Draft(self.commits[parent_id].tree, self.uids), None)
+
+    def _ancestors(self, snapshot_id: str) -> list[str]:
+        found = [snapshot_id]
+        while (parent_id := self.commits[found[-1]].parent_id) is not None:
+            found.append(parent_id)
+        return found
+
+    def _message(self) -> str:
+        return f"number {next(self.uids)}"
+
+    @rule(where=NUMBER, back=st.sampled_from([0, 0, 0, 1, 2, 3]), steps=STEPS, by=REPLICA,
+          policy=POLICIES, amend=SELDOM)  # fmt: skip
+    def commit_at_once(
+        self, where: int, back: int, steps: list[Step], by: int, policy: str, *, amend: bool
+    ) -> None:
+        """Commit without a session, maybe against a parent that others have gone on from."""
+        begun = self._begin(where, back)
+        begun.draft.take(steps)
+        self._commit_at_once(begun, by, policy, amend=amend)
+
+    @rule(where=NUMBER, steps=STEPS, amend=SELDOM)
+    def commit_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
+        """Commit by the library."""
+        begun = self._begin(where, 0)
+        self._take_by_library(begun, steps)
+        self._commit_by_library(begun, amend=amend)
+
+    @rule(where=NUMBER, steps=MOVES, amend=SELDOM)
+    def move_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
+        """Move nodes by the library."""
+        begun = self._begin(where, 0)
+        begun.is_moving = True
+        self._take_by_library(begun, steps)
+        if begun.draft.edits:
+            self._commit_by_library(begun, amend=amend)
+
+    @rule(where=NUMBER, steps=STEPS, by=REPLICA)
+    def begin(self, where: int, steps: list[Step], by: int) -> None:
+        """Begin a session of the service."""
+        begun = self._begin(where, 0)
+        told = self.replicas[0].begin(begun.branch)
+        assert told["parent_id"] == begun.parent_id
+        begun.session = told["session_id"]
+        self.begun.append(begun)
+        self._edit_session(begun, steps, by)
+
+    @precondition(lambda self: self.begun)
+    @rule(which=NUMBER, steps=STEPS, by=REPLICA)
+    def go_on(self, which: int, steps: list[Step], by: int) -> None:
+        """Write more to a session."""
+        self._edit_session(choose(self.begun, which), steps, by)
+
+    @precondition(lambda self: self.begun)
+    @rule(which=NUMBER, by=REPLICA, policy=POLICIES, amend=SELDOM)
+    def commit_session(self, which: int, by: int, policy: str, *, amend: bool) -> None:
+        """Commit a session; one that does not go together with what others did stays open."""
+        begun = choose(self.begun, which)
+        if self._commit_session(begun, by, policy, amend=amend):
+            self.begun.remove(begun)
+
+    @rule(where=NUMBER, first=BY, theirs=FEW, by=REPLICA, ours=FEW, policy=POLICIES,
+          in_session=st.booleans())  # fmt: skip
+    def overtake(  # noqa: PLR0917 - what is drawn
+        self, where: int, first: int, theirs: list[Step], by: int, ours: list[Step], policy: str,
+        *, in_session: bool
+    ) -> None:  # fmt: skip
+        """Make changes, and commit them after another commit of the service or the library."""
+        begun, other = self._begin(where, 0), self._begin(where, 0)
+        if in_session:
+            begun.session = self.replicas[by].begin(begun.branch)["session_id"]
+            self._edit_session(begun, ours, by)
+        else:
+            begun.draft.take(ours)
+        if first == LIBRARY:
+            self._take_by_library(other, theirs)
+            self._commit_by_library(other, amend=False)
+        else:
+            other.draft.take(theirs)
+            self._commit_at_once(other, first, "fail", amend=False)
+        if in_session:
+            if not self._commit_session(begun, by, policy, amend=False):
+                self.begun.append(begun)
+        elif begun.draft.edits:
+            self._commit_at_once(begun, by, policy, amend=False)
+
+    def _take_by_library(self, begun: Begun, steps: list[Step]) -> None:
+        begin = self.repo.rearrange_session if begun.is_moving else self.repo.writable_session
+        begun.session = begin(begun.branch)
+        edit_by_library(begun.session, begun.draft.take(steps))
+
+    def _commit_session(self, begun: Begun, by: int, policy: str, *, amend: bool) -> bool:
+        """Commit a session, and tell whether that was done; if so, ask again."""
+        touched = begun.touched(is_session=True)
+        expected = self._expect(begun, policy, touched, amend=amend)
+        options = {"on_conflict": policy, "amend": amend, "allow_empty": True}
+        answer = self.replicas[by].commit_session(begun.session, message=self._message(), **options)
+        self._settle(begun, answer, expected, by, amend=amend)
+        if expected is None:
+            return False
+        again = self.replicas[1 - by].commit_session(begun.session, message="again")
+        assert again.json() == answer.json()
+        return True
+
+    def _edit_session(self, begun: Begun, steps: list[Step], by: int) -> None:
+        self.replicas[by].edit_session(begun.session, begun.draft.take(steps))
+        tree = begun.draft.after
+        for replica in self.replicas:
+            content = by_service(replica, f"@session.{begun.session}", tree)
+            compare_tree(content, tree)
+
+    def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
+        expected = self._expect(begun, policy, begun.touched(), amend=amend)
+        answer = self.replicas[by].commit(
+            _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
+            parent_id=begun.parent_id, message=self._message(), on_conflict=policy, amend=amend,
+            allow_empty=True,
+        )  # fmt: skip
+        self._settle(begun, answer, expected, by, amend=amend)
+
+    def _settle(
+        self, begun: Begun, answer: httpx.Response, expected: Tree | None, by: int, *, amend: bool
+    ) -> None:
+        if expected is None:
+            assert answer.status_code == 409, answer.text
+            return
+        assert answer.status_code == 201, answer.text
+        self._committed(begun, answer.json()["snapshot_id"], expected, amend=amend)
+        assert answer.json()["parent_id"] == self.commits[self.branches[begun.branch]].parent_id
+        self.wrote = by
+
+    def _commit_by_library(self, begun: Begun, *, amend: bool) -> None:
+        if amend and self._expect(begun, "fail", {}, amend=True) is None:
+            return
+        if amend:
+            made = begun.session.amend(self._message(), allow_empty=True)
+        else:
+            made = begun.session.commit(self._message(), allow_empty=True)
+        self._committed(begun, made, begun.draft.after, amend=amend)
+
+    def _expect(
+        self, begun: Begun, policy: str, touched: Touched, *, amend: bool
+    ) -> dict[str, Node] | None:
+        """Return the expected tree of a commit; `None` if it must be refused."""
+        tip = self.branches[begun.branch]
+        if amend and (tip != begun.parent_id or not self._may_amend(begun, tip)):
+            return None
+        if tip == begun.parent_id:
+            return begun.draft.after
+        if begun.parent_id not in self._ancestors(tip):
+            return None
+        ours = Ours(begun.draft.before, begun.draft.after, touched)
+        return merge(ours, self._theirs(begun.parent_id, tip), policy)
+
+    def _may_amend(self, begun: Begun, tip: str) -> bool:
+        before = self.commits[tip]
+        if before.parent_id is None:
+            return False
+        return not (before.has_more if begun.is_moving else before.has_moves)
+
+    def _theirs(self, start: str, stop: str) -> Theirs:
+        diff = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop)
+        chunks = {
+            path: frozenset(map(tuple, coords)) for path, coords in diff.updated_chunks.items()
+        }
+        updated = frozenset(diff.updated_arrays) | frozenset(diff.updated_groups)
+        return Theirs(self.commits[stop].tree, updated, chunks, bool(diff.moved_nodes))
+
+    def _committed(self, begun: Begun, made: str, tree: Tree, *, amend: bool) -> None:
+        tip = self.branches[begun.branch]
+        parent_id = self.commits[tip].parent_id if amend else tip
+        assert parent_id is not None
+        assert made not in self.commits
+        self.commits[made] = Commit(tree, parent_id, self.repo.inspect_transaction_log(made))
+        self.branches[begun.branch] = made
+        self.kinds.append("commit_amended" if amend else "new_commit")
+        self._check_log(begun, parent_id, made, is_whole=tip == begun.parent_id and not amend)
+
+    def _check_log(self, begun: Begun, start: str, stop: str, *, is_whole: bool) -> None:
+        """Check that the log lists exactly the chunks that changed."""
+        before, after = self.commits[start].tree, self.commits[stop].tree
+        told = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop).updated_chunks
+        old = {node.uid: node for node in before.values()}
+        wrote: dict[int, set[Coords]] = {}
+        for edit in begun.draft.edits:
+            if isinstance(edit, Write):
+                wrote.setdefault(edit.uid, set()).add(edit.coords)
+        for path, node in after.items():
+            if path in before and before[path].uid != node.uid:
+                continue
+            was = dict(old[node.uid].chunks) if node.uid in old else {}
+            now = dict(node.chunks)
+            changed = {at for at in {*was, *now} if was.get(at) != now.get(at)}
+            found = set(map(tuple, told.get(path, [])))
+            if begun.is_of_library:  # it may leave out what a smaller grid drops
+                changed = {at for at in changed if node.has(at)}
+            assert changed <= found, (path, changed, found)
+            if is_whole:
+                assert found <= wrote.get(node.uid, set()) | was.keys(), (path, found)
+
+    @invariant()
+    def agree(self) -> None:
+        """Compare all that can be read, by the library and through the service, with the model."""
+        found = {name: self.repo.lookup_branch(name) for name in self.repo.list_branches()}
+        assert found == self.branches
+        self._agree(self.replicas[0])
+        if self.wrote == 1:
+            self._agree(self.replicas[1])
+        self.wrote = None
+
+    def teardown(self) -> None:
+        """Leave nothing open."""
+        for begun in self.begun:
+            self.replicas[0].send("DELETE", f"/sessions/{begun.session}")
+
+    def _agree(self, replica: Replica) -> None:
+        told = replica.tell("/branches")["branches"]
+        assert {each["name"]: each["snapshot_id"] for each in told} == self.branches
+        kinds = compare_operations(replica, self.repo)
+        assert kinds == self.kinds[::-1]
+        refs = self._refs()
+        contents = {at: self._content(at) for at in set(refs.values())}
+        for ref, snapshot_id in refs.items():
+            tree, expected = self.commits[snapshot_id].tree, contents[snapshot_id]
+            content = by_service(replica, ref, tree)
+            compare_tree(content, tree)
+            for key, data in content.items():
+                assert key == "zarr.json" or data == expected[key], (ref, key)
+        for name, tip in self.branches.items():
+            ancestry = list(self.repo.ancestry(branch=name))
+            assert [each.id for each in ancestry] == self._ancestors(tip)
+            compare_history(replica, f"@branch.{quoted(name)}", ancestry)
+
+    def _content(self, snapshot_id: str) -> Content:
+        """Read a snapshot with the library."""
+        tree = self.commits[snapshot_id].tree
+        session = self.repo.readonly_session(snapshot_id=snapshot_id)
+        content = by_library(session, tree)
+        compare_tree(content, tree)
+        return content
+
+    def _refs(self) -> dict[str, str]:
+        branches = {f"@branch.{quoted(at)}": tip for at, tip in self.branches.items()}
+        others = [each for each in self.commits if each not in self.branches.values()][-2:]
+        return branches | {f"@{each}": each for each in others}
+
+
+def _fitting(draft: Draft) -> list[Edit]:
+    """Leave out chunks that are in no array's grid at last: a request may not tell of them."""
+    nodes = {node.uid: node for node in draft.tree.values()}
+    return [
+        edit
+        for edit in draft.edits
+        if not isinstance(edit, Write) or edit.uid not in nodes or nodes[edit.uid].has(edit.coords)
+    ]
+
+
+def quoted(name: str) -> str:
+    """Percent-encode the name of a ref."""
+    return quote(name, safe="")
+
+
+def choose[T](items: Sequence[T], number: int) -> T:
+    """Return the item that *number* selects."""
+    return items[number % len(items)]
 
 
 @pytest.fixture(scope="module")

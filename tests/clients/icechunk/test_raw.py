@@ -11,11 +11,11 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from tests.clients.icechunk.conftest import lab
-from tests.clients.icechunk.library import in_seaweedfs, nodes_of, refs_of
+from tests.clients.icechunk.library import nodes_of, refs_of
 from tests.clients.icechunk.repositories import VERSIONS, storage
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
+from tests.writable_repositories import in_seaweedfs
 
 
 class Place(NamedTuple):
@@ -57,7 +57,7 @@ def place(
 
 
 def _settings(url: str, seaweedfs: SeaweedFS | None = None) -> Settings:
-    stores = {} if seaweedfs is None else {"lab": lab(seaweedfs)}
+    stores = {} if seaweedfs is None else {"lab": seaweedfs.settings}
     raw = DatasetSettings(url=url, store="lab" if stores else None, view="raw", writable=True)
     return Settings(stores=stores, datasets={"raw": raw})
 
@@ -121,9 +121,9 @@ def test_of_two_commits_one_wins(place: Place, services: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["eventful", "split", "expired"])
-def test_library_reads_everything(local: str, written: Path, kind: str, version: str) -> None:
+def test_library_reads_everything(local: str, bucket: Path, kind: str, version: str) -> None:
     """Every snapshot has the nodes and chunks over HTTP that it has in the folder."""
-    folder = written / kind / version
+    folder = bucket / kind / version
     repo = icechunk.Repository.open(icechunk.http_storage(f"{local}/raw/{kind}/{version}"))
     here = dict(refs_of(icechunk.Repository.open(storage(folder)), folder))
     by_snapshot = {session.snapshot_id: session for session in here.values()}
@@ -134,10 +134,10 @@ def test_library_reads_everything(local: str, written: Path, kind: str, version:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_library_finds_the_refs(service: str, written: Path, version: str) -> None:
+def test_library_finds_the_refs(service: str, bucket: Path, version: str) -> None:
     """Branches and tags are those of the folder; of version 1 it can list none over HTTP."""
     there = icechunk.Repository.open(icechunk.http_storage(f"{service}/raw/eventful/{version}"))
-    here = icechunk.Repository.open(storage(written / "eventful" / version))
+    here = icechunk.Repository.open(storage(bucket / "eventful" / version))
 
     if version != "v1":
         assert there.list_branches() == here.list_branches()

@@ -1,15 +1,42 @@
-"""References that lead out of a repository are followed as the library follows them."""
+"""References that lead out of a repository are followed as the library does, or refused."""
 
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, Final
 
 import httpx
+import numpy as np
 import pytest
+import zarr
+from icechunk import Repository
 
-from tests.clients.asking import connect
+from app.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
+from tests.clients.icechunk.conftest import bare
 from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
-from tests.clients.icechunk.repositories import VERSIONS, storage
-from tests.clients.icechunk.virtual import DATA, MANY, UNREAD, Elsewhere, open_virtual
+from tests.clients.icechunk.repositories import (
+    DATA,
+    MANY,
+    UNREAD,
+    VERSIONS,
+    Elsewhere,
+    authorized,
+    commit,
+    configuration,
+    in_bucket,
+    in_folder,
+    in_web,
+    open_virtual,
+    storage,
+)
+from tests.clients.services import connect
+from tests.clouds import Azurite, FakeGcs
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+from tests.storage.conftest import az_settings
+from tests.storage.faulty import FaultyServer
 
 PLACES = ("file", "s3", "http")
 KEPT = "public, max-age=31536000, immutable"
@@ -66,3 +93,194 @@ def test_many_references(client: httpx.Client, version: str, place: str) -> None
 
         assert (answer.status_code, answer.content) == (200, DATA[4 * at : 4 * at + 4])
     assert client.get(f"/{version}/{place}/many/c/{MANY}").status_code == 404
+
+
+KINDS: Final = ("none", "etag", "modified")
+
+
+@dataclass
+class Target:
+    """The object that references lead to, which the test may change."""
+
+    place: Elsewhere
+    replace: Callable[[bytes], object]
+    remove: Callable[[], object]
+
+
+@pytest.fixture(params=["file", "s3", "http"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    """Put the object ``data.bin`` somewhere."""
+    if request.param == "file":
+        file = tmp_path / "data.bin"
+        file.write_bytes(DATA)
+        status = file.stat()
+        etag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"
+        return Target(in_folder(tmp_path, etag), file.write_bytes, file.unlink)
+    if request.param == "s3":
+        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+        key = f"{tmp_path.name}/data.bin"
+        place = in_bucket(seaweedfs, tmp_path.name, bare(seaweedfs.put(key, DATA)))
+        return Target(place, lambda data: seaweedfs.put(key, data), lambda: seaweedfs.delete(key))
+    web: FaultyServer = request.getfixturevalue("faulty")
+    place = in_web(f"{web.url}/web", bare(web.put("web", "data.bin", DATA)))
+    return Target(place, lambda data: web.put("web", "data.bin", data), web.objects.clear)
+
+
+@pytest.fixture
+def referring(
+    request: pytest.FixtureRequest, target: Target, tmp_path: Path
+) -> Generator[httpx.Client]:
+    """Serve a repository of references to it, as `em`, and as `shut` with none allowed."""
+    places = {"lab": target.place}
+    repo = Repository.create(
+        storage(tmp_path / "repo"),
+        config=configuration(places),
+        authorize_virtual_chunk_access=authorized(places),
+    )
+    repo.save_config()
+    commit(repo, "references", lambda store: _refer(store, target.place))
+    url, stores, name = str(tmp_path / "repo"), {}, None
+    if target.place.prefix.startswith("s3"):
+        stores, name = {"lab": request.getfixturevalue("seaweedfs").settings}, "lab"
+    prefix = VirtualPrefix(url=target.place.prefix, store=name)
+    neighbour = VirtualPrefix(url=f"{target.place.prefix[:-2]}/", store=name)
+    settings = Settings.model_validate(
+        {
+            "cache": {"ttl_s": 1e-6, "chunk_bytes": 0},
+            "stores": stores,
+            "datasets": {
+                "em": DatasetSettings(url=url, virtual_chunk_prefixes=(prefix,)),
+                "shut": DatasetSettings(url=url),
+                "beside": DatasetSettings(url=url, virtual_chunk_prefixes=(neighbour,)),
+            },
+        }
+    )
+    with serving(settings) as base, connect(base) as opened:
+        yield opened
+
+
+def _refer(store: Any, place: Elsewhere) -> None:
+    root = zarr.create_group(store)
+    for kind, checksum in {"none": None, "etag": place.etag, "modified": place.modified}.items():
+        root.create_array(kind, shape=(12,), chunks=(4,), dtype="u1", compressors=None)
+        location = f"{place.prefix}data.bin"
+        store.set_virtual_ref(f"{kind}/c/0", location, offset=7, length=4, checksum=checksum)
+        relative = "vcc://lab/data.bin"
+        store.set_virtual_ref(f"{kind}/c/1", relative, offset=8, length=4, checksum=checksum)
+        end = len(DATA) - 4
+        store.set_virtual_ref(f"{kind}/c/2", location, offset=end, length=4, checksum=checksum)
+
+
+def statuses(client: httpx.Client, method: str = "GET") -> dict[str, list[int]]:
+    """Return the statuses of the chunks of every kind."""
+    return {
+        kind: [client.request(method, f"/em/{kind}/c/{at}").status_code for at in range(3)]
+        for kind in KINDS
+    }
+
+
+def test_follows_nothing_unasked(referring: httpx.Client, target: Target) -> None:
+    """References are followed only below an allowed prefix."""
+    for dataset in ("shut", "beside"):
+        for key in ("none/c/0", "etag/c/0", "none/c/1"):
+            answer = referring.get(f"/{dataset}/{key}")
+            assert answer.status_code == 403
+            assert f" {target.place.prefix} " in answer.json()["detail"]
+            assert referring.head(f"/{dataset}/{key}").status_code == 403
+        assert referring.get(f"/{dataset}/none/zarr.json").status_code == 200
+
+
+def test_modified_object(referring: httpx.Client, target: Target) -> None:
+    """A wrong checksum is damage; without a checksum the new bytes are served."""
+    statuses(referring)
+    time.sleep(1.0)  # HTTP tells times in whole seconds
+    target.replace(DATA[::-1])
+    refused = [502] * 3
+
+    assert statuses(referring) == {"none": [200] * 3, "etag": refused, "modified": refused}
+    assert referring.get("/em/none/c/0").content == DATA[::-1][7:11]
+
+
+def test_object_that_is_too_short(referring: httpx.Client, target: Target) -> None:
+    """An object shorter than the reference is damage, for GET and HEAD."""
+    assert statuses(referring) == dict.fromkeys(KINDS, [200] * 3)
+    assert referring.get("/em/etag/c/1").content == DATA[8:12]
+    for length in (len(DATA) - 2, 2, 0):
+        target.replace(DATA[:length])
+        now, heads = statuses(referring), statuses(referring, "HEAD")
+
+        assert now["none"] == heads["none"] == [200 if length > 12 else 502] * 2 + [502]
+        assert now["etag"] == [502] * 3
+        assert now["modified"][2] == 502
+
+
+def test_object_that_is_gone(referring: httpx.Client, target: Target) -> None:
+    """A missing object is damage: 404 would be read as fill value."""
+    target.remove()
+
+    assert statuses(referring) == dict.fromkeys(KINDS, [502] * 3)
+    assert "data.bin" in referring.get("/em/none/c/0").json()["detail"]
+
+
+def test_checksum_pins_every_read(referring: httpx.Client, target: Target) -> None:
+    """A range of a chunk is refused once the object has changed."""
+    assert referring.get("/em/etag/c/0", headers={"Range": "bytes=1-2"}).status_code == 206
+    target.replace(DATA + b"!")
+
+    assert referring.get("/em/etag/c/0", headers={"Range": "bytes=1-2"}).status_code == 502
+
+
+CLOUDS: Final = ("gs", "az")
+
+
+def _refer_to_clouds(store: Any) -> None:
+    """Refer to parts of ``data.bin``: with no checksum, with a time that holds, with one not."""
+    root = zarr.create_group(store)
+    now = datetime.now(UTC)
+    times = {"none": None, "held": now + timedelta(minutes=1), "past": now - timedelta(days=9)}
+    for place in CLOUDS:
+        for name, checksum in times.items():
+            key = f"{place}-{name}"
+            root.create_array(key, shape=(8,), chunks=(4,), dtype=np.uint8, compressors=None)
+            location = f"{place}://bucket/elsewhere/data.bin"
+            options: dict[str, Any] = {"checksum": checksum, "validate_container": False}
+            store.set_virtual_ref(f"{key}/c/1", location, offset=7, length=4, **options)
+            outside = f"{place}://bucket/elsewhere-not/data.bin"
+            store.set_virtual_ref(f"{key}/c/0", outside, offset=7, length=4, **options)
+
+
+@pytest.fixture(scope="module")
+def cloud_client(
+    tmp_path_factory: pytest.TempPathFactory, fake_gcs: FakeGcs, azurite: Azurite
+) -> Generator[httpx.Client]:
+    """Serve the repository; what is below ``elsewhere`` may be followed in both stores."""
+    for server in (fake_gcs, azurite):
+        server.put("elsewhere/data.bin", DATA)
+    folder: Path = tmp_path_factory.mktemp("clouds")
+    commit(Repository.create(storage(folder)), "references", _refer_to_clouds)
+    prefixes = tuple(
+        VirtualPrefix(url=f"{place}://bucket/elsewhere", store=place) for place in CLOUDS
+    )
+    settings = Settings(
+        stores={
+            "gs": StoreSettings(endpoint_url=fake_gcs.url, anonymous=True),
+            "az": az_settings(azurite),
+        },
+        datasets={"em": DatasetSettings(url=folder.as_uri(), virtual_chunk_prefixes=prefixes)},
+    )
+    with serving(settings) as url, httpx.Client(base_url=f"{url}/em/", timeout=20) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("place", CLOUDS)
+def test_references_into_clouds(cloud_client: httpx.Client, place: str) -> None:
+    """They are followed, but to a younger object, or into a folder whose name begins alike."""
+    for name in ("none", "held"):
+        answer = cloud_client.get(f"{place}-{name}/c/1")
+        assert (answer.status_code, answer.content) == (200, DATA[7:11])
+    younger = cloud_client.get(f"{place}-past/c/1")
+    refused = cloud_client.get(f"{place}-none/c/0")
+
+    assert (younger.status_code, refused.status_code) == (502, 403)
+    assert "bucket/elsewhere/data.bin" in younger.json()["detail"]
+    assert f"{place}://bucket/" in refused.json()["detail"]

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.clients.precomputed.clouds import by_cloudvolume, by_igneous
 from tests.clients.precomputed.volumes import (
     IDENTITY,
     MURMUR,
@@ -18,6 +17,8 @@ from tests.clients.precomputed.volumes import (
     Scale,
     Volume,
     Writer,
+    by_cloudvolume,
+    by_igneous,
     by_tensorstore,
     document,
     sharding,

@@ -10,20 +10,18 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.clients.asking import connect
-from tests.clients.precomputed.annotations import COLLECTIONS, write_annotations
 from tests.clients.precomputed.cases import BY_NAME, CASES
 from tests.clients.precomputed.segments import (
+    COLLECTIONS,
     RESHARDED,
     compress_manifests,
     reshard_skeletons,
+    write_annotations,
     write_legacy,
     write_segments,
 )
 from tests.clients.precomputed.volumes import Volume, write
-from tests.clients.stores import from_folder, from_seaweedfs
-from tests.clients.taking import Taker, taking_into_folder
-from tests.seaweedfs import SeaweedFS
+from tests.clients.services import Taker, connect, served_fixtures, taking_into_folder
 
 _NAP_S: Final = 0.002
 
@@ -65,17 +63,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
-def local(written: Written) -> Generator[str]:
-    """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
-    with from_folder(written.bucket) as url:
-        yield url
+def bucket(written: Written) -> Path:
+    """Return the folder that is served."""
+    return written.bucket
 
 
-@pytest.fixture(scope="session")
-def remote(written: Written, seaweedfs: SeaweedFS) -> Generator[str]:
-    """Serve the same from SeaweedFS, where it was uploaded once."""
-    with from_seaweedfs(written.bucket, seaweedfs, "precomputed") as url:
-        yield url
+local, remote, service = served_fixtures("precomputed")
 
 
 @pytest.fixture(params=[volume.name for volume in CASES])

@@ -1,0 +1,122 @@
+"""Parts e, f and l: what indexes cost in memory and time, and what an idle service costs."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+from urllib.request import urlopen
+
+import numpy as np
+
+from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
+from tests.zipped import zipped
+
+from .client import Answer, at_once, connected, in_batches
+from .data import MANY_CHUNK, MANY_ENTRIES, many_keys
+from .figures import Figure, Goal, resident_bytes
+from .load import CONNECTIONS
+from .servers import DATASET, Server, shardgate
+
+_MIB: Final = 1 << 20
+_LIMIT: Final = 64 * _MIB
+_ENOUGH: Final = 1024 * _MIB
+_HELD: Final = 300
+
+
+def measure_memory(home: Path, store: Server) -> list[Figure]:
+    """Let a small cache overflow, and a large one fill."""
+    home.mkdir()
+    with shardgate(home / "small", store, index_bytes=_LIMIT) as ours:
+        growth = [value / _MIB for value in asyncio.run(_growth(ours, many_keys()))]
+    with shardgate(home / "large", store, index_bytes=_ENOUGH) as ours:
+        held = asyncio.run(_growth(ours, many_keys()[: _HELD + 1]))[-1]
+    within = Goal("at most", _LIMIT / _MIB * 1.25)
+    what = "growth over 1,000 indexes, index_bytes = 64 MiB"
+    small = Figure("e", what, "MiB", max(growth), min(growth), max(growth), goal=within)
+    entry = [held / _HELD / MANY_ENTRIES]
+    return [small, Figure.over("e", "an index entry held", "bytes", entry, Goal("at most", 20))]
+
+
+async def _growth(ours: Server, keys: list[str]) -> list[int]:
+    """Touch a chunk of one shard and then of the others; tell what memory grew by, as it went."""
+    paths = [f"/{DATASET}/many/{key}" for key in keys]
+    growth = []
+    async with connected(ours.port, CONNECTIONS) as connections:
+        _refuse_errors(await at_once(connections, paths[:1]))
+        before = resident_bytes(ours.pid)
+        async for batch in in_batches(connections, paths[1:]):
+            _refuse_errors(batch)
+            growth.append(resident_bytes(ours.pid) - before)
+    return growth
+
+
+def _refuse_errors(answers: list[Answer]) -> None:
+    for answer in answers:
+        if answer.status != 200 or answer.body != MANY_CHUNK:
+            raise RuntimeError(f"{answer.status}: {answer.body[:300]!r}")
+
+
+_COUNT: Final = 100_000
+_ROUNDS: Final = 15
+_LOOKUPS: Final = 10_000
+_MOST_NBYTES: Final = 64 * 1024**2
+
+
+def measure_minishard() -> list[Figure]:
+    """Decode 100,000 ids as segments have them, and look some of them up."""
+    rng = np.random.default_rng(0)
+    gaps = rng.integers(1, 5000, _COUNT, dtype="<u8")
+    sizes = rng.integers(100, 60_000, _COUNT, dtype="<u8")
+    raw = np.concatenate([gaps, np.zeros(_COUNT, "<u8"), sizes]).tobytes()
+    encoded = zipped(raw)
+    index = MinishardIndexDecoder(is_gzip=False, most_nbytes=_MOST_NBYTES)(raw)
+    ids = random.Random(0).sample(list(map(int, np.cumsum(gaps))), _LOOKUPS)
+
+    def decode(data: bytes, *, is_gzip: bool) -> None:
+        MinishardIndexDecoder(is_gzip, _MOST_NBYTES)(data)
+
+    def look_up() -> None:
+        for chunk_id in ids:
+            index.lookup(chunk_id)
+
+    per_lookup = [seconds / _LOOKUPS * 1e6 for seconds in _time(look_up)]
+    return [
+        _decoding("100,000 ids decoded", lambda: decode(raw, is_gzip=False)),
+        _decoding("100,000 ids decoded, gzip", lambda: decode(encoded, is_gzip=True)),
+        Figure.over("f", "look-up among them", "µs", per_lookup, Goal("at most", 5.0)),
+        Figure.over("f", "an id held", "bytes", [index.nbytes / _COUNT], Goal("at most", 24.0)),
+    ]
+
+
+def _decoding(what: str, call: Callable[[], None]) -> Figure:
+    return Figure.over("f", what, "ms", [s * 1e3 for s in _time(call)], Goal("at most", 5.0))
+
+
+def _time(call: Callable[[], None]) -> list[float]:
+    """Time *call* some times, in seconds."""
+    times = []
+    for _ in range(_ROUNDS):
+        began = perf_counter()
+        call()
+        times.append(perf_counter() - began)
+    return times
+
+
+_STARTS: Final = 5
+
+
+def measure_start(home: Path, store: Server) -> Iterator[Figure]:
+    """Start it a few times, with a dataset in S3."""
+    home.mkdir()
+    seconds, held = [], []
+    for number in range(_STARTS):
+        began = time.perf_counter()
+        with shardgate(home / str(number), store) as ours:
+            urlopen(f"http://127.0.0.1:{ours.port}/healthz").read()
+            seconds.append(time.perf_counter() - began)
+            held.append(resident_bytes(ours.pid) / _MIB)
+    yield Figure.over("l", "start to first answer", "s", seconds, Goal("at most", 1.5))
+    yield Figure.over("l", "resident when idle", "MiB", held, Goal("at most", 120))

@@ -1,0 +1,309 @@
+"""Every ref reads as the library reads it, by HTTP and with clients that know no Icechunk."""
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import httpx
+import icechunk
+import numpy as np
+import pytest
+import tensorstore
+import xarray
+import zarr
+import zarr.storage
+
+from app.settings import DatasetSettings, Settings
+from tests.clients.arrays import BY_NAME
+from tests.clients.icechunk.conftest import KINDS
+from tests.clients.icechunk.library import (
+    Node,
+    compare_documents,
+    compare_nodes,
+    nodes_of,
+    refs_of,
+)
+from tests.clients.icechunk.repositories import (
+    ODD_TAGS,
+    SHARDED,
+    STORABLE,
+    VERSIONS,
+    commit,
+    set_root,
+    spec,
+    storage,
+    write_dataset,
+    write_eventful,
+    write_placed,
+)
+from tests.clients.precomputed.cases import BY_NAME as VOLUMES
+from tests.clients.precomputed.volumes import read_tensorstore
+from tests.clients.precomputed.volumes import write as write_volume
+from tests.clients.services import connect, from_each_store, from_folder, from_seaweedfs
+from tests.clients.test_reading import OPENERS, over_fsspec
+from tests.clients.writing import counted, quiet, same, write
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+from tests.writable_repositories import in_seaweedfs
+
+REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in VERSIONS)
+
+
+def _where(place: str) -> list[Any]:
+    """Read each repository from one place; from the other one it is the same, which takes long."""
+    return [
+        pytest.param(
+            name,
+            marks=() if name.endswith("/migrated") == (place == "seaweedfs") else pytest.mark.soak,
+        )
+        for name in REPOSITORIES
+    ]
+
+
+@pytest.mark.parametrize("name", _where("folder"))
+def test_is_what_the_library_reads_in_a_folder(local: str, bucket: Path, name: str) -> None:
+    """All repositories of either version."""
+    compare(local, storage(bucket / name), bucket / name, name)
+
+
+@pytest.mark.parametrize("name", _where("seaweedfs"))
+def test_is_what_the_library_reads_in_seaweedfs(
+    remote: str, seaweedfs: SeaweedFS, bucket: Path, name: str
+) -> None:
+    """Migrated repositories have files of both versions."""
+    compare(remote, in_seaweedfs(seaweedfs, f"icechunk/{name}"), bucket / name, name)
+
+
+def compare(url: str, where: icechunk.Storage, folder: Path, name: str) -> None:
+    """Compare documents, chunks as they are stored, and the values of sharded arrays.
+
+    Where several refs are at one snapshot, only the documents are compared again.
+    """
+    repo, known = icechunk.Repository.open(where), dict[str, list[Node]]()
+    with connect(url) as client:
+        for ref, session in refs_of(repo, folder):
+            base = f"/bucket/{name}/{ref}"
+            is_new = session.snapshot_id not in known
+            nodes = known.setdefault(session.snapshot_id, nodes_of(session) if is_new else [])
+            if nodes:
+                compare_documents(client, base, nodes)
+            else:
+                assert client.get(f"{base}/zarr.json").status_code == 404
+            if is_new:
+                compare_nodes(client, base, nodes, session.store)
+    assert sum(len(node.chunks) for nodes in known.values() for node in nodes) > 100
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, where: str) -> None:
+    """Whatever a tag is called, it is found until it is deleted.
+
+    The library spells names of files in one way in S3, and in another in folders.
+    """
+    place, url, stores = storage(tmp_path), str(tmp_path), {}
+    if where == "remote":
+        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+        place, stores = in_seaweedfs(seaweedfs, f"odd/{version}"), {"lab": seaweedfs.settings}
+        url = f"s3://{seaweedfs.bucket}/odd/{version}"
+    repo = icechunk.Repository.create(place, spec_version=spec(version))
+    commit(repo, "root", set_root)
+    tags = [tag for tag in (*ODD_TAGS, "~x[1]*?#") if version == "v2" or "/" not in tag]
+    for tag in tags:
+        repo.create_tag(tag, repo.lookup_branch("main"))
+    for tag in tags[::2]:
+        repo.delete_tag(tag)
+    dataset = DatasetSettings(url=url, store="lab" if stores else None)
+    with serving(Settings(stores=stores, datasets={"em": dataset})) as base:
+        found = {
+            tag: httpx.get(f"{base}/em/@tag.{quote(tag, safe='')}/zarr.json").status_code
+            for tag in tags
+        }
+
+    gone = [tag for tag in tags[::2] if unquote(tag) not in tags[1::2]]
+    assert found == {tag: 404 if tag in gone else 200 for tag in tags}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("branch", ["main", "native"])
+def test_every_array_that_can_be_stored(tmp_path: Path, version: str, branch: str) -> None:
+    """All chains of codecs, shapes, types and fill values, inline and native."""
+    folder = tmp_path / "placed/all"
+    write_placed(folder, version, tmp_path / "cases", STORABLE)
+    repo = icechunk.Repository.open(storage(folder))
+    session = repo.readonly_session(branch)
+    nodes = nodes_of(session)
+    with from_folder(tmp_path) as url, connect(url) as client:
+        compare_documents(client, f"/bucket/placed/all/@branch.{branch}", nodes)
+        compare_nodes(client, f"/bucket/placed/all/@branch.{branch}", nodes, session.store)
+
+    assert len(nodes) > len(STORABLE) > 100
+
+
+UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}
+
+
+@pytest.fixture(params=list(OPENERS))
+def opener(request: pytest.FixtureRequest) -> Any:
+    """Return each way to open a URL."""
+    return OPENERS[request.param]
+
+
+@pytest.fixture(params=VERSIONS)
+def root(request: pytest.FixtureRequest, service: str) -> str:
+    """Return the URL of the eventful repository in each version."""
+    return f"{service}/bucket/eventful/{request.param}"
+
+
+@from_each_store
+@pytest.mark.parametrize("ref", ["@tag.first", "@branch.main", "@branch.reset", ""])
+def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
+    """The root of a ref is a group with consolidated metadata; its arrays read."""
+    with quiet():
+        group = opener(f"{root}/{ref}".rstrip("/"))
+        members = dict(group.members(max_depth=None))
+    is_first = ref == "@tag.first"
+
+    assert group.attrs["title"] == "µ"
+    assert group.metadata.consolidated_metadata is not None
+    assert ("deleted" in members) == is_first
+    expected = counted((7, 5), "i8")
+    if not is_first:
+        expected[0, 0] = -1
+    if ref in {"", "@branch.main"} and not root.endswith("v1"):
+        expected[6, 4] = -2
+    same(group["native"][...], expected)
+    same(members["inline"][...], counted((7, 5), "u1"))
+
+
+def test_lists_nested_groups(root: str) -> None:
+    """A group without consolidated metadata tells its members by its page.
+
+    fsspec gives names as they are spelled in links.
+    """
+    with quiet():
+        group = over_fsspec(f"{root}/@tag.first/group")
+        names = {unquote(name) for name, _ in group.members(max_depth=None)}
+
+    assert group.metadata.consolidated_metadata is None
+    assert names == {"x", "below", "below/é 日本", "below/é 日本/y"}
+    same(group["below/é 日本/y"][...], np.full((5, 5), 9, "u1"))
+
+
+def test_lists_the_root_of_main(root: str) -> None:
+    """The page of `main` names its nodes, beside the refs."""
+    with quiet():
+        names = {name for name, _ in zarr.open_group(root, use_consolidated=False).members()}
+
+    assert {"native", "group", "transpose"} <= names
+    assert "deleted" not in names
+
+
+@pytest.mark.parametrize("branch", ["main", "native"])
+@pytest.mark.parametrize("name", [name for name in SHARDED if name not in UNKNOWN_TO_TENSORSTORE])
+def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
+    """TensorStore's `zarr3` driver reads all that it can decode."""
+    url = f"{local}/bucket/placed/v2/@branch.{branch}/{name}/"
+    array = tensorstore.open({"driver": "zarr3", "kvstore": url}, open=True).result()
+
+    same(array.read().result(), BY_NAME[name].values)
+
+
+def test_xarray_opens_a_tag(service: str) -> None:
+    """`open_zarr` finds the variables in the consolidated metadata of a ref, or of a listing."""
+    for consolidated in (True, False):
+        url = f"{service}/bucket/dataset"
+        with xarray.open_zarr(f"{url}/@tag.v1", consolidated=consolidated, chunks=None) as opened:
+            assert set(opened.variables) == {"t", "x", "rain"}
+            assert opened.attrs == {"title": "weather"}
+            np.testing.assert_array_equal(opened["rain"].values, counted((4, 6), "f4"))
+        with xarray.open_zarr(url, consolidated=consolidated, chunks=None) as now:
+            assert now.sizes == {"t": 6, "x": 6}
+
+
+ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write containers of three formats, and files that look like parts of a repository."""
+    root = tmp_path_factory.mktemp("bucket")
+    twin, cases = (tmp_path_factory.mktemp(name) for name in ("twin", "cases"))
+    write(BY_NAME[ZARR], root / "lab1/array")
+    with quiet():
+        zarr.create_group(root / "lab1")
+    write_volume(VOLUMES[VOLUME], root / "lab1x/volume", twin)
+    write_dataset(root / "lab2/repo")
+    write_eventful(root / "lab2/old", "v1", cases)
+    write_eventful(root / "lab2/new", "v2", cases)
+    (root / "lab2/git").mkdir()
+    (root / "lab2/git/repo").write_text("not a repository\n")
+    (root / "lab2/git/refs").mkdir()
+    (root / "lab2/git/refs/note").write_text("nor is this\n")
+    return root
+
+
+@pytest.fixture(scope="module", params=["local", "remote"])
+def url(request: pytest.FixtureRequest, mixed: Path) -> Generator[str]:
+    """Serve it as one dataset, from each store."""
+    if request.param == "local":
+        with from_folder(mixed) as base:
+            yield base
+        return
+    seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+    with from_seaweedfs(mixed, seaweedfs, "mixed") as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Generator[httpx.Client]:
+    """Talk to the service."""
+    with connect(url) as opened:
+        yield opened
+
+
+def test_each_container_is_served_in_its_way(url: str) -> None:
+    """The neighbours of a repository are not taken for parts of it, nor it for part of them."""
+    same(zarr.open_array(f"{url}/bucket/lab1/array", mode="r")[...], BY_NAME[ZARR].values)
+    for scale, stored in enumerate(VOLUMES[VOLUME].scales):
+        same(read_tensorstore(f"{url}/bucket/lab1x/volume/", scale), stored.values)
+    with xarray.open_zarr(f"{url}/bucket/lab2/repo/@tag.v1", chunks=None) as opened:
+        np.testing.assert_array_equal(opened["rain"].values, counted((4, 6), "f4"))
+    found = zarr.open_array(f"{url}/bucket/lab2/old/@tag.first/native", mode="r")
+    same(found[...], counted((7, 5), "i8"))
+
+
+def test_what_is_in_no_container_passes_through(client: httpx.Client) -> None:
+    """A file called ``repo`` does not make a repository."""
+    assert client.get("/bucket/lab2/git/repo").text == "not a repository\n"
+    assert client.get("/bucket/lab2/git/refs/note").text == "nor is this\n"
+    assert client.get("/bucket/@tag.v1/zarr.json").status_code == 404
+    assert client.get("/bucket/lab2/@tag.v1/zarr.json").status_code == 404
+
+
+@pytest.mark.parametrize("repo", ["repo", "old"])
+def test_files_of_a_repository_are_hidden(client: httpx.Client, mixed: Path, repo: str) -> None:
+    """Only the raw view serves them."""
+    files = [file for file in (mixed / "lab2" / repo).rglob("*") if file.is_file()]
+    for file in files:
+        path = quote(file.relative_to(mixed).as_posix())
+        assert client.get(f"/bucket/{path}").status_code == 404, path
+        assert client.get(f"/raw/{path}").content == file.read_bytes(), path
+    assert len(files) > 9
+
+
+@pytest.mark.parametrize("repo", ["repo", "old", "new"])
+def test_pages(client: httpx.Client, repo: str) -> None:
+    """The page of a repository links to refs and nodes, not to files; every link works."""
+    base = f"/bucket/lab2/{repo}/"
+    page = client.get(base).text
+    links = re.findall(r'href="\./([^"]+)"', page)
+
+    assert "snapshots" not in page
+    assert "@branch.main/" in links
+    assert ("rain/" if repo == "repo" else "native/") in links
+    assert {client.get(base + link).status_code for link in links} == {200}
+    assert f"{repo}/" in client.get("/bucket/lab2/").text

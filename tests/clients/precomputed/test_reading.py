@@ -1,0 +1,236 @@
+"""TensorStore and cloud-volume read volumes, and see no shards."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+import tensorstore
+from cloudvolume import CloudVolume
+from cloudvolume.exceptions import EmptyVolumeException
+
+from tests.clients.precomputed.cases import BY_NAME, CASES, SHAPE, VALUES, pyramid
+from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.segments import COLLECTIONS, IDS, RESHARDED, mesh_parts
+from tests.clients.precomputed.volumes import (
+    LOSSY,
+    Volume,
+    document,
+    read_cloudvolume,
+    read_tensorstore,
+)
+from tests.clients.services import ask, from_each_store
+from tests.clients.writing import Json, same
+
+
+def test_volumes_with_holes_lack_chunks_and_shards(written: Written) -> None:
+    """Of 64 chunks three are there, in two of sixteen shards; or none, and no shard."""
+    for name in (name for name in BY_NAME if name.startswith("holes/")):
+        chunks = list((written.twins / name / "8_8_8").glob("*"))
+        shards = list((written.bucket / name / "8_8_8").glob("*.shard"))
+        assert (len(chunks), len(shards)) == ((0, 0) if name.endswith("thing") else (3, 2))
+
+
+def test_meshes_have_levels_and_fragments(written: Written) -> None:
+    """There is a mesh of several levels and one of a single level, in two shards."""
+    path = written.bucket / "segments/sharded"
+    counts = [np.frombuffer(mesh_parts(path, segment)[0][24:28], "<u4")[0] for segment in IDS]
+
+    assert set(counts) == {1, 2}
+    assert len(list((path / "mesh").glob("*.shard"))) == 2
+
+
+DOCUMENTS = [
+    *(volume.name for volume in CASES),
+    *(f"annotations/{name}" for name in COLLECTIONS),
+    *(
+        f"segments/{name}{part}"
+        for name in ("sharded", "gzip_manifests", "legacy")
+        for part in ("", "/mesh", "/properties")
+    ),
+    "segments/sharded/skeletons_mip_0",
+    *(f"segments/{name}/skeletons_mip_0" for name in RESHARDED),
+]
+
+
+def unsharded(stored: Json) -> Json:
+    """Take the member *sharding* out of the places where the documents allow it."""
+    found: Json = json.loads(json.dumps(stored))
+    parts = [found, *found.get("scales", []), *found.get("spatial", [])]
+    parts += [*found.get("relationships", []), found.get("by_id", {})]
+    for part in parts:
+        part.pop("sharding", None)
+    return found
+
+
+def test_chunks_are_the_files_of_the_twin(
+    client: httpx.Client, written: Written, volume: Volume
+) -> None:
+    """Each chunk is the twin's file, and where the twin has none there is no chunk."""
+    for scale in volume.scales:
+        folder = written.twins / volume.name / scale.path
+        names = {name for name, _ in scale.chunks()} | {file.name for file in _files(folder)}
+        for name in names:
+            answer = ask(client, f"/bucket/{volume.name}/{scale.path}/{name}")
+            twin = folder / name
+            expected = (200, twin.read_bytes()) if twin.exists() else (404, None)
+
+            assert "content-encoding" not in answer.headers
+            assert answer.status_code == expected[0], name
+            assert expected[1] in {None, answer.content}, name
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+@from_each_store
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_info_loses_its_sharding_and_nothing_else(
+    client: httpx.Client, written: Written, name: str
+) -> None:
+    """The document that is served is the stored one, but for the members *sharding*."""
+    answer = ask(client, f"/bucket/{name}/info")
+    stored = document(written.bucket / name)
+
+    assert answer.status_code == 200
+    assert answer.json() == unsharded(stored)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations_are_the_files_of_the_twin(
+    client: httpx.Client, written: Written, name: str
+) -> None:
+    """Each annotation, relationship and spatial cell is the file that `neuroglancer` wrote."""
+    twin = written.twins / f"annotations/{name}"
+    files = [file for file in twin.rglob("*") if file.is_file() and file.name != "info"]
+    for file in files:
+        answer = ask(client, f"/bucket/annotations/{name}/{file.relative_to(twin)}")
+        assert (answer.status_code, answer.content) == (200, file.read_bytes()), file.name
+    assert len(files) > 40
+
+
+_CHANNELS: Final = "takes the channels of such a picture in another order than TensorStore"
+OWN_WAY: Final = {
+    "encoding/jpeg_uint8_3_raw": _CHANNELS,
+    "encoding/jpeg_uint8_3_gzip": _CHANNELS,
+    "encoding/png_uint8_3_raw": _CHANNELS,
+    "encoding/png_uint8_3_gzip": _CHANNELS,
+    "encoding/png_uint8_4_raw": _CHANNELS,
+    "encoding/png_uint8_4_gzip": _CHANNELS,
+}
+"""What cloud-volume decodes in another way than the writer meant it, sharded or not."""
+_DEPTH: Final = "takes every png for one of eight bits"
+BEYOND: Final = {"encoding/png_uint16_1_raw": _DEPTH, "encoding/png_uint16_1_gzip": _DEPTH}
+"""What cloud-volume cannot decode from any server, and why."""
+
+
+@from_each_store
+def test_reads_the_values(service: str, written: Written, volume: Volume) -> None:
+    """Each scale of each volume reads as it was written, and as its unsharded twin does."""
+    if volume.name in BEYOND:
+        with pytest.raises(ValueError, match="reshape"):
+            read_cloudvolume(f"precomputed://{service}/bucket/{volume.name}")
+        return
+    for index, scale in enumerate(volume.scales):
+        found = read_cloudvolume(f"precomputed://{service}/bucket/{volume.name}", index)
+
+        same(found, read_cloudvolume(f"file://{written.twins / volume.name}", index))
+        if scale.encoding not in LOSSY and volume.name not in OWN_WAY:
+            same(found, scale.values)
+
+
+def test_part_of_a_volume_reads(service: str) -> None:
+    """A box across chunks and shards reads like numpy's, counted from the volume's offset."""
+    url = f"precomputed://{service}/bucket/grid/negative_offset"
+    cloud = CloudVolume(url, progress=False)
+
+    same(cloud[-4:7, -98:-91, -3:2], VALUES[3:14, 2:9, 1:6])
+
+
+def test_sees_no_shards(service: str) -> None:
+    """For cloud-volume no scale is sharded."""
+    cloud = CloudVolume(f"precomputed://{service}/bucket/scales/all", progress=False)
+
+    assert not any(cloud.image.is_sharded(mip) for mip in cloud.available_mips)
+
+
+def test_is_told_of_absent_chunks(service: str) -> None:
+    """Without leave to fill them cloud-volume reports absent chunks, as it does of files."""
+    cloud = CloudVolume(f"precomputed://{service}/bucket/holes/identity_raw", progress=False)
+
+    same(cloud[:8, :4, :4], BY_NAME["holes/identity_raw"].scales[0].values[:8, :4, :4])
+    with pytest.raises(EmptyVolumeException):
+        cloud[8:12, :4, :4]
+
+
+def open_volume(url: str, **more: Any) -> Any:
+    """Open the volume at *url*, the first scale if no other is described."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}
+    return tensorstore.open(spec | more, open=True).result()
+
+
+@from_each_store
+def test_reads_values_in_chunks(service: str, written: Written, volume: Volume) -> None:
+    """Each scale reads as it was written, absent chunks as zeros, and its chunks are no shards."""
+    for index, scale in enumerate(volume.scales):
+        array = open_volume(f"{service}/bucket/{volume.name}", scale_index=index)
+        expected = scale.values
+        if scale.encoding in LOSSY:
+            expected = read_tensorstore(f"file://{written.twins / volume.name}/", index)
+        same(array.read().result(), expected)
+        layout = array.chunk_layout
+        channels = scale.values.shape[3]
+        shapes = [tuple(chunk.shape or ()) for chunk in (layout.read_chunk, layout.write_chunk)]
+
+        assert shapes == [(*scale.chunk, channels)] * 2
+
+
+def test_finds_the_format_by_itself(service: str) -> None:
+    """Without a driver, the probes for other formats find nothing and ``info`` wins."""
+    array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
+
+    same(array.read().result(), VALUES)
+
+
+def test_scale_is_found_by_its_resolution(service: str) -> None:
+    """A scale that was sharded, and one that was not, are named by what they show."""
+    for scale in pyramid():
+        array = open_volume(
+            f"{service}/bucket/scales/all",
+            scale_metadata={"resolution": scale.resolution},
+        )
+        same(array.read().result(), scale.values)
+
+
+def test_other_chunk_size_of_a_scale_reads(service: str) -> None:
+    """Where a scale is stored in chunks of two sizes, each of them reads."""
+    for size in ([4, 4, 4], [5, 10, 3]):
+        url = f"{service}/bucket/plain/in_two_chunk_sizes"
+        array = open_volume(url, scale_metadata={"chunk_size": size})
+
+        assert list(array.chunk_layout.read_chunk.shape or ())[:3] == size
+        same(array.read().result(), VALUES)
+
+
+def test_reads_again_after_revalidation(service: str) -> None:
+    """A second read through TensorStore's cache, which sends If-None-Match, is equal."""
+    for data in ("raw", "gzip"):
+        array = open_volume(
+            f"{service}/bucket/shards/identity_index_gzip_data_{data}",
+            context={"cache_pool": {"total_bytes_limit": 10_000_000}},
+            recheck_cached_data=True,
+        )
+        for _ in range(2):
+            same(array.read().result(), VALUES)
+
+
+def test_reads_the_shards_themselves_where_they_are_shown(local: str) -> None:
+    """The raw view gives ``info`` and shards as they are stored."""
+    array = open_volume(f"{local}/raw/bits/identity_1_2_3")
+
+    assert tuple(array.chunk_layout.write_chunk.shape) != (4, 4, 4, 1)
+    assert tuple(array.shape) == (*SHAPE, 1)
+    same(array.read().result(), VALUES)

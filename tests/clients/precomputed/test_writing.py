@@ -1,0 +1,287 @@
+"""Volumes, segments and annotations are written through the service, and others read the shards."""
+
+import shutil
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import tensorstore
+from cloudfiles import CloudFiles, paths
+from cloudfiles.interfaces import reset_connection_pools
+from cloudvolume import CloudVolume
+from cloudvolume.exceptions import EmptyFileException
+from neuroglancer.read_precomputed_annotations import AnnotationReader
+
+from tests.clients.filling import KEYS
+from tests.clients.precomputed.cases import BY_NAME, pyramid
+from tests.clients.precomputed.conftest import Written
+from tests.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
+from tests.clients.precomputed.test_reading import BEYOND, OWN_WAY
+from tests.clients.precomputed.test_segments import SKELETONS, opened, said
+from tests.clients.precomputed.volumes import (
+    LOSSY,
+    Volume,
+    by_tensorstore,
+    document,
+    read_cloudvolume,
+    read_tensorstore,
+)
+from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
+from tests.clients.writing import Values, same
+
+TABLE: Final = [name for name in BY_NAME if not name.startswith("older/")]
+"""Shards in two objects are not rewritten."""
+BY_CLOUDVOLUME: Final = [
+    name
+    for name in TABLE
+    if name.startswith(("shards/", "encoding/", "cloudvolume/", "holes/"))
+    and name not in (*BEYOND, *OWN_WAY, "holes/everything")
+]
+"""What cloud-volume reads, too; it is slow at it."""
+LESS: Final = (
+    "bits/",
+    "dtype/",
+    "cloudvolume/",
+    "grid/one_axis",
+    "plain/",
+    "shards/murmurhash3",
+)
+FURTHER: Final = [
+    name
+    for name in TABLE
+    if (name.startswith(LESS) and name != "cloudvolume/identity_index_raw_data_raw")
+    or name.endswith(("_data_gzip", "_1_raw"))
+    or (name.startswith("encoding/") and name.endswith("_gzip"))
+]
+"""Cases that differ from others only in ways that shards do not depend on, or that take long."""
+
+
+def other_values(values: Values) -> Values:
+    """Turn each axis round, so that other chunks are all zero."""
+    return values[::-1, ::-1, ::-1].copy()
+
+
+def check(volume: Volume, taker: Taker, twin: Path, *, exact: Volume | None = None) -> None:
+    """Read each scale past the service, and compare it with the twin's and with *exact*."""
+    url = f"file://{taker.folder / volume.name}"
+    for index, scale in enumerate(volume.scales):
+        found = read_tensorstore(f"{url}/", index)
+        same(found, read_tensorstore(f"file://{twin}/", index))
+        if exact is not None and scale.encoding not in LOSSY:
+            same(found, exact.scales[index].values)
+        if volume.name in BY_CLOUDVOLUME:
+            same(read_cloudvolume(url, index), read_cloudvolume(f"file://{twin}", index))
+
+
+def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None:
+    """Keep, replace and delete a third of the chunks each, put all anew, and delete them all."""
+    volume = BY_NAME[name]
+    taker.place(written.bucket / name, name)
+    before = chunks_in(written.twins / name)
+    other = replace(
+        volume, scales=[replace(s, values=other_values(s.values)) for s in volume.scales]
+    )
+    other.write(other, twin, False)  # noqa: FBT003  # a Writer
+    after: Files = chunks_in(twin)
+
+    some = mixed(before, after)
+    lay_out(twin, after, some)
+    taker.push(name, before, some)
+    check(volume, taker, twin)
+    lay_out(twin, some, after)
+    taker.push(name, some, after)
+    check(volume, taker, twin, exact=other)
+    taker.push(name, after, {})
+    assert taker.stored(name) == set()
+    assert not np.any(read_tensorstore(f"file://{taker.folder / name}/"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in TABLE],
+)
+def test_shards_hold_what_was_put(
+    name: str, written: Written, taker: Taker, tmp_path: Path
+) -> None:
+    """Each voxel of each scale is the one that was put last, and no shard is left at the end."""
+    write_through(name, written, taker, tmp_path / "twin")
+
+
+NEW_ID: Final = 2**63 + 5
+
+
+@pytest.mark.parametrize("name", ["sharded", "identity_64", "murmur_64", "one_shard"])
+def test_skeletons(written: Written, taker: Taker, name: str) -> None:
+    """Two skeletons are exchanged, one is added and one taken away, with single requests."""
+    source, target = written.bucket / "segments" / name, f"skeletons/{name}"
+    taker.place(source, target)
+    first, second, third = IDS if name == "sharded" else LARGE_IDS[-3:]
+    old = {segment: skeleton_bytes(source, segment) for segment in (first, second, third)}
+    before = {f"{SKELETONS}/{segment}": body for segment, body in old.items()}
+    placed = {first: old[second], second: old[first], NEW_ID: old[third]}
+    after = {f"{SKELETONS}/{segment}": body for segment, body in placed.items()}
+    taker.push(target, before, after)
+
+    path = taker.folder / target
+    found, expected = (opened(f"file://{each}").skeleton for each in (path, source))
+    assert {segment: skeleton_bytes(path, segment) for segment in placed} == placed
+    for segment, former in ((first, second), (second, first), (NEW_ID, third)):
+        np.testing.assert_array_equal(found.get(segment).vertices, expected.get(former).vertices)
+        np.testing.assert_array_equal(found.get(segment).edges, expected.get(former).edges)
+    with pytest.raises(EmptyFileException):
+        found.get(third)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations(written: Written, taker: Taker, tmp_path: Path, name: str) -> None:
+    """Files of each index are exchanged, added and taken away; `neuroglancer` reads them so."""
+    path = f"annotations/{name}"
+    taker.place(written.bucket / path, path)
+    twin = tmp_path / "twin"
+    shutil.copytree(written.twins / path, twin)
+    before = chunks_in(twin)
+    after = exchanged(before)
+    lay_out(twin, before, after)
+    taker.push(path, before, after)
+
+    assert len(before) > len(after) > 10
+    found = read(taker.folder / path, before)
+    assert {key for key, value in found.items() if value is not None} == set(after)
+    assert found == read(twin, before)
+    taker.push(path, after, {})
+    assert taker.stored(path) == set()
+
+
+def read(path: Path, keys: Iterable[str]) -> Mapping[str, Sequence[str] | None]:
+    """Read what the files *keys* hold of the annotations at *path*, `None` for what is absent."""
+    reader = AnnotationReader(f"file://{path}/")
+    found: dict[str, Sequence[str] | None] = {}
+    for key in keys:
+        folder, name = key.split("/")
+        try:
+            if folder == "by_id":
+                found[key] = [said(reader.by_id[int(name)])]
+            elif folder.startswith("spatial"):
+                level = reader.spatial[int(folder.removeprefix("spatial"))]
+                found[key] = [said(each) for each in level[tuple(map(int, name.split("_")))]]
+            else:
+                related = reader.relationships[folder.removeprefix("rel_")]
+                found[key] = [said(each) for each in related[int(name)]]
+        except KeyError:
+            found[key] = None
+    return found
+
+
+def exchanged(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Exchange the first two of every four files of a folder, and take the third away."""
+    found: dict[str, bytes] = {}
+    for folder in {key.rpartition("/")[0] for key in files}:
+        keys = sorted(key for key in files if key.rpartition("/")[0] == folder)
+        for at in range(0, len(keys), 4):
+            some = keys[at : at + 4]
+            sources = [*some[1::-1], None, *some[3:]]
+            found |= {k: files[s] for k, s in zip(some, sources, strict=False) if s is not None}
+    return found
+
+
+NAMES: Final = (
+    "shards/identity_index_gzip_data_gzip",
+    "shards/murmurhash3_x86_128_index_raw_data_raw",
+    "encoding/compressed_segmentation_uint64_1_gzip",
+    "encoding/png_uint8_1_raw",
+    "grid/negative_offset",
+    "scales/all",
+)
+SECRETS: Final = {"AWS_ACCESS_KEY_ID": KEYS, "AWS_SECRET_ACCESS_KEY": KEYS}
+
+
+def place_zeros(taker: Taker, volume: Volume, name: str) -> None:
+    """Store *volume* with no chunk."""
+    scales = [replace(scale, values=np.zeros_like(scale.values)) for scale in volume.scales]
+    by_tensorstore(replace(volume, scales=scales), taker.folder / name, sharded=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorstore_fills_a_volume(taker: Taker, name: str) -> None:
+    """Every scale, whose shards and sharding are there afterwards for who reads directly."""
+    volume = BY_NAME[name]
+    place_zeros(taker, volume, name)
+    for index, scale in enumerate(volume.scales):
+        spec = {
+            "driver": "neuroglancer_precomputed",
+            "kvstore": s3_kvstore(taker.url, f"{name}/"),
+            "scale_index": index,
+        }
+        tensorstore.open(spec).result().write(scale.values).result()
+
+    path = taker.folder / name
+    expected = [scale.sharding for scale in volume.scales]
+    assert [scale.get("sharding") for scale in document(path)["scales"]] == expected
+    for index, scale in enumerate(volume.scales):
+        same(read_tensorstore(f"file://{path}/", index), scale.values)
+
+
+def test_tensorstore_adds_a_scale(taker: Taker) -> None:
+    """It writes ``info`` back, with one more scale; the others keep their sharding."""
+    first, second = pyramid()[0], pyramid()[2]
+    place_zeros(taker, Volume("", by_tensorstore, [first]), "grown")
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": s3_kvstore(taker.url, "grown/"),
+        "scale_metadata": {
+            "size": second.shape,
+            "chunk_size": second.chunk,
+            "encoding": "raw",
+            "resolution": second.resolution,
+        },
+        "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 2},
+    }
+    tensorstore.open(spec, create=True).result().write(second.values).result()
+    tensorstore.open(spec | {"scale_metadata": {}, "scale_index": 0}).result().write(
+        first.values
+    ).result()
+
+    info = document(taker.folder / "grown")
+    assert [scale.get("sharding") for scale in info["scales"]] == [first.sharding, None]
+    for index, scale in enumerate((first, second)):
+        same(read_tensorstore(f"file://{taker.folder}/grown/", index), scale.values)
+
+
+@pytest.fixture
+def files(taker: Taker) -> Generator[str]:
+    """Give the URL by which cloud-files takes the service for S3; it keeps connections for ever."""
+    paths.add_alias("gate", f"s3://{taker.url}/")
+    yield "gate://data"
+    reset_connection_pools()
+
+
+@pytest.mark.parametrize("compress", [None, "gzip"])
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_cloudvolume_fills_a_volume(taker: Taker, files: str, name: str, compress: Any) -> None:
+    """Where it is given the ``info``: it cannot read that over S3, only over HTTP."""
+    volume, target = BY_NAME[name], f"cloud/{compress}/{name}"
+    place_zeros(taker, volume, target)
+    info = CloudVolume(f"precomputed://{taker.url}/data/{target}", progress=False).info
+    cloud = CloudVolume(
+        f"{files}/{target}", info=info, compress=compress, progress=False, secrets=SECRETS
+    )
+    cloud[:] = volume.scales[0].values
+    cloud.commit_info()
+
+    path = taker.folder / target
+    assert document(path)["scales"][0]["sharding"] == volume.scales[0].sharding
+    same(read_tensorstore(f"file://{path}/"), volume.scales[0].values)
+
+
+def test_cloudfiles_writes(taker: Taker, files: str) -> None:
+    """It lists, reads ranges and deletes, too; of whole bodies it takes the ETag for an MD5."""
+    bucket = CloudFiles(f"{files}/files", secrets=SECRETS)
+    bucket.put("a", b"abc")
+
+    assert list(bucket) == ["a"]
+    assert bucket["a", 1:3] == b"bc"
+    bucket.delete("a")
+    assert not (taker.folder / "files/a").exists()

@@ -1,0 +1,241 @@
+"""The service in front of test data, and the ways to ask it and to give it chunks."""
+
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from app.model import ObjectRef
+from app.settings import DatasetSettings, Settings
+from app.storage.contract import ObjectStore
+from app.storage.wrappers import StoreWrapper
+from tests.clients.writing import Json
+from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
+
+ARRAY: Final = "/bucket/index/zarr_end_little_crc"
+HOLES: Final = "/bucket/fill/zero_zarr"
+KINDS: Final = {
+    "chunk": f"{ARRAY}/c/0/0/0",
+    "compressed chunk": "/bucket/inside/gzip_zarr/c/1/0/1",
+    "metadata": f"{ARRAY}/zarr.json",
+    "consolidated metadata": "/bucket/groups/consolidated/zarr.json",
+    "chunk of an array that is not sharded": "/bucket/plain/v3/c/0/0/0",
+    "format 2": "/bucket/plain/v2/.zarray",
+    "outside of containers": "/bucket/notes/read%20me.txt",
+    "raw": "/raw/index/zarr_end_little_crc/c/0/0/0",
+}
+
+
+class Watched(StoreWrapper):
+    """Store that calls *on_read* with the object before each call; *on_read* may raise or wait."""
+
+    def __init__(self, inner: ObjectStore, on_read: Callable[[ObjectRef], Any]) -> None:
+        super().__init__(inner)
+        self._on_read = on_read
+
+    def store_of(self, ref: ObjectRef) -> ObjectStore:
+        """Announce the call."""
+        self._on_read(ref)
+        return super().store_of(ref)
+
+
+def connect(url: str) -> httpx.Client:
+    """Open a client that sends no header unasked, not even Accept-Encoding."""
+    client = httpx.Client(base_url=url, timeout=30)
+    del client.headers["accept-encoding"]
+    return client
+
+
+def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
+    """Give the bytes that came over the wire."""
+    with client.stream(method, path, headers=_named(headers)) as answer:
+        return b"".join(answer.iter_raw())
+
+
+def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    """Ask with *headers*, in whose names underscores stand for hyphens."""
+    return client.request(method, path, headers=_named(headers))
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@contextmanager
+def from_folder(path: Path) -> Generator[str]:
+    """Serve the folder *path* as the datasets `bucket` and `raw`; give the service's URL."""
+    datasets = {
+        "bucket": DatasetSettings(url=str(path)),
+        "raw": DatasetSettings(url=str(path), view="raw"),
+    }
+    with serving(Settings(datasets=datasets)) as url:
+        yield url
+
+
+@contextmanager
+def from_seaweedfs(path: Path, seaweedfs: SeaweedFS, prefix: str) -> Generator[str]:
+    """Upload the folder *path* under *prefix*, and serve it from there."""
+    seaweedfs.upload_folder(path, prefix)
+    url = f"s3://{seaweedfs.bucket}/{prefix}"
+    datasets = {
+        "bucket": DatasetSettings(url=url, store="lab"),
+        "raw": DatasetSettings(url=url, store="lab", view="raw"),
+    }
+    with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as base:
+        yield base
+
+
+METADATA: Final = ("zarr.json", ".zarray", ".zattrs", "info", "provenance")
+
+type Files = Mapping[str, bytes]
+"""What lies in a folder by its relative name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A service that takes data sets into a folder or SeaweedFS, where others read them."""
+
+    url: str
+    client: httpx.Client
+    folder: Path
+    seaweedfs: SeaweedFS | None = None
+
+    def place(self, source: Path, name: str) -> None:
+        """Copy what is at *source* into the store, as *name*."""
+        if self.seaweedfs is None:
+            shutil.copytree(source, self.folder / name)
+        else:
+            self.seaweedfs.upload_folder(source, f"taken/{name}")
+
+    def push(self, name: str, before: Files, after: Files) -> None:
+        """PUT what is new or other in *after*, and DELETE what is only in *before*."""
+        for key in before.keys() | after.keys():
+            path = f"/data/{name}/{key}"
+            if key not in after:
+                answer = self.client.delete(path)
+            elif before.get(key) != after[key]:
+                answer = self.client.put(path, content=after[key])
+            else:
+                continue
+            assert answer.is_success, f"{key}: {answer.text}"
+
+    def stored(self, name: str) -> set[str]:
+        """Name the objects of *name* that are no metadata."""
+        if self.seaweedfs is None:
+            found = set(files_in(self.folder / name))
+        else:
+            listed = self.seaweedfs.store(f"taken/{name}").list().collect()
+            found = {each["path"] for each in listed}
+        return {key for key in found if not key.endswith(METADATA)}
+
+    def zarr_store(self, name: str) -> Any:
+        """Give what zarr-python opens *name* with, past the service."""
+        if self.seaweedfs is None:
+            return self.folder / name
+        return self.seaweedfs.zarr_store(f"taken/{name}")
+
+    def kvstore(self, name: str) -> Json | Path:
+        """Give what TensorStore opens it with; the keys of SeaweedFS are in the environment."""
+        if self.seaweedfs is None:
+            return self.folder / name
+        server = self.seaweedfs
+        return s3_kvstore(server.endpoint_url, f"taken/{name}/", server.bucket, "environment")
+
+
+def s3_kvstore(url: str, path: str, bucket: str = "data", credentials: str = "anonymous") -> Json:
+    """Describe what is below *path* of a bucket to TensorStore."""
+    return {
+        "driver": "s3",
+        "bucket": bucket,
+        "path": path,
+        "endpoint": url,
+        "aws_region": "us-east-1",
+        "aws_credentials": {"type": credentials},
+    }
+
+
+@contextmanager
+def taking_into_folder(folder: Path, **dataset: Any) -> Generator[Taker]:
+    """Serve the writable dataset ``data`` out of *folder*."""
+    data = DatasetSettings(url=str(folder), writable=True, **dataset)
+    settings = Settings(datasets={"data": data})
+    with serving(settings) as url, connect(url) as client:
+        yield Taker(url, client, folder)
+
+
+@contextmanager
+def taking_into_seaweedfs(seaweedfs: SeaweedFS, folder: Path) -> Generator[Taker]:
+    """Serve it out of a prefix of SeaweedFS; *folder* is not used."""
+    data = DatasetSettings(url=f"s3://{seaweedfs.bucket}/taken", store="lab", writable=True)
+    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"data": data})
+    with serving(settings) as url, connect(url) as client:
+        yield Taker(url, client, folder, seaweedfs)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Read all files below *folder*."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def chunks_in(folder: Path) -> dict[str, bytes]:
+    """Read all files but the metadata."""
+    return {key: data for key, data in files_in(folder).items() if not key.endswith(METADATA)}
+
+
+def lay_out(folder: Path, before: Files, after: Files) -> None:
+    """Make the files of *folder*, which were *before*, those of *after*."""
+    for key in before.keys() - after.keys():
+        (folder / key).unlink()
+    for key, data in after.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+
+
+def mixed(before: Files, after: Files) -> dict[str, bytes]:
+    """Keep every third file, replace every third, and leave every third away."""
+    found: dict[str, bytes] = {}
+    for number, key in enumerate(sorted(before.keys() | after.keys())):
+        source = (before, after, {})[number % 3]
+        if key in source:
+            found[key] = source[key]
+    return found
+
+
+def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
+    """Make the fixtures ``local``, ``remote`` and ``service``, which serve ``bucket``."""
+
+    @pytest.fixture(scope="session")
+    def local(bucket: Path) -> Generator[str]:
+        """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+        with from_folder(bucket) as url:
+            yield url
+
+    @pytest.fixture(scope="session")
+    def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
+        """Serve the same from SeaweedFS, where it was uploaded once."""
+        with from_seaweedfs(bucket, seaweedfs, prefix) as url:
+            yield url
+
+    @pytest.fixture(scope="session", params=["local", "remote"])
+    def service(request: pytest.FixtureRequest) -> str:
+        """Return the URL of the service, for each store."""
+        url: str = request.getfixturevalue(request.param)
+        return url
+
+    return local, remote, service
+
+
+from_each_store = pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
+)
+"""For readers where other tests find that the bytes from each store are the same."""

@@ -1,0 +1,370 @@
+"""zarr-python, xarray, TensorStore and zarrita.js read what the real libraries have written."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import obstore.store
+import pytest
+import tensorstore
+import xarray
+import zarr
+import zarr.storage
+
+from tests.clients.arrays import BY_NAME, SHARDS, VALUES
+from tests.clients.conftest import IN_GROUPS, member
+from tests.clients.writing import Case, Json, Shape, quiet, same
+from tests.lacking import lack
+
+JS: Final = Path(__file__).parent / "js"
+_TIMEOUT_S: Final = 90
+
+_AFTER: Final = "knows no codec after sharding, and the array is served sharded"
+_TYPE: Final = "knows no such data type"
+_NOTHING: Final = "fails on any array without elements"
+_NUMBER: Final = "takes the fill value from JSON as a double"
+BEYOND: Final = {
+    "tensorstore": {
+        "after/gzip": _AFTER,
+        "after/zstd": _AFTER,
+        "after/crc_then_zstd": _AFTER,
+        "after/gzip_after_nested": _AFTER,
+        "dtype/string": _TYPE,
+        "dtype/fixed_text": _TYPE,
+        "dtype/fixed_bytes": _TYPE,
+        "dtype/time": _TYPE,
+        "plain/v2": "has a driver of its own for format 2",
+    },
+    "zarrita": {
+        "after/gzip": _AFTER,
+        "after/zstd": _AFTER,
+        "after/crc_then_zstd": _AFTER,
+        "after/gzip_after_nested": _AFTER,
+        "dtype/float16": _TYPE,
+        "dtype/complex64": _TYPE,
+        "dtype/complex128": _TYPE,
+        "fill/complex_zarr": _TYPE,
+        "fill/complex_tensorstore": _TYPE,
+        "dtype/fixed_text": _TYPE,
+        "dtype/fixed_bytes": _TYPE,
+        "dtype/time": _TYPE,
+        "shape/zero_length_zarr": _NOTHING,
+        "shape/zero_length_tensorstore": _NOTHING,
+        "fill/beyond_2_53_zarr": _NUMBER,
+        "fill/beyond_2_53_tensorstore": _NUMBER,
+    },
+}
+"""Arrays that a client cannot decode from any server, and why."""
+ONLY_HERE: Final = (
+    ("fsspec", "transpose/outer_201"),
+    ("fsspec", "transpose/both"),
+    ("fsspec", "nested/transposes_everywhere"),
+    ("fsspec", "document/endian_in_both"),
+    ("tensorstore", "after/crc"),
+    ("tensorstore", "after/crc_after_nested"),
+    ("tensorstore", "document/endian_in_both"),
+    ("zarrita", "index/zarr_start_little_crc"),
+    ("zarrita", "nested/two_zarr"),
+    ("zarrita", "transpose/outer_201"),
+    ("zarrita", "after/crc"),
+)
+"""Arrays that a client cannot read from their shards."""
+REFUSAL: Final = re.compile("zarr3|FAILED_PRECONDITION|NOT_FOUND")
+"""Text of TensorStore's errors."""
+
+
+class Seen(NamedTuple):
+    """An array as a client sees it."""
+
+    values: Any
+    chunks: Shape
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is opened once for many arrays."""
+
+    stack: ExitStack
+    groups: dict[str, xarray.Dataset] = field(default_factory=dict)
+    answers: dict[str, dict[str, Json]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Generator[Memory]:
+    """Close what was opened, in the end."""
+    with ExitStack() as stack:
+        yield Memory(stack)
+
+
+def over_fsspec(url: str) -> Any:
+    """Open *url* as most people do."""
+    return zarr.open(url, mode="r")
+
+
+def over_obstore(url: str) -> Any:
+    """Open *url* through the client written in Rust."""
+    store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
+    return zarr.open(zarr.storage.ObjectStore(store, read_only=True), mode="r")
+
+
+OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
+
+
+def by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
+    """Read with zarr-python, which sees no shards, and the fill value that was written."""
+    array, expected = opener(f"{root}/{case.name}"), case.fill_value
+    assert array.shards is None
+    if isinstance(expected, list):
+        expected = complex(*expected)
+    if expected == "NaT":
+        assert np.isnat(array.fill_value)
+    else:
+        expected = array.dtype.type(float(expected) if expected == "NaN" else expected)
+        np.testing.assert_equal(array.fill_value, expected)
+    return Seen(array[...], array.chunks)
+
+
+def open_tensorstore(url: str, driver: str = "zarr3") -> Any:
+    """Open the array below *url* with TensorStore."""
+    return tensorstore.open({"driver": driver, "kvstore": f"{url}/"}, open=True).result()
+
+
+def by_tensorstore(root: str, case: Case) -> Seen:
+    """Read with TensorStore, which reads and writes in chunks of one shape."""
+    array = open_tensorstore(f"{root}/{case.name}")
+    layout = array.chunk_layout
+    chunks, written = (tuple(each.shape or ()) for each in (layout.read_chunk, layout.write_chunk))
+    assert chunks == written
+    return Seen(array.read().result(), chunks)
+
+
+def by_xarray(memory: Memory, root: str, case: Case, *, consolidated: bool) -> Seen:
+    """Read a variable of the group of all cases with xarray."""
+    url = f"{root}/groups/{'consolidated' if consolidated else 'listed'}"
+    if url not in memory.groups:
+        opened = xarray.open_zarr(
+            url, consolidated=consolidated, zarr_format=3, chunks=None, decode_cf=False
+        )
+        memory.groups[url] = memory.stack.enter_context(opened)
+        assert set(opened.variables) == {member(each) for each in IN_GROUPS}
+        assert opened.attrs == {"title": "all cases"}
+    variable = memory.groups[url][member(case)]
+    assert variable.encoding["shards"] is None
+    return Seen(variable.values, variable.encoding["chunks"])
+
+
+def by_zarrita(memory: Memory, root: str, case: Case) -> Seen:
+    """Read with zarrita.js, all arrays in one process of node."""
+    if root not in memory.answers:
+        memory.answers[root] = run_node(f"{root}/{name}" for name in BY_NAME)
+    answer = memory.answers[root][f"{root}/{case.name}"]
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    if "strings" in answer:
+        values = np.array(answer["strings"], dtype=np.dtypes.StringDType())
+    else:
+        flat = np.frombuffer(base64.b64decode(answer["base64"]), answer["dtype"])
+        strides = [step * flat.itemsize for step in answer["stride"]]
+        values = np.lib.stride_tricks.as_strided(flat, answer["shape"], strides)
+    return Seen(values, tuple(answer["chunks"]))
+
+
+def run_node(urls: Iterable[str]) -> dict[str, Json]:
+    """Run one node that reads the arrays at *urls*; answers by URL."""
+    node = shutil.which("node")
+    if node is None:
+        lack("node is not installed")
+    if not (JS / "node_modules/zarrita").is_dir():
+        lack("zarrita is not installed: npm install --prefix tests/clients/js")
+    process = subprocess.run(
+        [str(node), str(JS / "read.mjs")],
+        input=json.dumps(list(urls)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    assert process.returncode == 0, process.stderr
+    answers = [json.loads(line) for line in process.stdout.splitlines()]
+    return {answer["url"]: answer for answer in answers}
+
+
+READERS: Final[dict[str, Callable[[Memory, str, Case], Seen]]] = {
+    "fsspec": lambda _, root, case: by_zarr(over_fsspec, root, case),
+    "obstore": lambda _, root, case: by_zarr(over_obstore, root, case),
+    "tensorstore": lambda _, root, case: by_tensorstore(root, case),
+    "consolidated": lambda memory, root, case: by_xarray(memory, root, case, consolidated=True),
+    "listed": lambda memory, root, case: by_xarray(memory, root, case, consolidated=False),
+    "zarrita": by_zarrita,
+}
+USUAL: Final = {"fsspec": "remote"}
+"""The store that a client reads from; `soak` has both for all, which give the same bytes."""
+
+
+def demand_unreadable(reader: str, memory: Memory, root: str, name: str) -> None:
+    """Be sure that a client refuses an array; zarrita may also misread it."""
+    try:
+        with quiet():
+            found = READERS[reader](memory, root, BY_NAME[name]).values
+    except ValueError as error:
+        assert reader != "tensorstore" or REFUSAL.search(str(error))  # noqa: PT017
+        return
+    assert reader == "zarrita"
+    assert not np.array_equal(found, BY_NAME[name].values)
+
+
+def _names(reader: str) -> Collection[str]:
+    if reader in {"consolidated", "listed"}:
+        return [case.name for case in IN_GROUPS]
+    return [name for name in BY_NAME if name not in BEYOND.get(reader, {})]
+
+
+@pytest.mark.parametrize(
+    ("reader", "place", "name"),
+    [
+        pytest.param(
+            reader,
+            place,
+            name,
+            marks=() if place == USUAL.get(reader, "local") else pytest.mark.soak,
+        )
+        for reader in READERS
+        for place in ("local", "remote")
+        for name in _names(reader)
+    ],
+)
+def test_reads_values_in_inner_chunks(
+    request: pytest.FixtureRequest, memory: Memory, reader: str, place: str, name: str
+) -> None:
+    """Each array that a client can decode reads as written, in chunks of the inner shape."""
+    with quiet():
+        found = READERS[reader](memory, f"{request.getfixturevalue(place)}/bucket", BY_NAME[name])
+
+    same(found.values, BY_NAME[name].values)
+    assert found.chunks == BY_NAME[name].served
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"), [(reader, name) for reader in BEYOND for name in BEYOND[reader]]
+)
+def test_cannot_decode_the_others(local: str, memory: Memory, reader: str, name: str) -> None:
+    """What is left out above is refused by the client itself, or misread."""
+    demand_unreadable(reader, memory, f"{local}/bucket", name)
+
+
+@pytest.mark.parametrize(("reader", "name"), ONLY_HERE)
+def test_cannot_read_the_shards_of_some(local: str, memory: Memory, reader: str, name: str) -> None:
+    """Arrays that are read above a client refuses or misreads where it sees their shards."""
+    demand_unreadable(reader, memory, f"{local}/raw", name)
+
+
+@pytest.fixture(params=OPENERS)
+def opener(request: pytest.FixtureRequest) -> Any:
+    """Choose a way of zarr-python to open a URL."""
+    return OPENERS[request.param]
+
+
+def test_zarr_keeps_attributes_and_dimension_names(local: str, opener: Any) -> None:
+    """What describes the array is untouched, and a member that nobody knows."""
+    case = BY_NAME["document/names_and_attributes"]
+    array = opener(f"{local}/bucket/{case.name}")
+    unknown = opener(f"{local}/bucket/document/unknown_member").metadata.extra_fields["x_lab"]
+
+    assert array.attrs.asdict() == case.attributes
+    assert list(array.metadata.dimension_names) == case.dimension_names
+    assert unknown == {"must_understand": False, "note": ["kept"]}
+
+
+def test_v2_passes_through(service: str, opener: Any) -> None:
+    """Arrays and consolidated groups of format 2 are still ones, for every client."""
+    array = opener(f"{service}/bucket/plain/v2")
+
+    assert (array.metadata.zarr_format, array.attrs.asdict()) == (2, {"a": 1})
+    same(open_tensorstore(f"{service}/bucket/plain/v2", "zarr").read().result(), VALUES)
+    url = f"{service}/bucket/groups/v2"
+    with quiet(), xarray.open_zarr(url, chunks=None, mask_and_scale=False) as opened:
+        same(opened["v"].values, VALUES)
+        assert opened["v"].dims == ("z", "y", "x")
+
+
+@pytest.mark.parametrize("group", ["consolidated", "listed"])
+def test_groups_list_their_members_over_fsspec(service: str, group: str) -> None:
+    """Also groups inside groups, which fsspec asks for without a final slash."""
+    with quiet():
+        opened = over_fsspec(f"{service}/bucket/groups/{group}")
+        names = {name for name, _ in opened.members()}
+    below = opened["below"].members(max_depth=None)
+
+    assert names == {member(case) for case in IN_GROUPS} | {"below"}
+    assert {name for name, _ in below} == {"deeper", "deeper/v"}
+
+
+@pytest.mark.parametrize("group", ["consolidated", "listed"])
+def test_reads_in_nested_groups(service: str, opener: Any, group: str) -> None:
+    """A path through groups ends at an array that is not sharded."""
+    with quiet():
+        array = opener(f"{service}/bucket/groups/{group}")["below/deeper/v"]
+
+    assert array.shards is None
+    same(array[...], VALUES)
+
+
+def test_consolidated_metadata_is_unsharded(local: str, opener: Any) -> None:
+    """A member known from consolidated metadata alone has no shards."""
+    with quiet():
+        group = opener(f"{local}/bucket/groups/consolidated")
+    array = group.metadata.consolidated_metadata.metadata["index-zarr_start_big_crc"]
+
+    assert (array.shards, array.chunks) == (None, (2, 3, 4))
+
+
+def test_the_raw_view_is_sharded(service: str, opener: Any) -> None:
+    """The same bucket as `raw` shows the shards, and reads."""
+    array = opener(f"{service}/raw/index/zarr_start_big_crc")
+
+    assert array.shards == SHARDS
+    same(array[...], VALUES)
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("consolidated/below/deeper", {}),
+        ("listed/below/deeper", {}),
+        ("listed", {"group": "below/deeper", "consolidated": False}),
+    ],
+)
+def test_xarray_opens_nested_groups(service: str, path: str, options: Any) -> None:
+    """As most people do, without any option, and by the name of the group."""
+    url = f"{service}/bucket/groups/{path}"
+    with quiet(), xarray.open_zarr(url, chunks=None, **options) as opened:
+        same(opened["v"].values, VALUES)
+
+
+def test_tensorstore_finds_the_format_by_itself(service: str) -> None:
+    """Without a driver, the probes for other formats find nothing and ``zarr.json`` wins."""
+    array = tensorstore.open(f"{service}/bucket/index/zarr_end_little_crc/").result()
+
+    same(array.read().result(), VALUES)
+
+
+def test_tensorstore_reads_again_after_revalidation(service: str) -> None:
+    """A second read through its cache, which sends If-None-Match, is equal."""
+    spec = {
+        "driver": "zarr3",
+        "kvstore": f"{service}/bucket/inside/zstd_zarr/",
+        "context": {"cache_pool": {"total_bytes_limit": 10_000_000}},
+        "recheck_cached_data": True,
+    }
+    array = tensorstore.open(spec, open=True).result()
+
+    for _ in range(2):
+        same(array.read().result(), VALUES)

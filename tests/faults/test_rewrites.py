@@ -1,0 +1,369 @@
+"""A gateway is killed, or its store fails or restarts, at each request of a rewrite."""
+
+import json
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+from threading import Event
+from typing import Final, NamedTuple
+
+import httpx
+import pytest
+
+from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, opened
+from tests.gateways import Gateway, Start, of_dataset
+from tests.labs import LARGE, SMALL, Lab, Shape, value
+from tests.seaweedfs import SeaweedFS, own_ports, running
+from tests.storage.proxy import Mishap
+
+MOMENTS: Final = (
+    pytest.param(Mishap.ANSWER_LOST, id="after"),
+    pytest.param(Mishap.REQUEST_LOST, id="before", marks=pytest.mark.soak),
+)
+"""Before a request the store is as it was after the one before that."""
+
+
+class Rewrite(NamedTuple):
+    """What is being done when the gateway is killed."""
+
+    shape: Shape
+    chunks: range
+    """Which there are before."""
+    chunk: int
+    """Which is put, or taken away."""
+    is_delete: bool
+    steps: int
+    """So many requests it takes at least."""
+
+
+SMALL_REWRITES: Final = {
+    "first": Rewrite(SMALL, range(0), 1, is_delete=False, steps=2),
+    "put": Rewrite(SMALL, range(3), 1, is_delete=False, steps=3),
+    "last": Rewrite(SMALL, range(1), 0, is_delete=True, steps=2),
+}
+COPY: Final = Rewrite(LARGE, range(24), 11, is_delete=False, steps=10)
+
+moments = pytest.mark.parametrize("moment", MOMENTS)
+
+
+@pytest.fixture(scope="module")
+def site(
+    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
+) -> Generator[Site]:
+    """Start what lives on."""
+    with opened(seaweedfs, tmp_path_factory.mktemp("killed"), start) as made:
+        yield made
+
+
+@moments
+@pytest.mark.parametrize("rewrite", SMALL_REWRITES.values(), ids=list(SMALL_REWRITES))
+def test_a_small_rewrite_is_done_or_not(site: Site, rewrite: Rewrite, moment: Mishap) -> None:
+    """Whenever the gateway ends, the shard is the old one or the new, and nothing is left."""
+    names = rewritten(site, rewrite, moment)
+
+    assert len(names) > rewrite.steps
+    assert [site.lab.left(name) for name in names] == [[]] * len(names)
+
+
+@pytest.mark.soak
+@moments
+def test_a_large_rewrite_is_done_or_not(site: Site, moment: Mishap) -> None:
+    """The same of shards that the server copies; at most one upload, or its object, is left."""
+    names = rewritten(site, COPY, moment)
+
+    assert len(names) > COPY.steps
+    assert max(len(site.lab.left(name)) for name in names) == 1
+    assert site.lab.left(names[-1]) == []
+
+
+@moments
+def test_a_document_is_written_or_not(site: Site, moment: Mishap) -> None:
+    """Metadata are the old ones or the new, and can be read with the chunks they are of."""
+    nth, is_killed = 0, True
+    while is_killed:
+        old = {0: value(SMALL, 1, 0)}
+        name = site.lab.new_array(SMALL, old)
+
+        is_killed = killed(site, nth, moment, f"{name}/zarr.json", document(site, name, new=True))
+
+        attributes = dict(site.lab.open(name).attrs)
+        assert attributes == {"new": True} or (is_killed and attributes == {})
+        assert site.lab.read(name)[f"{name}/c/0"] == old[0]
+        more = site.put(site.healthy, f"{name}/zarr.json", document(site, name, more=1))
+        assert more.is_success
+        assert dict(site.lab.open(name).attrs) == {"more": 1}
+        nth += 1
+    assert nth > 1
+
+
+def document(site: Site, name: str, **attributes: object) -> bytes:
+    """Give the metadata of an array, as clients see them, other attributes."""
+    seen = json.loads(site.get(site.healthy, f"{name}/zarr.json") or b"")
+    return json.dumps(seen | {"attributes": attributes}).encode()
+
+
+def killed(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) -> bool:
+    """Kill a gateway at the request *nth* that a write takes; tell whether it got there."""
+    with site.behind_proxy() as doomed:
+        site.proxy.between = doomed.kill
+        site.proxy.spoil([nth], moment)
+        try:
+            assert site.put(doomed, key, data).is_success
+        except httpx.TransportError:
+            assert doomed.wait(DEADLINE_S)
+            return True
+        finally:
+            site.proxy.between = lambda: None
+        return False
+
+
+def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:
+    """Rewrite a shard for each request that this takes, kill at that, and name the arrays."""
+    old = {at: value(rewrite.shape, 1, at) for at in rewrite.chunks}
+    new = None if rewrite.is_delete else value(rewrite.shape, 2, 0)
+    names: list[str] = []
+    is_killed = True
+    while is_killed:
+        name = site.lab.new_array(rewrite.shape, old)
+        key = f"{name}/c/{rewrite.chunk}"
+        is_killed = killed(site, len(names), moment, key, new)
+
+        expected = {f"{name}/c/{at}": old.get(at) for at in range(rewrite.shape.chunks)}
+        found = site.lab.read(name)
+        assert found[key] == new or (is_killed and found[key] == expected[key])
+        assert found == expected | {key: found[key]}
+        _demand_that_all_goes_on(site, rewrite, found, key)
+        names.append(name)
+    return names
+
+
+def _demand_that_all_goes_on(
+    site: Site, rewrite: Rewrite, found: dict[str, bytes | None], key: str
+) -> None:
+    """Read through the gateway that lives what is there, and write with it."""
+    assert {each: site.get(site.healthy, each) for each in found} == found
+    more = value(rewrite.shape, 3, 0)
+    assert site.put(site.healthy, key, more).is_success
+    name = key.partition("/")[0]
+    assert site.lab.read(name) == found | {key: more}
+
+
+LATE_S: Final = 3.5
+"""Longer than the gateway waits for an answer."""
+OURS: Final = 1
+THEIRS: Final = 2
+"""The chunks that are put through the two gateways at the same time."""
+STEPS: Final = {SMALL: 3, LARGE: 10}
+"""So many requests the rewrite of a shard takes at least."""
+FOR_EVER: Final = 10**9
+
+mishaps = pytest.mark.parametrize("mishap", Mishap, ids=[each.name for each in Mishap])
+
+
+@pytest.fixture(scope="module")
+def spoilt(site: Site) -> Generator[Gateway]:
+    """Start a gateway before the proxy, which has not much patience."""
+    with site.behind_proxy(**IMPATIENT) as made:
+        yield made
+
+
+class Race:
+    """Two chunks of one shard, put at the same time, and the third, which nobody changes."""
+
+    def __init__(self, site: Site, shape: Shape, nth: range, mishap: Mishap) -> None:
+        self._site = site
+        self._shape = shape
+        self.old = {at: value(shape, 1, at) for at in range(shape.chunks)}
+        self.new = {at: value(shape, 2, at) for at in (OURS, THEIRS)}
+        self.name = site.lab.new_array(shape, self.old)
+        site.proxy.spoil(nth, mishap)
+
+    def run(self, spoilt: Gateway) -> tuple[httpx.Response, httpx.Response]:
+        """Put both, and read on meanwhile through the gateway that nothing happens to."""
+        done = Event()
+        with ThreadPoolExecutor(3) as pool:
+            reader = pool.submit(self._look_on, done)
+            answers = [
+                pool.submit(self._put, *each)
+                for each in ((spoilt, OURS), (self._site.healthy, THEIRS))
+            ]
+            try:
+                ours, theirs = [each.result(DEADLINE_S) for each in answers]
+            finally:
+                done.set()
+            reader.result(DEADLINE_S)
+        return ours, theirs
+
+    def demand(self, gateway: Gateway, *, is_done: bool) -> None:
+        """Be sure of what is there, and that it can be read and written through *gateway*."""
+        self._site.proxy.spoil([], Mishap.ERROR)
+        found = self._site.lab.read(self.name)
+        ours = found[self._key(OURS)]
+        assert ours == self.new[OURS] or (not is_done and ours == self.old[OURS])
+        expected = {self._key(at): data for at, data in (self.old | self.new).items()}
+        assert found == expected | {self._key(OURS): ours}
+        assert self._put(gateway, OURS).is_success
+        assert self._site.lab.read(self.name) == expected
+        assert self._site.get(gateway, self._key(THEIRS)) == self.new[THEIRS]
+
+    def _put(self, gateway: Gateway, chunk: int) -> httpx.Response:
+        return self._site.put(gateway, self._key(chunk), self.new[chunk])
+
+    def _look_on(self, done: Event) -> None:
+        while not done.is_set():
+            for at in (OURS, THEIRS, 0):
+                seen = self._site.get(self._site.healthy, self._key(at))
+                assert seen in (self.old[at], self.new.get(at, self.old[at]))
+
+    def _key(self, chunk: int) -> str:
+        return f"{self.name}/c/{chunk}"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="copied", marks=pytest.mark.soak)],
+)
+@mishaps
+def test_one_failure_is_made_good(
+    site: Site, spoilt: Gateway, mishap: Mishap, shape: Shape
+) -> None:
+    """Whichever request of a rewrite fails, the chunk is put, and others' are kept."""
+    assert spoil_each_step(site, spoilt, shape, mishap) == {HTTPStatus.OK}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.REQUEST_LOST])
+def test_a_late_answer_is_not_waited_for(site: Site, spoilt: Gateway, mishap: Mishap) -> None:
+    """The server has done what was asked or has not; reads are not repeated, writes are."""
+    site.proxy.between = lambda: time.sleep(LATE_S)
+    try:
+        told = spoil_each_step(site, spoilt, SMALL, mishap)
+        assert told == {HTTPStatus.OK, HTTPStatus.GATEWAY_TIMEOUT}
+    finally:
+        site.proxy.between = lambda: None
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+@mishaps
+def test_a_store_that_fails_on_is_told_of(
+    site: Site, spoilt: Gateway, mishap: Mishap, nth: int
+) -> None:
+    """Nobody hangs, and what was not acknowledged is old or new; later all is well again."""
+    race = Race(site, SMALL, range(nth, FOR_EVER), mishap)
+
+    ours, theirs = race.run(spoilt)
+
+    assert theirs.is_success, theirs.text
+    assert ours.is_success or ours.is_server_error, ours.text
+    race.demand(spoilt, is_done=ours.is_success)
+
+
+def spoil_each_step(site: Site, spoilt: Gateway, shape: Shape, mishap: Mishap) -> set[int]:
+    """Spoil each request that the rewrite of a shard takes in turn; tell how it was answered."""
+    statuses, nth, is_reached = set(), 0, True
+    while is_reached:
+        race = Race(site, shape, range(nth, nth + 1), mishap)
+
+        ours, theirs = race.run(spoilt)
+
+        is_reached = len(site.proxy.seen) > nth
+        assert theirs.is_success, theirs.text
+        race.demand(spoilt, is_done=ours.is_success)
+        statuses.add(ours.status_code)
+        nth += 1
+    assert nth > STEPS[shape]
+    return statuses
+
+
+WRITERS: Final = 6
+READERS: Final = 2
+SOON_S: Final = 5
+
+
+class Writer:
+    """Writes numbered values to one chunk, and tells how far it came."""
+
+    def __init__(self, base: str, chunk: int) -> None:
+        self.chunk = chunk
+        self.tried = self.acknowledged = self.refused = 0
+        self._url = f"{base}/c/{chunk}"
+
+    def write(self, ended: Event) -> None:
+        """Write on, whatever the answer."""
+        with httpx.Client(timeout=DEADLINE_S) as client:
+            while not ended.is_set():
+                self.tried += 1
+                answer = client.put(self._url, content=value(SMALL, self.chunk + 1, self.tried))
+                if answer.is_success:
+                    self.acknowledged = self.tried
+                else:
+                    assert answer.status_code in (502, 503, 504), answer.text
+                    assert answer.headers.get("retry-after") or answer.status_code == 502
+                    self.refused += 1
+
+    @property
+    def possible(self) -> set[bytes]:
+        """What may be there: what was acknowledged last, or was tried since."""
+        numbers = range(self.acknowledged, self.tried + 1)
+        return {value(SMALL, self.chunk + 1, number) for number in numbers}
+
+    def wait_for_more(self, deadline: float) -> None:
+        """Wait until another write is acknowledged."""
+        before = self.acknowledged
+        while self.acknowledged == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def read_on(base: str, ended: Event) -> set[int]:
+    """Read chunks over and over; tell which answers there were."""
+    seen = set()
+    with httpx.Client(timeout=DEADLINE_S) as client:
+        while not ended.is_set():
+            for chunk in range(SMALL.chunks):
+                answer = client.get(f"{base}/c/{chunk}")
+                seen.add(answer.status_code)
+                assert not answer.is_success or len(answer.content) == SMALL.chunk_nbytes
+    return seen
+
+
+def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path, start: Start) -> None:
+    """By itself and soon; meanwhile nobody is told that a chunk is absent."""
+    (tmp_path / "weed").mkdir()
+    ports, ended = own_ports(tmp_path / "weed"), Event()
+    chunks = {at: value(SMALL, 99, at) for at in range(SMALL.chunks)}
+    with running(weed, tmp_path / "weed", ports) as store:
+        lab = Lab(tmp_path / "lab", store)
+        name = lab.new_array(SMALL, chunks)
+        environ = of_dataset(lab.url, store, ttl_s=0.1) | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"}
+        gateway = start(environ | {"SHARDGATE_LIMITS__DEADLINE_S": "3"})
+    with closing(gateway), ThreadPoolExecutor(WRITERS + READERS) as pool:
+        base = f"{gateway.url}/data/{name}"
+        writers = [Writer(base, chunk) for chunk in range(WRITERS)]
+        try:
+            with running(weed, tmp_path / "weed", ports):
+                writing = [pool.submit(each.write, ended) for each in writers]
+                reading = [pool.submit(read_on, base, ended) for _ in range(READERS)]
+                for each in writers:
+                    each.wait_for_more(time.monotonic() + DEADLINE_S)
+            time.sleep(0.5)
+            with running(weed, tmp_path / "weed", ports) as store:
+                for each in writers:
+                    each.wait_for_more(time.monotonic() + SOON_S)
+                ended.set()
+                for done in writing:
+                    done.result(DEADLINE_S)
+                seen = set.union(*(done.result(DEADLINE_S) for done in reading))
+                found = Lab(tmp_path / "lab", store).read(name)
+        finally:
+            ended.set()
+
+    assert sum(each.refused for each in writers) > 0
+    assert HTTPStatus.NOT_FOUND not in seen
+    for each in writers:
+        assert found[f"{name}/c/{each.chunk}"] in each.possible
+    for chunk in range(WRITERS, SMALL.chunks):
+        assert found[f"{name}/c/{chunk}"] == chunks[chunk]

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import zstandard
 
 from app.formats.compression import decompress_zstd, zstd_capacity
-from app.formats.icechunk.flatbuffer import decoded_nbytes
+from app.formats.icechunk.flatbuffers import decoded_nbytes
 from app.formats.reading import DecodeError
 
 HEADER_NBYTES: Final = 39

@@ -16,6 +16,7 @@ import zstandard
 
 from app.formats.compression import decompress_frame, zstd_decompressor
 from app.formats.icechunk.chunk_tables import (
+    ARRAY_CHUNKS,
     MAX_NBYTES,
     ChunkTables,
     locate_chunk_tables,
@@ -23,15 +24,19 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.flatbuffer import (
+from app.formats.icechunk.flatbuffers import (
+    DATA,
     I32,
-    U8,
+    OBJECT_ID,
     U16,
     U32,
     U64,
-    Buffer,
+    UINT8,
+    FlatBufferReader,
+    TableType,
     check_object_id,
     required,
+    tables_of,
 )
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
@@ -43,6 +48,10 @@ _CELLS_PER_REFERENCE: Final = 3
 """Up to so many, a table of all cells is no larger than a sorted list, and faster."""
 _WIDE_NBYTES: Final = 800
 
+MANIFEST: Final = TableType(
+    OBJECT_ID, tables_of(ARRAY_CHUNKS), DATA, UINT8._replace(absent=1), DATA
+)
+"""Id, arrays, dictionary and algorithm of compressed locations, and what other writers add."""
 _KINDS: Final = ("inline", "chunk_id", "location", "compressed_location")
 _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `_RefLayout`."""
@@ -258,12 +267,13 @@ class ManifestDecoder:
         """Decode *data*."""
         limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
-        root = Buffer(payload, limit_nbytes).root
-        check_object_id(root, "manifest", encode_id(self.object_id))
-        locations = LocationCodec(root.number(3, U8, 1), root.data(2), len(payload))
+        reader = FlatBufferReader(payload, limit_nbytes)
+        object_id, at, dictionary, algorithm, _ = reader.root(MANIFEST.lazy)
+        check_object_id(object_id, "manifest", encode_id(self.object_id))
+        locations = LocationCodec(algorithm, reader.read(DATA, dictionary), len(payload))
         references = ReferenceReader(payload, locations)
-        required(root.vector(1, 4), "arrays")
-        arrays = dict(_index(payload, locate_chunk_tables(root.buffer, root.tables(1), "refs")))
+        found = locate_chunk_tables(reader, required(at, "arrays"), "refs")
+        arrays = dict(_index(payload, found))
         nbytes = references.nbytes + sum(index.nbytes for index in arrays.values())
         return Manifest(self.object_id, references, arrays, nbytes)
 

@@ -7,7 +7,15 @@ from typing import Final, NamedTuple, Never
 import msgpack
 
 from app.formats.documents import Json
-from app.formats.icechunk.flatbuffer import Table, required
+from app.formats.icechunk.flatbuffers import (
+    DATA,
+    TEXT,
+    Field,
+    FlatBufferReader,
+    FlatBufferWriter,
+    TableType,
+    required,
+)
 from app.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
     MEMORY_PER_BYTE,
@@ -15,7 +23,6 @@ from app.formats.icechunk.flexbuffers import (
     encode_flexbuffer,
     plain_float,
 )
-from app.formats.icechunk.table_rows import DATA, TEXT, Field, RowReader, RowWriter, TableType
 from app.formats.reading import DecodeError
 
 VERSION: Final = 2
@@ -47,25 +54,22 @@ def encode_metadata(values: Mapping[str, Json]) -> Metadata:
     return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
 
 
-def read_metadata(table: Table, slot: int, version: int) -> Metadata:
-    """Copy the vector of items in *slot*; an absent one is empty. Raises: `DecodeError`."""
-    at = table.at(slot)
-    if at is None:
-        return Metadata(version, ())
-    return _read(RowReader(table.buffer, version), table.buffer.follow(at))
+def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
+    """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
+    return Metadata(reader.version, ()) if at is None else _read(reader, at)
 
 
-def _read(reader: RowReader, at: int) -> Metadata:
+def _read(reader: FlatBufferReader, at: int) -> Metadata:
     items: list[tuple[str, bytes]] = []
     for name, value in reader.tables(_ITEM, at):
         items.append((required(name, "name of a metadata item"), value))
         if len(required(value, "value of a metadata item")) > _MAX_VALUE_NBYTES:
             raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
-        reader.buffer.spend(len(value) * (MEMORY_PER_BYTE - 1))
+        reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
     return Metadata(reader.version, tuple(items))
 
 
-def _write(writer: RowWriter, metadata: Metadata) -> int:
+def _write(writer: FlatBufferWriter, metadata: Metadata) -> int:
     return writer.tables(_ITEM, metadata.items)
 
 

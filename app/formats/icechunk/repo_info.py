@@ -14,10 +14,7 @@ from typing import Any, Final, NamedTuple
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.metadata_items import METADATA, Metadata
-from app.formats.icechunk.table_rows import (
+from app.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
     OBJECT_ID,
@@ -25,17 +22,21 @@ from app.formats.icechunk.table_rows import (
     TABLE,
     TEXT,
     TEXTS,
+    U32,
     UINT8,
     UINT16,
     UINT16S,
     UINT32,
     UINT64,
     Field,
-    RowReader,
-    RowWriter,
+    FlatBufferReader,
+    FlatBufferWriter,
     TableType,
+    required,
     tables_of,
 )
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.metadata_items import METADATA, Metadata
 from app.formats.reading import DecodeError
 
 type Value = str | bytes | int | bool | Status | None
@@ -125,25 +126,25 @@ def checked_us(count: int) -> int:
     return count
 
 
-def _read_backup(reader: RowReader, at: int) -> str:
-    if not is_backup(name := reader.buffer.text(at)):
+def _read_backup(reader: FlatBufferReader, at: int) -> str:
+    if not is_backup(name := reader.text(at)):
         raise DecodeError(f"{name!r} is no name of a backup")
     return name
 
 
-def _read_status(reader: RowReader, at: int) -> Status:
+def _read_status(reader: FlatBufferReader, at: int) -> Status:
     number, set_at_us, reason = reader.table(_STATUS, at)
     if number not in Availability:
         raise DecodeError(f"the repository is of unknown availability {number}")
     return Status(Availability(number), moment(checked_us(set_at_us)), reason)
 
 
-def _write_status(writer: RowWriter, status: Status) -> int:
+def _write_status(writer: FlatBufferWriter, status: Status) -> int:
     set_at_us = (status.set_at - EPOCH) // timedelta(microseconds=1)
     return writer.table(_STATUS, (status.availability, set_at_us, status.reason))
 
 
-def _read_snapshots(reader: RowReader, at: int) -> list[SnapshotInfo]:
+def _read_snapshots(reader: FlatBufferReader, at: int) -> list[SnapshotInfo]:
     rows = reader.tables(_SNAPSHOT, at)
     ids: list[bytes | None] = [row[0] for row in rows]
     parents = [row[1] for row in rows]
@@ -165,7 +166,7 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
     )
 
 
-def _write_snapshots(writer: RowWriter, snapshots: Sequence[SnapshotInfo]) -> int:
+def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]) -> int:
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
     return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
@@ -178,7 +179,7 @@ def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
 
 
 def _update(
-    reader: RowReader, number: int, body: int | None, updated_at_us: int, backup: str | None
+    reader: FlatBufferReader, number: int, body: int | None, updated_at_us: int, backup: str | None
 ) -> Update:
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
@@ -210,6 +211,7 @@ _STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _STATUS_FIELD: Final = Field("I", _read_status, _write_status)
 _REF: Final = TableType(TEXT, UINT32)
 _SNAPSHOT: Final = TableType(OBJECT_ID, INT32, UINT64, TEXT, METADATA, OBJECT_IDS)
+_SNAPSHOT_ID: Final = TableType(OBJECT_ID)
 _UPDATE: Final = TableType(UINT8, TABLE, UINT64, _BACKUP)
 _FLAG: Final = "feature_flag_changed"
 _UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
@@ -305,15 +307,14 @@ class NamedSnapshots(Mapping[str, str]):
 class _SnapshotList:
     """Snapshots in the payload, each decoded when it is asked for; a parent is an index."""
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, reader: FlatBufferReader, at: int | None) -> None:
         self._reader = reader
-        self._start, self._count = required(
-            reader.buffer.root.vector(RepoField.SNAPSHOTS, U32.size), "snapshots"
-        )
+        self._start, self._count = reader.vector(required(at, "snapshots"), U32.size)
 
     def id_at(self, index: int) -> bytes:
-        table = Table(self._reader.buffer, self._position(index))
-        return required(table.struct(0, OBJECT_ID_NBYTES), "id")
+        (object_id,) = self._reader.table(_SNAPSHOT_ID, self._position(index))
+        found: bytes = required(object_id, "id")
+        return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
         for _ in range(self._count):
@@ -331,14 +332,14 @@ class _SnapshotList:
         low = bisect_left(indexes, object_id, key=self.id_at)
         if low < self._count and self.id_at(low) == object_id:
             return low
-        if object_id not in self._reader.buffer.data:
+        if object_id not in self._reader.data:
             return None
         return next((index for index in indexes if self.id_at(index) == object_id), None)
 
     def _position(self, index: int) -> int:
         if not 0 <= index < self._count:
             raise DecodeError(f"there is no snapshot {index}, only {self._count} are listed")
-        return self._reader.buffer.follow(self._start + U32.size * index)
+        return self._reader.follow(self._start + U32.size * index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +384,8 @@ class RepoInfo:
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
         """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
-        snapshots, object_id = _SnapshotList(self.reader()), decode_id(snapshot_id)
+        reader, object_id = self.reader(), decode_id(snapshot_id)
+        snapshots = _SnapshotList(reader, reader.root(REPO.lazy)[RepoField.SNAPSHOTS])
         index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)
 
@@ -393,25 +395,25 @@ class RepoInfo:
 
     def newest_update_us(self) -> int:
         """Return when the newest operation was done, in microseconds since 1970, UTC."""
-        newest = next(self.reader().buffer.root.tables(RepoField.LATEST_UPDATES), None)
-        return required(newest, "operation").number(2, U64)
+        reader = self.reader()
+        updates = reader.targets(reader.root(REPO.lazy)[RepoField.LATEST_UPDATES])
+        if not updates:
+            raise DecodeError("it has no operation")
+        newest_us: int = reader.table(_UPDATE.lazy, updates[0])[2]
+        return newest_us
 
     def metadata(self) -> dict[str, Json]:
         """Decode the metadata of the repository."""
         metadata: Metadata | None = self._read(RepoField.METADATA)
         return {} if metadata is None else metadata.decode()
 
-    def reader(self, *, is_strict: bool = False) -> RowReader:
+    def reader(self, *, is_strict: bool = False) -> FlatBufferReader:
         """Begin to read the payload, counting the memory that it takes from 0."""
-        return RowReader(Buffer(self.payload, self.limit_nbytes), self.version, is_strict=is_strict)
+        return FlatBufferReader(self.payload, self.limit_nbytes, self.version, is_strict=is_strict)
 
     def _read(self, slot: RepoField) -> Any:
-        return _read_field(self.reader(), slot)
-
-
-def _read_field(reader: RowReader, slot: RepoField) -> Any:
-    read, at = REPO.fields[slot].read, reader.buffer.root.at(slot)
-    return None if read is None or at is None else read(reader, reader.buffer.follow(at))
+        reader = self.reader()
+        return reader.read(REPO.fields[slot], reader.root(REPO.lazy)[slot])
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,31 +425,30 @@ class RepoInfoDecoder:
     def __call__(self, data: bytes) -> RepoInfo:
         """Decode *data*."""
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
-        reader = RowReader(Buffer(payload, self.limit_nbytes), version)
-        root = reader.buffer.root
-        spec_version = root.number(RepoField.SPEC_VERSION, U8)
-        if spec_version not in _SPEC_VERSIONS:
+        reader = FlatBufferReader(payload, self.limit_nbytes, version)
+        root = reader.root(REPO.lazy)
+        if (spec_version := root[RepoField.SPEC_VERSION]) not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
         for slot in (RepoField.DELETED_TAGS, RepoField.LATEST_UPDATES):
-            required(root.vector(slot, U32.size), slot.name.lower())
-        snapshots = _SnapshotList(reader)
+            reader.vector(required(root[slot], slot.name.lower()), U32.size)
+        snapshots = _SnapshotList(reader, root[RepoField.SNAPSHOTS])
         return RepoInfo(
             payload,
             self.limit_nbytes,
             version,
             spec_version,
-            branches=_read_refs(reader, RepoField.BRANCHES, snapshots),
-            tags=_read_refs(reader, RepoField.TAGS, snapshots),
-            status=required(_read_field(reader, RepoField.STATUS), "status"),
-            repo_before_updates=_read_field(reader, RepoField.REPO_BEFORE_UPDATES),
-            config=_read_config(reader),
+            branches=_read_refs(reader, required(root[RepoField.BRANCHES], "branches"), snapshots),
+            tags=_read_refs(reader, required(root[RepoField.TAGS], "tags"), snapshots),
+            status=_read_status(reader, required(root[RepoField.STATUS], "status")),
+            repo_before_updates=reader.read(_BACKUP, root[RepoField.REPO_BEFORE_UPDATES]),
+            config=_read_config(reader, root[RepoField.CONFIG]),
         )
 
 
-def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> NamedSnapshots:
+def _read_refs(reader: FlatBufferReader, at: int, snapshots: _SnapshotList) -> NamedSnapshots:
     ids: dict[str, str] = {}
     faults: dict[str, str] = {}
-    for name, index in required(_read_field(reader, slot), slot.name.lower()):
+    for name, index in reader.tables(_REF, at):
         if required(name, "name of a ref") in ids or name in faults:
             continue
         try:
@@ -457,10 +458,9 @@ def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> 
     return NamedSnapshots(ids, faults)
 
 
-def _read_config(reader: RowReader) -> Config | DecodeError:
+def _read_config(reader: FlatBufferReader, at: int | None) -> Config | DecodeError:
     """Read the configuration; few need it, so that damage is a value."""
     try:
-        config = _read_field(reader, RepoField.CONFIG)
-        return Config() if config is None else read_config(config)
+        return Config() if at is None else read_config(reader.read(DATA, at))
     except DecodeError as error:
         return DecodeError(str(error))

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, assert_never
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffer import required
+from app.formats.icechunk.flatbuffers import FlatBufferWriter, required
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.metadata_items import encode_metadata
@@ -24,7 +24,6 @@ from app.formats.icechunk.repo_info import (
     Value,
     moment,
 )
-from app.formats.icechunk.table_rows import RowWriter
 from app.formats.reading import DecodeError
 
 ROOT_ID: Final = bytes.fromhex("0b1cc8d6787580f0e33a6534")
@@ -190,8 +189,7 @@ def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) ->
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
-    reader = info.reader(is_strict=True)
-    row = reader.table(REPO, reader.buffer.root.position)
+    row = info.reader(is_strict=True).root(REPO)
     draft = _Draft(
         _raw(info.branches),
         _raw(info.tags),
@@ -238,7 +236,7 @@ def _write(draft: _Draft, row: list[object]) -> bytearray:
     row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
     row[RepoField.SNAPSHOTS] = snapshots
     row[RepoField.STATUS] = draft.status
-    return RowWriter().finish(REPO, row)
+    return FlatBufferWriter().finish(REPO, row)
 
 
 def _raw(refs: NamedSnapshots) -> dict[str, bytes]:

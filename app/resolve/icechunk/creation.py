@@ -8,8 +8,7 @@ from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.refs import REPO
 from app.formats.icechunk.repo_writer import ROOT_ID, ROOT_MESSAGE, ROOT_METADATA, create_repo
-from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot
-from app.formats.icechunk.snapshot_writer import write_snapshot
+from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
 from app.model import ObjectRef

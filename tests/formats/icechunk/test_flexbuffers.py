@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
-from app.formats.icechunk.metadata_items import encode_metadata, read_metadata
-from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.metadata_items import encode_metadata
+from app.formats.icechunk.repo_info import REPO, RepoField, RepoInfoDecoder
 from app.formats.reading import DecodeError
 
 
@@ -165,7 +165,7 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
     repo.set_metadata(metadata)
 
     info = RepoInfoDecoder(2**26)((tmp_path / "repo").read_bytes())
-    stored = dict(read_metadata(info.reader().buffer.root, 6, 2).items)
+    stored = dict(info.reader().root(REPO)[RepoField.METADATA].items)
     ours = dict(encode_metadata(metadata).items)
     assert ours.keys() == stored.keys()
     for name, value in metadata.items():

@@ -10,7 +10,7 @@ from flatbuffers import flexbuffers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.flatbuffer import Buffer
+from app.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
 from app.formats.icechunk.flexbuffers import MAX_DEPTH
 from app.formats.icechunk.metadata_items import Metadata, decode_messagepack, read_metadata
 from app.formats.reading import DecodeError
@@ -29,7 +29,8 @@ VALUES = st.recursive(
 
 
 def _read(fields: Fields, version: int) -> Metadata:
-    return read_metadata(Buffer(payload(fields)).root, 0, version)
+    reader = FlatBufferReader(payload(fields), version=version)
+    return read_metadata(reader, *reader.root(TableType(POSITION)))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from app.formats.icechunk.snapshot import (
     StoredNode,
     StoredSnapshot,
     StoredSnapshotDecoder,
+    write_snapshot,
 )
-from app.formats.icechunk.snapshot_writer import write_snapshot
 from tests.formats.icechunk.building import SNAPSHOT, Node, envelope, snapshot
 
 LIMIT = 2**24

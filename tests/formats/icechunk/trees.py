@@ -21,8 +21,8 @@ from app.formats.icechunk.snapshot import (
     ManifestRef,
     StoredSnapshot,
     StoredSnapshotDecoder,
+    write_snapshot,
 )
-from app.formats.icechunk.snapshot_writer import write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.building import MANIFEST, Ref, envelope, manifest
 

@@ -22,17 +22,16 @@ from hypothesis import strategies as st
 import app
 from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
-from app.formats.icechunk import grids
+from app.formats.icechunk import commit as grids
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
 from app.formats.icechunk.envelope import HEADER_NBYTES
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder
 from app.formats.icechunk.manifest_writer import batch_references
-from app.formats.icechunk.metadata_items import decode_messagepack
-from app.formats.icechunk.refs import read_ref_file
-from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder
+from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder, decode_messagepack
 from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
+from app.formats.icechunk.repository import read_ref_file
 from app.formats.icechunk.session import decode_entry, decode_session, read_chunk_grid
 from app.formats.icechunk.snapshot import (
     SnapshotDecoder,
@@ -41,7 +40,7 @@ from app.formats.icechunk.snapshot import (
 )
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
-from app.formats.zarr.metadata_writing import parse_sent
+from app.formats.zarr.metadata import parse_sent
 from app.http.api_sessions import parse_commit
 from app.http.auth.oidc import decode_jwks
 from app.http.body import decode_aws_chunked

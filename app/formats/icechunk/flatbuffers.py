@@ -56,7 +56,6 @@ class Field(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size in the table."""
         return struct.calcsize(f"<{self.code}")
 
     @property
@@ -123,7 +122,6 @@ class FlatBufferReader:
             raise DecodeError("damaged FlatBuffer: too many tables and vectors for its size")
 
     def root(self, kind: TableType) -> list[Any]:
-        """Decode the root table."""
         return self.table(kind, self._number(U32, 0))
 
     def table(self, kind: TableType, at: int) -> list[Any]:

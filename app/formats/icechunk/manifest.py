@@ -104,7 +104,6 @@ class Dense:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.tables.nbytes + self.box.nbytes
 
     def find(self, coords: tuple[int, ...]) -> int:
@@ -133,21 +132,17 @@ class Sparse:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.keys.nbytes + self.tables.nbytes + self.box.nbytes
 
     def find(self, coords: tuple[int, ...]) -> int:
-        """Return the position of the table of chunk *coords*, or 0."""
         key = self.box.key(coords)
         at = bisect_left(self.keys, key)
         return self.tables[at] if at < len(self.keys) and self.keys[at] == key else 0
 
     def coords(self) -> Coords:
-        """Return the coordinates of all references, in C order."""
         return self.box.coords(np.asarray(self.keys))
 
     def positions(self) -> U32s:
-        """Return the table positions, in the order of `coords`."""
         return np.asarray(self.tables)
 
 
@@ -160,21 +155,17 @@ class Wide:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.rows.nbytes + self.tables.nbytes + _WIDE_NBYTES
 
     def find(self, coords: tuple[int, ...]) -> int:
-        """Return the position of the table of chunk *coords*, or 0."""
         rows = self.rows
         at = bisect_left(range(len(rows)), coords, key=lambda row: tuple(rows[row].tolist()))
         return int(self.tables[at]) if tuple(rows[at : at + 1].ravel().tolist()) == coords else 0
 
     def coords(self) -> Coords:
-        """Return the coordinates of all references, in C order."""
         return self.rows
 
     def positions(self) -> U32s:
-        """Return the table positions, in the order of `coords`."""
         return self.tables
 
 
@@ -264,7 +255,6 @@ class ManifestDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Decode *data*."""
         limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
         reader = FlatBufferReader(payload, limit_nbytes)
@@ -389,7 +379,6 @@ class ReferenceReader:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the payload and the codec, in bytes."""
         return len(self.data) + self.locations.nbytes
 
     def read(self, table: int) -> Reference:

@@ -1,15 +1,18 @@
-"""The file ``repo``: refs, snapshots and the latest operations ("Repo Info File").
+"""The file ``repo``: refs, snapshots and the latest operations ("Repo Info File"); metadata.
 
 Its tables are described here for reading and for writing; see `repo_writer`.
 """
 
 import re
+from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Never
+
+import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
@@ -35,18 +38,113 @@ from app.formats.icechunk.flatbuffers import (
     required,
     tables_of,
 )
+from app.formats.icechunk.flexbuffers import (
+    MAX_DEPTH,
+    MEMORY_PER_BYTE,
+    decode_flexbuffer,
+    encode_flexbuffer,
+    plain_float,
+)
 from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.metadata_items import METADATA, Metadata
 from app.formats.reading import DecodeError
 
-type Value = str | bytes | int | bool | Status | None
-
+VERSION: Final = 2
+"""Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
+_ITEM: Final = TableType(TEXT, DATA)
+_MAX_VALUE_NBYTES: Final = 8 * 1024**2
+"""MessagePack can take 180 times its length in memory."""
 _NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_STATUS: Final = TableType(UINT8, UINT64, TEXT)
+_REF: Final = TableType(TEXT, UINT32)
+_SNAPSHOT_ID: Final = TableType(OBJECT_ID)
+_FLAG: Final = "feature_flag_changed"
+_UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
+
+
+class Metadata(NamedTuple):
+    """Items as they are stored; a value is decoded when it is asked for."""
+
+    version: int
+    items: tuple[tuple[str, bytes], ...]
+
+    def decode(self) -> dict[str, Json]:
+        """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
+        decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
+        found: dict[str, Json] = {}
+        for name, value in self.items:
+            if name not in found:
+                found[name] = decode(value)
+        return found
+
+
+def encode_metadata(values: Mapping[str, Json]) -> Metadata:
+    """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
+    names = sorted(values, key=str.encode)
+    return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
+
+
+def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
+    """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
+    return Metadata(reader.version, ()) if at is None else _read_items(reader, at)
+
+
+def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
+    items: list[tuple[str, bytes]] = []
+    for name, value in reader.tables(_ITEM, at):
+        items.append((required(name, "name of a metadata item"), value))
+        if len(required(value, "value of a metadata item")) > _MAX_VALUE_NBYTES:
+            raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
+        reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
+    return Metadata(reader.version, tuple(items))
+
+
+def _write_items(writer: FlatBufferWriter, metadata: Metadata) -> int:
+    return writer.tables(_ITEM, metadata.items)
+
+
+METADATA: Final = Field("I", _read_items, _write_items)
+
+
+def decode_messagepack(data: bytes) -> Json:
+    """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
+        unpacker.feed(data)
+        unpacker.skip()  # before memory is reserved for what a list only claims to hold
+        return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
+    except DecodeError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"damaged MessagePack: {error or type(error).__name__}") from None
+
+
+def _refuse(code: int, _: bytes) -> Never:
+    raise DecodeError(f"damaged MessagePack: extension type {code}")
+
+
+def _plain(value: Json, depth: int) -> Json:
+    match value:
+        case dict() | list() if depth == MAX_DEPTH:
+            raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")
+        case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise DecodeError("damaged MessagePack: a key is no text")
+            return {key: _plain(item, depth + 1) for key, item in value.items()}
+        case list():
+            return [_plain(item, depth + 1) for item in value]
+        case bytes():
+            return b64encode(value).decode()
+        case float():
+            return plain_float(value)
+    return value
+
+
+type Value = str | bytes | int | bool | Status | None
 
 
 class Availability(IntEnum):
@@ -79,17 +177,14 @@ class SnapshotInfo(NamedTuple):
 
     @property
     def snapshot_id(self) -> str:
-        """Object id, spelled."""
         return encode_id(self.object_id)
 
     @property
     def parent_id(self) -> str | None:
-        """Object id of the parent, spelled."""
         return None if self.parent is None else encode_id(self.parent)
 
     @property
     def flushed_at(self) -> datetime:
-        """Time at which the snapshot was written."""
         return moment(self.flushed_at_us)
 
 
@@ -105,7 +200,6 @@ class Update(NamedTuple):
 
     @property
     def updated_at(self) -> datetime:
-        """Time of the operation."""
         return moment(self.updated_at_us)
 
 
@@ -207,14 +301,9 @@ def _update_row(update: Update) -> tuple[Any, ...]:
 
 
 _BACKUP: Final = Field("I", _read_backup, TEXT.write)
-_STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _STATUS_FIELD: Final = Field("I", _read_status, _write_status)
-_REF: Final = TableType(TEXT, UINT32)
 _SNAPSHOT: Final = TableType(OBJECT_ID, INT32, UINT64, TEXT, METADATA, OBJECT_IDS)
-_SNAPSHOT_ID: Final = TableType(OBJECT_ID)
 _UPDATE: Final = TableType(UINT8, TABLE, UINT64, _BACKUP)
-_FLAG: Final = "feature_flag_changed"
-_UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
 _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
     1: ("repo_initialized", {}),
     2: ("repo_migrated", {"from_version": UINT8, "to_version": UINT8}),
@@ -361,7 +450,6 @@ class RepoInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
         return len(self.payload) + _REF_NBYTES * refs + config_nbytes
@@ -423,7 +511,6 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        """Decode *data*."""
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
         reader = FlatBufferReader(payload, self.limit_nbytes, version)
         root = reader.root(REPO.lazy)

@@ -34,8 +34,14 @@ from app.formats.icechunk.flatbuffers import (
     tables_of,
 )
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.metadata_items import METADATA, VERSION, Metadata, read_metadata
-from app.formats.icechunk.repo_info import SnapshotInfo, checked_us
+from app.formats.icechunk.repo_info import (
+    METADATA,
+    VERSION,
+    Metadata,
+    SnapshotInfo,
+    checked_us,
+    read_metadata,
+)
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import UnshardableError, shape_of
 from app.formats.zarr.keys import ChunkKeys
@@ -158,7 +164,6 @@ class StoredSnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> StoredSnapshot:
-        """Decode *data*."""
         reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
@@ -293,7 +298,6 @@ class SnapshotHeader:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         items = self.info.metadata.items
         texts = 4 * len(self.info.message) + sum(4 * len(name) + len(data) for name, data in items)
         return _NODE_NBYTES * (1 + len(items)) + texts
@@ -307,7 +311,6 @@ class SnapshotHeaderDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> SnapshotHeader:
-        """Decode *data*."""
         reader, root = _open_snapshot(data, self.object_id, self.limit_nbytes)
         info = SnapshotInfo(
             required(decode_id(self.object_id), "id"),
@@ -390,7 +393,6 @@ class SnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Snapshot:
-        """Decode *data*."""
         reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []

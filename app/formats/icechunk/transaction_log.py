@@ -70,7 +70,6 @@ class TransactionLog:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         nodes = sum(len(getattr(self, name)) for name in _NODE_FIELDS)
         batches = [batch for batches in self.updated_chunks.values() for batch in batches]
         return (
@@ -88,7 +87,6 @@ class TransactionLogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> TransactionLog:
-        """Decode *data*."""
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
         reader = FlatBufferReader(payload, self.limit_nbytes)
         object_id, *ids, updated_chunks, moves = reader.root(_LOG)

@@ -34,7 +34,6 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entries hold."""
         return len(self.entries)
 
     def __len__(self) -> int:
@@ -108,7 +107,6 @@ class IndexCodec:
         return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Decode *data*."""
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
@@ -125,7 +123,6 @@ class EntryDecoder:
     big_endian: bool
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Decode *data*."""
         if len(data) != ENTRY_NBYTES:
             raise DecodeError(f"an index entry has {len(data)} bytes instead of {ENTRY_NBYTES}")
         return ShardIndex(data, self.big_endian)

@@ -19,9 +19,8 @@ from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.refs import REPO, RepoRefs
 from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
-from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.repository import REPO, RepoRefs, Repository
 from app.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,

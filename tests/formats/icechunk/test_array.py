@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.array import Grid
-from app.formats.icechunk.layout import key_blocks
+from app.formats.icechunk.layout import Grid, key_blocks
 from app.formats.icechunk.snapshot import SnapshotDecoder
 from app.formats.listing import Window
 from app.formats.zarr.keys import ChunkKeys

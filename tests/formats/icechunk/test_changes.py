@@ -21,8 +21,8 @@ from app.formats.icechunk.changes import (
 )
 from app.formats.icechunk.ids import decode_id, decode_ids, encode_id
 from app.formats.icechunk.manifest import Native, Virtual
-from app.formats.icechunk.metadata_items import Metadata
 from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
 from app.model import ByteRange, ETag, UnmodifiedSince
 

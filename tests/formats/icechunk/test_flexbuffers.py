@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
-from app.formats.icechunk.metadata_items import encode_metadata
-from app.formats.icechunk.repo_info import REPO, RepoField, RepoInfoDecoder
+from app.formats.icechunk.repo_info import REPO, RepoField, RepoInfoDecoder, encode_metadata
 from app.formats.reading import DecodeError
 
 

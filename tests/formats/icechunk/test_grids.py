@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.formats.icechunk.grids import read_grid
+from app.formats.icechunk.commit import read_grid
 from app.formats.icechunk.snapshot import Dimension
 from app.formats.reading import DecodeError
 

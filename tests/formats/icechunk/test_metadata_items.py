@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
 from app.formats.icechunk.flexbuffers import MAX_DEPTH
-from app.formats.icechunk.metadata_items import Metadata, decode_messagepack, read_metadata
+from app.formats.icechunk.repo_info import Metadata, decode_messagepack, read_metadata
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.building import payload
 from tests.formats.icechunk.building_repo import Fields, item

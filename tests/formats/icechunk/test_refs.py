@@ -10,7 +10,7 @@ from flatbuffers import flexbuffers
 from app.errors import DamagedError, OfflineError
 from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.keys import Branch, Ref, SnapshotId, Tag
-from app.formats.icechunk.refs import (
+from app.formats.icechunk.repository import (
     FileRefs,
     RefFile,
     Refs,

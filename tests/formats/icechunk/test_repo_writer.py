@@ -9,13 +9,13 @@ import icechunk
 import pytest
 
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import (
     REPO,
     Availability,
     RepoInfo,
     RepoInfoDecoder,
     SnapshotInfo,
+    encode_metadata,
 )
 from app.formats.icechunk.repo_writer import (
     BranchCreated,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.metadata_items import Metadata
+from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import (
     Dimension,
     ManifestFile,

@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import BadBodyError
-from app.formats.icechunk.write_ids import WriteId, check_metadata, marked
+from app.formats.icechunk.repo_writer import WriteId, check_metadata, marked
 
 
 def test_a_snapshot_tells_who_asked_for_it() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.commit import ArrayRewrite, Outcome, Rewritten, apply_changes
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.metadata_items import Metadata
 from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import BadBodyError, ConflictError
-from app.formats.zarr.metadata import parse_node
-from app.formats.zarr.metadata_writing import NodeTranslator
+from app.formats.zarr.metadata import NodeTranslator, parse_node
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, sharding

@@ -9,8 +9,7 @@ import pytest
 import tensorstore
 import zarr
 
-from app.formats.zarr.metadata import parse_node
-from app.formats.zarr.metadata_writing import NodeTranslator
+from app.formats.zarr.metadata import NodeTranslator, parse_node
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.clients.arrays import BY_NAME

@@ -12,7 +12,6 @@ from app.formats.reading import DecodeError
 HEADER_NBYTES: Final = 39
 MAGIC: Final = "ICE🧊CHUNK".encode()
 _VERSION_AT: Final = 36
-_TYPE_AT: Final = 37
 _COMPRESSION_AT: Final = 38
 _VERSIONS: Final = (1, 2)
 

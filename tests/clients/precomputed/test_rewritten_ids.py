@@ -27,7 +27,7 @@ from tests.clients.precomputed.volumes import (
     sharding,
     write_shards,
 )
-from tests.formats.neuroglancer_precomputed.rewritten import chunks_of, decoded
+from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 from tests.resolving import ROOT, known_formats
 
 HOWS = [

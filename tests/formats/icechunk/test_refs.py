@@ -88,22 +88,6 @@ async def test_repo_tells_where_a_ref_is(ref: Ref, expected: str | None) -> None
 _ref = ref
 
 
-async def test_a_damaged_ref_hurts_no_other() -> None:
-    """It is damage that names the file, and the rest is read."""
-    store = _repo(branches=[_ref("bad", 7), _ref("main", 0)])
-
-    assert await _resolve(store, Branch("main")) == spell(FIRST)
-    with pytest.raises(DamagedError, match=f"{ROOT}/repo: .*'bad'"):
-        await _resolve(store, Branch("bad"))
-
-
-@pytest.mark.parametrize("ref", [Branch("main"), Branch("none"), SnapshotId(spell(FIRST))])
-async def test_a_repository_that_is_offline_is_not_read(ref: Ref) -> None:
-    """Whatever is asked for, and the reason is told."""
-    with pytest.raises(OfflineError, match="moved to a new bucket"):
-        await _resolve(_repo(status=OFFLINE), ref)
-
-
 async def test_a_repository_that_is_read_only_is_read() -> None:
     """Only writers have to wait."""
     store = _repo(status={0: U8(1), 1: U64(NOON)})
@@ -119,21 +103,6 @@ async def test_a_repository_that_was_removed_has_no_refs() -> None:
     assert await refs.resolve(SnapshotId(spell(FIRST)), fetch) is None
     assert (await refs.branches(fetch), await refs.tags(fetch)) == ({}, {})
     assert await refs.containers(fetch) == ()
-
-
-async def test_ids_need_no_new_look_at_repo() -> None:
-    """A branch is looked up again after its time, a snapshot's id never."""
-    store, clock = WatchedStore(), Clock()
-    _store({"repo": Repo(snapshots=CHAIN).file()}, store)
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60, clock=clock)
-    refs = RepoRefs(ROOT, LIMIT)
-    await refs.resolve(Branch("main"), fetch)
-    clock.now += 61
-    await refs.resolve(SnapshotId(spell(FIRST)), fetch)
-    assert len(store.calls) == 1
-    await refs.resolve(Branch("main"), fetch)
-
-    assert len(store.calls) == 2
 
 
 async def test_repo_holds_the_containers() -> None:
@@ -234,15 +203,6 @@ def test_a_file_may_tell_more() -> None:
     data = b'{"snapshot": "1CECHNKREP0F1RSTCMT0", "by": "me"}'
 
     assert read_ref_file(data) == RefFile("1CECHNKREP0F1RSTCMT0")
-
-
-async def test_a_damaged_file_is_not_an_absent_ref() -> None:
-    """The error names it."""
-    fetch = DirectFetch(_store({"refs/branch.main/ref.json": b"{}"}))
-    with pytest.raises(
-        DamagedError, match=r"branch\.main/ref\.json: expected the id of a snapshot"
-    ):
-        await FileRefs(ROOT).resolve(Branch("main"), fetch)
 
 
 async def test_version_1_has_a_file_of_containers() -> None:

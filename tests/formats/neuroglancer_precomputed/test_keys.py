@@ -174,25 +174,14 @@ def test_other_cells_are_none(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("names", "name", "is_owned"),
-    [
-        (IdNames(), "07", True),
-        (IdNames(), "\u0667", True),
-        (IdNames(), str(2**64), True),
-        (IdNames(), "", False),
-        (IdNames(), "info", False),
-        (IdNames(), "7:0", False),
-        (IdNames(), "0.shard", False),
-        (IdNames(".index"), "07.index", True),
-        (IdNames(".index"), "a.index", False),
-        (CellNames(MortonGrid((1, 1))), "7_7", True),
-        (CellNames(MortonGrid((1, 1))), "0", True),
-        (CellNames(MortonGrid((1, 1))), "0_", False),
-        (CellNames(MortonGrid((1, 1))), "notes", False),
-        (_VOLUME, "900-901_5-8_0-1", True),
-        (_VOLUME, "5-8_5-8", False),
-        (_VOLUME, "0.shard", False),
-    ],
-)
+    [(IdNames(), "07", True), (IdNames(), "\u0667", True), (IdNames(), str(2**64), True),
+     (IdNames(), "", False), (IdNames(), "info", False), (IdNames(), "7:0", False),
+     (IdNames(), "0.shard", False), (IdNames(".index"), "07.index", True),
+     (IdNames(".index"), "a.index", False), (CellNames(MortonGrid((1, 1))), "7_7", True),
+     (CellNames(MortonGrid((1, 1))), "0", True), (CellNames(MortonGrid((1, 1))), "0_", False),
+     (CellNames(MortonGrid((1, 1))), "notes", False), (_VOLUME, "900-901_5-8_0-1", True),
+     (_VOLUME, "5-8_5-8", False), (_VOLUME, "0.shard", False)],
+)  # fmt: skip
 def test_what_is_spelled_like_a_name_is_owned(names: Names, name: str, *, is_owned: bool) -> None:
     """What could be no object of another kind is not looked for as one."""
     assert names.owns(name) is is_owned

@@ -192,7 +192,7 @@ def read_snapshot(name: str, data: bytes) -> None:
     for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
         with suppress(DecodeError):
             decode(data)
-    SnapshotHeaderDecoder(name, MOST)(data).info.metadata.decode()
+    SnapshotHeaderDecoder(name, MOST)(data).metadata.decode()
 
 
 def read_manifest(name: str, data: bytes) -> None:

@@ -58,6 +58,7 @@ _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
+_ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _REF: Final = TableType(TEXT, UINT32)
@@ -174,6 +175,12 @@ class SnapshotInfo(NamedTuple):
     metadata: Metadata
     pruned_ancestor_tx_logs: tuple[bytes, ...] = ()
     """Ids of expired ancestors, oldest first, all after the parent."""
+
+    @property
+    def nbytes(self) -> int:
+        items = self.metadata.items
+        texts = 4 * len(self.message) + sum(4 * len(name) + len(value) for name, value in items)
+        return _ITEM_NBYTES * (1 + len(items)) + texts
 
     @property
     def snapshot_id(self) -> str:

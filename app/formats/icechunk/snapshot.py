@@ -291,35 +291,21 @@ def _array_row(array: StoredArray) -> tuple[TableType, tuple[Any, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotHeader:
-    """The parent, message and metadata of a snapshot."""
-
-    info: SnapshotInfo
-
-    @property
-    def nbytes(self) -> int:
-        items = self.info.metadata.items
-        texts = 4 * len(self.info.message) + sum(4 * len(name) + len(data) for name, data in items)
-        return _NODE_NBYTES * (1 + len(items)) + texts
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotHeaderDecoder:
     """Decodes the header of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
 
     object_id: str
     limit_nbytes: int
 
-    def __call__(self, data: bytes) -> SnapshotHeader:
+    def __call__(self, data: bytes) -> SnapshotInfo:
         reader, root = _open_snapshot(data, self.object_id, self.limit_nbytes)
-        info = SnapshotInfo(
+        return SnapshotInfo(
             required(decode_id(self.object_id), "id"),
             root[_PARENT_ID],
             checked_us(root[_FLUSHED_AT]),
             required(reader.read(TEXT, root[_MESSAGE]), "message"),
             read_metadata(reader, root[_METADATA]),
         )
-        return SnapshotHeader(info)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Buffer as Bytes
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -33,18 +33,10 @@ from app.formats.icechunk.flatbuffers import (
 )
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 
-_NODE_FIELDS: Final = (
-    "new_groups",
-    "new_arrays",
-    "deleted_groups",
-    "deleted_arrays",
-    "updated_arrays",
-    "updated_groups",
-)
 _NODE_IDS: Final = structs_of(NODE_ID_NBYTES)
 _UPDATED_CHUNKS: Final = POSITION._replace(write=tables_of(ARRAY_CHUNKS).write)
 _MOVES: Final = tables_of(TableType(TEXT))
-_LOG: Final = TableType(OBJECT_ID, *[_NODE_IDS] * len(_NODE_FIELDS), _UPDATED_CHUNKS, _MOVES)
+_LOG: Final = TableType(OBJECT_ID, *[_NODE_IDS] * 6, _UPDATED_CHUNKS, _MOVES)
 
 _NODE_NBYTES: Final = 128
 _PATH_NBYTES: Final = 256
@@ -79,6 +71,10 @@ class TransactionLog:
         )
 
 
+_NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])
+"""Slots from 1 on."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionLogDecoder:
     """Decodes the log of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
@@ -91,12 +87,9 @@ class TransactionLogDecoder:
         reader = FlatBufferReader(payload, self.limit_nbytes)
         object_id, *ids, updated_chunks, moves = reader.root(_LOG)
         check_object_id(object_id, "transaction log", self.object_id)
-        nodes = {
-            name: frozenset(required(found, name))
-            for name, found in zip(_NODE_FIELDS, ids, strict=True)
-        }
+        named = zip(_NODE_FIELDS, ids, strict=True)
         return TransactionLog(
-            **nodes,
+            **{name: frozenset(required(found, name)) for name, found in named},
             updated_chunks=_read_updated_chunks(reader, required(updated_chunks, "updated_chunks")),
             moved_paths=tuple(required(path, "path before a move") for (path,) in moves or ()),
         )

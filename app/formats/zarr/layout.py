@@ -10,7 +10,7 @@ from app.formats.documents import Json, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
-from app.formats.zarr.index import ENTRY_NBYTES, EntryDecoder, IndexCodec, ShardIndex
+from app.formats.zarr.index import ENTRY_NBYTES, IndexCodec, ShardIndex
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
@@ -198,8 +198,7 @@ class ShardReader:
         if self.index.nbytes > self.whole_index_nbytes:
             at = entry * ENTRY_NBYTES
             place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
-            decode = EntryDecoder(self.index.big_endian)
-            read = Read("index-entry", shard.ref, place, decode, shard.version)
+            read = Read("index-entry", shard.ref, place, self.index.entry, shard.version)
             entry = 0
         else:
             read = Read("shard-index", shard.ref, place, self.index, shard.version)

@@ -73,4 +73,4 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
         header = SnapshotHeaderDecoder(encode_id(ROOT_ID), _LIMIT_NBYTES)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
-    return header.info.flushed_at_us
+    return header.flushed_at_us

@@ -128,9 +128,9 @@ class OpenedRepository:
                 raise DamagedError(name, "does not exist, and is the parent of a snapshot")
             if found is None:
                 return
-            yield found.value.info
+            yield found.value
             visited.add(wanted)
-            if (wanted := found.value.info.parent_id) in visited:
+            if (wanted := found.value.parent_id) in visited:
                 raise DamagedError(name, "a snapshot is its own ancestor")
 
 

@@ -66,10 +66,7 @@ def test_nodes_are_put_and_deleted() -> None:
         ]
     )
 
-    assert edits == [
-        PutNode("/", orjson.dumps(metadata), is_array=False),
-        DeleteNode("/a/b"),
-    ]
+    assert edits == [PutNode("/", orjson.dumps(metadata), is_array=False), DeleteNode("/a/b")]
 
 
 def test_chunks_are_told_one_by_one_in_any_way() -> None:

@@ -186,8 +186,7 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]],
+    "value", [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]]
 )
 def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
     """It is a `ValueError`, never something else that is read."""
@@ -253,8 +252,7 @@ def test_messagepack_of_json_comes_back(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "decoded"),
-    [(b"\x00\xff", "AP8="), (float("nan"), None), ([float("-inf")], [None])],
+    ("value", "decoded"), [(b"\x00\xff", "AP8="), (float("nan"), None), ([float("-inf")], [None])]
 )
 def test_what_json_cannot_say_is_replaced(value: Any, decoded: Any) -> None:
     """Binary becomes base64, and numbers that JSON has not become null."""

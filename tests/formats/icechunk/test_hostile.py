@@ -16,19 +16,7 @@ from app.model import ObjectRef
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk import building_repo
-from tests.formats.icechunk.building import (
-    MANIFEST,
-    REPO_INFO,
-    SNAPSHOT,
-    Number,
-    Numbers,
-    Ref,
-    Struct,
-    Structs,
-    Table,
-    envelope,
-    payload,
-)
+from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, Ref, Table, envelope
 from tests.formats.icechunk.building_repo import NOON, U8, U64
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell

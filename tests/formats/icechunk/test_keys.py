@@ -5,15 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.keys import (
-    MAIN,
-    Branch,
-    Ref,
-    SnapshotId,
-    Tag,
-    spell_ref,
-    split_ref,
-)
+from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, spell_ref, split_ref
 from app.http.paths import split_target
 from app.model import VirtualKey, escape_ref
 

@@ -16,16 +16,7 @@ from app.formats.icechunk.snapshot import SnapshotDecoder
 from app.formats.listing import Window
 from app.formats.surveying import Collection
 from app.formats.zarr.keys import ChunkKeys
-from app.model import (
-    MISSING,
-    ByteRange,
-    ETag,
-    Fixed,
-    Inline,
-    Referenced,
-    Stored,
-    VirtualKey,
-)
+from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Referenced, Stored, VirtualKey
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore

@@ -247,10 +247,7 @@ def test_a_checksum_is_a_condition(
     """An entity tag with its quotes, or a time; the entity tag has precedence."""
     found = _lookup(
         Ref(
-            index=[0],
-            location="s3://a/b",
-            checksum_etag=etag,
-            checksum_last_modified=last_modified,
+            index=[0], location="s3://a/b", checksum_etag=etag, checksum_last_modified=last_modified
         )
     )
 

@@ -224,10 +224,7 @@ def peer(tmp_path: Path) -> Peer:
 
 
 def _rewritten(
-    peer: Peer,
-    path: str,
-    changed: Mapping[Coords, Payload | None],
-    splits: Splits | None = None,
+    peer: Peer, path: str, changed: Mapping[Coords, Payload | None], splits: Splits | None = None
 ) -> RewrittenManifests:
     """Put changes into the manifests of an array, and them into the repository."""
     node = peer.node(path)

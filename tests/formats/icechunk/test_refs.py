@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flatbuffers import flexbuffers
 
-from app.errors import DamagedError, OfflineError
+from app.errors import DamagedError
 from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.keys import Branch, Ref, SnapshotId, Tag
 from app.formats.icechunk.repository import (
@@ -23,13 +23,11 @@ from app.formats.icechunk.repository import (
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
 from app.resolve.listing import list_names
-from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
 from tests.formats.icechunk.repositories import spell
-from tests.resolve.stores import Clock, WatchedStore
 from tests.resolving import ROOT
 
 LIMIT = 2**20

@@ -96,10 +96,7 @@ def test_another_file_is_no_log() -> None:
 
 @pytest.mark.parametrize(
     "arrays",
-    [
-        [{0: Struct(A), 1: [{0: U32s([7] * 1000)}] * 1000}],
-        [changed_chunks(A, [[7]] * 1000)] * 1000,
-    ],
+    [[{0: Struct(A), 1: [{0: U32s([7] * 1000)}] * 1000}], [changed_chunks(A, [[7]] * 1000)] * 1000],
 )
 def test_parts_shared_beyond_measure_are_an_error(arrays: list[Any]) -> None:
     """A small log could tell of more coords than memory holds."""
@@ -127,10 +124,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], ...]
 
 
 LOGS = st.builds(
-    TransactionLog,
-    *[SETS] * 6,
-    st.dictionaries(NODE_IDS, batches(), max_size=4),
-    st.just(()),
+    TransactionLog, *[SETS] * 6, st.dictionaries(NODE_IDS, batches(), max_size=4), st.just(())
 )
 
 

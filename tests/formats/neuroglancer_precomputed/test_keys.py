@@ -27,10 +27,7 @@ def _triples(elements: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, i
 
 
 _bounds = st.builds(
-    VoxelBounds,
-    _triples(st.integers(-(2**62), 2**62)),
-    _triples(_sizes),
-    _triples(_sizes),
+    VoxelBounds, _triples(st.integers(-(2**62), 2**62)), _triples(_sizes), _triples(_sizes)
 )
 _names = st.one_of(st.just(IdNames()), st.just(IdNames(".index")), _grids.map(CellNames), _bounds)
 _pieces = st.sampled_from(["0", "1", "7", "64", "007", "-", "-1", "+1", "_", ".index", " ", "\n"])

@@ -496,13 +496,13 @@ async def test_consolidated_metadata_agree_with_what_is_stored() -> None:
 
 async def test_consolidated_metadata_without_shards_are_stored_as_they_are() -> None:
     """And so are those in which there is nothing."""
-    for given in (
+    for sent in (
         _consolidated_nodes(a=PLAIN, b=GROUP),
         {**GROUP, "consolidated_metadata": None},
         {**GROUP, "consolidated_metadata": {"metadata": []}},
         _consolidated_nodes(odd=7),  # type: ignore[arg-type]  # what JSON can hold
     ):
-        assert await translated(given, None, a=PLAIN) == given
+        assert await translated(sent, None, a=PLAIN) == sent
 
 
 @pytest.mark.parametrize("path", ["", "..", "a//b", "../a", "a/.", "/a"])

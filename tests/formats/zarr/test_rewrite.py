@@ -13,10 +13,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import (
-    ConflictError,
-    DamagedError,
-)
+from app.errors import ConflictError, DamagedError
 from app.formats.contract import Slot
 from app.formats.zarr.index import ShardIndex
 from app.formats.zarr.metadata import NodeTranslator, parse_node
@@ -25,11 +22,7 @@ from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.clients.arrays import BY_NAME
-from tests.clients.writing import (
-    Case,
-    quiet,
-    write,
-)
+from tests.clients.writing import Case, quiet, write
 from tests.formats.rendering import render
 from tests.formats.zarr.building import (
     BIG,

@@ -118,12 +118,6 @@ def test_noise_is_a_value_or_an_error(data: bytes) -> None:
         DECODE(data)
 
 
-def test_a_configuration_that_is_too_long_is_refused() -> None:
-    """It is decoded while others wait."""
-    with pytest.raises(DecodeError, match="more than 65536"):
-        read_config(bytes(65537))
-
-
 def test_a_store_of_no_kind_is_told_without_its_url() -> None:
     """A URL may hold credentials."""
     container = {"url_prefix": "https://me:secret@lab/", "store": 1}

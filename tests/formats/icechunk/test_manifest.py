@@ -129,17 +129,6 @@ def test_a_grid_is_found_however_sparse(*, step: int, backwards: bool) -> None:
     assert list(map(tuple, decoded.coords(_NODE, 2).tolist())) == grid
 
 
-def test_far_corners_of_64_dimensions_are_told_apart() -> None:
-    """No number of 64 bits counts their cells."""
-    corners = [tuple((2**32 - 1) * (n >> axis & 1) for axis in range(64)) for n in range(50)]
-    decoded = _decode(*(_native(corner, offset) for offset, corner in enumerate(corners)))
-
-    for offset, corner in enumerate(corners):
-        assert decoded.lookup(_NODE, corner) == (_CHUNK_ID, (offset, offset + 1))
-        assert decoded.lookup(_NODE, (1, *corner[1:])) is None
-    assert decoded.coords(_NODE, 64).tolist() == sorted(map(list, corners))
-
-
 @pytest.mark.parametrize("index", [[], [0]])
 def test_a_scalar_has_one_chunk(index: list[int]) -> None:
     """Old writers gave it a dimension."""

@@ -281,14 +281,6 @@ def test_a_damaged_configuration_is_told_as_such(config: bytes) -> None:
     assert isinstance(decoded.config, DecodeError)
 
 
-def test_what_is_larger_than_the_limit_is_refused() -> None:
-    """However small the file is."""
-    file = Repo(more={12: bytes(5000)}).file()
-
-    with pytest.raises(DecodeError, match="more than 4096"):
-        RepoInfoDecoder(4096)(file)
-
-
 def test_it_weighs_what_it_holds() -> None:
     """The payload, and something for each ref."""
     small, large = _decode(Repo()), _decode(Repo(tags=[ref(str(i), 0) for i in range(100)]))

@@ -16,7 +16,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     encode_manifest,
     mesh_info,
     skeleton_info,
-    volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
@@ -271,16 +270,6 @@ async def test_what_has_the_name_of_an_info_by_chance_is_an_object(data: bytes) 
     case = Watched({"info": data, "deep/other": b"data"})
 
     assert [await case.read(key) for key in ("info", "deep/other", "7")] == [data, b"data", None]
-
-
-async def test_a_contradictory_info_is_damage() -> None:
-    """The bad parameter is named."""
-    document = volume_info({**RAW_SHARDING, "shard_bits": -1})
-    case = Watched({"info": json.dumps(document).encode()})
-    with pytest.raises(DamagedError, match="shard_bits is no number of bits") as caught:
-        await case.read("info")
-
-    assert caught.value.ref == ROOT.join("info")
 
 
 async def test_damage_is_not_kept() -> None:

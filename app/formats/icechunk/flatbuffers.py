@@ -77,7 +77,7 @@ class TableType:
         return TableType(*(POSITION if field.read else field for field in self.fields))
 
 
-class _Layout(NamedTuple):
+class _TableLayout(NamedTuple):
     """Positions of the fields of tables that share a vtable."""
 
     struct: Struct
@@ -109,7 +109,7 @@ class FlatBufferReader:
         self.version = version
         self.is_strict = is_strict
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
-        self._layouts: dict[tuple[TableType, int], _Layout] = {}
+        self._layouts: dict[tuple[TableType, int], _TableLayout] = {}
 
     def spend(self, nbytes: int) -> None:
         """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
@@ -193,7 +193,7 @@ class FlatBufferReader:
             row[slot] = read(self, at + place + row[slot])
         return row
 
-    def _lay_out(self, kind: TableType, vtable: int) -> _Layout:
+    def _lay_out(self, kind: TableType, vtable: int) -> _TableLayout:
         size = len(kind.fields)
         self.spend(_LAYOUT_NBYTES)
         stop = vtable + self._number(U16, vtable)
@@ -211,7 +211,7 @@ class FlatBufferReader:
             end, order[slot] = place + field.nbytes, index
             if field.read is not None:
                 links.append((slot, place, field.read))
-        layout = self._layouts[kind, vtable] = _Layout(Struct(code), order, links)
+        layout = self._layouts[kind, vtable] = _TableLayout(Struct(code), order, links)
         return layout
 
 
@@ -220,7 +220,7 @@ class FlatBufferWriter:
 
     def __init__(self) -> None:
         self.data = bytearray(U32.size) + _IDENTIFIER
-        self._layouts: dict[tuple[TableType, tuple[bool, ...]], _Layout] = {}
+        self._layouts: dict[tuple[TableType, tuple[bool, ...]], _TableLayout] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
@@ -269,7 +269,7 @@ class FlatBufferWriter:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _Layout:
+    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _TableLayout:
         """Write the vtable of tables that have the fields *present*: the widest lie first."""
         slots = sorted(
             (slot for slot, is_present in enumerate(present) if is_present),
@@ -285,7 +285,7 @@ class FlatBufferWriter:
         vtable = self._pad(U16.size)
         self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
         inline = [slot for slot in slots if kind.fields[slot].write is None]
-        layout = self._layouts[kind, present] = _Layout(Struct(code), inline, links, vtable)
+        layout = self._layouts[kind, present] = _TableLayout(Struct(code), inline, links, vtable)
         return layout
 
 

@@ -6,7 +6,7 @@ chunk. A reference is read from the payload when it is looked up.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
@@ -203,11 +203,6 @@ class Manifest:
     arrays: Mapping[tuple[bytes, int], ArrayIndex]
     """By node id and number of dimensions."""
     nbytes: int
-
-    @property
-    def node_ids(self) -> Sequence[bytes]:
-        """Ids of the arrays that have references."""
-        return list(dict.fromkeys(node_id for node_id, _ in self.arrays))
 
     def lookup(self, node_id: bytes, coords: tuple[int, ...]) -> Reference | None:
         """Return the reference of chunk *coords* of array *node_id*; `None` if there is none. The

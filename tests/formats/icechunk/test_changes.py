@@ -1,4 +1,4 @@
-"""Change sets read from requests, and made against a parent."""
+"""Change sets read from requests, and made against a parent; payloads in columns."""
 
 from base64 import b64encode
 from itertools import count

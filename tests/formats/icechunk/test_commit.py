@@ -1,4 +1,4 @@
-"""Change sets put to snapshots, against a tree in a `dict`."""
+"""Change sets put to snapshots, against a tree in a `dict` and the library; chunk grids."""
 
 import asyncio
 import json

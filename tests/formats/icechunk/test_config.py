@@ -1,4 +1,4 @@
-"""What is used of a configuration: containers, and how the repository is written."""
+"""Settings that are used: containers, and those for writing a repository."""
 
 from contextlib import suppress
 from pathlib import Path

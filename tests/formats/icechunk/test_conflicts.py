@@ -1,4 +1,4 @@
-"""Changes put on top of others', and what is told where that cannot be."""
+"""Changes put on top of others', here and by the library, and the conflicts of these."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""FlexBuffers against the encoder of the flatbuffers package, and against those of the library."""
+"""FlexBuffers and metadata against the encoders of flatbuffers, msgpack and the library."""
 
 import json
 import math

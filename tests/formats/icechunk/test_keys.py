@@ -1,4 +1,4 @@
-"""Virtual keys: which ref they name, and what in it."""
+"""Virtual keys: the ref that they name and the path in it; ids as file names."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A repository by virtual key: refs, nodes and chunks, and which reads that takes."""
+"""A repository by virtual key: refs, nodes and chunks, listings, and the reads for these."""
 
 import json
 from collections.abc import Mapping

@@ -146,7 +146,7 @@ def test_a_manifest_may_be_empty() -> None:
     for payload in (manifest(_ID, []), manifest(_ID, [(_NODE, [])])):
         decoded = _decode_payload(payload)
         assert decoded.lookup(_NODE, (0,)) is None
-        assert decoded.node_ids == []
+        assert not decoded.arrays
         assert decoded.coords(_NODE, 1).shape == (0, 1)
 
 
@@ -355,7 +355,7 @@ def _try_all(file: bytes, node_ids: Sequence[bytes], coords: Sequence[tuple[int,
         decoded = ManifestDecoder(_ID, 2**20)(file)
     except DecodeError:
         return
-    for node_id in {*node_ids, *decoded.node_ids}:
+    for node_id in {*node_ids, *(found for found, _ in decoded.arrays)}:
         for asked in coords:
             try:
                 found = decoded.lookup(node_id, asked)

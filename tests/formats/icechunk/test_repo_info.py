@@ -1,4 +1,4 @@
-"""The file `repo` as the specification has it, and as damage leaves it."""
+"""The file `repo` as specified, as the library writes it, and as damage leaves it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``repo`` as it is written here, read by the real library."""
+"""``repo`` as it is written here, read by the real library; ids of requests in it."""
 
 import time
 from itertools import count

@@ -1,4 +1,4 @@
-"""Snapshots: nodes, their documents and the manifests of arrays."""
+"""Snapshots: nodes, their documents and the manifests of arrays; read and written."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What `verify` finds in one ref of a repository."""
+"""Findings of `verify` in one ref of a repository."""
 
 import json
 from collections.abc import Mapping

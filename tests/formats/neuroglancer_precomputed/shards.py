@@ -1,4 +1,4 @@
-"""Shards of ``neuroglancer_uint64_sharded_v1``, written with `struct` after the documents."""
+"""Shards of ``neuroglancer_uint64_sharded_v1``, written, watched and rewritten with `struct`."""
 
 import json
 import struct

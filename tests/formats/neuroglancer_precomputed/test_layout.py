@@ -1,4 +1,4 @@
-"""From names to places, and which reads that takes."""
+"""From names to places, and the reads for that; TensorStore agrees on the places."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Objects that contradict themselves: errors that name them, never absence."""
+"""Objects that contradict themselves: errors that name them; manifests of meshes."""
 
 import json
 import struct

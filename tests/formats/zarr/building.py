@@ -1,4 +1,4 @@
-"""Sharded Zarr arrays, written with `struct` after the specification."""
+"""Sharded Zarr arrays, written and taken apart with `struct` after the specification."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""``zarr.json``: what is read in it, and what is served in its place."""
+"""``zarr.json``: read, served, and translated back to the stored form."""
 
 import json
 from typing import Any

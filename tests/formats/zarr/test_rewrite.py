@@ -1,4 +1,4 @@
-"""Shards written anew, taken apart by code that shares nothing with the plan."""
+"""Shards and documents written anew, taken apart by code that shares nothing with the plan."""
 
 import asyncio
 import json

@@ -46,7 +46,6 @@ class Marked:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
         return 0 if self.spec is None else self.spec.nbytes
 
 
@@ -64,7 +63,6 @@ class DocumentDecoder[S: Weighable]:
     limit_bytes: int
 
     def __call__(self, data: bytes) -> S:
-        """Decode *data*."""
         if len(data) > self.limit_bytes:
             raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
         try:
@@ -85,7 +83,6 @@ class MarkerDecoder:
     limit_bytes: int
 
     def __call__(self, data: bytes) -> Marked:
-        """Decode *data*."""
         if not begins_like_json(data):
             return replace(self._claim(None, data), is_metadata=False)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
@@ -107,7 +104,6 @@ class DocumentFormat:
     limit_bytes: int
 
     def claim(self, _: VirtualKey) -> int | None:
-        """Return `None`: no key tells that it lies in such a container."""
         return None
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
@@ -118,7 +114,6 @@ class DocumentFormat:
         return next(filter(None, found), None)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        """Open the container at *directory*."""
         request = ByteRange(0, self.limit_bytes + 1)
         decode = MarkerDecoder(self.dialects, self.limit_bytes)
         found = await fetch(Read("metadata", directory.join(self.marker), request, decode))

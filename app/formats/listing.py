@@ -37,7 +37,6 @@ class Window(NamedTuple):
     """Keys that have it behind the prefix are folded there: alike ones are listed once."""
 
     def admits(self, key: str) -> bool:
-        """Return whether *key* is selected."""
         return key.startswith(self.prefix) and key > self.after
 
     def meets(self, start: str) -> bool:
@@ -84,7 +83,6 @@ class Cursor:
         self.after = after
 
     def admits(self, key: str) -> bool:
-        """Return whether *key* is still wanted."""
         return key > self.after and key.startswith(self.prefix)
 
     def meets(self, start: str) -> bool:
@@ -102,7 +100,6 @@ class KeySelection(NamedTuple):
     delimiter: str
 
     def meets(self, start: str) -> bool:
-        """Return whether a key that goes on with *start* may be wanted."""
         return self.cursor.meets(self.lead + start)
 
     def is_past(self, start: str) -> bool:

@@ -27,7 +27,6 @@ class Opaque:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
         return len(self.data)
 
 

@@ -17,8 +17,8 @@ from app.errors import BadBodyError, BadHeaderError
 from app.formats.icechunk.changes import ChangeSet, Edit, read_edits
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.repo_writer import WriteId
 from app.formats.icechunk.session import Committed, SessionDocument
-from app.formats.icechunk.write_ids import WriteId
 from app.http.api_repositories import opens
 from app.http.auth.access import Datasets
 from app.http.body import RequestBodyReader

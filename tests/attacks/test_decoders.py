@@ -22,17 +22,16 @@ from hypothesis import strategies as st
 import app
 from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
-from app.formats.icechunk import grids
+from app.formats.icechunk.commit import read_document, read_grid
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
 from app.formats.icechunk.envelope import HEADER_NBYTES
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder
 from app.formats.icechunk.manifest_writer import batch_references
-from app.formats.icechunk.metadata_items import decode_messagepack
-from app.formats.icechunk.refs import read_ref_file
-from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder
+from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder, decode_messagepack
 from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
+from app.formats.icechunk.repository import read_ref_file
 from app.formats.icechunk.session import decode_entry, decode_session, read_chunk_grid
 from app.formats.icechunk.snapshot import (
     SnapshotDecoder,
@@ -41,7 +40,7 @@ from app.formats.icechunk.snapshot import (
 )
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
-from app.formats.zarr.metadata_writing import parse_sent
+from app.formats.zarr.metadata import parse_sent
 from app.http.api_sessions import parse_commit
 from app.http.auth.oidc import decode_jwks
 from app.http.body import decode_aws_chunked
@@ -106,8 +105,8 @@ DECODERS: Final = {
     "compression.inflate_to_array": Decoder(
         lambda data: inflate_to_array(data, MOST), [GZIPPED], (DecodeError,)
     ),
-    "grids.read_document": Decoder(grids.read_document, [ARRAY], (DecodeError,)),
-    "grids.read_grid": Decoder(grids.read_grid, [ARRAY], (DecodeError,)),
+    "commit.read_document": Decoder(read_document, [ARRAY], (DecodeError,)),
+    "commit.read_grid": Decoder(read_grid, [ARRAY], (DecodeError,)),
     "session.read_chunk_grid": Decoder(read_chunk_grid, [ARRAY], (DecodeError,)),
     "config.read_config": Decoder(
         read_config,
@@ -118,16 +117,16 @@ DECODERS: Final = {
         decode_flexbuffer, [bytes(flexbuffers.Dumps({"a": [1, 2.5, "x", None]}))], (DecodeError,)
     ),
     "session.decode_entry": Decoder(decode_entry, [b"{}", b"\0", b"\1abc"], (DecodeError,)),
-    "metadata_items.decode_messagepack": Decoder(
+    "repo_info.decode_messagepack": Decoder(
         decode_messagepack, [msgpack.packb({"a": [1, None, 2.5, {"b": b"c"}]})], (DecodeError,)
     ),
-    "refs.read_ref_file": Decoder(
+    "repository.read_ref_file": Decoder(
         read_ref_file, [b'{"snapshot": "VY76P925PRY57WFEK410"}'], (DecodeError,)
     ),
     "session.decode_session": Decoder(
         lambda data: decode_session(data, MOST), [zstandard.compress(text(SESSION))], (DecodeError,)
     ),
-    "metadata_writing.parse_sent": Decoder(parse_sent, [ARRAY], (DecodeError, RequestError)),
+    "metadata.parse_sent": Decoder(parse_sent, [ARRAY], (DecodeError, RequestError)),
     "body.decode_aws_chunked": Decoder(
         lambda data: decode_aws_chunked(data, 4),
         [FRAMED + b"b" * 64 + b"\r\n\r\n"],
@@ -193,7 +192,7 @@ def read_snapshot(name: str, data: bytes) -> None:
     for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
         with suppress(DecodeError):
             decode(data)
-    SnapshotHeaderDecoder(name, MOST)(data).info.metadata.decode()
+    SnapshotHeaderDecoder(name, MOST)(data).metadata.decode()
 
 
 def read_manifest(name: str, data: bytes) -> None:

@@ -123,7 +123,7 @@ def _watch(kind: _Kind, home: Path) -> Iterator[Figure]:
 
 def _look_up(kind: _Kind) -> Iterator[Figure]:
     manifest = _decode(kind)
-    (node_id,) = manifest.node_ids
+    ((node_id, _),) = manifest.arrays
     rng = random.Random(0)
     places = [tuple(map(rng.randrange, GRID)) for _ in range(_LOOKUPS)]
     times = []

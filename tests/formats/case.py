@@ -1,4 +1,4 @@
-"""What each format's folder gives the conformance suite."""
+"""Contents of each format's folder for the conformance suite."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

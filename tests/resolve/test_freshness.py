@@ -8,8 +8,7 @@ import pytest
 
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.reads import Watched
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Watched
 from tests.formats.zarr import building as zarr
 from tests.resolve.stores import Clock
 from tests.resolving import ROOT

@@ -18,10 +18,9 @@ from app.errors import (
     UnknownRepositoryError,
 )
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.refs import FileRefs, RepoRefs
 from app.formats.icechunk.repo_info import Availability, RepoInfo
 from app.formats.icechunk.repo_writer import TagCreated
-from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.refs import RefChanges
 from app.resolve.icechunk.repo_swap import BACKOFF, Planned, RepoSwaps

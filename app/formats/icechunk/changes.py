@@ -287,7 +287,6 @@ class SortedPaths:
         self._sorted = sorted(paths)
 
     def add(self, path: str) -> None:
-        """Add *path*, which is not in the set."""
         insort(self._sorted, path)
 
     def take(self, path: str) -> list[str]:

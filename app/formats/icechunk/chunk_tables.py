@@ -5,7 +5,7 @@ coordinates, and both are listed in tables of arrays: node id, then a vector of 
 """
 
 from collections.abc import Buffer as Bytes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,15 +13,22 @@ from numpy.typing import NDArray
 
 from app.errors import ConflictError
 from app.formats.icechunk.coords import Coords, Places, U32s
-from app.formats.icechunk.flatbuffer import Buffer, Table, required
-from app.formats.icechunk.flatbuffer_writing import Block
-from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.flatbuffers import (
+    DATA,
+    NODE_ID,
+    POSITION,
+    FlatBufferReader,
+    TableType,
+    required,
+)
 from app.formats.reading import DecodeError
 
 BLOCK: Final = 2**14
 """Tables read at a time: few enough that malloc reuses the memory of temporary arrays."""
 MAX_NBYTES: Final = 2**31 - 1
 """Limit of a FlatBuffer that the library reads."""
+ARRAY_CHUNKS: Final = TableType(NODE_ID, POSITION, DATA)
+"""Table of an array: its chunks, and in manifests what other writers add."""
 NUMBER_FIELDS: Final[Mapping[int, str]] = {2: "<u8", 3: "<u8", 4: "V12", 7: "<u4"}
 """Fields of `ChunkRef` stored in the table itself: offset, length, chunk id, last modified."""
 
@@ -45,17 +52,17 @@ class ChunkTables(NamedTuple):
     ndims: U32s
 
 
-def locate_chunk_tables(buffer: Buffer, arrays: Iterable[Table], vector: str) -> ChunkTables:
-    """Locate the tables that *arrays* list in field 1, called *vector*; an array may come twice.
-    Their memory is counted before it is allocated.
+def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> ChunkTables:
+    """Locate the tables in the *vector* of each array in the vector at *at*; an array may come
+    twice. Their memory is counted before it is allocated.
     """
     parts: dict[bytes, list[tuple[int, int]]] = {}
-    for array in arrays:
-        node_id = required(array.struct(0, NODE_ID_NBYTES), "node_id")
-        start, count = required(array.vector(1, 4), vector)
+    for array_id, chunks, _ in reader.tables(ARRAY_CHUNKS.lazy, at):
+        node_id = required(array_id, "node_id")
+        start, count = reader.vector(required(chunks, vector), 4)
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
-        buffer.spend(count * _MEMORY_PER_TABLE)
+        reader.spend(count * _MEMORY_PER_TABLE)
         parts.setdefault(node_id, []).append((start // 4, count))
     found: list[tuple[bytes, int, int]] = []
     stop = 0
@@ -68,19 +75,19 @@ def locate_chunk_tables(buffer: Buffer, arrays: Iterable[Table], vector: str) ->
     for start, count in spans:
         slots[at : at + count] = np.arange(start, start + count, dtype=np.uint32)
         at += count
-    return ChunkTables(found, *_follow_slots(buffer, slots))
+    return ChunkTables(found, *_follow_slots(reader, slots))
 
 
-def _follow_slots(buffer: Buffer, slots: U32s) -> U32s:
+def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
     located = np.empty((3, len(slots)), np.uint32)
-    walk = _Walk(buffer.data)
+    walk = _Walk(reader.data)
     for start in range(0, len(slots), BLOCK):
         block = slice(start, start + BLOCK)
         table = walk.follow(slots[block].astype(np.int64) << 2)
         index = walk.follow(walk.first_field(table))
         located[0, block], located[1, block] = table, (index >> 2) + 1
         located[2, block] = walk.count(index)
-    buffer.spend(int(located[2].sum(dtype=np.uint64)) * _MEMORY_PER_COORDINATE)
+    reader.spend(int(located[2].sum(dtype=np.uint64)) * _MEMORY_PER_COORDINATE)
     return located
 
 
@@ -195,7 +202,9 @@ def write_tables(batches: Sequence[TableBatch], vectors: U32s, coords: Coords) -
     return WrittenTables(pieces, places, stop + vectors.nbytes + len(padding))
 
 
-def write_table_vector(count: int, parts: Sequence[tuple[Places, WrittenTables]]) -> Block:
+def write_table_vector(
+    count: int, parts: Sequence[tuple[Places, WrittenTables]]
+) -> Sequence[Bytes]:
     """Write a vector of *count* tables, each of *parts* with the numbers of its tables in it."""
     head = np.zeros(1 + count + (1 + count) % 2, _OFFSET)
     head[0] = count
@@ -206,7 +215,7 @@ def write_table_vector(count: int, parts: Sequence[tuple[Places, WrittenTables]]
         head[1 + rows] = stop + tables.places - 4 * (1 + rows)
         pieces += tables.pieces
         stop += tables.nbytes
-    return Block(pieces)
+    return pieces
 
 
 def check_nbytes(nbytes: int) -> None:

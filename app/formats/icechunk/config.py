@@ -45,7 +45,6 @@ class Config:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
         containers = sum(512 + len(container.url_prefix) for container in self.containers)
         return containers + (0 if self.splitting is None else 10 * len(str(self.splitting)))
 
@@ -57,7 +56,6 @@ class YamlConfigDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Config:
-        """Decode *data*."""
         if len(data) > self.limit_nbytes:
             raise DecodeError(f"a configuration of more than {self.limit_nbytes} bytes")
         try:

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges
-from app.formats.icechunk.commit import by_id, parent_of
+from app.formats.icechunk.commit import by_id, parent_of, read_grid
 from app.formats.icechunk.coords import Coords, Mask, rows_in, union
-from app.formats.icechunk.grids import read_grid
 from app.formats.icechunk.snapshot import StoredNode, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError

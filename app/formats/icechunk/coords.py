@@ -52,7 +52,6 @@ class Box(tuple[BoxAxis, ...]):
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
         return prod(axis.extent for axis in self)
 
     def key(self, coords: tuple[int, ...]) -> int:

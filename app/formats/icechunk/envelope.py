@@ -6,13 +6,12 @@ from typing import Final, NamedTuple
 import zstandard
 
 from app.formats.compression import decompress_zstd, zstd_capacity
-from app.formats.icechunk.flatbuffer import decoded_nbytes
+from app.formats.icechunk.flatbuffers import decoded_nbytes
 from app.formats.reading import DecodeError
 
 HEADER_NBYTES: Final = 39
 MAGIC: Final = "ICE🧊CHUNK".encode()
 _VERSION_AT: Final = 36
-_TYPE_AT: Final = 37
 _COMPRESSION_AT: Final = 38
 _VERSIONS: Final = (1, 2)
 

@@ -1,13 +1,16 @@
 """Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from itertools import islice
+from operator import attrgetter, floordiv, lt
 from typing import Final, NamedTuple, NoReturn
 
-from app.errors import DamagedError, ReadOnlyError, StorageUnavailableError
+import numpy as np
+
+from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnavailableError
 from app.formats.contract import Layout
-from app.formats.icechunk.array import ArrayReader
+from app.formats.icechunk.coords import inside
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.keys import (
     DOCUMENT,
@@ -20,8 +23,7 @@ from app.formats.icechunk.keys import (
     split_ref,
 )
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
-from app.formats.icechunk.refs import FileRefs, RepoRefs
-from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
 from app.formats.icechunk.virtual import Allowed
@@ -32,16 +34,32 @@ from app.formats.listing import (
     ListingIO,
     ListingRules,
     Name,
+    Rows,
     RunInThread,
+    Steps,
     Window,
 )
 from app.formats.reading import DecodeError, Fetch
 from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
+from app.formats.zarr.layout import Shard, ShardReader
 from app.formats.zarr.survey import describe
-from app.model import MISSING, ETag, Inline, Location, ObjectRef, Referenced, VirtualKey
+from app.model import (
+    MISSING,
+    ETag,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    VirtualKey,
+)
 
 _VIEW_REVISION: Final = "u1"
 """Part of ETags; to be changed when the same snapshot is served in another form."""
+_BATCH: Final = 500
+_NOWHERE: Final = ObjectRef("", "")
 
 
 class KeyBlock(NamedTuple):
@@ -64,7 +82,6 @@ class Icechunk:
     name: str = "icechunk"
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Return the position of the segment that names a ref."""
         return find_ref(key)
 
     def translator(self, _: ObjectRef, __: str) -> None:
@@ -96,11 +113,9 @@ class RepositoryLayout(Layout):
     whole_index_nbytes: int
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Return `True`: no container is nested in a repository."""
         return True
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Return the path and coordinates of the shard, which are the same in all refs."""
         if (found := await self._find(key, fetch)) is None:
             return None
         _, _, path, node, rest = found
@@ -127,7 +142,6 @@ class RepositoryLayout(Layout):
         return ListingRules(None, (walk,))
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
-        """Return the names right below a group; at the root those of ``main`` and the refs."""
         ref, path = split_ref(prefix)
         if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
             return ()
@@ -190,7 +204,6 @@ class RepositoryLayout(Layout):
                 yield Item(lead + start, None)
 
     async def collections(self, fetch: Fetch, _: Listing) -> Sequence[Collection | DamagedError]:
-        """Describe the arrays of ``main``."""
         if (snapshot := await self.repository.snapshot(MAIN, fetch)) is None:
             return ()
         name = self.repository.file("snapshots", snapshot.object_id)
@@ -227,7 +240,6 @@ class RepositoryLayout(Layout):
         ]
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
-        """Return the reference of a chunk, or of its shard."""
         if (found := await self._refer(key, fetch)) is None:
             return None
         _, _, manifest, reference = found
@@ -241,7 +253,6 @@ class RepositoryLayout(Layout):
                 return Trace("virtual", name, location)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        """Follow all references of *ref*."""
         return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
 
     async def _items(
@@ -260,7 +271,7 @@ class RepositoryLayout(Layout):
             document = _show(snapshot, block.folder.rstrip("/"), block.node)
             yield Item(block.start, Referenced(document, "", is_lasting=False))
 
-    def _array(self, node: SnapshotNode, chunks: Chunks, fetch: Fetch) -> ArrayReader:
+    def _array(self, node: SnapshotNode, chunks: Chunks, fetch: Fetch) -> "ArrayReader":
         return ArrayReader(self.repository, node, chunks, self.whole_index_nbytes, fetch)
 
     async def _find(
@@ -319,3 +330,141 @@ def _describe(
     except DecodeError as error:
         return DamagedError(snapshot, f"/{path}: {error}")
     return Collection(description, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayReader:
+    """Locates and lists chunks: inner chunks, where the array is sharded."""
+
+    repository: Repository
+    node: SnapshotNode
+    chunks: Chunks
+    whole_index_nbytes: int
+    fetch: Fetch
+
+    async def locate(self, key: str) -> Referenced | Missing:
+        """Locate the chunk *key* of the array. Raises: `DamagedError`, `NotAllowedError`."""
+        if (address := self._parse(key)) is None:
+            return MISSING
+        coords, origin = address
+        array = self.node.document.array
+        found = await self.repository.find(self.node.node_id, self.chunks, coords, self.fetch)
+        if found is None:
+            return MISSING
+        manifest, referenced = found
+        place: Shard = referenced.place
+        if array is not None and origin is not None:
+            for level in array.unsharded.levels:
+                shard = ShardReader(level.index, self.fetch, self.whole_index_nbytes)
+                try:
+                    place = await shard.locate(place, level.entry(origin))
+                except DecodeError as error:
+                    raise DamagedError(manifest, f"{key}: {error}") from error
+        if not isinstance(place, Stored | Part | Inline):
+            return MISSING
+        return referenced._replace(place=place)
+
+    async def refer(self, key: str) -> tuple[tuple[int, ...], Manifest, Reference] | None:
+        """Return the coordinates and the reference of the chunk *key*, or of its shard."""
+        if (address := self._parse(key)) is None:
+            return None
+        coords, _ = address
+        node_id = self.node.node_id
+        found = await self.repository.lookup(node_id, self.chunks, coords, self.fetch)
+        return None if found is None else (coords, *found)
+
+    def shard(self, key: str) -> tuple[int, ...] | None:
+        """Return the coordinates of the chunk *key*, or of its shard."""
+        address = self._parse(key)
+        return address and address[0]
+
+    def _parse(self, key: str) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the coordinates of the stored chunk, and the origin of an inner chunk."""
+        coords, array = self.chunks.keys.parse(key), self.node.document.array
+        origin = None if array is None or coords is None else array.origin(coords)
+        if array is not None:
+            coords = origin and tuple(map(floordiv, origin, array.shard_shape))
+        if coords is None or not all(map(lt, coords, self.chunks.grid)):
+            return None
+        return coords, origin
+
+    async def items(self, folder: str, window: Window, run: RunInThread) -> AsyncGenerator[Item]:
+        """Yield the chunks that references allow for; *folder* is the prefix of their keys."""
+        manifests = [
+            await self.repository.manifest(object_id, self.fetch)
+            for object_id, _ in self.chunks.manifests
+        ]
+        grid = await run(make_grid, self.node, self.chunks, manifests, folder)
+        walk = grid.walk(window)
+        while batch := await run(_take, walk):
+            for coords in batch:
+                key = grid.spell(coords)
+                if (folded := window.fold(key)) is not None:
+                    if window.opens(folded):
+                        yield Item(folded, None)
+                elif window.admits(key):
+                    yield Item(key, await self._show(key.removeprefix(folder)))
+
+    async def _show(self, key: str) -> Referenced | Missing:
+        """Locate the chunk *key*; of a virtual chunk that is not allowed, return the length."""
+        try:
+            return await self.locate(key)
+        except NotAllowedError:
+            found = await self.refer(key)
+            if found is None or self.node.document.array is not None:
+                raise
+            _, _, reference = found
+            if not isinstance(reference, Virtual):
+                raise
+            return Referenced(Part(_NOWHERE, reference.byte_range), "", is_lasting=False)
+
+
+def _take(walk: Iterator[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return list(islice(walk, _BATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Chunks of an array that may exist: all in stored chunks or shards."""
+
+    stored: Rows
+    """Coordinates of stored chunks or shards, of shape ``(count, ndim)``, in C order."""
+    chunks_per_stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    spell: Callable[[tuple[int, ...]], str]
+    """Returns the prefix of the keys of all chunks with these first coordinates."""
+
+    def walk(self, window: Window) -> Iterator[tuple[int, ...]]:
+        """Iterate in key order over the coordinates in *window*; shorter ones for folded keys."""
+        return self._walk(window, (), self.stored)
+
+    def _walk(
+        self, window: Window, coords: tuple[int, ...], stored: Rows
+    ) -> Iterator[tuple[int, ...]]:
+        start, dim = self.spell(coords), len(coords)
+        if not len(stored) or not window.meets(start):
+            return
+        if dim == len(self.shape) or window.fold(start) is not None:
+            yield coords
+            return
+        column, size = stored[:, dim], self.chunks_per_stored[dim]
+        after = window.after.removeprefix(start) if window.after.startswith(start) else ""
+        for at in Steps(np.unique(column), size, self.shape[dim]).walk(after):
+            place = np.array([at // size, at // size + 1], np.uint64)
+            low, high = np.searchsorted(column, place)
+            yield from self._walk(window, (*coords, at), stored[low:high])
+
+
+def make_grid(
+    node: SnapshotNode, chunks: Chunks, manifests: Sequence[Manifest], folder: str
+) -> Grid:
+    """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
+    stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
+    rows = stored[0] if len(stored) == 1 else np.unique(np.concatenate(stored), axis=0)
+    rows = rows[inside(rows, chunks.grid)]
+    each, shape = (1,) * len(chunks.grid), chunks.grid
+    if (array := node.document.array) is not None:
+        inner = array.inner_chunk_shape
+        each = tuple(map(floordiv, array.shard_shape, inner))
+        shape = tuple(-(-size // chunk) for size, chunk in zip(array.shape, inner, strict=True))
+    return Grid(rows, each, shape, lambda coords: folder + chunks.keys.beginning(coords))

@@ -6,7 +6,7 @@ chunk. A reference is read from the payload when it is looked up.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ import zstandard
 
 from app.formats.compression import decompress_frame, zstd_decompressor
 from app.formats.icechunk.chunk_tables import (
+    ARRAY_CHUNKS,
     MAX_NBYTES,
     ChunkTables,
     locate_chunk_tables,
@@ -23,15 +24,19 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.flatbuffer import (
+from app.formats.icechunk.flatbuffers import (
+    DATA,
     I32,
-    U8,
+    OBJECT_ID,
     U16,
     U32,
     U64,
-    Buffer,
+    UINT8,
+    FlatBufferReader,
+    TableType,
     check_object_id,
     required,
+    tables_of,
 )
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.reading import DecodeError
@@ -43,6 +48,10 @@ _CELLS_PER_REFERENCE: Final = 3
 """Up to so many, a table of all cells is no larger than a sorted list, and faster."""
 _WIDE_NBYTES: Final = 800
 
+MANIFEST: Final = TableType(
+    OBJECT_ID, tables_of(ARRAY_CHUNKS), DATA, UINT8._replace(absent=1), DATA
+)
+"""Id, arrays, dictionary and algorithm of compressed locations, and what other writers add."""
 _KINDS: Final = ("inline", "chunk_id", "location", "compressed_location")
 _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `_RefLayout`."""
@@ -95,7 +104,6 @@ class Dense:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.tables.nbytes + self.box.nbytes
 
     def find(self, coords: tuple[int, ...]) -> int:
@@ -124,21 +132,17 @@ class Sparse:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.keys.nbytes + self.tables.nbytes + self.box.nbytes
 
     def find(self, coords: tuple[int, ...]) -> int:
-        """Return the position of the table of chunk *coords*, or 0."""
         key = self.box.key(coords)
         at = bisect_left(self.keys, key)
         return self.tables[at] if at < len(self.keys) and self.keys[at] == key else 0
 
     def coords(self) -> Coords:
-        """Return the coordinates of all references, in C order."""
         return self.box.coords(np.asarray(self.keys))
 
     def positions(self) -> U32s:
-        """Return the table positions, in the order of `coords`."""
         return np.asarray(self.tables)
 
 
@@ -151,21 +155,17 @@ class Wide:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
         return self.rows.nbytes + self.tables.nbytes + _WIDE_NBYTES
 
     def find(self, coords: tuple[int, ...]) -> int:
-        """Return the position of the table of chunk *coords*, or 0."""
         rows = self.rows
         at = bisect_left(range(len(rows)), coords, key=lambda row: tuple(rows[row].tolist()))
         return int(self.tables[at]) if tuple(rows[at : at + 1].ravel().tolist()) == coords else 0
 
     def coords(self) -> Coords:
-        """Return the coordinates of all references, in C order."""
         return self.rows
 
     def positions(self) -> U32s:
-        """Return the table positions, in the order of `coords`."""
         return self.tables
 
 
@@ -203,11 +203,6 @@ class Manifest:
     arrays: Mapping[tuple[bytes, int], ArrayIndex]
     """By node id and number of dimensions."""
     nbytes: int
-
-    @property
-    def node_ids(self) -> Sequence[bytes]:
-        """Ids of the arrays that have references."""
-        return list(dict.fromkeys(node_id for node_id, _ in self.arrays))
 
     def lookup(self, node_id: bytes, coords: tuple[int, ...]) -> Reference | None:
         """Return the reference of chunk *coords* of array *node_id*; `None` if there is none. The
@@ -255,15 +250,15 @@ class ManifestDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Manifest:
-        """Decode *data*."""
         limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
         payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
-        root = Buffer(payload, limit_nbytes).root
-        check_object_id(root, "manifest", encode_id(self.object_id))
-        locations = LocationCodec(root.number(3, U8, 1), root.data(2), len(payload))
+        reader = FlatBufferReader(payload, limit_nbytes)
+        object_id, at, dictionary, algorithm, _ = reader.root(MANIFEST.lazy)
+        check_object_id(object_id, "manifest", encode_id(self.object_id))
+        locations = LocationCodec(algorithm, reader.read(DATA, dictionary), len(payload))
         references = ReferenceReader(payload, locations)
-        required(root.vector(1, 4), "arrays")
-        arrays = dict(_index(payload, locate_chunk_tables(root.buffer, root.tables(1), "refs")))
+        found = locate_chunk_tables(reader, required(at, "arrays"), "refs")
+        arrays = dict(_index(payload, found))
         nbytes = references.nbytes + sum(index.nbytes for index in arrays.values())
         return Manifest(self.object_id, references, arrays, nbytes)
 
@@ -379,7 +374,6 @@ class ReferenceReader:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the payload and the codec, in bytes."""
         return len(self.data) + self.locations.nbytes
 
     def read(self, table: int) -> Reference:

@@ -23,17 +23,8 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Coords, Places, U32s, inside, number_rows, sort_columns
 from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffer import U8, U32, Buffer
-from app.formats.icechunk.flatbuffer_writing import (
-    Inlay,
-    Items,
-    NewTable,
-    Number,
-    data_vector,
-    write_flatbuffer,
-)
-from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.manifest import Manifest
+from app.formats.icechunk.flatbuffers import U32, FlatBufferReader, FlatBufferWriter
+from app.formats.icechunk.manifest import MANIFEST, Manifest
 from app.formats.icechunk.payloads import PayloadKind, Payloads
 from app.formats.icechunk.snapshot import ManifestFile, ManifestRef
 from app.formats.icechunk.splitting import WHOLE, Splits
@@ -267,24 +258,19 @@ class _ManifestWriter:
             is_compressed |= found.has(_COMPRESSED_LOCATION)
             parts.append((rows, write_tables(found.batches, found.vectors, merged.coords[rows])))
         refs = write_table_vector(len(merged.coords), parts)
-        roots = [Buffer(source.references.data).root for source in sources]
+        roots = [FlatBufferReader(source.references.data).root(MANIFEST) for source in sources]
         extras = (
-            array.data(2)
-            for root in roots
-            for array in root.tables(1)
-            if array.struct(0, NODE_ID_NBYTES) == self._node_id
+            extra for root in roots for node_id, _, extra in root[1] if node_id == self._node_id
         )
-        array = NewTable([Inlay(self._node_id), refs, data_vector(_first(extras))])
-        root = NewTable(
-            [
-                Inlay(object_id),
-                Items([array]),
-                data_vector(shared if is_compressed else None),
-                Number(U8, _ZSTD if is_compressed else 0),
-                data_vector(_first(root.data(4) for root in roots)),
-            ]
+        row = (
+            object_id,
+            [(self._node_id, refs, _first(extras))],
+            shared if is_compressed else None,
+            _ZSTD if is_compressed else 0,
+            _first(root[-1] for root in roots),
         )
-        data = seal_envelope(FileType.MANIFEST, write_flatbuffer(root), self._level)
+        payload = FlatBufferWriter().finish(MANIFEST, row)
+        data = seal_envelope(FileType.MANIFEST, payload, self._level)
         extents = tuple((int(axis.min()), int(axis.max()) + 1) for axis in merged.coords.T)
         file = ManifestFile(object_id, len(data), len(merged.coords))
         return NewManifest(ManifestRef(object_id, extents), file, data)

@@ -55,7 +55,6 @@ class Distinct[T: Hashable](NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[T]) -> Self:
-        """Find the distinct ones of *values*."""
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         places = np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
         return cls(tuple(numbers), places)
@@ -108,7 +107,6 @@ class Payloads:
 
     @classmethod
     def gone(cls, count: int) -> Self:
-        """Delete *count* chunks."""
         return cls(np.zeros(count, _ROW), (), ())
 
     @classmethod
@@ -118,7 +116,6 @@ class Payloads:
 
     @classmethod
     def inlaid(cls, chunks: Sequence[bytes]) -> Self:
-        """Store *chunks* in the manifest."""
         return cls(_rows(PayloadKind.INLAID, np.arange(len(chunks))), chunks, (None,))
 
     @classmethod
@@ -132,7 +129,6 @@ class Payloads:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate *parts*."""
         if len(parts) == 1:
             return parts[0]
         rows = np.concatenate([np.empty(0, _ROW), *(part.rows for part in parts)])
@@ -155,7 +151,6 @@ class Payloads:
         return map(self._payload, self.rows)
 
     def take(self, places: Places) -> Self:
-        """Return the payloads at *places*."""
         return type(self)(self.rows[places], self.values, self.checksums)
 
     def of_kind(self, kind: PayloadKind) -> Places:

@@ -1,23 +1,23 @@
-"""The file ``repo``: refs, snapshots and the latest operations ("Repo Info File").
+"""The file ``repo``: refs, snapshots and the latest operations ("Repo Info File"); metadata.
 
 Its tables are described here for reading and for writing; see `repo_writer`.
 """
 
 import re
+from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Never
+
+import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
 from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, required
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.metadata_items import METADATA, Metadata
-from app.formats.icechunk.table_rows import (
+from app.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
     OBJECT_ID,
@@ -25,27 +25,127 @@ from app.formats.icechunk.table_rows import (
     TABLE,
     TEXT,
     TEXTS,
+    U32,
     UINT8,
     UINT16,
     UINT16S,
     UINT32,
     UINT64,
     Field,
-    RowReader,
-    RowWriter,
+    FlatBufferReader,
+    FlatBufferWriter,
     TableType,
+    required,
     tables_of,
 )
+from app.formats.icechunk.flexbuffers import (
+    MAX_DEPTH,
+    MEMORY_PER_BYTE,
+    decode_flexbuffer,
+    encode_flexbuffer,
+    plain_float,
+)
+from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.reading import DecodeError
 
-type Value = str | bytes | int | bool | Status | None
-
+VERSION: Final = 2
+"""Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
+_ITEM: Final = TableType(TEXT, DATA)
+_MAX_VALUE_NBYTES: Final = 8 * 1024**2
+"""MessagePack can take 180 times its length in memory."""
 _NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
+_ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_STATUS: Final = TableType(UINT8, UINT64, TEXT)
+_REF: Final = TableType(TEXT, UINT32)
+_SNAPSHOT_ID: Final = TableType(OBJECT_ID)
+_FLAG: Final = "feature_flag_changed"
+_UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
+
+
+class Metadata(NamedTuple):
+    """Items as they are stored; a value is decoded when it is asked for."""
+
+    version: int
+    items: tuple[tuple[str, bytes], ...]
+
+    def decode(self) -> dict[str, Json]:
+        """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
+        decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
+        found: dict[str, Json] = {}
+        for name, value in self.items:
+            if name not in found:
+                found[name] = decode(value)
+        return found
+
+
+def encode_metadata(values: Mapping[str, Json]) -> Metadata:
+    """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
+    names = sorted(values, key=str.encode)
+    return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
+
+
+def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
+    """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
+    return Metadata(reader.version, ()) if at is None else _read_items(reader, at)
+
+
+def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
+    items: list[tuple[str, bytes]] = []
+    for name, value in reader.tables(_ITEM, at):
+        items.append((required(name, "name of a metadata item"), value))
+        if len(required(value, "value of a metadata item")) > _MAX_VALUE_NBYTES:
+            raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
+        reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
+    return Metadata(reader.version, tuple(items))
+
+
+def _write_items(writer: FlatBufferWriter, metadata: Metadata) -> int:
+    return writer.tables(_ITEM, metadata.items)
+
+
+METADATA: Final = Field("I", _read_items, _write_items)
+
+
+def decode_messagepack(data: bytes) -> Json:
+    """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
+        unpacker.feed(data)
+        unpacker.skip()  # before memory is reserved for what a list only claims to hold
+        return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
+    except DecodeError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"damaged MessagePack: {error or type(error).__name__}") from None
+
+
+def _refuse(code: int, _: bytes) -> Never:
+    raise DecodeError(f"damaged MessagePack: extension type {code}")
+
+
+def _plain(value: Json, depth: int) -> Json:
+    match value:
+        case dict() | list() if depth == MAX_DEPTH:
+            raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")
+        case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise DecodeError("damaged MessagePack: a key is no text")
+            return {key: _plain(item, depth + 1) for key, item in value.items()}
+        case list():
+            return [_plain(item, depth + 1) for item in value]
+        case bytes():
+            return b64encode(value).decode()
+        case float():
+            return plain_float(value)
+    return value
+
+
+type Value = str | bytes | int | bool | Status | None
 
 
 class Availability(IntEnum):
@@ -77,18 +177,21 @@ class SnapshotInfo(NamedTuple):
     """Ids of expired ancestors, oldest first, all after the parent."""
 
     @property
+    def nbytes(self) -> int:
+        items = self.metadata.items
+        texts = 4 * len(self.message) + sum(4 * len(name) + len(value) for name, value in items)
+        return _ITEM_NBYTES * (1 + len(items)) + texts
+
+    @property
     def snapshot_id(self) -> str:
-        """Object id, spelled."""
         return encode_id(self.object_id)
 
     @property
     def parent_id(self) -> str | None:
-        """Object id of the parent, spelled."""
         return None if self.parent is None else encode_id(self.parent)
 
     @property
     def flushed_at(self) -> datetime:
-        """Time at which the snapshot was written."""
         return moment(self.flushed_at_us)
 
 
@@ -104,7 +207,6 @@ class Update(NamedTuple):
 
     @property
     def updated_at(self) -> datetime:
-        """Time of the operation."""
         return moment(self.updated_at_us)
 
 
@@ -125,25 +227,25 @@ def checked_us(count: int) -> int:
     return count
 
 
-def _read_backup(reader: RowReader, at: int) -> str:
-    if not is_backup(name := reader.buffer.text(at)):
+def _read_backup(reader: FlatBufferReader, at: int) -> str:
+    if not is_backup(name := reader.text(at)):
         raise DecodeError(f"{name!r} is no name of a backup")
     return name
 
 
-def _read_status(reader: RowReader, at: int) -> Status:
+def _read_status(reader: FlatBufferReader, at: int) -> Status:
     number, set_at_us, reason = reader.table(_STATUS, at)
     if number not in Availability:
         raise DecodeError(f"the repository is of unknown availability {number}")
     return Status(Availability(number), moment(checked_us(set_at_us)), reason)
 
 
-def _write_status(writer: RowWriter, status: Status) -> int:
+def _write_status(writer: FlatBufferWriter, status: Status) -> int:
     set_at_us = (status.set_at - EPOCH) // timedelta(microseconds=1)
     return writer.table(_STATUS, (status.availability, set_at_us, status.reason))
 
 
-def _read_snapshots(reader: RowReader, at: int) -> list[SnapshotInfo]:
+def _read_snapshots(reader: FlatBufferReader, at: int) -> list[SnapshotInfo]:
     rows = reader.tables(_SNAPSHOT, at)
     ids: list[bytes | None] = [row[0] for row in rows]
     parents = [row[1] for row in rows]
@@ -165,7 +267,7 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
     )
 
 
-def _write_snapshots(writer: RowWriter, snapshots: Sequence[SnapshotInfo]) -> int:
+def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]) -> int:
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
     return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
@@ -178,7 +280,7 @@ def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
 
 
 def _update(
-    reader: RowReader, number: int, body: int | None, updated_at_us: int, backup: str | None
+    reader: FlatBufferReader, number: int, body: int | None, updated_at_us: int, backup: str | None
 ) -> Update:
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
@@ -206,13 +308,9 @@ def _update_row(update: Update) -> tuple[Any, ...]:
 
 
 _BACKUP: Final = Field("I", _read_backup, TEXT.write)
-_STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _STATUS_FIELD: Final = Field("I", _read_status, _write_status)
-_REF: Final = TableType(TEXT, UINT32)
 _SNAPSHOT: Final = TableType(OBJECT_ID, INT32, UINT64, TEXT, METADATA, OBJECT_IDS)
 _UPDATE: Final = TableType(UINT8, TABLE, UINT64, _BACKUP)
-_FLAG: Final = "feature_flag_changed"
-_UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
 _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
     1: ("repo_initialized", {}),
     2: ("repo_migrated", {"from_version": UINT8, "to_version": UINT8}),
@@ -305,15 +403,14 @@ class NamedSnapshots(Mapping[str, str]):
 class _SnapshotList:
     """Snapshots in the payload, each decoded when it is asked for; a parent is an index."""
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, reader: FlatBufferReader, at: int | None) -> None:
         self._reader = reader
-        self._start, self._count = required(
-            reader.buffer.root.vector(RepoField.SNAPSHOTS, U32.size), "snapshots"
-        )
+        self._start, self._count = reader.vector(required(at, "snapshots"), U32.size)
 
     def id_at(self, index: int) -> bytes:
-        table = Table(self._reader.buffer, self._position(index))
-        return required(table.struct(0, OBJECT_ID_NBYTES), "id")
+        (object_id,) = self._reader.table(_SNAPSHOT_ID, self._position(index))
+        found: bytes = required(object_id, "id")
+        return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
         for _ in range(self._count):
@@ -331,14 +428,14 @@ class _SnapshotList:
         low = bisect_left(indexes, object_id, key=self.id_at)
         if low < self._count and self.id_at(low) == object_id:
             return low
-        if object_id not in self._reader.buffer.data:
+        if object_id not in self._reader.data:
             return None
         return next((index for index in indexes if self.id_at(index) == object_id), None)
 
     def _position(self, index: int) -> int:
         if not 0 <= index < self._count:
             raise DecodeError(f"there is no snapshot {index}, only {self._count} are listed")
-        return self._reader.buffer.follow(self._start + U32.size * index)
+        return self._reader.follow(self._start + U32.size * index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +457,6 @@ class RepoInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the value holds."""
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
         return len(self.payload) + _REF_NBYTES * refs + config_nbytes
@@ -383,7 +479,8 @@ class RepoInfo:
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
         """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
-        snapshots, object_id = _SnapshotList(self.reader()), decode_id(snapshot_id)
+        reader, object_id = self.reader(), decode_id(snapshot_id)
+        snapshots = _SnapshotList(reader, reader.root(REPO.lazy)[RepoField.SNAPSHOTS])
         index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)
 
@@ -393,25 +490,25 @@ class RepoInfo:
 
     def newest_update_us(self) -> int:
         """Return when the newest operation was done, in microseconds since 1970, UTC."""
-        newest = next(self.reader().buffer.root.tables(RepoField.LATEST_UPDATES), None)
-        return required(newest, "operation").number(2, U64)
+        reader = self.reader()
+        updates = reader.targets(reader.root(REPO.lazy)[RepoField.LATEST_UPDATES])
+        if not updates:
+            raise DecodeError("it has no operation")
+        newest_us: int = reader.table(_UPDATE.lazy, updates[0])[2]
+        return newest_us
 
     def metadata(self) -> dict[str, Json]:
         """Decode the metadata of the repository."""
         metadata: Metadata | None = self._read(RepoField.METADATA)
         return {} if metadata is None else metadata.decode()
 
-    def reader(self, *, is_strict: bool = False) -> RowReader:
+    def reader(self, *, is_strict: bool = False) -> FlatBufferReader:
         """Begin to read the payload, counting the memory that it takes from 0."""
-        return RowReader(Buffer(self.payload, self.limit_nbytes), self.version, is_strict=is_strict)
+        return FlatBufferReader(self.payload, self.limit_nbytes, self.version, is_strict=is_strict)
 
     def _read(self, slot: RepoField) -> Any:
-        return _read_field(self.reader(), slot)
-
-
-def _read_field(reader: RowReader, slot: RepoField) -> Any:
-    read, at = REPO.fields[slot].read, reader.buffer.root.at(slot)
-    return None if read is None or at is None else read(reader, reader.buffer.follow(at))
+        reader = self.reader()
+        return reader.read(REPO.fields[slot], reader.root(REPO.lazy)[slot])
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,33 +518,31 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        """Decode *data*."""
         version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
-        reader = RowReader(Buffer(payload, self.limit_nbytes), version)
-        root = reader.buffer.root
-        spec_version = root.number(RepoField.SPEC_VERSION, U8)
-        if spec_version not in _SPEC_VERSIONS:
+        reader = FlatBufferReader(payload, self.limit_nbytes, version)
+        root = reader.root(REPO.lazy)
+        if (spec_version := root[RepoField.SPEC_VERSION]) not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
         for slot in (RepoField.DELETED_TAGS, RepoField.LATEST_UPDATES):
-            required(root.vector(slot, U32.size), slot.name.lower())
-        snapshots = _SnapshotList(reader)
+            reader.vector(required(root[slot], slot.name.lower()), U32.size)
+        snapshots = _SnapshotList(reader, root[RepoField.SNAPSHOTS])
         return RepoInfo(
             payload,
             self.limit_nbytes,
             version,
             spec_version,
-            branches=_read_refs(reader, RepoField.BRANCHES, snapshots),
-            tags=_read_refs(reader, RepoField.TAGS, snapshots),
-            status=required(_read_field(reader, RepoField.STATUS), "status"),
-            repo_before_updates=_read_field(reader, RepoField.REPO_BEFORE_UPDATES),
-            config=_read_config(reader),
+            branches=_read_refs(reader, required(root[RepoField.BRANCHES], "branches"), snapshots),
+            tags=_read_refs(reader, required(root[RepoField.TAGS], "tags"), snapshots),
+            status=_read_status(reader, required(root[RepoField.STATUS], "status")),
+            repo_before_updates=reader.read(_BACKUP, root[RepoField.REPO_BEFORE_UPDATES]),
+            config=_read_config(reader, root[RepoField.CONFIG]),
         )
 
 
-def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> NamedSnapshots:
+def _read_refs(reader: FlatBufferReader, at: int, snapshots: _SnapshotList) -> NamedSnapshots:
     ids: dict[str, str] = {}
     faults: dict[str, str] = {}
-    for name, index in required(_read_field(reader, slot), slot.name.lower()):
+    for name, index in reader.tables(_REF, at):
         if required(name, "name of a ref") in ids or name in faults:
             continue
         try:
@@ -457,10 +552,9 @@ def _read_refs(reader: RowReader, slot: RepoField, snapshots: _SnapshotList) -> 
     return NamedSnapshots(ids, faults)
 
 
-def _read_config(reader: RowReader) -> Config | DecodeError:
+def _read_config(reader: FlatBufferReader, at: int | None) -> Config | DecodeError:
     """Read the configuration; few need it, so that damage is a value."""
     try:
-        config = _read_field(reader, RepoField.CONFIG)
-        return Config() if config is None else read_config(config)
+        return Config() if at is None else read_config(reader.read(DATA, at))
     except DecodeError as error:
         return DecodeError(str(error))

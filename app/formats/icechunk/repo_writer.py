@@ -1,16 +1,20 @@
-"""The file ``repo`` written with one more operation ("Updates to the repo info file")."""
+"""The file ``repo`` written with one more operation ("Updates to the repo info file").
+
+Request ids in the metadata of snapshots make a request that is repeated commit once.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, assert_never
 
+from app.errors import BadBodyError, ConflictError
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffer import required
+from app.formats.icechunk.flatbuffers import FlatBufferWriter, required
+from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import (
     LAST_US,
     REPO,
@@ -22,9 +26,9 @@ from app.formats.icechunk.repo_info import (
     Status,
     Update,
     Value,
+    encode_metadata,
     moment,
 )
-from app.formats.icechunk.table_rows import RowWriter
 from app.formats.reading import DecodeError
 
 ROOT_ID: Final = bytes.fromhex("0b1cc8d6787580f0e33a6534")
@@ -34,6 +38,10 @@ ROOT_METADATA: Final[Json] = {"__icechunk": {"is_root": True}}
 _VERSION: Final = 2
 _MOST_AHEAD_US: Final = 10_000_000
 """Difference of clocks that is tolerated: a time that is further ahead would stop other writers."""
+_OURS: Final = "__shardgate"
+_OF_LIBRARY: Final = "__icechunk"
+_WRITE_ID: Final = "write_id"
+_FINGERPRINT: Final = "request"
 
 
 class NewCommit(NamedTuple):
@@ -190,8 +198,7 @@ def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) ->
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
-    reader = info.reader(is_strict=True)
-    row = reader.table(REPO, reader.buffer.root.position)
+    row = info.reader(is_strict=True).root(REPO)
     draft = _Draft(
         _raw(info.branches),
         _raw(info.tags),
@@ -238,10 +245,59 @@ def _write(draft: _Draft, row: list[object]) -> bytearray:
     row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
     row[RepoField.SNAPSHOTS] = snapshots
     row[RepoField.STATUS] = draft.status
-    return RowWriter().finish(REPO, row)
+    return FlatBufferWriter().finish(REPO, row)
 
 
 def _raw(refs: NamedSnapshots) -> dict[str, bytes]:
     if refs.faults:
         raise DecodeError(f"the ref {next(iter(refs.faults))!r} is damaged")
     return {name: required(decode_id(text), "id") for name, text in refs.items()}
+
+
+class WriteId(NamedTuple):
+    """Identifier of a request for a commit."""
+
+    text: str
+    fingerprint: str = ""
+    """Digest of the request, where clients choose the *text*."""
+
+
+def check_metadata(metadata: Mapping[str, Json]) -> None:
+    """Check that clients may use the names. Raises: `BadBodyError`."""
+    for name in (_OURS, _OF_LIBRARY):
+        if name in metadata:
+            raise BadBodyError(f"metadata: the name {name} is reserved")
+
+
+def marked(metadata: Mapping[str, Json], write_id: WriteId, rebases: int) -> dict[str, Json]:
+    """Return *metadata* with the identifier, and the number of rebases as the library writes it."""
+    marked_up: dict[str, Json] = dict(metadata)
+    if rebases:
+        marked_up[_OF_LIBRARY] = {"rebase_attempts": rebases}
+    mark: dict[str, Json] = {_WRITE_ID: write_id.text}
+    if write_id.fingerprint:
+        mark[_FINGERPRINT] = write_id.fingerprint
+    marked_up[_OURS] = mark
+    return marked_up
+
+
+def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
+    """Find the snapshot made for *write_id*. Raises: `ConflictError` for another request."""
+    needle = write_id.text.encode()
+    if needle not in info.payload:
+        return None
+    for snapshot in info.snapshots():
+        mark = _mark(snapshot, needle)
+        if mark.get(_WRITE_ID) == write_id.text:
+            if mark.get(_FINGERPRINT, "") != write_id.fingerprint:
+                raise ConflictError("another commit was made with the same Idempotency-Key")
+            return snapshot
+    return None
+
+
+def _mark(snapshot: SnapshotInfo, needle: bytes) -> Mapping[str, Json]:
+    for name, value in snapshot.metadata.items:
+        if name == _OURS and needle in value:
+            mark = decode_flexbuffer(value)
+            return mark if isinstance(mark, dict) else {}
+    return {}

@@ -1,14 +1,21 @@
-"""Immutable files of a repository: snapshots, manifests, and the chunks that these refer to."""
+"""Refs of a repository, all in ``repo`` or in version 1 a file for each, and its immutable files:
+snapshots, manifests, and the chunks that these refer to.
+"""
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Final, NamedTuple
+from urllib.parse import unquote
 
-from app.errors import DamagedError, NotAllowedError
-from app.formats.icechunk.envelope import memory_nbytes
+from app.errors import DamagedError, NotAllowedError, OfflineError
+from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
+from app.formats.icechunk.envelope import MAGIC, memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.keys import Ref, SnapshotId, decoded_twice, spell_ref
+from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, decoded_twice, spell_ref
 from app.formats.icechunk.manifest import (
     Inlined,
     Manifest,
@@ -17,11 +24,230 @@ from app.formats.icechunk.manifest import (
     Reference,
     Virtual,
 )
-from app.formats.icechunk.refs import Refs
+from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
 from app.formats.icechunk.virtual import Allowed, resolve
-from app.formats.reading import DecodeError, Fetch, Read, Weighable
+from app.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
+from app.formats.surveying import Listing
 from app.model import ByteRange, Condition, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
+
+REPO: Final = "repo"
+_REF_NBYTES: Final = 64 * 1024
+_ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
+
+
+class RefTarget(NamedTuple):
+    """Snapshot of a ref."""
+
+    snapshot_id: str
+    modified_s: int | None = None
+    """Time at which the file of a branch was written; its snapshot can be older."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoMarker:
+    """Decoded file ``repo``; without `info` it is not a file of Icechunk."""
+
+    info: RepoInfo | None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.info is None else self.info.nbytes
+
+    @property
+    def is_metadata(self) -> bool:
+        """True for a file of Icechunk; an error page, for example, is none."""
+        return self.info is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RepoMarkerDecoder:
+    """Decodes a file ``repo`` whose FlatBuffer may have *limit_nbytes*."""
+
+    limit_nbytes: int
+
+    def __call__(self, data: bytes) -> RepoMarker:
+        if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
+            return RepoMarker(None)
+        return RepoMarker(RepoInfoDecoder(self.limit_nbytes)(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Decodes nothing; a cache key of its own for the look-up of ``repo`` after *ref*."""
+
+    ref: Branch | Tag
+
+    def __call__(self, data: bytes) -> Opaque:
+        return Opaque(data)
+
+
+@dataclass(frozen=True, slots=True)
+class RefFile:
+    """Decoded file of a ref."""
+
+    snapshot_id: str
+    nbytes: int = 256
+
+
+def read_ref_file(data: bytes) -> RefFile:
+    """Decode the JSON of a ref in version 1. Raises: `DecodeError`."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"invalid JSON: {error}") from None
+    snapshot_id = document.get("snapshot") if isinstance(document, dict) else None
+    if not isinstance(snapshot_id, str) or decode_id(snapshot_id) is None:
+        raise DecodeError(f"expected the id of a snapshot, found {str(document)[:80]}")
+    return RefFile(snapshot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RepoRefs:
+    """The refs of a repository in version 2."""
+
+    directory: ObjectRef
+    limit_nbytes: int
+
+    @property
+    def read(self) -> Read[RepoMarker]:
+        decode = RepoMarkerDecoder(self.limit_nbytes)
+        request = ByteRange(0, self.limit_nbytes + 1)
+        return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
+
+    async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
+        """Read ``repo``; with *ever* a cached version of any age is good enough."""
+        return (await self._info(fetch, ever=ever))[0]
+
+    async def _info(self, fetch: Fetch, *, ever: bool) -> tuple[RepoInfo | None, int | None]:
+        found = await fetch(self.read, ever=ever)
+        if found is None or (info := found.value.info) is None:
+            return None, None
+        if info.status.availability is Availability.OFFLINE:
+            raise OfflineError(f"{self.directory} is offline: {info.status.reason or 'no reason'}")
+        return info, found.modified_s
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
+        """Look up *ref*; the id of a snapshot is its own target."""
+        info, modified_s = await self._info(fetch, ever=isinstance(ref, SnapshotId))
+        if info is None:
+            return None
+        if isinstance(ref, SnapshotId):
+            return RefTarget(ref.text)
+        try:
+            found = (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
+        except DecodeError as error:
+            raise self._damage(error) from error
+        if found is None:
+            return None
+        return RefTarget(found, modified_s if isinstance(ref, Branch) else None)
+
+    def _damage(self, error: DecodeError) -> DamagedError:
+        return DamagedError(self.directory.join(REPO), str(error))
+
+    async def branches(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+        info = await self.info(fetch)
+        return {} if info is None else info.branches
+
+    async def tags(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+        info = await self.info(fetch)
+        return {} if info is None else info.tags
+
+    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
+        info = await self.info(fetch, ever=True)
+        if info is None:
+            return ()
+        if isinstance(info.config, DecodeError):
+            raise self._damage(info.config) from info.config
+        return info.config.containers
+
+
+def _escape(name: str) -> str:
+    """Escape *name* as the library does for all stores but S3, local folders included."""
+    return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+
+
+def unescape(stored: str) -> str:
+    """Return the name of a ref by that of its file, escaped or not."""
+    name = unquote(stored)
+    return name if _escape(name) == stored else stored
+
+
+@dataclass(frozen=True, slots=True)
+class FileRefs:
+    """The refs of a repository in version 1."""
+
+    directory: ObjectRef
+
+    def read(self, ref: Branch | Tag) -> Read[RefFile]:
+        """Return the read of the file of *ref*."""
+        kind = "branch" if isinstance(ref, Branch) else "tag"
+        name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
+        read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
+        # The file of the branch main marks a repository, as the file repo does.
+        return read._replace(kind=REPO) if ref == MAIN else read
+
+    async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
+        """Read the file of *ref*, whose name is escaped or not."""
+        if isinstance(ref, SnapshotId):
+            return RefTarget(ref.text)
+        if "/" in ref.name:
+            return None
+        for name in dict.fromkeys((ref.name, _escape(ref.name))):
+            if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
+                return found
+        await self._check_version_1(ref, fetch)
+        return None
+
+    async def _check_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
+        """Raise `DamagedError` if the repository was migrated, so that it is opened again."""
+        name = self.directory.join(REPO)
+        if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
+            raise DamagedError(name, "the repository was migrated to version 2")
+
+    async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> RefTarget | None:
+        """Read the file of *ref*. A deleted tag keeps its file, and has a tombstone beside it."""
+        found = await fetch(self.read(ref))
+        if found is None:
+            return None
+        if isinstance(ref, Tag):
+            name = self.read(ref).ref
+            tombstone = name._replace(key=f"{name.key}.deleted")
+            if await fetch(Read("ref-deleted", tombstone, None, Opaque)) is not None:
+                return None
+        modified_s = found.modified_s if isinstance(ref, Branch) else None
+        return RefTarget(found.value.snapshot_id, modified_s)
+
+    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        if listing is not None:
+            return await self._every(Branch, "refs/branch.", fetch, listing)
+        found = await self.resolve(MAIN, fetch)
+        return {} if found is None else {MAIN.name: found.snapshot_id}
+
+    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+        return {} if listing is None else await self._every(Tag, "refs/tag.", fetch, listing)
+
+    async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
+        """Read ``config.yaml``, if there is one."""
+        name = self.directory.join("config.yaml")
+        decode = YamlConfigDecoder(MAX_NBYTES)
+        found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), decode))
+        return () if found is None else found.value.containers
+
+    async def _every(
+        self, kind: type[Branch | Tag], start: str, fetch: Fetch, listing: Listing
+    ) -> Mapping[str, str]:
+        found = {}
+        async for key in listing("refs/"):
+            if key.startswith(start) and key.endswith("/ref.json"):
+                stored = key.removeprefix(start).removesuffix("/ref.json")
+                target = None if "/" in stored else await self._resolve(kind(stored), fetch)
+                if target is not None:
+                    found[unescape(stored)] = target.snapshot_id
+        return found
+
+
+type Refs = RepoRefs | FileRefs
 
 
 @dataclass(frozen=True, slots=True)

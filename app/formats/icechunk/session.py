@@ -22,7 +22,7 @@ from app.errors import BadBodyError, ConflictError, DamagedError
 from app.formats.compression import decompress_zstd
 from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.grids import MAX_CHUNKS, read_document
+from app.formats.icechunk.commit import MAX_CHUNKS, read_document
 from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.keys import DOCUMENT
 from app.formats.icechunk.manifest import Native
@@ -102,7 +102,6 @@ class SessionDocument:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, estimated."""
         return 1024 + sum(512 + len(node.document) for node in self.nodes.values() if node)
 
 
@@ -183,7 +182,6 @@ class ChunkGrid(NamedTuple):
     shape: tuple[int, ...]
 
     def has(self, coords: tuple[int, ...]) -> bool:
-        """Return `True` if *coords* lie in the grid."""
         return len(coords) == len(self.shape) and all(map(lt, coords, self.shape))
 
 
@@ -211,7 +209,6 @@ class ViewedNode:
 
     @property
     def etag(self) -> ETag:
-        """ETag of the document."""
         return version_of(self.document)
 
 

@@ -2,40 +2,82 @@
 
 Files of versions 1 and 2 are decoded in three ways: `SnapshotDecoder` for serving keys,
 `StoredSnapshotDecoder` for writing the next snapshot, which keeps documents byte for byte, and
-`SnapshotHeaderDecoder` for history, which version 1 has nowhere else.
+`SnapshotHeaderDecoder` for history, which version 1 has nowhere else. Files of version 2 are
+written.
 """
 
 import json
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from struct import pack
+from typing import Any, Final, NamedTuple
 
 from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.envelope import FileType, open_envelope
-from app.formats.icechunk.flatbuffer import U8, U32, U64, Buffer, Table, check_object_id, required
-from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.metadata_items import Metadata, read_metadata
-from app.formats.icechunk.repo_info import SnapshotInfo, checked_us
+from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
+from app.formats.icechunk.flatbuffers import (
+    DATA,
+    NODE_ID,
+    OBJECT_ID,
+    TABLE,
+    TEXT,
+    U32,
+    U64,
+    UINT8,
+    UINT32,
+    UINT64,
+    FlatBufferReader,
+    FlatBufferWriter,
+    TableType,
+    check_object_id,
+    required,
+    structs_of,
+    tables_of,
+)
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.repo_info import (
+    METADATA,
+    VERSION,
+    Metadata,
+    SnapshotInfo,
+    checked_us,
+    read_metadata,
+)
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import UnshardableError, shape_of
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import Node as ZarrNode
 from app.formats.zarr.metadata import chunk_keys, parse_node
 
-# Slots of `Snapshot`, of `NodeSnapshot`, which begins with an id as well, and of `ArrayNodeData`.
-_ID, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
-_MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
-_PATH, _USER_DATA, _NODE_TYPE, _NODE_DATA, _NODE_EXTRA = range(1, 6)
-_SHAPE_V1, _DIMENSION_NAMES, _MANIFESTS, _SHAPE = range(4)
-
 ARRAY: Final = 1
 GROUP: Final = 2
-_PAIR_OF_U32: Final = 2 * U32.size
-_PAIR_OF_U64: Final = 2 * U64.size
-_MANIFEST_FILE_V1_NBYTES: Final = 32
 _SIZE_AT: Final = 16
 _COUNT_AT: Final = 24
+"""In the struct that lists a manifest in version 1, after its id."""
 
+_DIMENSION: Final = TableType(UINT64, UINT32)
+_NAME: Final = TableType(TEXT)
+_MANIFEST_REF: Final = TableType(OBJECT_ID, structs_of(2 * U32.size))
+_ARRAY: Final = TableType(
+    structs_of(2 * U64.size, 8), tables_of(_NAME), tables_of(_MANIFEST_REF), tables_of(_DIMENSION)
+)
+_NODE: Final = TableType(NODE_ID, TEXT, DATA, UINT8, TABLE, DATA)
+_MANIFEST_FILE: Final = TableType(OBJECT_ID, UINT64, UINT32, DATA)
+_SNAPSHOT: Final = TableType(
+    OBJECT_ID,
+    OBJECT_ID,
+    tables_of(_NODE),
+    UINT64,
+    TEXT,
+    METADATA,
+    structs_of(32, 8),
+    tables_of(_MANIFEST_FILE),
+    DATA,
+)
+_ID, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
+_MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
+_NO_DATA: Final = (TableType(), ())
+
+_PATH: Final = 1
 _NODE_NBYTES: Final = 1024
 _ITEM_NBYTES: Final = 256
 
@@ -122,88 +164,86 @@ class StoredSnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> StoredSnapshot:
-        """Decode *data*."""
-        root, version = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
-        required(root.vector(_NODES, 4), "nodes")
-        for table in root.tables(_NODES):
-            node = _read_stored_node(table)
+        for at in reader.targets(required(root[_NODES], "nodes")):
+            node = _read_stored_node(reader, at)
             nodes.setdefault(node.path, node)
             weight = _weigh_stored(node)
-            root.buffer.spend(weight)
+            reader.spend(weight)
             nbytes += weight
-        manifest_files = {file.object_id: file for file in _read_manifest_files(root)}
+        manifest_files = {file.object_id: file for file in _read_manifest_files(reader, root)}
         return StoredSnapshot(
             self.object_id,
             nodes,
             manifest_files,
-            flushed_at_us=root.number(_FLUSHED_AT, U64),
-            message=required(root.text(_MESSAGE), "message"),
-            metadata=read_metadata(root, _METADATA, version),
-            extra=root.data(_EXTRA),
+            flushed_at_us=root[_FLUSHED_AT],
+            message=required(reader.read(TEXT, root[_MESSAGE]), "message"),
+            metadata=read_metadata(reader, root[_METADATA]),
+            extra=reader.read(DATA, root[_EXTRA]),
             nbytes=nbytes + _ITEM_NBYTES * len(manifest_files),
         )
 
 
-def _open_snapshot(data: bytes, object_id: str, limit_nbytes: int) -> tuple[Table, int]:
+def _open_snapshot(
+    data: bytes, object_id: str, limit_nbytes: int
+) -> tuple[FlatBufferReader, list[Any]]:
+    """Open a file, and return its root table with positions of the targets of offsets."""
     version, payload = open_envelope(data, FileType.SNAPSHOT, limit_nbytes)
-    root = Buffer(payload, limit_nbytes).root
-    check_object_id(root, "snapshot", object_id)
-    return root, version
+    reader = FlatBufferReader(payload, limit_nbytes, version)
+    root = reader.root(_SNAPSHOT.lazy)
+    check_object_id(root[_ID], "snapshot", object_id)
+    return reader, root
 
 
-def _read_stored_node(table: Table) -> StoredNode:
-    path = required(table.text(_PATH), "path")
-    kind = table.number(_NODE_TYPE, U8)
+def _read_stored_node(reader: FlatBufferReader, at: int) -> StoredNode:
+    node_id, path, document, kind, array, extra = reader.table(_NODE, at)
     if kind not in (ARRAY, GROUP):
         raise DecodeError(f"node {path} is of unknown type {kind}")
     return StoredNode(
-        required(table.struct(_ID, NODE_ID_NBYTES), "node id"),
-        path,
-        required(table.data(_USER_DATA), "user_data"),
-        _read_array(required(table.table(_NODE_DATA), "node_data")) if kind == ARRAY else None,
-        table.data(_NODE_EXTRA),
+        required(node_id, "node id"),
+        required(path, "path"),
+        required(document, "user_data"),
+        _read_array(reader, required(array, "node_data")) if kind == ARRAY else None,
+        extra,
     )
 
 
-def _read_array(table: Table) -> StoredArray:
-    names = None
-    if table.at(_DIMENSION_NAMES) is not None:
-        names = tuple(item.text(0) for item in table.tables(_DIMENSION_NAMES))
-    return StoredArray(_read_dimensions(table), names, _read_manifest_refs(table))
+def _read_array(reader: FlatBufferReader, at: int) -> StoredArray:
+    """Read an array; version 1 stores the lengths of array and chunk instead of counts."""
+    pairs, names, refs, dimensions = reader.table(_ARRAY, at)
+    if dimensions is None:
+        dimensions = [
+            (length, -(-length // (chunk or 1)))
+            for length, chunk in map(_read_pair, required(pairs, "shape"))
+        ]
+    return StoredArray(
+        tuple(Dimension(*dimension) for dimension in dimensions),
+        None if names is None else tuple(name for (name,) in names),
+        tuple(
+            ManifestRef(
+                required(object_id, "manifest id"),
+                tuple(map(_read_pair, required(extents, "extents"))),
+            )
+            for object_id, extents in refs or ()
+        ),
+    )
 
 
-def _read_dimensions(table: Table) -> tuple[Dimension, ...]:
-    """Read the dimensions; version 1 stores the lengths of array and chunk instead of counts."""
-    if table.at(_SHAPE) is not None:
-        return tuple(
-            Dimension(item.number(0, U64), item.number(1, U32)) for item in table.tables(_SHAPE)
-        )
-    pairs = map(_read_pair, required(table.structs(_SHAPE_V1, _PAIR_OF_U64), "shape"))
-    return tuple(Dimension(length, -(-length // (chunk or 1))) for length, chunk in pairs)
-
-
-def _read_manifest_refs(table: Table) -> tuple[ManifestRef, ...]:
-    refs = []
-    for each in table.tables(_MANIFESTS):
-        object_id = required(each.struct(0, OBJECT_ID_NBYTES), "manifest id")
-        extents = required(each.structs(1, _PAIR_OF_U32), "extents")
-        refs.append(ManifestRef(object_id, tuple(map(_read_pair, extents))))
-    return tuple(refs)
-
-
-def _read_manifest_files(root: Table) -> Iterator[ManifestFile]:
+def _read_manifest_files(reader: FlatBufferReader, root: list[Any]) -> Iterator[ManifestFile]:
     """Read the structs of version 1 and the tables of version 2."""
-    for struct in root.structs(_MANIFEST_FILES_V1, _MANIFEST_FILE_V1_NBYTES) or ():
+    fields = _SNAPSHOT.fields
+    structs = reader.read(fields[_MANIFEST_FILES_V1], root[_MANIFEST_FILES_V1])
+    for struct in structs or ():
         yield ManifestFile(
             struct[:OBJECT_ID_NBYTES],
             U64.unpack_from(struct, _SIZE_AT)[0],
             U32.unpack_from(struct, _COUNT_AT)[0],
         )
-    for table in root.tables(_MANIFEST_FILES):
-        object_id = required(table.struct(0, OBJECT_ID_NBYTES), "manifest id")
-        yield ManifestFile(object_id, table.number(1, U64), table.number(2, U32), table.data(3))
+    tables = reader.read(fields[_MANIFEST_FILES], root[_MANIFEST_FILES])
+    for object_id, size_bytes, num_chunk_refs, extra in tables or ():
+        yield ManifestFile(required(object_id, "manifest id"), size_bytes, num_chunk_refs, extra)
 
 
 def _read_pair(struct: bytes) -> tuple[int, int]:
@@ -217,18 +257,37 @@ def _weigh_stored(node: StoredNode) -> int:
     return known + _NODE_NBYTES + _ITEM_NBYTES * items
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotHeader:
-    """The parent, message and metadata of a snapshot."""
+def write_snapshot(snapshot: StoredSnapshot) -> bytes:
+    """Write a whole file, with nodes in the order of the bytes of their paths."""
+    metadata = snapshot.metadata
+    if metadata.items and metadata.version != VERSION:
+        raise ValueError("metadata of version 1 cannot be in a file of version 2")
+    nodes = sorted(snapshot.nodes.values(), key=lambda node: node.path.encode())
+    row = (
+        snapshot.object_id,
+        None,
+        list(map(_node_row, nodes)),
+        snapshot.flushed_at_us,
+        snapshot.message,
+        metadata._replace(items=tuple(sorted(metadata.items))),
+        (),
+        sorted(snapshot.manifest_files.values()),
+        snapshot.extra,
+    )
+    return seal_envelope(FileType.SNAPSHOT, FlatBufferWriter().finish(_SNAPSHOT, row))
 
-    info: SnapshotInfo
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        items = self.info.metadata.items
-        texts = 4 * len(self.info.message) + sum(4 * len(name) + len(data) for name, data in items)
-        return _NODE_NBYTES * (1 + len(items)) + texts
+def _node_row(node: StoredNode) -> tuple[Any, ...]:
+    kind, data = (GROUP, _NO_DATA) if node.array is None else (ARRAY, _array_row(node.array))
+    return node.node_id, node.path, node.document, kind, data, node.extra
+
+
+def _array_row(array: StoredArray) -> tuple[TableType, tuple[Any, ...]]:
+    names = None if array.names is None else [(name,) for name in array.names]
+    refs = [
+        (ref.object_id, [pack("<2I", *extent) for extent in ref.extents]) for ref in array.manifests
+    ]
+    return _ARRAY, ((), names, refs, array.dimensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +297,15 @@ class SnapshotHeaderDecoder:
     object_id: str
     limit_nbytes: int
 
-    def __call__(self, data: bytes) -> SnapshotHeader:
-        """Decode *data*."""
-        root, version = _open_snapshot(data, self.object_id, self.limit_nbytes)
-        info = SnapshotInfo(
+    def __call__(self, data: bytes) -> SnapshotInfo:
+        reader, root = _open_snapshot(data, self.object_id, self.limit_nbytes)
+        return SnapshotInfo(
             required(decode_id(self.object_id), "id"),
-            root.struct(_PARENT_ID, OBJECT_ID_NBYTES),
-            checked_us(root.number(_FLUSHED_AT, U64)),
-            required(root.text(_MESSAGE), "message"),
-            read_metadata(root, _METADATA, version),
+            root[_PARENT_ID],
+            checked_us(root[_FLUSHED_AT]),
+            required(reader.read(TEXT, root[_MESSAGE]), "message"),
+            read_metadata(reader, root[_METADATA]),
         )
-        return SnapshotHeader(info)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,17 +379,17 @@ class SnapshotDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Snapshot:
-        """Decode *data*."""
-        root, _ = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []
-        for table in root.tables(_NODES):
-            path = required(table.text(_PATH), "path")
+        for at in () if root[_NODES] is None else reader.targets(root[_NODES]):
+            table = reader.table(_NODE.lazy, at)
+            path = required(reader.read(TEXT, table[_PATH]), "path")
             if (reason := _misplaced(path, nodes)) is not None:
                 faults.append((path, reason))
                 continue
-            node = nodes[path[1:]] = _read_node(table)
-            root.buffer.spend(_weigh(node))
+            node = nodes[path[1:]] = _read_node(reader, table)
+            reader.spend(_weigh(node))
         nodes = {path: nodes[path] for path in sorted(nodes, key=str.encode)}
         orphans = _find_orphans(nodes)
         faults += [(f"/{path}", reason) for path, reason in orphans.items()]
@@ -341,11 +398,11 @@ class SnapshotDecoder:
             self.object_id,
             nodes,
             root_document,
-            frozenset(file.object_id for file in _read_manifest_files(root)),
+            frozenset(file.object_id for file in _read_manifest_files(reader, root)),
             tuple(faults),
             orphans,
             len(root_document) + sum(map(_weigh, nodes.values())),
-            root.number(_FLUSHED_AT, U64) // 1_000_000,
+            root[_FLUSHED_AT] // 1_000_000,
         )
 
 
@@ -375,36 +432,42 @@ def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[st
     return found
 
 
-def _read_node(table: Table) -> SnapshotNode | DecodeError:
+def _read_node(reader: FlatBufferReader, table: list[Any]) -> SnapshotNode | DecodeError:
     """Decode a node, or return an error that holds no reference to the payload."""
     try:
-        return _parse_node(table)
+        return _parse_node(reader, *table)
     except DecodeError as error:
         return DecodeError(str(error))
     except (ValueError, RecursionError) as error:
         return DecodeError(f"its zarr.json is not JSON: {error}")
 
 
-def _parse_node(table: Table) -> SnapshotNode:
-    node_id = required(table.struct(_ID, NODE_ID_NBYTES), "node id")
-    data = required(table.data(_USER_DATA), "user_data")
-    table.buffer.check(json_memory_nbytes(data))
+def _parse_node(
+    reader: FlatBufferReader,
+    node_id: bytes | None,
+    _: int,
+    user_data: int | None,
+    kind: int,
+    array_at: int | None,
+    __: int | None,
+) -> SnapshotNode:
+    data = required(reader.read(DATA, user_data), "user_data")
+    reader.check(json_memory_nbytes(data))
     document = json.loads(data.decode())
-    node = SnapshotNode(node_id, parse_node(document, data))
-    if (node.document.kind == "array") != (table.number(_NODE_TYPE, U8) == ARRAY):
+    node = SnapshotNode(required(node_id, "node id"), parse_node(document, data))
+    if (node.document.kind == "array") != (kind == ARRAY):
         raise DecodeError("snapshot and zarr.json disagree on whether it is an array")
     if node.document.kind == "group":
         return node
-    array = required(table.table(_NODE_DATA), "node_data")
-    grid = tuple(dimension.num_chunks for dimension in _read_dimensions(array))
+    array = _read_array(reader, required(array_at, "node_data"))
     ndim = len(shape_of(document.get("shape"), "shape", least=0))
-    if len(grid) != ndim:
-        raise DecodeError(f"the snapshot has {len(grid)} dimensions and zarr.json {ndim}")
+    if len(array.grid) != ndim:
+        raise DecodeError(f"the snapshot has {len(array.grid)} dimensions and zarr.json {ndim}")
     try:
         keys = chunk_keys(document.get("chunk_key_encoding"), ndim)
     except UnshardableError:  # the library uses one encoding, and ignores the document
         keys = ChunkKeys("c", "/", ndim)
-    return SnapshotNode(node_id, node.document, Chunks(keys, grid, _read_manifest_refs(array)))
+    return replace(node, chunks=Chunks(keys, array.grid, array.manifests))
 
 
 def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Container[str]) -> bytes:

@@ -207,15 +207,12 @@ class OnlyShard:
     prefix: str = ""
 
     def named(self, _: str) -> Shard | None:
-        """Return `None`: objects are not looked up by name."""
         return None
 
     def holding(self, _: VirtualKey) -> Shard | None:
-        """Return the only shard."""
         return self.shard
 
     def every(self) -> Iterator[Shard] | None:
-        """Iterate over the only shard."""
         return iter((self.shard,))
 
 
@@ -228,7 +225,6 @@ class PlainChunk:
 
     @property
     def ref(self) -> ObjectRef:
-        """The object it is in."""
         return self.place.ref
 
     async def survey(self, fetch: Fetch) -> "PlainSurvey":
@@ -254,17 +250,13 @@ class PlainSurvey:
 
     @property
     def inner(self) -> Callable[[Entry], Shard] | None:
-        """It is a chunk."""
         return None
 
     def table(self) -> EntryTable:
-        """Return one entry, of all bytes."""
         return EntryTable((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
 
     def key(self, _: Entry) -> VirtualKey:
-        """Return the key of the chunk."""
         return self.chunk.key
 
     def check(self, _: Entry, data: bytes) -> str | None:
-        """Compare the checksum."""
         return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

@@ -1,14 +1,16 @@
 """Transaction logs: the nodes and chunks that a commit changed ("Transaction Log Files")."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Buffer as Bytes
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
 from app.errors import ConflictError
 from app.formats.icechunk.chunk_tables import (
+    ARRAY_CHUNKS,
     TableBatch,
     locate_chunk_tables,
     words_of,
@@ -17,27 +19,24 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.coords import Coords, union
 from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
-from app.formats.icechunk.flatbuffer import Buffer, Table, check_object_id, required
-from app.formats.icechunk.flatbuffer_writing import (
-    Block,
-    Inlay,
-    Items,
-    NewTable,
-    Vector,
-    write_flatbuffer,
+from app.formats.icechunk.flatbuffers import (
+    OBJECT_ID,
+    POSITION,
+    TEXT,
+    FlatBufferReader,
+    FlatBufferWriter,
+    TableType,
+    check_object_id,
+    required,
+    structs_of,
+    tables_of,
 )
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 
-_NODE_FIELDS: Final = {
-    1: "new_groups",
-    2: "new_arrays",
-    3: "deleted_groups",
-    4: "deleted_arrays",
-    5: "updated_arrays",
-    6: "updated_groups",
-}
-_UPDATED_CHUNKS: Final = 7
-_MOVED_NODES: Final = 8
+_NODE_IDS: Final = structs_of(NODE_ID_NBYTES)
+_UPDATED_CHUNKS: Final = POSITION._replace(write=tables_of(ARRAY_CHUNKS).write)
+_MOVES: Final = tables_of(TableType(TEXT))
+_LOG: Final = TableType(OBJECT_ID, *[_NODE_IDS] * 6, _UPDATED_CHUNKS, _MOVES)
 
 _NODE_NBYTES: Final = 128
 _PATH_NBYTES: Final = 256
@@ -63,14 +62,17 @@ class TransactionLog:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        nodes = sum(len(getattr(self, name)) for name in _NODE_FIELDS.values())
+        nodes = sum(len(getattr(self, name)) for name in _NODE_FIELDS)
         batches = [batch for batches in self.updated_chunks.values() for batch in batches]
         return (
             _NODE_NBYTES * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
             + _PATH_NBYTES * len(self.moved_paths)
         )
+
+
+_NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])
+"""Slots from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +83,25 @@ class TransactionLogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> TransactionLog:
-        """Decode *data*."""
         payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
-        root = Buffer(payload, self.limit_nbytes).root
-        check_object_id(root, "transaction log", self.object_id)
-        required(root.at(_UPDATED_CHUNKS), "updated_chunks")
-        nodes = {
-            name: frozenset(required(root.structs(slot, NODE_ID_NBYTES), name))
-            for slot, name in _NODE_FIELDS.items()
-        }
+        reader = FlatBufferReader(payload, self.limit_nbytes)
+        object_id, *ids, updated_chunks, moves = reader.root(_LOG)
+        check_object_id(object_id, "transaction log", self.object_id)
+        named = zip(_NODE_FIELDS, ids, strict=True)
         return TransactionLog(
-            **nodes,
-            updated_chunks=_read_updated_chunks(root),
-            moved_paths=tuple(
-                required(each.text(0), "path before a move") for each in root.tables(_MOVED_NODES)
-            ),
+            **{name: frozenset(required(found, name)) for name, found in named},
+            updated_chunks=_read_updated_chunks(reader, required(updated_chunks, "updated_chunks")),
+            moved_paths=tuple(required(path, "path before a move") for (path,) in moves or ()),
         )
 
 
-def _read_updated_chunks(root: Table) -> dict[bytes, tuple[Coords, ...]]:
+def _read_updated_chunks(reader: FlatBufferReader, at: int) -> dict[bytes, tuple[Coords, ...]]:
     """Read tables `ArrayUpdatedChunks`: for each array a batch per number of dimensions."""
-    buffer = root.buffer
-    found = locate_chunk_tables(buffer, root.tables(_UPDATED_CHUNKS), "chunks")
+    found = locate_chunk_tables(reader, at, "chunks")
     offsets = np.concatenate(([0], np.cumsum(found.ndims, dtype=np.int64)))
-    buffer.spend(int(offsets[-1]) * _MEMORY_PER_COORDINATE)
+    reader.spend(int(offsets[-1]) * _MEMORY_PER_COORDINATE)
     starts = np.repeat(found.indexes - offsets[:-1], found.ndims)
-    words = words_of(buffer.data).take(starts + np.arange(len(starts)), mode="clip")
+    words = words_of(reader.data).take(starts + np.arange(len(starts)), mode="clip")
     words.flags.writeable = False
     turns: list[int] = (np.flatnonzero(np.diff(found.ndims)) + 1).tolist()
 
@@ -123,27 +118,17 @@ def _read_updated_chunks(root: Table) -> dict[bytes, tuple[Coords, ...]]:
 
 def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
     """Write the whole file of the snapshot *snapshot_id*; ids and coordinates are sorted."""
-    root: list[Inlay | Vector | Items] = [Inlay(snapshot_id)]
-    root += [_id_vector(getattr(log, name)) for name in _NODE_FIELDS.values()]
     chunks = log.updated_chunks
-    root.append(
-        Items(
-            [
-                NewTable([Inlay(node_id), _chunk_vector(chunks[node_id])])
-                for node_id in sorted(chunks)
-            ]
-        )
+    row = (
+        snapshot_id,
+        *(sorted(getattr(log, name)) for name in _NODE_FIELDS),
+        [(node_id, _chunk_vector(chunks[node_id])) for node_id in sorted(chunks)],
+        (),
     )
-    root.append(Items([]))  # moved_nodes
-    return seal_envelope(FileType.TRANSACTION_LOG, write_flatbuffer(NewTable(root)))
+    return seal_envelope(FileType.TRANSACTION_LOG, FlatBufferWriter().finish(_LOG, row))
 
 
-def _id_vector(node_ids: Iterable[bytes]) -> Vector:
-    found = sorted(node_ids)
-    return Vector(b"".join(found), len(found))
-
-
-def _chunk_vector(batches: Sequence[Coords]) -> Block:
+def _chunk_vector(batches: Sequence[Coords]) -> Sequence[Bytes]:
     parts, count = [], 0
     for coords in union(*batches):
         rows = np.arange(len(coords))

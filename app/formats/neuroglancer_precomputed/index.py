@@ -110,7 +110,6 @@ class MinishardPlaces:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entries hold."""
         return len(self.entries)
 
     def lookup(self, minishard: int) -> ByteRange | None:
@@ -131,7 +130,6 @@ class ShardIndexDecoder:
     """The version of the object that holds the data, where that is another one."""
 
     def __call__(self, data: bytes) -> MinishardPlaces:
-        """Decode *data*."""
         if len(data) != self.nbytes:
             raise DecodeError(
                 f"{len(data)} bytes of shard index instead of {self.nbytes}: it is truncated"
@@ -149,7 +147,6 @@ class MinishardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns hold."""
         return self.ids.nbytes + self.starts.nbytes + self.stops.nbytes
 
     def __len__(self) -> int:

@@ -62,18 +62,15 @@ class MortonGrid:
 
     @property
     def bit_count(self) -> int:
-        """Number of bits of the codes."""
         return len(self._bits)
 
     def encode(self, cell: tuple[int, ...]) -> int:
-        """Return the code of *cell*."""
         code = 0
         for shift, (axis, bit) in enumerate(self._bits):
             code |= (cell[axis] >> bit & 1) << shift
         return code
 
     def decode(self, code: int) -> tuple[int, ...]:
-        """Return the cell of *code*."""
         cell = [0] * len(self.shape)
         for shift, (axis, bit) in enumerate(self._bits):
             cell[axis] |= (code >> shift & 1) << bit
@@ -96,7 +93,6 @@ class MortonGrid:
         return on_grid
 
     def contains(self, cell: tuple[int, ...]) -> bool:
-        """Return whether *cell* lies on the grid."""
         return len(cell) == len(self.shape) and all(
             0 <= at < n for at, n in zip(cell, self.shape, strict=True)
         )
@@ -109,7 +105,6 @@ class IdNames:
     suffix: str = ""
 
     def owns(self, name: str) -> bool:
-        """Return whether *name* is a number and the suffix."""
         return name.endswith(self.suffix) and name.removesuffix(self.suffix).isdecimal()
 
     def parse(self, name: str) -> int | None:
@@ -120,16 +115,13 @@ class IdNames:
         return found
 
     def format(self, chunk_id: int) -> str:
-        """Return the name of an id."""
         return f"{chunk_id}{self.suffix}"
 
     def covers(self, ids: Ids) -> Mask:
-        """Return `True` for each: any id is possible."""
         return np.ones(ids.shape, np.bool_)
 
     @property
     def rule(self) -> str:
-        """Explanation of the spelling."""
         suffix = f", and {self.suffix} behind them" if self.suffix else ""
         return f"ids are decimal numbers below 2^64 without zeros before them{suffix}"
 
@@ -141,27 +133,22 @@ class CellNames:
     grid: MortonGrid
 
     def owns(self, name: str) -> bool:
-        """Return whether *name* is a list of numbers."""
         return all(part.isdecimal() for part in name.split("_"))
 
     def parse(self, name: str) -> int | None:
-        """Return the code of the cell; `None` off the grid and for another spelling."""
         if not _CELL.fullmatch(name):
             return None
         cell = tuple(map(int, name.split("_")))
         return self.grid.encode(cell) if self.grid.contains(cell) else None
 
     def format(self, chunk_id: int) -> str:
-        """Return the name of a cell."""
         return "_".join(map(str, self.grid.decode(chunk_id)))
 
     def covers(self, ids: Ids) -> Mask:
-        """Return which ids are of cells on the grid."""
         return self.grid.covers(ids)
 
     @property
     def rule(self) -> str:
-        """Explanation of the spelling."""
         return f"cells are numbers with _ between them, below {list(self.grid.shape)}"
 
 
@@ -179,11 +166,9 @@ class VoxelBounds:
         object.__setattr__(self, "grid", MortonGrid(tuple(counts)))
 
     def owns(self, name: str) -> bool:
-        """Return whether *name* is spelled like three pairs of bounds."""
         return _BOUNDS.fullmatch(name) is not None
 
     def parse(self, name: str) -> int | None:
-        """Return the code of the chunk; `None` off the grid, and for bounds of no chunk."""
         if (found := _BOUNDS.fullmatch(name)) is None:
             return None
         begins = map(int, found.groups()[::2])
@@ -196,7 +181,6 @@ class VoxelBounds:
         return self.grid.encode(cell)
 
     def format(self, chunk_id: int) -> str:
-        """Return the bounds of a chunk."""
         return self._spell(self.grid.decode(chunk_id))
 
     def beginning(self, cell: tuple[int, ...]) -> str:
@@ -204,12 +188,10 @@ class VoxelBounds:
         return self._spell(cell) + ("_" if 0 < len(cell) < len(self.size) else "")
 
     def covers(self, ids: Ids) -> Mask:
-        """Return which ids are of chunks on the grid."""
         return self.grid.covers(ids)
 
     @property
     def rule(self) -> str:
-        """Explanation of the spelling."""
         return (
             f"chunks have {list(self.chunk_size)} voxels, from {list(self.voxel_offset)} on, and"
             f" end where the {list(self.size)} voxels of the volume do"

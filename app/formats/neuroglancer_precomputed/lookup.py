@@ -229,7 +229,6 @@ class MeshManifestDecoder:
     most_nbytes: int
 
     def __call__(self, data: bytes) -> MeshManifest:
-        """Decode *data*."""
         if self.is_gzip:
             data = inflate(data, self.most_nbytes)
         (num_lods,) = map(int, _uint32s(data, 1, _NUM_LODS_AT))

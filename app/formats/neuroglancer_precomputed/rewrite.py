@@ -72,7 +72,6 @@ class ChunkRewriter:
 
     @property
     def ref(self) -> ObjectRef:
-        """The object."""
         return self.shard.ref
 
     def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
@@ -113,7 +112,6 @@ class ChunkRewriter:
     def plan(
         self, old: "OldShard | None", changes: Mapping[Entry, bytes | None]
     ) -> NewShard | None:
-        """Plan the shard with *changes*. Raises: `DamagedError`."""
         changed = {entry[0]: data for entry, data in changes.items()}
         kept = NOTHING if old is None else old.keep(without=changed)
         added = {each: data for each, data in changed.items() if data is not None}
@@ -129,7 +127,6 @@ class ChunkRewriter:
         )
 
     def plan_empty(self) -> NewShard:
-        """Plan a shard whose minishards are all empty."""
         index = bytes(self.shard.part.sharding.index_nbytes)
         known = (read_index(self.ref, len(index)), MinishardPlaces(index))
         return NewShard(pieces=[index], places={}, indexes=[known])
@@ -144,12 +141,10 @@ class OldShard:
 
     @property
     def etag(self) -> ETag:
-        """The version of the object."""
         return etag_of(self.survey.whole.version)
 
     @property
     def size(self) -> int:
-        """Of the object, in bytes."""
         return self.survey.whole.byte_range.stop
 
     def lookup(self, entry: Entry) -> ByteRange | None:

@@ -55,12 +55,10 @@ class PrecomputedShards:
 
     @property
     def prefix(self) -> str:
-        """The directory of the shards, relative to the container, with a final slash."""
         path = self.parts[0].path
         return f"{path}/" if path else ""
 
     def named(self, key: str) -> "PrecomputedShard | None":
-        """Return the shard whose object, or whose separate data, is stored under *key*."""
         found = _NAME.fullmatch(key.removeprefix(self.prefix))
         if found is None or not key.startswith(self.prefix):
             return None
@@ -70,7 +68,6 @@ class PrecomputedShards:
         return self.numbered(number)
 
     def holding(self, key: VirtualKey) -> "PrecomputedShard | None":
-        """Return the shard of the chunk *key*."""
         path, _, name = key.rpartition("/")
         if path != self.parts[0].path:
             return None
@@ -80,7 +77,6 @@ class PrecomputedShards:
         return None
 
     def every(self) -> Iterator["PrecomputedShard"] | None:
-        """Yield all possible shards; `None` if they are too many."""
         bits = self.parts[0].sharding.shard_bits
         return None if bits > _EVERY_BITS else map(self.numbered, range(1 << bits))
 
@@ -96,7 +92,6 @@ class PrecomputedShards:
         return bool(dot) and self.named(key) is not None
 
     def numbered(self, number: int) -> "PrecomputedShard":
-        """Return the shard *number*."""
         return PrecomputedShard(self.directory, self.parts[0], number, self.most_nbytes)
 
 
@@ -111,7 +106,6 @@ class PrecomputedShard:
 
     @property
     def ref(self) -> ObjectRef:
-        """The object, in its present form."""
         return self._name._replace(key=f"{self._name.key}.shard")
 
     @property
@@ -125,7 +119,6 @@ class PrecomputedShard:
         return _INDEXES * self.most_nbytes
 
     def chunk_key(self, chunk_id: int) -> VirtualKey:
-        """Return the virtual key of a chunk."""
         name = self.part.names.format(chunk_id)
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
 
@@ -186,7 +179,6 @@ class IndexRanges(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of all together."""
         return int((self.stops - self.starts).sum())
 
     @property
@@ -195,11 +187,9 @@ class IndexRanges(NamedTuple):
         return ByteRange(int(self.starts[0]), int(self.stops[-1]))
 
     def sliced(self, run: slice) -> "IndexRanges":
-        """Return some of them."""
         return IndexRanges(*(column[run] for column in self))
 
     def each(self) -> Iterator[ByteRange]:
-        """Yield the ranges."""
         return map(ByteRange, self.starts.tolist(), self.stops.tolist())
 
     def pick(self, data: bytes) -> bytes:
@@ -228,7 +218,6 @@ class StoredMinishards:
 
     @property
     def nbytes(self) -> int:
-        """Size of all together."""
         return sum(map(len, self.runs))
 
     def __iter__(self) -> Iterator[StoredMinishard]:
@@ -277,12 +266,10 @@ class PrecomputedSurvey:
 
     @property
     def index_location(self) -> str:
-        """The shard index is always at the start."""
         return "start"
 
     @property
     def checksummed(self) -> tuple[()]:
-        """The format has no checksums."""
         return ()
 
     @property
@@ -291,7 +278,6 @@ class PrecomputedSurvey:
         return self.minishards.nbytes
 
     def table(self) -> EntryTable:
-        """Decode the minishard indexes, and check all entries."""
         entries, faults = self._entries()
         return EntryTable(entries, 0, faults)
 
@@ -310,12 +296,10 @@ class PrecomputedSurvey:
         return entries, [*faults, *reader.faults]
 
     def key(self, entry: Entry) -> VirtualKey:
-        """Return the virtual key of a chunk."""
         return self.shard.chunk_key(entry.number)
 
     @property
     def inner(self) -> Callable[[Entry], Shard] | None:
-        """No shard is in another."""
         return None
 
     def check(self, entry: Entry, data: bytes) -> str | None:

@@ -110,7 +110,6 @@ class Unsharded:
 
     @property
     def indexes(self) -> tuple[IndexCodec, ...]:
-        """The index codec of each level."""
         return tuple(level.index for level in self.levels)
 
     def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ from app.formats.surveying import Collection, Description, Listing, Shards
 from app.formats.zarr.codecs import ChunkForm, ShardingLevel, UnshardableError, Unsharded, shape_of
 from app.formats.zarr.index import IndexCodec, IndexLocation
 from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
-from app.formats.zarr.metadata import ArraySpec
-from app.formats.zarr.metadata_writing import (
+from app.formats.zarr.metadata import (
     HIDDEN,
     MISREAD,
+    ArraySpec,
     Restorer,
     encode_document,
     parse_sent,
@@ -94,7 +94,6 @@ class DataKey(NamedTuple):
         return cls(node[len(_DATA) + 1 :], identifier)
 
     def format(self) -> VirtualKey:
-        """Return the key."""
         return VirtualKey("/".join(filter(None, (_DATA, *self))))
 
 
@@ -109,7 +108,6 @@ class DraftKeys:
     ndim: int
 
     def parse(self, key: str) -> tuple[int, ...] | None:
-        """Return the chunk coordinates in *key*, or `None` if it is no key of this array."""
         found = DataKey.parse(key)
         if found is None or found.path != self.path:
             return None
@@ -119,15 +117,12 @@ class DraftKeys:
         return tuple(map(int, numbers))
 
     def format(self, coords: tuple[int, ...]) -> str:
-        """Return the key of the chunk at *coords*."""
         return DataKey(self.path, "c" + self.separator.join(map(str, coords))).format()
 
     def beginning(self, coords: tuple[int, ...] = ()) -> str:
-        """Return the common beginning of the keys whose first coordinates are *coords*."""
         return self.format(coords) + (self.separator if 0 < len(coords) < self.ndim else "")
 
     def owns(self, key: str) -> bool:
-        """Return whether *key* is spelled like those of the chunks of this array."""
         return (found := DataKey.parse(key)) is not None and found.path == self.path
 
 
@@ -140,7 +135,6 @@ class Hierarchy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entry point holds, roughly."""
         return _OVERHEAD
 
 
@@ -156,7 +150,6 @@ class ArrayDocument:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the document holds, roughly."""
         return len(self.served) + _OVERHEAD
 
 
@@ -167,7 +160,6 @@ class ArrayParser:
     path: str
 
     def __call__(self, document: Json, data: bytes) -> ArrayDocument:
-        """Decode a document."""
         if not isinstance(document, dict):
             raise DecodeError("the metadata of an array are no object")
         if not document.get(_TRANSFORMERS):
@@ -387,7 +379,6 @@ class Zarr2022(ZarrLimits):
     """Zarr v3 as drafted in 2022: the ``zarr.json`` of a hierarchy is its entry point."""
 
     def parse(self, document: Json, _: bytes) -> Hierarchy | None:
-        """Understand an entry point; `None` if it is not of the drafts of 2022."""
         if not isinstance(document, dict) or not _matches(_CORE, document.get("zarr_format")):
             return None
         match document.get("metadata_encoding"):
@@ -402,7 +393,6 @@ class Zarr2022(ZarrLimits):
         return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
 
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":
-        """Open the hierarchy at *directory*."""
         return HierarchyLayout(directory, spec.value, self)
 
     def translator(self, _: ObjectRef) -> None:
@@ -431,7 +421,6 @@ class HierarchyLayout(Layout):
         return Whole(self.directory.join(key))
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        """Find where *key* is written: a chunk, stored or not, in its shard."""
         ref = self.directory.join(key)
         if self.hierarchy.why_sharded:
             return Whole(ref)
@@ -445,17 +434,14 @@ class HierarchyLayout(Layout):
         return chunk_slot(self.directory, array, key, self.limits)
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Return `True`: a hierarchy has no containers below it."""
         return True
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Return the URL of the shard."""
         shards = await self.shards_at(key, fetch)
         shard = None if shards is None else shards.holding(key)
         return None if shard is None else str(shard.ref)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        """Hide the shards of sharded arrays."""
         if self.hierarchy.why_sharded:
             return PLAIN
         if not directory.startswith(f"{_DATA}/"):
@@ -480,7 +466,6 @@ class HierarchyLayout(Layout):
         return [await self._collection(path, fetch) for path in paths]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        """Return the shards of the array that *key* is a chunk of."""
         if self.hierarchy.why_sharded or (data_key := DataKey.parse(key)) is None:
             return None
         return self._shards(data_key.path, await self._array_of(key, fetch))

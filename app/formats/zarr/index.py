@@ -34,7 +34,6 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entries hold."""
         return len(self.entries)
 
     def __len__(self) -> int:
@@ -76,6 +75,11 @@ class IndexCodec:
             return ByteRange(0, self.nbytes)
         return SuffixRange(self.nbytes + self.trailer_nbytes)
 
+    @property
+    def entry(self) -> "IndexCodec":
+        """The codec of a single entry, without the checksum, as an index of length one."""
+        return IndexCodec(1, self.location, self.big_endian, has_checksum=False)
+
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
@@ -108,7 +112,6 @@ class IndexCodec:
         return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
 
     def __call__(self, data: bytes) -> ShardIndex:
-        """Decode *data*."""
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
@@ -116,16 +119,3 @@ class IndexCodec:
         if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
             raise DecodeError("the checksum of the shard index does not match")
         return ShardIndex(entries, self.big_endian)
-
-
-@dataclass(frozen=True, slots=True)
-class EntryDecoder:
-    """Decodes a single entry, without the checksum, to an index of length one."""
-
-    big_endian: bool
-
-    def __call__(self, data: bytes) -> ShardIndex:
-        """Decode *data*."""
-        if len(data) != ENTRY_NBYTES:
-            raise DecodeError(f"an index entry has {len(data)} bytes instead of {ENTRY_NBYTES}")
-        return ShardIndex(data, self.big_endian)

@@ -48,18 +48,15 @@ class ChunkKeys:
         return None if found is None else tuple(map(int, found.groups()))
 
     def format(self, coords: tuple[int, ...]) -> str:
-        """Return the key of the chunk at *coords*."""
         head = [self.prefix] if self.prefix else []
         return self.separator.join([*head, *map(str, coords)]) or "0"
 
     def beginning(self, coords: tuple[int, ...] = ()) -> str:
-        """Return the common beginning of the keys whose first coordinates are *coords*."""
         if len(coords) == self.ndim:
             return self.format(coords)
         head = [self.prefix] if self.prefix else []
         return self.separator.join([*head, *map(str, coords), ""])
 
     def owns(self, key: str) -> bool:
-        """Return whether *key*, or a prefix of keys, is spelled like those of chunks."""
         head = key.partition(self.separator)[0]
         return head == self.prefix if self.prefix else head.isdigit()

@@ -10,9 +10,8 @@ from app.formats.documents import Json, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
-from app.formats.zarr.index import ENTRY_NBYTES, EntryDecoder, IndexCodec, ShardIndex
-from app.formats.zarr.metadata import ArraySpec, Node, parse_node
-from app.formats.zarr.metadata_writing import NodeTranslator
+from app.formats.zarr.index import ENTRY_NBYTES, IndexCodec, ShardIndex
+from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
 from app.model import (
@@ -52,15 +51,12 @@ class Zarr3(ZarrLimits):
     """Zarr v3: every directory with a ``zarr.json`` is a container."""
 
     def parse(self, document: Json, data: bytes) -> Node:
-        """Understand a ``zarr.json``, which must be of this format. Raises: `DecodeError`."""
         return parse_node(document, data)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
-        """Open the node at *directory*."""
         return ZarrLayout(directory, spec, self)
 
     def translator(self, directory: ObjectRef) -> Translator:
-        """Return the translator of markers, which keeps stored shards."""
         return NodeTranslator(directory, self.limit_bytes)
 
 
@@ -84,7 +80,6 @@ class ZarrLayout(Layout):
         return await locate_chunk(self.directory, array, origin, fetch, self.limits)
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Find where *key* is written: a chunk, stored or not, in its shard."""
         array = self.node.value.array
         if key == MARKER:
             translator = NodeTranslator(self.directory, self.limits.limit_bytes)
@@ -94,11 +89,9 @@ class ZarrLayout(Layout):
         return chunk_slot(self.directory, array, key, self.limits)
 
     def encloses(self, _: VirtualKey) -> bool:
-        """Return whether the node is an array, which has no nodes below it."""
         return self.node.value.kind == "array"
 
     async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
-        """Return the URL of the shard."""
         array = self.node.value.array
         shard = None if array is None else ZarrShards(self.directory, array).holding(key)
         return None if shard is None else str(shard.ref)
@@ -122,15 +115,12 @@ class ZarrLayout(Layout):
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 
     async def shards_at(self, _: VirtualKey, __: Fetch) -> ZarrShards | None:
-        """Return the shards of the array."""
         return self._shards
 
     def expects(self, path: str) -> bool:
-        """Return whether consolidated metadata describe a sharded array at *path*."""
         return path in self.node.value.sharded
 
     def names_below(self) -> Sequence[str] | None:
-        """Return the paths of the arrays in consolidated metadata."""
         return array_names(self.node.value)
 
     @property
@@ -208,8 +198,7 @@ class ShardReader:
         if self.index.nbytes > self.whole_index_nbytes:
             at = entry * ENTRY_NBYTES
             place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
-            decode = EntryDecoder(self.index.big_endian)
-            read = Read("index-entry", shard.ref, place, decode, shard.version)
+            read = Read("index-entry", shard.ref, place, self.index.entry, shard.version)
             entry = 0
         else:
             read = Read("shard-index", shard.ref, place, self.index, shard.version)

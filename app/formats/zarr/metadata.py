@@ -1,11 +1,19 @@
-"""``zarr.json``: what a node is, and the document that is served in its place."""
+"""``zarr.json``: a node, the document that is served in its place, and the stored form of one that
+a client writes, which keeps the shards.
+"""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import floordiv, lt, mul
 from typing import Any, Final
 
-from app.formats.reading import DecodeError
+import numpy as np
+
+from app.errors import BadBodyError, ConflictError
+from app.formats.documents import DocumentDecoder
+from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.zarr.codecs import (
     ChunkForm,
     UnshardableError,
@@ -14,14 +22,38 @@ from app.formats.zarr.codecs import (
     codec_name,
     configuration,
     has_sharding,
+    item_nbytes,
     shape_of,
     unshard,
 )
 from app.formats.zarr.keys import ChunkKeys, Keys
+from app.model import ByteRange, ObjectRef
 
 type Json = Any
 
 _NODE_OVERHEAD: Final = 4096
+HIDDEN: Final = (
+    "arrays are served without shards here, and a client that knows of shards would write whole "
+    "shards under the keys of inner chunks: write this in the store, or through a dataset with "
+    'view = "raw"; in an Icechunk repository commit it without a session'
+)
+MISREAD: Final = (
+    "the stored shards would be misread; to replace the array, delete it with all its chunks first"
+)
+_SHARDS: Final = ("chunk_grid", "codecs")
+"""The members that clients see in another form."""
+_OPTIONAL: Final = {
+    "gzip": {"level"},
+    "zstd": {"level", "checksum"},
+    "blosc": {"cname", "clevel", "shuffle", "typesize", "blocksize"},
+}
+"""Members of a codec's configuration that a reader need not know."""
+_FLOATS: Final = {"float16": 2, "float32": 4, "float64": 8}
+_COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
+_LARGEST: Final = float(np.finfo("f8").max)
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+type NodeDocument = dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,6 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the node holds, roughly."""
         return len(self.served) + _NODE_OVERHEAD
 
 
@@ -168,3 +199,250 @@ def _unsharded(node: Json) -> Json:
 def _encode(document: dict[str, Json]) -> bytes:
     """Write one line: indenting deeply nested JSON could take a thousand times its bytes."""
     return json.dumps(document).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A metadata document in the form that is stored."""
+
+    document: Json
+    nbytes: int
+
+
+def _keep_document(document: Json, data: bytes) -> StoredDocument:
+    return StoredDocument(document, len(data))
+
+
+def parse_sent(sent: bytes) -> NodeDocument:
+    """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
+    try:
+        document = json.loads(sent)
+    except (ValueError, RecursionError) as error:
+        raise BadBodyError(f"the document is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadBodyError("the document is no JSON object")
+    return document
+
+
+def parse_stored(data: bytes | None) -> Json:
+    """Parse a stored document; `None` for what is no JSON, which anything may replace."""
+    try:
+        return None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def encode_document(document: Json) -> bytes:
+    """Encode what `parse_sent` has parsed. Raises: `BadBodyError` for deep nesting."""
+    try:
+        return json.dumps(document).encode()
+    except RecursionError as error:
+        raise BadBodyError(f"the document cannot be written: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """Restores nodes in consolidated metadata from their own stored documents."""
+
+    directory: ObjectRef
+    limit_bytes: int
+    restore: Callable[[NodeDocument, Json], NodeDocument]
+
+    async def node(self, sent: NodeDocument, key: str, name: str, fetch: Fetch) -> NodeDocument:
+        """Restore the node *name*, stored under *key*. Raises: `ConflictError`."""
+        decode = DocumentDecoder(_keep_document, self.limit_bytes)
+        request = ByteRange(0, self.limit_bytes + 1)
+        found = await fetch(Read("metadata", self.directory.join(key), request, decode))
+        try:
+            return self.restore(sent, None if found is None else found.value.document)
+        except ConflictError as error:
+            raise ConflictError(f"{name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTranslator:
+    """Translates the ``zarr.json`` in *directory*."""
+
+    directory: ObjectRef
+    limit_bytes: int
+
+    async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+        """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
+        document = parse_sent(sent)
+        if isinstance(document.get("zarr_format"), str):  # the entry point of a draft of 2022
+            return sent
+        if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
+            raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
+        restored = restore(document, parse_stored(stored))
+        if document["node_type"] == "group":
+            restored = await self._restore_below(document, "", fetch)
+        return sent if restored is document else encode_document(restored)
+
+    async def _restore_below(self, group: NodeDocument, path: str, fetch: Fetch) -> NodeDocument:
+        consolidated = group.get("consolidated_metadata")
+        nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+        if not isinstance(consolidated, dict) or not isinstance(nodes, dict):
+            return group
+        restored = {
+            name: await self._restored(node, path + name, fetch) for name, node in nodes.items()
+        }
+        if all(restored[name] is node for name, node in nodes.items()):
+            return group
+        return {**group, "consolidated_metadata": {**consolidated, "metadata": restored}}
+
+    async def _restored(self, node: Json, path: str, fetch: Fetch) -> Json:
+        if not isinstance(node, dict):
+            return node
+        if node.get("node_type") == "group":
+            return await self._restore_below(node, f"{path}/", fetch)
+        if {"", ".", ".."} & set(path.split("/")):
+            raise BadBodyError(f"the consolidated metadata name no node: {path[:80]}")
+        restorer = Restorer(self.directory, self.limit_bytes, restore)
+        return await restorer.node(node, f"{path}/zarr.json", path, fetch)
+
+
+def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
+    """Return the metadata to store for a node. Raises: `ConflictError` for misread shards."""
+    if not isinstance(stored, dict) or not has_sharding(stored.get("codecs")):
+        if has_sharding(sent.get("codecs")):
+            raise ConflictError(HIDDEN)
+        return sent
+    if sent.get("node_type") != "array":
+        raise ConflictError(f"a sharded array is stored here: {MISREAD}")
+    is_copy = not any(_differs(sent, stored, member) for member in _SHARDS)
+    served = _served(stored)
+    knows_others = has_sharding(sent.get("codecs")) and not is_copy
+    if knows_others and (served is stored or not has_sharding(served["codecs"])):
+        raise ConflictError(HIDDEN)
+    if served is stored:  # the array cannot be unsharded
+        return sent
+    for member in _COMPARE:
+        if _differs(sent, stored if is_copy else served, member):
+            raise ConflictError(f"{member} cannot change: {MISREAD}")
+    return {**sent, **{member: stored[member] for member in _SHARDS}}
+
+
+def _served(stored: NodeDocument) -> NodeDocument:
+    try:
+        return without_shards(stored, parse_array(stored))
+    except (UnshardableError, DecodeError):
+        return stored
+
+
+def _differs(sent: NodeDocument, expected: NodeDocument, member: str) -> bool:
+    try:
+        return not _COMPARE[member](sent, expected)
+    except (DecodeError, UnshardableError, RecursionError):
+        return True
+
+
+def _ndim(node: NodeDocument) -> int:
+    return len(shape_of(node.get("shape"), "shape", least=0))
+
+
+def _has_same_keys(sent: NodeDocument, expected: NodeDocument) -> bool:
+    ndim = _ndim(expected)
+    one, other = (node.get("chunk_key_encoding") for node in (sent, expected))
+    return chunk_keys(one, ndim) == chunk_keys(other, ndim)
+
+
+def _has_same_codecs(sent: NodeDocument, expected: NodeDocument) -> bool:
+    ndim, data_type = _ndim(expected), expected.get("data_type")
+    return are_codecs_equivalent(sent.get("codecs"), expected.get("codecs"), ndim, data_type)
+
+
+def _has_same_fill_value(sent: NodeDocument, expected: NodeDocument) -> bool:
+    one, other = sent.get("fill_value"), expected.get("fill_value")
+    return are_fill_values_equal(one, other, expected.get("data_type"))
+
+
+def _has_same_extension(member: str) -> Callable[[NodeDocument, NodeDocument], bool]:
+    """Return a comparison of a data type, or of another name with perhaps a configuration."""
+
+    def compare(sent: NodeDocument, expected: NodeDocument) -> bool:
+        one, other = sent.get(member), expected.get(member)
+        return (codec_name(one), configuration(one)) == (codec_name(other), configuration(other))
+
+    return compare
+
+
+_COMPARE: Final[dict[str, Callable[[NodeDocument, NodeDocument], bool]]] = {
+    "the number of dimensions": lambda sent, expected: _ndim(sent) == _ndim(expected),
+    "chunk_grid": _has_same_extension("chunk_grid"),
+    "chunk_key_encoding": _has_same_keys,
+    "codecs": _has_same_codecs,
+    "data_type": _has_same_extension("data_type"),
+    "fill_value": _has_same_fill_value,
+    "storage_transformers": lambda sent, _: not sent.get("storage_transformers"),
+}
+"""Comparisons by member; they raise `DecodeError` and `UnshardableError` for invalid members."""
+
+
+def are_codecs_equivalent(one: Json, other: Json, ndim: int, data_type: Json) -> bool:
+    """Return whether two codec chains of arrays of *ndim* dimensions mean the same."""
+    if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
+        return False
+    return all(_is_same_codec(a, b, ndim, data_type) for a, b in zip(one, other, strict=True))
+
+
+def _is_same_codec(one: Json, other: Json, ndim: int, data_type: Json) -> bool:
+    name, members = _normalized(one, ndim, data_type)
+    other_name, other_members = _normalized(other, ndim, data_type)
+    if name != other_name:
+        return False
+    if name == "sharding_indexed":
+        for chain in ("codecs", "index_codecs"):
+            pair = members.pop(chain, []), other_members.pop(chain, [])
+            of_type = data_type if chain == "codecs" else "uint64"
+            if not are_codecs_equivalent(*pair, ndim, of_type):
+                return False
+    for member in _OPTIONAL.get(name, ()):
+        if member not in members or member not in other_members:
+            members.pop(member, None)
+            other_members.pop(member, None)
+    return members == other_members
+
+
+def _normalized(codec: Json, ndim: int, data_type: Json) -> tuple[str, dict[str, Json]]:
+    name, members = codec_name(codec), dict(configuration(codec))
+    match name:
+        case "bytes" | "endian":
+            name = "bytes"
+            if item_nbytes(data_type) == 1:
+                members.pop("endian", None)
+        case "transpose" if members.get("order") in ("C", "F"):
+            axes = list(range(ndim))
+            members["order"] = axes if members["order"] == "C" else axes[::-1]
+        case "sharding_indexed":
+            members.setdefault("index_location", "end")
+    return name, members
+
+
+def are_fill_values_equal(one: Json, other: Json, data_type: Json) -> bool:
+    """Return whether two fill values of *data_type* are the same element, bit by bit."""
+    name = data_type.get("name") if isinstance(data_type, dict) else data_type
+    return bool(_element(one, name) == _element(other, name))
+
+
+def _element(value: Json, data_type: Json) -> Json:
+    if data_type in _COMPLEX and isinstance(value, list):
+        return [_element(part, _COMPLEX[data_type]) for part in value]
+    if data_type not in _FLOATS or isinstance(value, bool):
+        return value
+    number = _NON_FINITE.get(value, value) if isinstance(value, str) else value
+    if isinstance(number, str):
+        return _bits(number, _FLOATS[data_type])
+    if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) > _LARGEST):
+        return value
+    with np.errstate(over="ignore"):
+        element = np.asarray(float(number)).astype(data_type)
+    return element.astype(f">f{_FLOATS[data_type]}").tobytes()
+
+
+def _bits(spelled: str, nbytes: int) -> Json:
+    """Return the bytes that ``0x…`` spells, or *spelled* if it does not spell *nbytes*."""
+    digits = spelled.removeprefix("0x")
+    try:
+        return bytes.fromhex(digits) if len(digits) == 2 * nbytes else spelled
+    except ValueError:
+        return spelled

@@ -56,7 +56,6 @@ class OpenZarrShard:
     """Shards inside, by their entries in the index."""
 
     def lookup(self, entry: Entry) -> ByteRange | None:
-        """Return the range of the inner chunk *entry* in the object, if it is stored."""
         number, *deeper = entry
         found = self.find(number)
         return found if found is None or not deeper else self.inner[number].lookup(tuple(deeper))
@@ -127,7 +126,6 @@ class ZarrRewriter:
     chunk: ChunkForm
 
     def encode(self, _: Entry, body: bytes, *, is_gzip: bool) -> bytes:
-        """Return *body* if it can be a chunk. Raises: `BadBodyError`, `UnknownCodingError`."""
         if is_gzip:
             raise UnknownCodingError("inner chunks have no content coding, only codecs")
         if (fault := self.chunk.fault(body)) is not None:
@@ -135,7 +133,6 @@ class ZarrRewriter:
         return body
 
     async def open(self, entries: Collection[Entry], fetch: Fetch) -> OpenZarrShard | None:
-        """Read the index, and those of the shards inside that hold *entries*."""
         codec = self.codecs[0]
         found = await fetch(Read("shard-index", self.ref, codec.request, codec))
         if found is None:
@@ -147,12 +144,10 @@ class ZarrRewriter:
     def plan(
         self, old: OpenZarrShard | None, changes: Mapping[Entry, bytes | None]
     ) -> NewShard | None:
-        """Plan the shard with *changes*."""
         shard = _rewrite(self.codecs, old, changes)
         return self._new_shard(shard) if shard.chunk_count else None
 
     def plan_empty(self) -> NewShard:
-        """Plan a shard that is nothing but its index."""
         return self._new_shard(_arrange(self.codecs[0], None, {}))
 
     def _new_shard(self, shard: "_PlannedShard") -> NewShard:

@@ -90,7 +90,6 @@ class ChunkWalk:
     array: ArraySpec
 
     def __call__(self, selection: KeySelection, io: ListingIO) -> AsyncIterator[Candidate]:
-        """Yield the selected keys; see `Walk`."""
         spec = self.array
         inner, shards = spec.inner_chunk_shape, spec.shard_shape
         axes = tuple(
@@ -132,21 +131,18 @@ class ZarrShards:
     prefix: str = ""
 
     def named(self, key: str) -> "ZarrShard | None":
-        """Return the shard that is stored under *key*, if the grid has it."""
         coords = self.array.keys.parse(key)
         if coords is None or not all(map(lt, coords, self._counts)):
             return None
         return self._shard(coords)
 
     def holding(self, key: VirtualKey) -> "ZarrShard | None":
-        """Return the shard of the inner chunk *key*."""
         coords = self.array.keys.parse(key)
         if coords is None or (origin := self.array.origin(coords)) is None:
             return None
         return self._shard(tuple(map(floordiv, origin, self.array.shard_shape)))
 
     def every(self) -> Iterator["ZarrShard"]:
-        """Yield all shards of the grid."""
         return map(self._shard, product(*map(range, self._counts)))
 
     @property
@@ -172,7 +168,6 @@ class ZarrShard:
 
     @property
     def key(self) -> VirtualKey:
-        """The key of the inner chunk at the origin."""
         coords = tuple(map(floordiv, self.origin, self.array.inner_chunk_shape))
         return VirtualKey(self.array.keys.format(coords))
 
@@ -224,12 +219,10 @@ class ZarrSurvey:
 
     @property
     def indexes(self) -> tuple[ByteRange]:
-        """The range of the index in the shard."""
         return (self.index_place,)
 
     @property
     def index_location(self) -> str:
-        """``index_location`` of the codec."""
         return self.shard.level.index.location.value
 
     @property
@@ -241,11 +234,9 @@ class ZarrSurvey:
 
     @property
     def count(self) -> int:
-        """Number of index entries, empty ones included."""
         return self.shard.level.index.entry_count
 
     def table(self) -> EntryTable:
-        """Decode the index, and check each entry against the size of the shard."""
         codec, length = self.shard.level.index, self.whole.byte_range.length
         try:
             index = codec(self.encoded)
@@ -265,17 +256,14 @@ class ZarrSurvey:
         return EntryTable(entries, len(index) - len(entries) - len(faults), faults)
 
     def key(self, entry: Entry) -> VirtualKey:
-        """Return the key of the first inner chunk of *entry*."""
         return self._key(entry.number)
 
     @property
     def inner(self) -> Callable[[Entry], Shard] | None:
-        """Returns the shard of an entry; `None` for innermost shards."""
         is_innermost = self.shard.depth + 1 == len(self.shard.array.unsharded.levels)
         return None if is_innermost else self._inner
 
     def check(self, _: Entry, data: bytes) -> str | None:
-        """Compare *data* with the form of all inner chunks."""
         return self.shard.array.chunk.fault(data)
 
     def _inner(self, entry: Entry) -> ZarrShard:

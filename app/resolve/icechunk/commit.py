@@ -38,16 +38,23 @@ from app.formats.icechunk.commit import Outcome, apply_changes
 from app.formats.icechunk.config import Config
 from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.metadata_items import encode_metadata
-from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
-from app.formats.icechunk.repo_writer import Amended, FutureError, NewCommit, moment_after
+from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
+from app.formats.icechunk.repo_writer import (
+    Amended,
+    FutureError,
+    NewCommit,
+    WriteId,
+    check_metadata,
+    find_write,
+    marked,
+    moment_after,
+)
 from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
 )
-from app.formats.icechunk.write_ids import WriteId, check_metadata, find_write, marked
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.commit_files import ChunkFiles, CommitFiles, new_object_id

@@ -26,8 +26,7 @@ from app.formats.icechunk.manifest_writer import (
 )
 from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.snapshot import ManifestFile, StoredNode, StoredSnapshot
-from app.formats.icechunk.snapshot_writer import write_snapshot
+from app.formats.icechunk.snapshot import ManifestFile, StoredNode, StoredSnapshot, write_snapshot
 from app.formats.icechunk.splitting import Splits, Splitting, parse_splitting
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.model import ObjectRef

@@ -5,11 +5,10 @@ from typing import Final
 from app.errors import ConflictError, DamagedError
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.metadata_items import encode_metadata
-from app.formats.icechunk.refs import REPO
+from app.formats.icechunk.repo_info import encode_metadata
 from app.formats.icechunk.repo_writer import ROOT_ID, ROOT_MESSAGE, ROOT_METADATA, create_repo
-from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot
-from app.formats.icechunk.snapshot_writer import write_snapshot
+from app.formats.icechunk.repository import REPO
+from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
@@ -74,4 +73,4 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
         header = SnapshotHeaderDecoder(encode_id(ROOT_ID), _LIMIT_NBYTES)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
-    return header.info.flushed_at_us
+    return header.flushed_at_us

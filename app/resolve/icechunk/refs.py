@@ -17,7 +17,6 @@ from app.errors import (
 )
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.refs import unescape
 from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo
 from app.formats.icechunk.repo_writer import (
     BranchCreated,
@@ -27,6 +26,7 @@ from app.formats.icechunk.repo_writer import (
     TagCreated,
     TagDeleted,
 )
+from app.formats.icechunk.repository import unescape
 from app.formats.icechunk.virtual import is_allowed
 from app.model import ETag
 from app.resolve.bodies import Demand

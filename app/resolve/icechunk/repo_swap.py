@@ -22,7 +22,6 @@ from app.errors import (
 )
 from app.formats.icechunk.envelope import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
-from app.formats.icechunk.refs import RepoRefs
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
 from app.formats.icechunk.repo_writer import (
     FutureError,
@@ -31,6 +30,7 @@ from app.formats.icechunk.repo_writer import (
     moment_after,
     rewrite_repo,
 )
+from app.formats.icechunk.repository import RepoRefs
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, ObjectRef
 from app.resolve.icechunk.repository import OpenedRepository, require_unlocked

@@ -19,9 +19,8 @@ from app.formats.icechunk.envelope import memory_nbytes
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.refs import REPO, RepoRefs
 from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
-from app.formats.icechunk.repository import Repository
+from app.formats.icechunk.repository import REPO, RepoRefs, Repository
 from app.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,
@@ -129,9 +128,9 @@ class OpenedRepository:
                 raise DamagedError(name, "does not exist, and is the parent of a snapshot")
             if found is None:
                 return
-            yield found.value.info
+            yield found.value
             visited.add(wanted)
-            if (wanted := found.value.info.parent_id) in visited:
+            if (wanted := found.value.parent_id) in visited:
                 raise DamagedError(name, "a snapshot is its own ancestor")
 
 

@@ -33,6 +33,7 @@ from app.errors import (
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges
 from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.repo_writer import WriteId
 from app.formats.icechunk.session import (
     OPEN,
     ChunkAddress,
@@ -45,7 +46,6 @@ from app.formats.icechunk.session import (
     ViewedNode,
     make_changes,
 )
-from app.formats.icechunk.write_ids import WriteId
 from app.resolve.icechunk.commit import CommitResult
 from app.resolve.icechunk.session import Session, poll_pauses
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from app.concurrency import bounded_gather
 from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
-from app.formats.icechunk.array import Grid
 from app.formats.icechunk.coords import Coords
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.keys import DOCUMENT
+from app.formats.icechunk.layout import Grid
 from app.formats.icechunk.manifest import Inlined, Native, Virtual
 from app.formats.icechunk.session import (
     ChunkAddress,

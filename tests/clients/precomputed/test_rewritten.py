@@ -19,7 +19,7 @@ from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import LARGE_IDS
 from tests.clients.precomputed.volumes import IDENTITY, MURMUR, document, sharding, write_shards
 from tests.clients.services import Taker
-from tests.formats.neuroglancer_precomputed.rewritten import chunks_of, decoded
+from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 
 HOWS: Final = (
     sharding((1, 2, 3)),

@@ -8,13 +8,7 @@ from typing import Any
 from tests.formats.case import Case
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.repositories import Builder
-from tests.formats.zarr.building import (
-    LITTLE,
-    array_metadata,
-    chunk_bytes,
-    encode_shard,
-    sharding,
-)
+from tests.formats.zarr.building import LITTLE, array_metadata, chunk_bytes, encode_shard, sharding
 
 PLAIN = array_metadata([5, 7], [2, 2], [LITTLE])
 SHARDED = array_metadata([5, 7], [4, 4], [sharding([2, 2])])

@@ -57,9 +57,7 @@ class Builder:
         return Ref(index=index, **fields | more)
 
     def manifest(
-        self,
-        arrays: Sequence[tuple[bytes, Sequence[Ref] | Sequence[Table]]],
-        **more: Any,
+        self, arrays: Sequence[tuple[bytes, Sequence[Ref] | Sequence[Table]]], **more: Any
     ) -> bytes:
         """Write a manifest, and give its id."""
         manifest_id = digest(arrays)

@@ -1,20 +1,30 @@
-"""Change sets put to snapshots, against a tree in a `dict`."""
+"""Change sets put to snapshots, against a tree in a `dict` and the library; chunk grids."""
 
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import icechunk
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import apply_changes
+from app.formats.icechunk.commit import Outcome, Rewritten, apply_changes, read_grid
+from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.manifest import Manifest, ManifestDecoder
 from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.snapshot import Dimension, ManifestRef, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
+from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
 from tests.formats.icechunk.small import array, group
 from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, difference, run
 
@@ -180,3 +190,243 @@ def test_another_number_of_dimensions_drops_all_chunks() -> None:
         assert rewrite.manifests == ()
         dropped = rewrite.dropped(store.manifests.values())
         assert [coords.tolist() for coords in dropped] == [[[0], [1]]]
+
+
+@pytest.fixture(autouse=True)
+def rectilinear() -> Iterator[None]:
+    """Let zarr have such chunk grids."""
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        yield
+
+
+def _create(session: icechunk.Session) -> None:
+    root = open_root(session)
+    for path in ("n/x", "n/x-", "n/y/z"):
+        names = ["y", None]
+        array = root.create_array(
+            path, shape=(5, 7), chunks=(2, 3), dtype="i2", dimension_names=names
+        )
+        array[1:, 2:] = 4
+    root.create_array("scalar", shape=(), dtype="i2")[...] = 4
+    root.create_array("none", shape=(0, 5), chunks=(2, 5), dtype="i2")
+    root.create_array("rect", shape=(10, 6), chunks=[[4, 4, 2], [3, 3]], dtype="i2")[:] = 4
+    root.create_array("shards", shape=(9,), chunks=(2,), shards=(4,), dtype="i2")[:] = 4
+
+
+def _delete(session: icechunk.Session) -> None:
+    del open_root(session)["g"]
+
+
+def _replace(session: icechunk.Session) -> None:
+    _delete(session)
+    open_root(session).create_array("g", shape=(4,), chunks=(2,), dtype="i2")[:] = 3
+
+
+def _edit(session: icechunk.Session) -> None:
+    root = open_root(session)
+    root.attrs["a"] = 1
+    root["g"].attrs["a"] = 1
+    root["a"].attrs["a"] = 1
+
+
+def _shrink(session: icechunk.Session) -> None:
+    open_array(session, "a").resize((3, 4))
+    open_array(session, "g/b").resize((1,))
+
+
+def _shrink_and_fill(session: icechunk.Session) -> None:
+    _shrink(session)
+    open_array(session, "a")[0, 0] = 8
+
+
+def _grow(session: icechunk.Session) -> None:
+    open_array(session, "a").resize((9, 9))
+    open_array(session, "a")[8, 8] = 8
+
+
+def _erase(session: icechunk.Session) -> None:
+    asyncio.run(session.store.delete("a/c/0/0"))
+
+
+CHANGES = (_create, _delete, _replace, _edit, _shrink, _shrink_and_fill, _grow, _erase)
+
+
+class Committed:
+    """A commit of the library upon another."""
+
+    def __init__(self, folder: Path, change: Callable[[icechunk.Session], None]) -> None:
+        self.folder = folder
+        self.repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder)))
+        session = self.repo.writable_session("main")
+        root = open_root(session)
+        root.create_array("a", shape=(5, 7), chunks=(2, 3), dtype="i2")[:] = 3
+        root.create_array("g/b", shape=(5,), chunks=(1,), dtype="i2")[:] = 3
+        root.create_group("g/c/d")
+        first = session.commit("first")
+        session = self.repo.writable_session("main")
+        change(session)
+        self.snapshot_id = session.commit("second")
+        self.before = stored(folder, first)
+        self.after = stored(folder, self.snapshot_id)
+        self.log = logged(folder, self.snapshot_id)
+
+    def manifest(self, ref: ManifestRef) -> Manifest:
+        """Read a manifest."""
+        data = (self.folder / "manifests" / encode_id(ref.object_id)).read_bytes()
+        return ManifestDecoder(ref.object_id, LIMIT)(data)
+
+    def by_us(self) -> Outcome:
+        """Make the same of the snapshot before, with the manifests that the library wrote."""
+        applied = apply_changes(change_set(self.before, self.after, self.log), self.before)
+        rewritten: dict[bytes, Rewritten] = {}
+        for rewrite in applied.rewrites:
+            array = self.after.nodes[rewrite.path].array
+            assert array is not None
+            dropped = rewrite.dropped([self.manifest(ref) for ref in rewrite.leaving])
+            rewritten[rewrite.node_id] = Rewritten(array.manifests, dropped)
+        return applied.finish(rewritten, self.after.manifest_files.values())
+
+
+def _plain(log: TransactionLog) -> tuple[TransactionLog, dict[bytes, list[object]]]:
+    chunks = {
+        node_id: [coords.tolist() for coords in batches]
+        for node_id, batches in log.updated_chunks.items()
+    }
+    return replace(log, updated_chunks={}), chunks
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_commit_is_the_same_by_whomever_it_is_made(
+    tmp_path: Path, change: Callable[[icechunk.Session], None]
+) -> None:
+    """Shapes, numbers of chunks, names, manifests, and every list of the log."""
+    committed = Committed(tmp_path, change)
+    outcome = committed.by_us()
+
+    assert outcome.nodes == committed.after.nodes
+    assert outcome.manifest_files == committed.after.manifest_files
+    assert _plain(outcome.log) == _plain(committed.log)
+
+
+def _regular(*sizes: Any) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(sizes)}}
+
+
+def _rectilinear(*sizes: Any) -> dict[str, Any]:
+    configuration = {"kind": "inline", "chunk_shapes": list(sizes)}
+    return {"name": "rectilinear", "configuration": configuration}
+
+
+def _document(shape: Any, grid: Any, **more: Any) -> bytes:
+    fields = {"zarr_format": 3, "node_type": "array", "data_type": "int8", "codecs": ["bytes"]}
+    return json.dumps({**fields, "shape": shape, "chunk_grid": grid, **more}).encode()
+
+
+def _counts(shape: list[int], grid: dict[str, Any]) -> tuple[int, ...]:
+    found = read_grid(_document(shape, grid))
+    assert found is not None
+    return found.array.grid
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "counts"),
+    [
+        ([], _regular(), ()),
+        ([4, 5, 0], _regular(2, 2, 2), (2, 3, 0)),
+        ([0], _regular(0), (0,)),
+        ([2**32 - 1], _regular(1), (2**32 - 1,)),
+        ([10, 9], _rectilinear([4, 4, 2], 2), (3, 5)),
+        ([10, 6], _rectilinear([[4, 2], 2], [[3, 2]]), (3, 2)),
+        ([5], _rectilinear([[4, 3]]), (3,)),
+        ([0], _rectilinear([]), (0,)),
+    ],
+)
+def test_chunks_are_counted_as_the_library_does(
+    shape: list[int], grid: dict[str, Any], counts: tuple[int, ...]
+) -> None:
+    """In a grid of lists all chunks count, also those past the end of the array."""
+    assert _counts(shape, grid) == counts
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (b"\xff", "not JSON"),
+        (b"[" * 99_999, "not JSON"),
+        (b"[]", "not Zarr v3"),
+        (b'{"zarr_format": 2, "node_type": "group"}', "not Zarr v3"),
+        (b'{"zarr_format": 3, "node_type": "table"}', "neither array nor group"),
+        (_document([-1], _regular(1)), "shape"),
+        (_document([2], _regular(0)), "chunk_shape is 0"),
+        (_document([2], _regular(1, 1)), "instead of 1"),
+        (_document([2**32], _regular(1)), "4294967296 chunks"),
+        (_document([2], {"name": "hexagonal"}), "hexagonal"),
+        (_document([2], None), "without a name"),
+        (_document([2], _rectilinear()), "1 dimensions"),
+        (_document([2], _rectilinear(0)), "no list of sizes"),
+        (_document([2], _rectilinear("2")), "no list of sizes"),
+        (_document([2], _rectilinear(["2"])), "no list of sizes"),
+        (_document([2], _rectilinear([[2]])), "instead of 2"),
+        (_document([2], _rectilinear([-2])), "no list of sizes"),
+        (_document([2], _rectilinear([[1, 2**40]])), "chunks along a dimension"),
+        (_document([2], _regular(2), dimension_names=[]), "dimension_names"),
+        (_document([2], _regular(2), dimension_names="x"), "dimension_names"),
+        (_document([2], _regular(2), dimension_names=[1]), "not text"),
+    ],
+)
+def test_what_cannot_be_is_refused(document: bytes, message: str) -> None:
+    """The library takes many of these, and counts chunks as it then may."""
+    with pytest.raises(DecodeError, match=message):
+        read_grid(document)
+
+
+def test_a_group_has_no_grid() -> None:
+    """It may say so of itself in any words."""
+    assert read_grid(b'{"zarr_format": 3, "node_type": "group", "shape": 4}') is None
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [(None, None), (["x", None], ("x", None)), (["", "y"], (None, "y"))]
+)
+def test_names_may_be_missing(names: Any, found: Any) -> None:
+    """To the library an empty name is none."""
+    grid = read_grid(_document([2, 3], _regular(2, 2), dimension_names=names))
+    assert grid is not None
+    assert grid.array.names == found
+    assert grid.array.dimensions == (Dimension(2, 1), Dimension(3, 2))
+
+
+def _kept(before: bytes, after: bytes, coords: list[list[int]]) -> list[bool]:
+    then, now = read_grid(before), read_grid(after)
+    assert then is not None
+    assert now is not None
+    kept: list[bool] = now.keeps(np.array(coords, np.uint32), then).tolist()
+    return kept
+
+
+def test_a_resize_keeps_what_stays_inside() -> None:
+    """Chunks at the edge are as long as all others."""
+    before, after = _document([8, 8], _regular(2, 4)), _document([3, 99], _regular(2, 4))
+
+    assert _kept(before, after, [[0, 0], [1, 1], [2, 0], [0, 2]]) == [True, True, False, False]
+
+
+def test_another_size_or_coding_makes_other_chunks() -> None:
+    """Whatever is not where it was, or not to be read as it was, is lost."""
+    before = _document([8], _regular(2))
+
+    assert _kept(before, _document([8], _regular(4)), [[0], [1]]) == [False, False]
+    assert _kept(before, _document([8], _regular(2), codecs=["gzip"]), [[0]]) == [False]
+    assert _kept(before, _document([8], _regular(2), data_type="int16"), [[0]]) == [False]
+    assert _kept(before, _document([8, 1], _regular(2, 1)), [[0]]) == [False]
+    assert _kept(before, _document([8], _regular(2), attributes={"a": 1}), [[3]]) == [True]
+
+
+def test_sizes_in_lists_are_compared_chunk_by_chunk() -> None:
+    """An array that grew has one chunk more, and the others still."""
+    before = _document([10], _rectilinear([[4, 2], 2]))
+
+    assert _kept(before, _document([13], _rectilinear([4, 4, 2, 3])), [[0], [1], [2]]) == [True] * 3
+    kept = _kept(before, _document([13], _rectilinear([4, 5, 2, 2])), [[0], [1], [2]])
+    assert kept == [True, False, True]
+    assert _kept(before, _document([0], _rectilinear([])), [[0]]) == [False]

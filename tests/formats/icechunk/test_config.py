@@ -1,4 +1,4 @@
-"""What is used of a configuration: containers, and how the repository is written."""
+"""Settings that are used: containers, and those for writing a repository."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -116,12 +116,6 @@ def test_noise_is_a_value_or_an_error(data: bytes) -> None:
     """No noise raises anything else."""
     with suppress(DecodeError):
         DECODE(data)
-
-
-def test_a_configuration_that_is_too_long_is_refused() -> None:
-    """It is decoded while others wait."""
-    with pytest.raises(DecodeError, match="more than 65536"):
-        read_config(bytes(65537))
 
 
 def test_a_store_of_no_kind_is_told_without_its_url() -> None:

@@ -1,21 +1,34 @@
-"""FlexBuffers against the encoder of the flatbuffers package, and against those of the library."""
+"""FlexBuffers and metadata against the encoders of flatbuffers, msgpack and the library."""
 
+import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import icechunk
+import msgpack
 import pytest
 from flatbuffers import flexbuffers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
 from app.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
-from app.formats.icechunk.metadata_items import encode_metadata, read_metadata
-from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.repo_info import (
+    REPO,
+    Metadata,
+    RepoField,
+    RepoInfoDecoder,
+    decode_messagepack,
+    encode_metadata,
+    read_metadata,
+)
 from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import payload
+from tests.formats.icechunk.building_repo import Fields, item
 
 
 def _built(build: Callable[[Any], object]) -> bytes:
@@ -165,7 +178,7 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
     repo.set_metadata(metadata)
 
     info = RepoInfoDecoder(2**26)((tmp_path / "repo").read_bytes())
-    stored = dict(read_metadata(info.reader().buffer.root, 6, 2).items)
+    stored = dict(info.reader().root(REPO)[RepoField.METADATA].items)
     ours = dict(encode_metadata(metadata).items)
     assert ours.keys() == stored.keys()
     for name, value in metadata.items():
@@ -173,8 +186,7 @@ def test_the_library_writes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]],
+    "value", [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]]
 )
 def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
     """It is a `ValueError`, never something else that is read."""
@@ -188,3 +200,87 @@ def test_what_nests_too_deep_to_be_read_is_not_written() -> None:
     assert decode_flexbuffer(encode_flexbuffer(value)) == value
     with pytest.raises(ValueError, match="deeper than 128"):
         encode_flexbuffer([value])
+
+
+MESSAGES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=40,
+)
+
+
+def _read(fields: Fields, version: int) -> Metadata:
+    reader = FlatBufferReader(payload(fields), version=version)
+    return read_metadata(reader, *reader.root(TableType(POSITION)))
+
+
+@pytest.mark.parametrize(
+    ("version", "encode"), [(1, msgpack.packb), (2, lambda value: bytes(flexbuffers.Dumps(value)))]
+)
+def test_the_version_of_the_file_tells_the_encoding(version: int, encode: Any) -> None:
+    """Version 1 has MessagePack, version 2 FlexBuffers."""
+    metadata = _read({0: [item("a", encode([1, "é"])), item("", encode(None))]}, version)
+
+    assert metadata.decode() == {"a": [1, "é"], "": None}
+
+
+def test_absent_metadata_is_empty() -> None:
+    """Whoever has nothing to say may leave the field out."""
+    assert _read({}, 2).decode() == {}
+
+
+def test_the_first_of_a_name_counts() -> None:
+    """Later ones are not even decoded."""
+    assert _read({0: [item("a", b"\x01"), item("a", b"\xc1")]}, 1).decode() == {"a": 1}
+
+
+@pytest.mark.parametrize("fields", [{0: "a"}, {1: b"\x01"}])
+def test_an_item_has_name_and_value(fields: Fields) -> None:
+    """Half an item is damage."""
+    with pytest.raises(DecodeError, match="metadata item"):
+        _read({0: [fields]}, 1)
+
+
+@given(MESSAGES)
+def test_messagepack_of_json_comes_back(value: Any) -> None:
+    """All shapes of JSON, and numbers up to 2^64."""
+    assert decode_messagepack(msgpack.packb(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "decoded"), [(b"\x00\xff", "AP8="), (float("nan"), None), ([float("-inf")], [None])]
+)
+def test_what_json_cannot_say_is_replaced(value: Any, decoded: Any) -> None:
+    """Binary becomes base64, and numbers that JSON has not become null."""
+    assert decode_messagepack(msgpack.packb(value)) == decoded
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", b"\x01\x02", b"\xa1\xff", b"\xdd\xff\xff\xff\xff", b"\x81\x01\x02",
+     b"\x81\xc4\x01a\x02", b"\xd6\xff\0\0\0\0", b"\xc7\x00\xff", b"\xc7\x00\x05",
+     b"\x91" * 5000 + b"\x01", b"\xdd\x00\x00\xff\xff" * 500],
+)  # fmt: skip
+def test_damaged_messagepack_is_an_error(data: bytes) -> None:
+    """Timestamps and other extensions, keys that are no text, and lists that only claim to be."""
+    with pytest.raises(DecodeError, match="MessagePack"):
+        decode_messagepack(data)
+
+
+def test_messagepack_nests_to_a_limit() -> None:
+    """The same limit as for FlexBuffers."""
+    assert decode_messagepack(b"\x91" * MAX_DEPTH + b"\x01")
+
+    with pytest.raises(DecodeError, match="nests deeper"):
+        decode_messagepack(b"\x91" * (MAX_DEPTH + 1) + b"\x01")
+
+
+@given(st.binary(max_size=64))
+def test_noise_is_json_or_an_error(data: bytes) -> None:
+    """No noise raises anything else, and what it means can be said in JSON."""
+    with suppress(DecodeError):
+        json.dumps(decode_messagepack(data), allow_nan=False).encode()

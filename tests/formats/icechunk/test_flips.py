@@ -137,33 +137,24 @@ def _check(flip: Callable[[bytes], bytes], name: str, version: int = 2) -> None:
 
 BITS = st.lists(st.integers(0, 2**20), min_size=1, max_size=3)
 bounded = settings(max_examples=60, suppress_health_check=list(HealthCheck))
-few = settings(bounded, max_examples=25)
-soak = settings(max_examples=3_000, suppress_health_check=list(HealthCheck))
 every_file = pytest.mark.parametrize("name", FILES)
-HOW = pytest.mark.parametrize("flip", [_flip, _flip_inside])
+EXAMPLES = pytest.mark.parametrize("examples", [25, pytest.param(3_000, marks=pytest.mark.soak)])
 
 
-@HOW
+@EXAMPLES
 @every_file
-@few
-@given(bits=BITS)
+@pytest.mark.parametrize("flip", [_flip, _flip_inside])
 def test_flips_lead_nowhere_else(
-    flip: Callable[[bytes, list[int]], bytes], name: str, bits: list[int]
+    flip: Callable[[bytes, list[int]], bytes], name: str, examples: int
 ) -> None:
     """In the file as it is stored, and in the FlatBuffer in it."""
-    _check(lambda data: flip(data, bits), name)
 
+    @settings(bounded, max_examples=examples)
+    @given(bits=BITS)
+    def check(bits: list[int]) -> None:
+        _check(lambda data: flip(data, bits), name)
 
-@HOW
-@every_file
-@pytest.mark.soak
-@soak
-@given(bits=BITS)
-def test_many_flips_lead_nowhere_else(
-    flip: Callable[[bytes, list[int]], bytes], name: str, bits: list[int]
-) -> None:
-    """The same for long."""
-    _check(lambda data: flip(data, bits), name)
+    check()
 
 
 @bounded
@@ -173,7 +164,7 @@ def test_flips_of_version_1_lead_nowhere_else(bits: list[int], name: str) -> Non
     _check(lambda data: _flip(data, bits), name, 1)
 
 
-@pytest.mark.parametrize("name", FILES)
+@every_file
 @pytest.mark.parametrize("bit", range(8))
 async def test_a_flip_of_the_header_is_damage_or_changes_nothing(name: str, bit: int) -> None:
     """What says whose file it is does not count, all else does; a marker can turn into none."""
@@ -192,7 +183,7 @@ async def test_a_flip_of_the_header_is_damage_or_changes_nothing(name: str, bit:
             assert all(isinstance(each, DamagedError) for each in wrong.values())
 
 
-@pytest.mark.parametrize("name", FILES)
+@every_file
 async def test_a_truncated_file_is_damage(name: str) -> None:
     """However much is cut off, no chunk that was there is absent, and none is another one."""
     objects = _objects()

@@ -1,4 +1,4 @@
-"""``repo`` as it is written here, read by the real library."""
+"""``repo`` as it is written here, read by the real library; ids of requests in it."""
 
 import time
 from itertools import count
@@ -8,14 +8,15 @@ from typing import Any
 import icechunk
 import pytest
 
-from app.formats.icechunk.flatbuffer import Table
+from app.errors import BadBodyError
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.metadata_items import encode_metadata
 from app.formats.icechunk.repo_info import (
+    REPO,
     Availability,
     RepoInfo,
     RepoInfoDecoder,
     SnapshotInfo,
+    encode_metadata,
 )
 from app.formats.icechunk.repo_writer import (
     BranchCreated,
@@ -26,6 +27,9 @@ from app.formats.icechunk.repo_writer import (
     StatusChanged,
     TagCreated,
     TagDeleted,
+    WriteId,
+    check_metadata,
+    marked,
     rewrite_repo,
 )
 from app.formats.reading import DecodeError
@@ -59,9 +63,9 @@ def decode(data: bytes) -> RepoInfo:
     return RepoInfoDecoder(2**24)(data)
 
 
-def root_of(info: RepoInfo) -> Table:
-    """Return the root table."""
-    return info.reader().buffer.root
+def root_of(info: RepoInfo) -> list[Any]:
+    """Return the fields of the root table."""
+    return info.reader().root(REPO)
 
 
 def do(folder: Path, change: RepoChange) -> icechunk.Repository:
@@ -179,9 +183,9 @@ def test_what_is_not_understood_is_carried_through() -> None:
         after = decode(rewrite_repo(info, BranchCreated("b", FIRST), NOON + 1, "repo.1.A"))
 
         for slot in (9, 12):
-            assert root_of(after).data(slot) == root_of(info).data(slot)
+            assert root_of(after)[slot] == root_of(info)[slot]
         for slot in range(6, 13):
-            assert (root_of(after).at(slot) is None) == (root_of(info).at(slot) is None), slot
+            assert (root_of(after)[slot] is None) == (root_of(info)[slot] is None), slot
         assert list(after.snapshots()) == list(info.snapshots())
 
 
@@ -261,3 +265,22 @@ def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
         except DecodeError:
             continue
         decode(written)
+
+
+def test_a_snapshot_tells_who_asked_for_it() -> None:
+    """Beside what people tell, and as the library tells of rebases."""
+    told = marked({"who": "me"}, WriteId("key-1", "f"), 2)
+
+    assert told == {
+        "who": "me",
+        "__icechunk": {"rebase_attempts": 2},
+        "__shardgate": {"write_id": "key-1", "request": "f"},
+    }
+    assert marked({}, WriteId("s"), 0) == {"__shardgate": {"write_id": "s"}}
+
+
+@pytest.mark.parametrize("name", ["__icechunk", "__shardgate"])
+def test_some_names_are_for_nobody(name: str) -> None:
+    """They would be taken for what they are not."""
+    with pytest.raises(BadBodyError, match=name):
+        check_metadata({name: 1})

@@ -1,4 +1,4 @@
-"""What `verify` finds in one ref of a repository."""
+"""Findings of `verify` in one ref of a repository."""
 
 import json
 from collections.abc import Mapping
@@ -100,12 +100,7 @@ def test_a_sound_repository_has_no_damage(tmp_path: Path) -> None:
             "@branch.main/a",
             "references with 2 coordinates to an array of 1 dimensions",
         ),
-        (
-            replace(SOUND, document=b"?"),
-            "snapshots/",
-            "@branch.main/a",
-            "",
-        ),
+        (replace(SOUND, document=b"?"), "snapshots/", "@branch.main/a", ""),
     ],
 )
 def test_damage_names_the_file_the_key_and_the_reason(

@@ -133,16 +133,11 @@ def test_what_names_no_object_is_damaged(location: str) -> None:
 
 @pytest.mark.parametrize(
     ("location", "expected"),
-    [
-        ("vcc://era/a/b", _ref(0, "a/b")),
-        ("vcc://era/daily/b", _ref(1, "b")),
-        ("vcc://era//a", _ref(0, "/a")),
-        ("vcc://no slash/a", _ref(0, "a")),
-        ("vcc://é%/a%20b", _ref(3, "a b")),
-        ("vcc://era/a%252fb", _ref(0, "a%2fb")),
-        ("vcc://../a", _ref(2, "a")),
-    ],
-)
+    [("vcc://era/a/b", _ref(0, "a/b")), ("vcc://era/daily/b", _ref(1, "b")),
+     ("vcc://era//a", _ref(0, "/a")), ("vcc://no slash/a", _ref(0, "a")),
+     ("vcc://é%/a%20b", _ref(3, "a b")), ("vcc://era/a%252fb", _ref(0, "a%2fb")),
+     ("vcc://../a", _ref(2, "a"))],
+)  # fmt: skip
 def test_a_container_stands_for_its_prefix(location: str, expected: ObjectRef) -> None:
     """Any text without a slash is a name, and what is put together is decoded once."""
     assert resolve(location, ALLOWED, CONTAINERS) == expected
@@ -210,21 +205,12 @@ def test_nothing_is_allowed_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("url_prefix", "expected"),
-    [
-        ("s3://archive/era5/", True),
-        ("s3://archive/era5", True),
-        ("s3://archive/era5/x", True),
-        ("s3://open", True),
-        ("s3://archive/", False),
-        ("s3://archive/era50/", False),
-        ("s3://archive/era5/../", False),
-        ("s3://archive/era5/%2e%2e/secret/", False),
-        ("file:///srv/data//x/", False),
-        ("https://host.example:443/data/", True),
-        ("https://me@host.example/data/", False),
-        ("nonsense", False),
-    ],
-)
+    [("s3://archive/era5/", True), ("s3://archive/era5", True), ("s3://archive/era5/x", True),
+     ("s3://open", True), ("s3://archive/", False), ("s3://archive/era50/", False),
+     ("s3://archive/era5/../", False), ("s3://archive/era5/%2e%2e/secret/", False),
+     ("file:///srv/data//x/", False), ("https://host.example:443/data/", True),
+     ("https://me@host.example/data/", False), ("nonsense", False)],
+)  # fmt: skip
 def test_a_container_is_allowed_or_not(url_prefix: str, expected: bool) -> None:  # noqa: FBT001
     """If all below it may be followed."""
     assert is_allowed(url_prefix, ALLOWED) is expected

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.commit import ArrayRewrite, Outcome, Rewritten, apply_changes
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.metadata_items import Metadata
 from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,
     StoredSnapshot,
     StoredSnapshotDecoder,
+    write_snapshot,
 )
-from app.formats.icechunk.snapshot_writer import write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.building import MANIFEST, Ref, envelope, manifest
 

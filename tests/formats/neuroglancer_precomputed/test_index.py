@@ -128,13 +128,6 @@ def test_an_id_that_is_there_twice_is_an_error_of_its_own(order: tuple[int, ...]
         index.lookup(3)
 
 
-def test_an_index_that_inflates_to_the_limit_is_decoded() -> None:
-    """The limit itself is allowed."""
-    data = encode_minishard([(each, each, 1) for each in range(1000)])
-
-    assert len(MinishardIndexDecoder(is_gzip=True, most_nbytes=24_000)(zipped(data))) == 1000
-
-
 @pytest.mark.parametrize("step", [1, -1])
 def test_an_entry_weighs_24_bytes(step: int) -> None:
     """A hundred thousand chunks take 2.4 MB, and the columns hold on to nothing else."""

@@ -27,10 +27,7 @@ def _triples(elements: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, i
 
 
 _bounds = st.builds(
-    VoxelBounds,
-    _triples(st.integers(-(2**62), 2**62)),
-    _triples(_sizes),
-    _triples(_sizes),
+    VoxelBounds, _triples(st.integers(-(2**62), 2**62)), _triples(_sizes), _triples(_sizes)
 )
 _names = st.one_of(st.just(IdNames()), st.just(IdNames(".index")), _grids.map(CellNames), _bounds)
 _pieces = st.sampled_from(["0", "1", "7", "64", "007", "-", "-1", "+1", "_", ".index", " ", "\n"])
@@ -174,25 +171,14 @@ def test_other_cells_are_none(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("names", "name", "is_owned"),
-    [
-        (IdNames(), "07", True),
-        (IdNames(), "\u0667", True),
-        (IdNames(), str(2**64), True),
-        (IdNames(), "", False),
-        (IdNames(), "info", False),
-        (IdNames(), "7:0", False),
-        (IdNames(), "0.shard", False),
-        (IdNames(".index"), "07.index", True),
-        (IdNames(".index"), "a.index", False),
-        (CellNames(MortonGrid((1, 1))), "7_7", True),
-        (CellNames(MortonGrid((1, 1))), "0", True),
-        (CellNames(MortonGrid((1, 1))), "0_", False),
-        (CellNames(MortonGrid((1, 1))), "notes", False),
-        (_VOLUME, "900-901_5-8_0-1", True),
-        (_VOLUME, "5-8_5-8", False),
-        (_VOLUME, "0.shard", False),
-    ],
-)
+    [(IdNames(), "07", True), (IdNames(), "\u0667", True), (IdNames(), str(2**64), True),
+     (IdNames(), "", False), (IdNames(), "info", False), (IdNames(), "7:0", False),
+     (IdNames(), "0.shard", False), (IdNames(".index"), "07.index", True),
+     (IdNames(".index"), "a.index", False), (CellNames(MortonGrid((1, 1))), "7_7", True),
+     (CellNames(MortonGrid((1, 1))), "0", True), (CellNames(MortonGrid((1, 1))), "0_", False),
+     (CellNames(MortonGrid((1, 1))), "notes", False), (_VOLUME, "900-901_5-8_0-1", True),
+     (_VOLUME, "5-8_5-8", False), (_VOLUME, "0.shard", False)],
+)  # fmt: skip
 def test_what_is_spelled_like_a_name_is_owned(names: Names, name: str, *, is_owned: bool) -> None:
     """What could be no object of another kind is not looked for as one."""
     assert names.owns(name) is is_owned

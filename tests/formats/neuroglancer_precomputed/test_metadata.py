@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.neuroglancer_precomputed.keys import (
-    CellNames,
-    MortonGrid,
-    Names,
-    VoxelBounds,
-)
+from app.formats.neuroglancer_precomputed.keys import CellNames, MortonGrid, Names, VoxelBounds
 from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     MemberDescription,
@@ -104,9 +99,7 @@ def _parse(document: Any) -> Info:
 
 
 @given(_documents())
-def test_sharding_leaves_and_nothing_else(
-    documents: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
+def test_sharding_leaves_and_nothing_else(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """What is known of sharding, or is null, is left out; all else stays in its order."""
     stored, served = documents
     before = json.dumps(stored)

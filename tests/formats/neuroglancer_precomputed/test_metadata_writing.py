@@ -190,8 +190,7 @@ async def test_what_begins_like_json_has_to_be_json(given: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)],
+    "change", [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)]
 )
 async def test_what_contradicts_itself_is_refused(change: Callable[[Document], None]) -> None:
     """Nothing could be served from it."""

@@ -30,20 +30,18 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.rewritten import (
-    MOST_NBYTES,
-    chunks_of,
-    decoded,
-    rewritten,
-    slot,
-    target,
-)
 from tests.formats.neuroglancer_precomputed.shards import (
+    MOST_NBYTES,
     RAW_SHARDING,
     Sharding,
     address,
     build_shards,
+    chunks_of,
+    decoded,
     encode_minishard,
+    rewritten,
+    slot,
+    target,
 )
 from tests.resolve.writers import Between, replica
 from tests.resolving import ROOT, known_formats

@@ -33,7 +33,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.rewritten import slot
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     Sharding,
@@ -41,6 +40,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
     encode_shard,
     morton,
+    slot,
 )
 from tests.resolving import ROOT
 from tests.zipped import zipped

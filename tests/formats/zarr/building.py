@@ -1,12 +1,25 @@
-"""Sharded Zarr arrays, written with `struct` after the specification."""
+"""Sharded Zarr arrays, written and taken apart with `struct` after the specification."""
 
 import itertools
 import json
+import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import google_crc32c
+
+from app.formats.contract import NewShard, Slot
+from app.formats.zarr.index import ShardIndex
+from app.formats.zarr.layout import ZarrLayout
+from app.formats.zarr.metadata import parse_array
+from app.formats.zarr.rewrite import OpenZarrShard
+from app.model import ByteRange, ETag, VirtualKey
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
+from tests.formats.rendering import render
+from tests.resolving import ROOT, known_formats
 
 EMPTY = (2**64 - 1, 2**64 - 1)
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -123,3 +136,175 @@ def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
 def chunk_bytes(number: int) -> bytes:
     """Bytes unlike those of any other chunk."""
     return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
+
+
+type Path = tuple[int, ...]
+
+
+class Decoded(NamedTuple):
+    """The inner chunks of a shard."""
+
+    chunks: dict[Path, bytes]
+    """By their entries in the nested indexes."""
+    places: dict[Path, tuple[int, int]]
+    """Where in the object each begins and ends."""
+    has_holes: bool
+    """Whether any byte belongs to no chunk, index or checksum, or to two."""
+
+
+def decode(data: bytes, shape: tuple[int, ...], codecs: list[Any], start: int = 0) -> Decoded:
+    """Decode a shard of *shape*, which *codecs* encoded, that lies at *start* in its object."""
+    whole = len(data)
+    names = [codec["name"] for codec in codecs]
+    at = names.index("sharding_indexed")
+    for _ in names[at + 1 :]:
+        assert data[-4:] == checksum(data[:-4])
+        data = data[:-4]
+    configuration = codecs[at]["configuration"]
+    for codec in codecs[:at]:
+        shape = _transposed(shape, codec["configuration"]["order"])
+    inner_shape = tuple(configuration["chunk_shape"])
+    entries = _entries(data, math.prod(shape) // math.prod(inner_shape), configuration)
+    chunks: dict[Path, bytes] = {}
+    places: dict[Path, tuple[int, int]] = {}
+    has_holes = False
+    for number, (offset, nbytes) in enumerate(entries):
+        if (offset, nbytes) == EMPTY:
+            continue
+        chunk = data[offset : offset + nbytes]
+        assert len(chunk) == nbytes
+        if any(codec["name"] == "sharding_indexed" for codec in configuration["codecs"]):
+            inner = decode(chunk, inner_shape, configuration["codecs"], start + offset)
+            chunks |= {(number, *path): found for path, found in inner.chunks.items()}
+            places |= {(number, *path): place for path, place in inner.places.items()}
+            has_holes |= inner.has_holes
+        else:
+            chunks[(number,)] = chunk
+            places[(number,)] = (start + offset, start + offset + nbytes)
+    return Decoded(chunks, places, has_holes or not _fills(entries, data, configuration, whole))
+
+
+def _entries(data: bytes, count: int, configuration: dict[str, Any]) -> list[tuple[int, int]]:
+    big, *checks = configuration["index_codecs"]
+    size = 16 * count + 4 * (CRC in checks)
+    index = data[:size] if configuration["index_location"] == "start" else data[-size:]
+    assert CRC not in checks or checksum(index[:-4]) == index[-4:]
+    numbers = struct.unpack(f"{'>' if big == BIG else '<'}{2 * count}Q", index[: 16 * count])
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _fills(
+    entries: list[tuple[int, int]], data: bytes, configuration: dict[str, Any], whole: int
+) -> bool:
+    """Tell whether chunks and index lie one behind the other."""
+    size = 16 * len(entries) + 4 * (CRC in configuration["index_codecs"])
+    at = size if configuration["index_location"] == "start" else 0
+    for offset, nbytes in sorted(entry for entry in entries if entry != EMPTY):
+        if offset != at:
+            return False
+        at += nbytes
+    return at == (len(data) if configuration["index_location"] == "start" else len(data) - size)
+
+
+def _transposed(shape: tuple[int, ...], order: Any) -> tuple[int, ...]:
+    axes = {"C": range(len(shape)), "F": range(len(shape))[::-1]}.get(str(order), order)
+    return tuple(shape[axis] for axis in axes)
+
+
+type Coords = tuple[int, ...]
+type Changes = Mapping[Coords, bytes | None]
+
+
+@dataclass
+class WrittenArray:
+    """An array in memory whose shards are planned anew."""
+
+    document: dict[str, Any]
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The chunks of the stored array."""
+        return tuple(self.document["chunk_grid"]["configuration"]["chunk_shape"])
+
+    def fetch(self) -> DirectFetch:
+        """Read what is there now."""
+        store = MemoryStore()
+        objects = {**self.objects, "zarr.json": json.dumps(self.document).encode()}
+        for key, data in objects.items():
+            store.place(ROOT.join(key), data)
+        return DirectFetch(store)
+
+    async def slot(self, key: str) -> Slot:
+        """Find where a chunk is written."""
+        fetch = self.fetch()
+        layout = await known_formats()[0].open(ROOT, fetch)
+        assert isinstance(layout, ZarrLayout)
+        slot = await layout.target(VirtualKey(key), fetch)
+        assert isinstance(slot, Slot)
+        return slot
+
+    async def open(self, key: str, *entries: Coords) -> OpenZarrShard:
+        """Open the shard of a chunk to change *entries*."""
+        opened = await (await self.slot(key)).shard.open(entries, self.fetch())
+        assert isinstance(opened, OpenZarrShard)
+        return opened
+
+    async def write(self, chunks: Changes) -> dict[str, NewShard | None]:
+        """Write chunks, those of a shard at once; give the plans by the keys of their shards."""
+        shards: dict[Any, dict[Any, bytes | None]] = {}
+        for coords, body in chunks.items():
+            shard, entry = await self.slot("/".join(["c", *map(str, coords)]))
+            shards.setdefault(shard, {})[entry] = body
+        plans = {}
+        for shard, changes in shards.items():
+            key = shard.ref.key.removeprefix(f"{ROOT.key}/")
+            old = await shard.open(list(changes), self.fetch())
+            assert (old is None) is (key not in self.objects)
+            plan = plans[key] = shard.plan(old, changes)
+            if plan is None:
+                self.objects.pop(key, None)
+            else:
+                self.objects[key] = render(plan.pieces, self.objects.get(key, b""))
+                _demand_true(plan, self.decode(key), changes)
+        return plans
+
+    def decode(self, key: str) -> Decoded:
+        """Take a shard apart."""
+        return decode(self.objects[key], self.shard_shape, self.document["codecs"])
+
+
+def _demand_true(plan: NewShard, shard: Decoded, changes: Mapping[Any, bytes | None]) -> None:
+    """Compare what the plan tells with what came of it."""
+    written = {entry for entry, body in changes.items() if body is not None}
+    assert plan.places == {entry: ByteRange(*shard.places[entry]) for entry in written}
+    ((read, index),) = plan.indexes
+    assert isinstance(index, ShardIndex)
+    outer = {number for number in range(len(index)) if index.lookup(number) is not None}
+    assert outer == {path[0] for path in shard.chunks}
+    assert read.kind == "shard-index"
+
+
+def one_dimension(count: int, **members: Any) -> WrittenArray:
+    """Describe an array of one dimension with *count* chunks in a shard."""
+    document = array_metadata([count], [count], [sharding([1], **members)], data_type="string")
+    return WrittenArray(document)
+
+
+def two_levels(count: int, inner: int) -> WrittenArray:
+    """Describe an array of *count* chunks in a shard, *inner* of which share one inside of it."""
+    codec = sharding([inner], [sharding([1])])
+    return WrittenArray(array_metadata([count], [count], [codec], data_type="string"))
+
+
+GIB = 2**30
+
+
+def opened(
+    array: WrittenArray, entries: list[tuple[int, int]], size: int, place: ByteRange | None = None
+) -> OpenZarrShard:
+    """Open a shard of *size* that is not there: a plan reads no chunks."""
+    codec = parse_array(array.document).unsharded.indexes[0]
+    index = ShardIndex(encode_index(entries, crc=False), big_endian=False)
+    whole = place or ByteRange(0, size)
+    return OpenZarrShard(ROOT.join("c/0"), ETag('"1"'), size, whole, codec, index, {})

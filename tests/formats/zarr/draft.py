@@ -45,11 +45,7 @@ BY_ZARR_PYTHON: dict[str, Any] = {
     "fill_value": 0,
     "shape": [5, 7],
     "storage_transformers": [
-        {
-            "configuration": {"chunks_per_shard": [2, 3]},
-            "extension": SHARDING,
-            "type": "indexed",
-        }
+        {"configuration": {"chunks_per_shard": [2, 3]}, "extension": SHARDING, "type": "indexed"}
     ],
 }
 """What zarr-python 2.18.2 wrote, member for member."""
@@ -115,10 +111,7 @@ def build(
         **ANY_LENGTH,
         **members,
     )
-    objects = {
-        "zarr.json": encode(entry_point),
-        f"meta/root{path}.array{suffix}": encode(metadata),
-    }
+    objects = {"zarr.json": encode(entry_point), f"meta/root{path}.array{suffix}": encode(metadata)}
     stem = f"data/root{path}/c"
     grid = [range(-(-n // (2 * count))) for n, count in zip(shape, per_shard, strict=True)]
     for shard in itertools.product(*grid):
@@ -154,11 +147,7 @@ def build_scalar(chunks: Mapping[str, bytes], *, per_shard: list[int]) -> dict[s
 
 
 def _case(
-    name: str,
-    write: Any,
-    present: list[str],
-    absent: list[str],
-    metadata: str = ".json",
+    name: str, write: Any, present: list[str], absent: list[str], metadata: str = ".json"
 ) -> Case:
     return Case(
         name,

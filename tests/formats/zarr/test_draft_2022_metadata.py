@@ -25,8 +25,7 @@ from app.formats.zarr.draft_2022 import (
     restore,
 )
 from app.formats.zarr.layout import Zarr3
-from app.formats.zarr.metadata import ArraySpec
-from app.formats.zarr.metadata_writing import Restorer
+from app.formats.zarr.metadata import ArraySpec, Restorer
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations

@@ -7,12 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.formats.reading import DecodeError
-from app.formats.zarr.index import (
-    EntryDecoder,
-    IndexCodec,
-    IndexLocation,
-    ShardIndex,
-)
+from app.formats.zarr.index import IndexCodec, IndexLocation, ShardIndex
 from app.model import ByteRange, SuffixRange
 from tests.formats.zarr.building import EMPTY, encode_index
 
@@ -138,7 +133,7 @@ def test_a_chunk_lies_inside_its_shard_and_off_its_index(
 def test_an_entry_of_another_size_is_refused(nbytes: int) -> None:
     """An entry has 16 bytes."""
     with pytest.raises(DecodeError, match=f"has {nbytes} bytes instead of 16"):
-        EntryDecoder(big_endian=False)(bytes(nbytes))
+        IndexCodec(9, IndexLocation.END, big_endian=False, has_checksum=True).entry(bytes(nbytes))
 
 
 def test_an_index_weighs_its_entries() -> None:

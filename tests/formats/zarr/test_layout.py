@@ -40,6 +40,7 @@ from tests.formats.zarr.building import (
     CRC,
     EMPTY,
     LITTLE,
+    WrittenArray,
     array_metadata,
     build,
     build_nested,
@@ -47,10 +48,10 @@ from tests.formats.zarr.building import (
     chunk_bytes,
     encode_index,
     encode_shard,
+    one_dimension,
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
-from tests.formats.zarr.writing import WrittenArray, one_dimension
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT, known_formats, reading
 
@@ -211,21 +212,13 @@ def _shard(first: tuple[int, int], second: tuple[int, int] = EMPTY) -> bytes:
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 @pytest.mark.parametrize(
     ("shard", "reason"),
-    [
-        (_shard((0, 11)), "overlaps the shard index"),
-        (_shard((9, 2)), "overlaps the shard index"),
-        (_shard((12, 4)), "overlaps the shard index"),
-        (_shard((0, 46)), "overlaps the shard index"),
-        (_shard((0, 47)), "ends past 46 bytes"),
-        (_shard((2**40, 4)), "ends past 46 bytes"),
-        (_shard((2**64 - 2, 4)), r"ends past 2\^64"),
-        (_shard((2**64 - 1, 4)), "half an empty marker"),
-        (_shard((0, 2**64 - 1)), "half an empty marker"),
-        (_shard((0, 1))[11:], "35 bytes"),
-        (b"x", "1 bytes"),
-        (b"", "0 bytes"),
-    ],
-)
+    [(_shard((0, 11)), "overlaps the shard index"), (_shard((9, 2)), "overlaps the shard index"),
+     (_shard((12, 4)), "overlaps the shard index"), (_shard((0, 46)), "overlaps the shard index"),
+     (_shard((0, 47)), "ends past 46 bytes"), (_shard((2**40, 4)), "ends past 46 bytes"),
+     (_shard((2**64 - 2, 4)), r"ends past 2\^64"), (_shard((2**64 - 1, 4)), "half an empty marker"),
+     (_shard((0, 2**64 - 1)), "half an empty marker"), (_shard((0, 1))[11:], "35 bytes"),
+     (b"x", "1 bytes"), (b"", "0 bytes")],
+)  # fmt: skip
 async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_nbytes: int) -> None:
     """An index that contradicts its shard is damage, never absence."""
     case = _Case(_array_of_two(shard), whole_index_nbytes)

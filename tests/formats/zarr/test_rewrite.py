@@ -1,43 +1,46 @@
-"""Shards written anew, taken apart by code that shares nothing with the plan."""
+"""Shards and documents written anew, taken apart by code that shares nothing with the plan."""
 
 import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorstore
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import (
-    ConflictError,
-    DamagedError,
-)
+from app.errors import ConflictError, DamagedError
 from app.formats.contract import Slot
 from app.formats.zarr.index import ShardIndex
+from app.formats.zarr.metadata import NodeTranslator, parse_node
 from app.model import ByteRange, VirtualKey
 from app.resolve.metadata_cache import MetadataCache, ReadCache
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
+from tests.clients.arrays import BY_NAME
+from tests.clients.writing import Case, quiet, write
 from tests.formats.rendering import render
 from tests.formats.zarr.building import (
     BIG,
     CRC,
     EMPTY,
+    GIB,
     LITTLE,
+    Coords,
+    WrittenArray,
     array_metadata,
     encode_index,
     encode_shard,
-    sharding,
-)
-from tests.formats.zarr.nesting import Nesting, nestings
-from tests.formats.zarr.writing import (
-    GIB,
-    Coords,
-    WrittenArray,
     one_dimension,
     opened,
+    sharding,
     two_levels,
 )
+from tests.formats.zarr.nesting import Nesting, nestings
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT, known_formats
 
@@ -311,3 +314,78 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     assert [call.request for call in store.calls] == [ByteRange(113, 165)]
     assert [call.if_match for call in store.calls] == [old.etag]
     assert slot.shard == other.shard
+
+
+_ONLY_ZARR = ("after/", "dtype/string", "dtype/fixed", "dtype/time")
+_CASES = [case for case in BY_NAME.values() if not case.name.startswith("plain/")]
+
+
+def _copy_of_what_is_seen(folder: Path, copy: Path) -> None:
+    """Write the documents that clients see of the nodes in *folder*."""
+    for file in folder.rglob("zarr.json"):
+        data = file.read_bytes()
+        seen = copy / file.relative_to(folder)
+        seen.parent.mkdir(parents=True, exist_ok=True)
+        seen.write_bytes(parse_node(json.loads(data), data).served)
+
+
+def _write_back(copy: Path, folder: Path) -> None:
+    """Store each document of *copy* as the service does."""
+    store = MemoryStore()
+    for file in folder.rglob("zarr.json"):
+        store.place(ROOT.join(file.relative_to(folder).as_posix()), file.read_bytes())
+    for file in copy.rglob("zarr.json"):
+        path = file.relative_to(copy)
+        directory = ROOT.join(path.parent.as_posix()) if len(path.parts) > 1 else ROOT
+        translator = NodeTranslator(directory, 2**20)
+        stored = folder / path
+        given = translator.translate(file.read_bytes(), stored.read_bytes(), DirectFetch(store))
+        stored.write_bytes(asyncio.run(given))
+
+
+def _same_but_for(one: Path, other: dict[str, Any], *members: str) -> None:
+    document = json.loads(one.read_bytes())
+    for member in (*members, "storage_transformers", "attributes", "chunk_key_encoding"):
+        document.pop(member, None)
+        other.pop(member, None)
+    assert document == other
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
+def test_an_array_that_zarr_python_changed_keeps_its_shards(case: Case, tmp_path: Path) -> None:
+    """Its attributes and its shape are the new ones."""
+    write(case, tmp_path / "stored")
+    before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
+    _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")
+    with quiet():
+        array: Any = zarr.open_array(tmp_path / "seen", mode="r+")
+        array.attrs.update({"of": "zarr"})
+        array.resize(tuple(n + 9 for n in array.shape))
+
+    _write_back(tmp_path / "seen", tmp_path / "stored")
+
+    document = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
+    assert document["attributes"]["of"] == "zarr"
+    assert document["shape"] == [n + 9 for n in before["shape"]]
+    _same_but_for(tmp_path / "stored" / "zarr.json", before, "shape")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in _CASES if not case.name.startswith(_ONLY_ZARR) and case.values.ndim],
+    ids=lambda case: case.name,
+)
+def test_an_array_that_tensorstore_resized_keeps_its_shards(case: Case, tmp_path: Path) -> None:
+    """It leaves out what has a default."""
+    write(case, tmp_path / "stored")
+    before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
+    _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/seen/"}
+    array = tensorstore.open(spec).result()
+    array.resize(exclusive_max=[n + 9 for n in case.values.shape]).result()
+
+    _write_back(tmp_path / "seen", tmp_path / "stored")
+
+    document = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
+    assert document["shape"] == [n + 9 for n in before["shape"]]
+    _same_but_for(tmp_path / "stored" / "zarr.json", before, "shape")

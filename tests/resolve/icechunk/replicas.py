@@ -15,8 +15,8 @@ import zarr
 from app.errors import StorageUnavailableError
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.repo_writer import WriteId
 from app.formats.icechunk.session import SessionDocument
-from app.formats.icechunk.write_ids import WriteId
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.containers import Containers

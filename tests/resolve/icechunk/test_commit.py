@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import ClockSkewError, CommitConflictError, StorageTimeoutError
 from app.formats.icechunk.changes import ChangeSet, NodeDocument
-from app.formats.icechunk.write_ids import WriteId
+from app.formats.icechunk.repo_writer import WriteId
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
 from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders

@@ -1,0 +1,358 @@
+"""FlatBuffers: tables as rows of values, read and written by one description of their fields.
+
+A `Struct` is compiled for each vtable, and one call unpacks all fields of a table. Offsets are
+relative, and checked before they are followed; all numbers are little-endian.
+"""
+
+import struct
+from collections.abc import Buffer, Callable, Sequence
+from functools import cached_property, partial
+from operator import add
+from struct import Struct, pack, pack_into
+from typing import Any, Final, NamedTuple
+
+from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
+from app.formats.reading import DecodeError
+
+U16: Final = Struct("<H")
+U32: Final = Struct("<I")
+I32: Final = Struct("<i")
+U64: Final = Struct("<Q")
+
+_MEMORY_PER_BYTE: Final = 32
+"""Memory per byte of payload; dense JSON takes 27 times its length, and small tables less."""
+_MEMORY_PER_LIMIT: Final = 4
+_LEAST_MEMORY_NBYTES: Final = 256 * 1024
+_LEAST_LIMIT_NBYTES: Final = 1024**2
+"""Smaller limits bound the size of files, but not the memory to decode them."""
+_DEFAULT_LIMIT_NBYTES: Final = 2**29
+_TABLE_NBYTES: Final = 256
+_LAYOUT_NBYTES: Final = 1024
+_ITEM_NBYTES: Final = 128
+_TARGET_NBYTES: Final = 64
+"""Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
+_STRING_PER_BYTE: Final = 4
+_IDENTIFIER: Final = b"Ichk"
+_WIDEST: Final = 8
+
+
+def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
+    """Return the limit of the memory of objects decoded from a payload, in bytes."""
+    return min(
+        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
+        max(limit_nbytes, _LEAST_LIMIT_NBYTES) * _MEMORY_PER_LIMIT,
+    )
+
+
+class Field(NamedTuple):
+    """Type of a field: a number or a struct in the table itself, or an offset."""
+
+    code: str
+    """Of `struct`."""
+    read: "Callable[[FlatBufferReader, int], Any] | None" = None
+    write: "Callable[[FlatBufferWriter, Any], int] | None" = None
+    absent: Any = None
+    """Value of a field that a table lacks."""
+
+    @property
+    def nbytes(self) -> int:
+        return struct.calcsize(f"<{self.code}")
+
+    @property
+    def align(self) -> int:
+        """Number of bytes that the position is a multiple of."""
+        return 1 if self.code.endswith("s") else self.nbytes
+
+
+class TableType:
+    """Fields of a table, by slots."""
+
+    def __init__(self, *fields: Field) -> None:
+        self.fields = fields
+        self.absent = tuple(field.absent for field in fields)
+
+    @cached_property
+    def lazy(self) -> "TableType":
+        """The same table with the positions that offsets lead to instead of the values there."""
+        return TableType(*(POSITION if field.read else field for field in self.fields))
+
+
+class _TableLayout(NamedTuple):
+    """Positions of the fields of tables that share a vtable."""
+
+    struct: Struct
+    order: Sequence[int]
+    """Reading: for each slot the index of its value. Writing: the slots of values, by position."""
+    links: Sequence[tuple[int, int, Callable[..., Any]]]
+    """Of offsets: slot, position in the table, `Field.read` or `Field.write`."""
+    vtable: int = 0
+
+
+class FlatBufferReader:
+    """Decodes the FlatBuffer *data*, from a file that follows *version* of the specification. The
+    values of a table are in a list by slots. If *is_strict*, unknown fields, which could not be
+    copied, are refused.
+
+    Tables and strings may be shared, so that a small buffer can describe endlessly many: the memory
+    of objects decoded from it is limited. All methods raise `DecodeError`.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        limit_nbytes: int = _DEFAULT_LIMIT_NBYTES,
+        version: int = 2,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        self.data = data
+        self.version = version
+        self.is_strict = is_strict
+        self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
+        self._layouts: dict[tuple[TableType, int], _TableLayout] = {}
+
+    def spend(self, nbytes: int) -> None:
+        """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
+        self.check(nbytes)
+        self._left_nbytes -= nbytes
+
+    def check(self, nbytes: int) -> None:
+        """Check that *nbytes* of memory are left, for temporary use."""
+        if nbytes > self._left_nbytes:
+            raise DecodeError("damaged FlatBuffer: too many tables and vectors for its size")
+
+    def root(self, kind: TableType) -> list[Any]:
+        return self.table(kind, self._number(U32, 0))
+
+    def table(self, kind: TableType, at: int) -> list[Any]:
+        """Decode the table at *at*."""
+        self.spend(_TABLE_NBYTES)
+        return self._row(kind, at)
+
+    def tables(self, kind: TableType, at: int) -> list[list[Any]]:
+        """Decode the vector of tables at *at*."""
+        targets = self.targets(at)
+        self.spend(len(targets) * _TABLE_NBYTES)
+        return [self._row(kind, target) for target in targets]
+
+    def targets(self, at: int) -> list[int]:
+        """Return the positions that the offsets in the vector at *at* lead to."""
+        start, count = self.vector(at, U32.size)
+        self.check(count * _TARGET_NBYTES)
+        offsets = struct.unpack_from(f"<{count}I", self.data, start)
+        return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
+
+    def follow(self, at: int) -> int:
+        """Return the target of the offset at *at*."""
+        return at + self._number(U32, at)
+
+    def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
+        """Return the position of the first item of the vector at *at*, and the number of items."""
+        count, start = self._number(U32, at), at + U32.size
+        if start + count * item_nbytes > len(self.data):
+            raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
+        self.spend(count * item_nbytes)
+        return start, count
+
+    def structs(self, at: int, nbytes: int) -> tuple[bytes, ...]:
+        """Copy the vector of structs of *nbytes* at *at*."""
+        start, count = self.vector(at, nbytes)
+        self.spend(count * _ITEM_NBYTES)
+        stops = range(start + nbytes, start + nbytes * count + 1, nbytes)
+        return tuple([self.data[stop - nbytes : stop] for stop in stops])
+
+    def text(self, at: int) -> str:
+        """Read the string at *at*."""
+        start, count = self.vector(at, 1)
+        self.spend(_ITEM_NBYTES + count * (_STRING_PER_BYTE - 1))
+        try:
+            return self.data[start : start + count].decode()
+        except UnicodeDecodeError:
+            raise DecodeError("damaged FlatBuffer: a string is not UTF-8") from None
+
+    def read(self, field: Field, at: int | None) -> Any:
+        """Read the target of an offset, of a `lazy` table; `None` stays absent."""
+        return None if at is None or field.read is None else field.read(self, at)
+
+    def _number(self, kind: Struct, at: int) -> int:
+        if not 0 <= at <= len(self.data) - kind.size:
+            raise DecodeError("damaged FlatBuffer: an offset leads out of it")
+        value: int = kind.unpack_from(self.data, at)[0]
+        return value
+
+    def _row(self, kind: TableType, at: int) -> list[Any]:
+        data = self.data
+        try:
+            vtable = at - I32.unpack_from(data, at)[0]
+            layout = self._layouts.get((kind, vtable)) or self._lay_out(kind, vtable)
+            values = (*layout.struct.unpack_from(data, at), *kind.absent)
+        except struct.error:
+            raise DecodeError("damaged FlatBuffer: a table reaches out of it") from None
+        row = [values[index] for index in layout.order]
+        for slot, place, read in layout.links:
+            row[slot] = read(self, at + place + row[slot])
+        return row
+
+    def _lay_out(self, kind: TableType, vtable: int) -> _TableLayout:
+        size = len(kind.fields)
+        self.spend(_LAYOUT_NBYTES)
+        stop = vtable + self._number(U16, vtable)
+        slots = range(min(size, (stop - vtable - 4) // 2))
+        places = [(self._number(U16, vtable + 4 + 2 * slot), slot) for slot in slots]
+        if self.is_strict and self.data[vtable + 4 + 2 * size : stop].strip(b"\0"):
+            raise DecodeError("it has fields that only a newer specification knows")
+        order = list(range(-size, 0))
+        code, end, links = "<4x", I32.size, []
+        for index, (place, slot) in enumerate(sorted(each for each in places if each[0])):
+            field = kind.fields[slot]
+            if place < end:
+                raise DecodeError("damaged FlatBuffer: two fields overlap")
+            code += f"{place - end}x{field.code}"
+            end, order[slot] = place + field.nbytes, index
+            if field.read is not None:
+                links.append((slot, place, field.read))
+        layout = self._layouts[kind, vtable] = _TableLayout(Struct(code), order, links)
+        return layout
+
+
+class FlatBufferWriter:
+    """Writes a FlatBuffer front to back: each table before what its offsets lead to."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(U32.size) + _IDENTIFIER
+        self._layouts: dict[tuple[TableType, tuple[bool, ...]], _TableLayout] = {}
+
+    def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
+        """Write the root table, and return the whole FlatBuffer."""
+        root = self.table(kind, row)
+        U32.pack_into(self.data, 0, root)
+        return self.data
+
+    def table(self, kind: TableType, row: Sequence[Any]) -> int:
+        """Write a table, whose fields that are `None` are absent, and return its position."""
+        present = tuple([value is not None for value in row])
+        layout = self._layouts.get((kind, present)) or self._lay_out(kind, present)
+        at = self._pad(_WIDEST, I32.size)
+        self.data += layout.struct.pack(at - layout.vtable, *[row[slot] for slot in layout.order])
+        for slot, place, write in layout.links:
+            target = write(self, row[slot])
+            U32.pack_into(self.data, at + place, target - at - place)
+        return at
+
+    def tables(self, kind: TableType, rows: Sequence[Sequence[Any]]) -> int:
+        """Write a vector of tables, and return its position."""
+        return self.each(rows, partial(self.table, kind))
+
+    def each[T](self, items: Sequence[T], write: Callable[[T], int]) -> int:
+        """Write a vector of offsets to what *write* writes of *items*, and return its position."""
+        at = self.vector(len(items), bytes(U32.size * len(items)))
+        slots = range(at + U32.size, len(self.data), U32.size)
+        offsets = [write(item) - slot for item, slot in zip(items, slots, strict=True)]
+        pack_into(f"<{len(items)}I", self.data, at + U32.size, *offsets)
+        return at
+
+    def vector(self, count: int, data: bytes, align: int = U32.size) -> int:
+        """Write a vector of *count* items, aligned to *align*, and return its position."""
+        at = self._pad(align, U32.size)
+        self.data += U32.pack(count)
+        self.data += data
+        return at
+
+    def block(self, pieces: Sequence[Buffer]) -> int:
+        """Write an encoded object with all that it leads to, and return its position."""
+        at = self._pad(_WIDEST)
+        for piece in pieces:
+            self.data += memoryview(piece)
+        return at
+
+    def _pad(self, align: int, before: int = 0) -> int:
+        self.data += bytes(-(len(self.data) + before) % align)
+        return len(self.data)
+
+    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _TableLayout:
+        """Write the vtable of tables that have the fields *present*: the widest lie first."""
+        slots = sorted(
+            (slot for slot, is_present in enumerate(present) if is_present),
+            key=lambda slot: -kind.fields[slot].align,
+        )
+        code, end, places, links = "<i", I32.size, [0] * len(present), []
+        for slot in slots:
+            field = kind.fields[slot]
+            code += "4x" if field.write else field.code
+            if field.write is not None:
+                links.append((slot, end, field.write))
+            places[slot], end = end, end + field.nbytes
+        vtable = self._pad(U16.size)
+        self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
+        inline = [slot for slot in slots if kind.fields[slot].write is None]
+        layout = self._layouts[kind, present] = _TableLayout(Struct(code), inline, links, vtable)
+        return layout
+
+
+def tables_of(kind: TableType) -> Field:
+    """Make the type of a field that is a vector of tables."""
+    return Field(
+        "I", lambda reader, at: reader.tables(kind, at), lambda to, rows: to.tables(kind, rows)
+    )
+
+
+def structs_of(nbytes: int, align: int = U32.size) -> Field:
+    """Make the type of a field that is a vector of structs of *nbytes*."""
+    return Field(
+        "I",
+        lambda reader, at: reader.structs(at, nbytes),
+        lambda to, items: to.vector(len(items), b"".join(items), align),
+    )
+
+
+def _read_data(reader: FlatBufferReader, at: int) -> bytes:
+    start, nbytes = reader.vector(at, 1)
+    return reader.data[start : start + nbytes]
+
+
+def _write_text(writer: FlatBufferWriter, text: str) -> int:
+    data = text.encode()
+    return writer.vector(len(data), data + b"\0")
+
+
+def _read_uint16s(reader: FlatBufferReader, at: int) -> list[int]:
+    start, count = reader.vector(at, U16.size)
+    reader.spend(count * _ITEM_NBYTES)
+    return list(struct.unpack_from(f"<{count}H", reader.data, start))
+
+
+UINT8: Final = Field("B", absent=0)
+UINT16: Final = Field("H", absent=0)
+UINT32: Final = Field("I", absent=0)
+UINT64: Final = Field("Q", absent=0)
+INT32: Final = Field("i", absent=0)
+OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
+NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
+TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
+TEXTS: Final = Field(
+    "I",
+    lambda reader, at: list(map(reader.text, reader.targets(at))),
+    lambda to, texts: to.each(texts, partial(_write_text, to)),
+)
+DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
+OBJECT_IDS: Final = structs_of(OBJECT_ID_NBYTES)
+UINT16S: Final = Field(
+    "I", _read_uint16s, lambda to, each: to.vector(len(each), pack(f"<{len(each)}H", *each))
+)
+POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)
+"""What an offset leads to, in another form: its position, or its pieces to be written."""
+TABLE: Final = POSITION._replace(write=lambda to, typed: to.table(*typed))
+"""A table whose type another field tells: its position, or its type and values to be written."""
+
+
+def required[T](value: T | None, name: str) -> T:
+    """Return *value*, the field *name*. Raises: `DecodeError` where it is absent."""
+    if value is None:
+        raise DecodeError(f"it has no {name}")
+    return value
+
+
+def check_object_id(found: bytes | None, kind: str, object_id: str) -> None:
+    """Check that the file says that it is the *kind* of thing called *object_id*."""
+    if (spelled := encode_id(required(found, "id"))) != object_id:
+        raise DecodeError(f"it is the {kind} {spelled}, not {object_id}")

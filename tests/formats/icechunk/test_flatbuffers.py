@@ -1,0 +1,276 @@
+"""FlatBuffers read and written by descriptions of their tables."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import flatbuffers.number_types as kinds
+import pytest
+from flatbuffers.table import Table as PeerTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.formats.icechunk.flatbuffers import (
+    DATA,
+    INT32,
+    OBJECT_ID,
+    POSITION,
+    TABLE,
+    TEXT,
+    TEXTS,
+    UINT8,
+    UINT16,
+    UINT16S,
+    UINT32,
+    UINT64,
+    Field,
+    FlatBufferReader,
+    FlatBufferWriter,
+    TableType,
+    required,
+    structs_of,
+    tables_of,
+)
+from app.formats.reading import DecodeError
+from tests.formats.icechunk.building import Number, Numbers, Struct, Structs, payload
+from tests.formats.icechunk.building import Table as Fields
+
+_INNER = TableType(UINT8._replace(absent=9))
+_ROOT = TableType(
+    UINT8,
+    UINT16,
+    UINT32,
+    INT32,
+    UINT64,
+    OBJECT_ID,
+    TEXT,
+    DATA,
+    structs_of(8),
+    TEXTS,
+    UINT16S,
+    tables_of(_INNER),
+)
+_FIELDS: Fields = {
+    0: Number("B", 7),
+    1: Number("H", 2**16 - 1),
+    2: Number("I", 2**32 - 1),
+    3: Number("i", -1),
+    4: Number("Q", 2**64 - 1),
+    5: Struct(b"twelve bytes"),
+    6: "tëxt",
+    7: b"\0\xff",
+    8: Structs([b"8 bytes.", b"8 more.."], 8),
+    9: ["one", "", "three"],
+    10: Numbers("H", [1, 2**16 - 1]),
+    11: [{0: Number("B", 2)}, {}, {0: Number("B", 3)}],
+}
+_VALUES = [
+    7,
+    2**16 - 1,
+    2**32 - 1,
+    -1,
+    2**64 - 1,
+    b"twelve bytes",
+    "tëxt",
+    b"\0\xff",
+    (b"8 bytes.", b"8 more.."),
+    ["one", "", "three"],
+    [1, 2**16 - 1],
+    [[2], [9], [3]],
+]
+_OFFSETS = [field for field in _ROOT.fields if field.read is not None]
+
+
+def _read(data: bytes, kind: TableType = _ROOT, **options: Any) -> list[Any]:
+    return FlatBufferReader(data, **options).root(kind)
+
+
+def test_every_kind_of_field_is_read_and_written() -> None:
+    """As the package `flatbuffers` wrote it, and as it is written here."""
+    assert _read(payload(_FIELDS)) == _VALUES
+    assert _read(bytes(FlatBufferWriter().finish(_ROOT, _VALUES))) == _VALUES
+
+
+def test_offsets_of_a_lazy_table_are_read_later() -> None:
+    """Its values are positions, and an absent one stays absent."""
+    reader = FlatBufferReader(payload({**_FIELDS, 12: Number("B", 1)}))
+    row = reader.root(_ROOT.lazy)
+
+    assert row[:6] == _VALUES[:6]
+    found = [reader.read(field, at) for field, at in zip(_ROOT.fields[6:], row[6:], strict=True)]
+    assert found == _VALUES[6:]
+    assert reader.read(TEXT, None) is None
+
+
+@pytest.mark.parametrize("fields", [{}, {12: Number("B", 1)}])
+def test_absent_fields_are_none_or_zero(fields: Fields) -> None:
+    """The vtable is too short for them, or has no place for them."""
+    found = _read(payload(fields))
+
+    assert found == [0] * 5 + [None] * 7
+    with pytest.raises(DecodeError, match="it has no id"):
+        required(found[5], "id")
+
+
+def test_unknown_fields_are_refused_where_they_would_be_lost() -> None:
+    """A strict reader knows all fields, or raises an error."""
+    data = payload({**_FIELDS, 12: Number("B", 1)})
+
+    assert _read(data) == _VALUES
+    with pytest.raises(DecodeError, match="only a newer specification knows"):
+        _read(data, is_strict=True)
+
+
+def test_a_truncated_buffer_is_damaged_or_read_right() -> None:
+    """Wherever it ends: nothing comes from the other end of it."""
+    data = payload(_FIELDS)
+    for stop in range(len(data)):
+        try:
+            found = _read(data[:stop])
+        except DecodeError:
+            continue
+        assert found == _VALUES
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 3,
+        b"\xff" * 8,
+        struct.pack("<I", 4),
+        *(struct.pack("<Ii8x", 4, at) for at in (12, -12, 2**31 - 1, -(2**31))),
+        struct.pack("<IiHHH", 4, -4, 6, 4, 2**16 - 1),
+    ],
+)
+@pytest.mark.parametrize("kind", [_ROOT, _ROOT.lazy])
+def test_a_table_has_to_lie_in_the_buffer(data: bytes, kind: TableType) -> None:
+    """And its vtable, and its fields."""
+    with pytest.raises(DecodeError, match="damaged FlatBuffer"):
+        _read(data, kind)
+
+
+@pytest.mark.parametrize("count", [1, 2**16, 2**32 - 1])
+@pytest.mark.parametrize("field", _OFFSETS)
+def test_a_vector_has_to_end_in_the_buffer(field: Field, count: int) -> None:
+    """A count is not believed before memory is taken for it."""
+    table = struct.pack("<IiHHHxx", 4, -4, 6, 4, 10)
+    data = table + struct.pack("<II", 4, count)
+
+    with pytest.raises(DecodeError, match="out of it"):
+        _read(data, TableType(field))
+
+
+def test_fields_do_not_overlap() -> None:
+    """A number in the middle of another is damage."""
+    data = struct.pack("<IiHHHHI", 4, -4, 8, 8, 4, 6, 0)
+
+    with pytest.raises(DecodeError, match="overlap"):
+        _read(data, TableType(UINT32, UINT16))
+
+
+def test_text_is_utf_8() -> None:
+    """Anything else is damage."""
+    with pytest.raises(DecodeError, match="not UTF-8"):
+        _read(payload({0: b"\xff"}), TableType(TEXT))
+
+
+@pytest.mark.parametrize(
+    ("item", "fields"),
+    [({0: "x" * 10**5}, (TEXT,)), ({0: b"x" * 10**5}, (DATA,)), ({}, ())],
+    ids=["text", "bytes", "tables"],
+)
+def test_shared_parts_do_not_make_a_walk_endless(item: Fields, fields: tuple[Field, ...]) -> None:
+    """What is read again and again costs as if it were there as often."""
+    data = payload({0: [item] * 10**4})
+    assert len(data) < 2 * 10**5
+    reader = FlatBufferReader(data)
+
+    def walk() -> None:
+        for _ in range(1000):
+            reader.root(TableType(tables_of(TableType(*fields))))
+
+    with pytest.raises(DecodeError, match="for its size"):
+        walk()
+
+
+_KINDS = {
+    UINT8: kinds.Uint8Flags,
+    UINT16: kinds.Uint16Flags,
+    UINT32: kinds.Uint32Flags,
+    UINT64: kinds.Uint64Flags,
+}
+
+
+def _peer(data: bytes | bytearray) -> PeerTable:
+    return PeerTable(data, int.from_bytes(data[:4], "little"))
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(_KINDS)), st.booleans())))
+def test_each_number_lies_aligned_where_the_vtable_says(fields: list[tuple[Field, bool]]) -> None:
+    """Whatever fields there are, each is found by its slot, at a multiple of its size."""
+    row = [slot % 256 if is_present else None for slot, (_, is_present) in enumerate(fields)]
+    root = _peer(FlatBufferWriter().finish(TableType(*(field for field, _ in fields)), row))
+    for slot, (field, is_present) in enumerate(fields):
+        offset = root.Offset(4 + 2 * slot)
+        assert (offset != 0) == is_present
+        if is_present:
+            at = offset + root.Pos
+            assert at % field.nbytes == 0
+            assert root.Get(_KINDS[field], at) == slot % 256
+
+
+def test_a_struct_and_a_block_are_carried_byte_for_byte() -> None:
+    """A struct lies in its table, and what was made elsewhere behind an offset."""
+    block = struct.pack("<HHHxxiQ", 6, 12, 4, 8, 2**63)
+    table = TableType(OBJECT_ID, POSITION)
+    data = FlatBufferWriter().finish(table, [b"identifier 1", [block[:8], block[8:]]])
+    root = _peer(data)
+    at = root.Offset(4) + root.Pos
+    assert data[at : at + 12] == b"identifier 1"
+    place = root.Indirect(root.Offset(6) + root.Pos)
+    assert place % 8 == 0
+    assert data[place : place + len(block)] == block
+
+
+def test_strings_end_in_nul_and_vectors_begin_with_their_length() -> None:
+    """Readers in C take a string up to its NUL, which its length leaves out."""
+    row = [["ä", ""], [b"\1\0", b"\2\0"], (TableType(TEXT), ["x"])]
+    data = FlatBufferWriter().finish(TableType(TEXTS, structs_of(2, 8), TABLE), row)
+    root = _peer(data)
+    start = root.Vector(root.Offset(4))
+    assert root.VectorLen(root.Offset(4)) == 2
+    assert [root.String(start), root.String(start + 4)] == ["ä".encode(), b""]
+    assert data[root.Indirect(start) + 4 + 2] == 0
+    assert root.VectorLen(root.Offset(6)) == 2
+    assert root.Vector(root.Offset(6)) % 8 == 0
+    inner = PeerTable(data, root.Indirect(root.Offset(8) + root.Pos))
+    assert inner.String(inner.Offset(4) + inner.Pos) == b"x"
+
+
+def test_it_has_the_identifier_of_the_files() -> None:
+    """Behind the offset of the root stands what the library writes there."""
+    assert FlatBufferWriter().finish(TableType(), [])[4:8] == b"Ichk"
+
+
+def test_the_position_of_a_target_is_not_followed() -> None:
+    """Another field tells what is there."""
+    data = payload({0: {0: Number("B", 5)}})
+    reader = FlatBufferReader(data)
+    (at,) = reader.root(TableType(TABLE))
+
+    assert reader.table(_INNER, at) == [5]
+
+
+_CALLS: list[Callable[[FlatBufferReader], object]] = [
+    lambda reader: reader.table(_INNER, 2**40),
+    lambda reader: reader.follow(2**40),
+    lambda reader: reader.vector(2**40, 1),
+]
+
+
+@pytest.mark.parametrize("call", _CALLS)
+def test_a_position_has_to_lie_in_the_buffer(call: Callable[[FlatBufferReader], object]) -> None:
+    """Also one that is computed from others."""
+    with pytest.raises(DecodeError, match="out of it"):
+        call(FlatBufferReader(bytes(100)))

@@ -52,7 +52,7 @@ from app.resolve.write import Eraser, PassthroughWriter, Writer
 from app.settings import LimitSettings, Settings
 from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.stores import Stores
-from app.storage.traced import Call, OnCall, TracedStore
+from app.storage.wrappers import Call, OnCall, TracedStore
 
 
 class Shared(NamedTuple):

@@ -31,7 +31,7 @@ from app.observability.requests import NO_DATASET, Outcome
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice, WriteWay
-from app.storage.traced import Call
+from app.storage.wrappers import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)

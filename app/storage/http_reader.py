@@ -22,15 +22,23 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
-from app.storage.conditions import check_condition, clamp
-from app.storage.contract import NOT_MODIFIED, Found, NotModified, Stat
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http1_connection import (
+from app.storage.contract import (
+    NOT_MODIFIED,
+    Found,
+    NotModified,
+    Stat,
+    check_condition,
+    clamp,
+    stream_of,
+)
+from app.storage.http1_client import (
     BadAnswerError,
     CutOffError,
     ExchangeError,
     ForbiddenAddressError,
+    HttpClient,
     Response,
+    Target,
 )
 from app.storage.http_headers import (
     is_gzip,
@@ -41,7 +49,6 @@ from app.storage.http_headers import (
     read_headers,
     version_of,
 )
-from app.storage.spans import stream_of
 
 type HttpMethod = Literal["GET", "HEAD"]
 

@@ -43,8 +43,16 @@ from app.model import (
     UnmodifiedSince,
 )
 from app.settings import StoreSettings
-from app.storage.conditions import check_condition, clamp, is_unfinished
-from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.contract import (
+    NOT_MODIFIED,
+    Found,
+    Listed,
+    NotModified,
+    Stat,
+    check_condition,
+    clamp,
+    is_unfinished,
+)
 from app.storage.http_headers import is_derived, is_gzip, version_of
 from app.storage.http_reader import Refusal
 from app.storage.wrappers import ReadOnlyStore

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
-from app.storage.conditions import is_as_expected
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders
+from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
 from app.storage.http_headers import derive_etag
 from app.storage.http_reader import Refusal
 from app.storage.s3_client import (

@@ -23,7 +23,17 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, TEMPORARY, Conflict, Found, ObjectReader, WriteNotice
+from app.storage.contract import (
+    CONFLICT,
+    TEMPORARY,
+    Conflict,
+    Found,
+    ObjectReader,
+    WriteNotice,
+    assemble,
+    nbytes_of,
+    plan_spans,
+)
 from app.storage.http_reader import Refusal
 from app.storage.s3_client import (
     S3Answer,
@@ -34,7 +44,6 @@ from app.storage.s3_client import (
     is_transient_write,
 )
 from app.storage.s3_swap import ObjectWrite, Send, Swap
-from app.storage.spans import assemble, nbytes_of, plan_spans
 from app.storage.wrappers import RetryPolicy
 
 MIN_NBYTES: Final = 5 * 1024**2

@@ -24,7 +24,6 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.conditions import check_write
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -35,6 +34,8 @@ from app.storage.contract import (
     ObjectReader,
     OnWrite,
     WriteNotice,
+    check_write,
+    nbytes_of,
 )
 from app.storage.http_headers import is_derived
 from app.storage.http_reader import Refusal
@@ -61,7 +62,6 @@ from app.storage.s3_upload import (
     SwapRequest,
     plan_parts,
 )
-from app.storage.spans import nbytes_of
 from app.storage.wrappers import RetryPolicy
 
 _KNOWN_OBJECTS: Final = 4096

@@ -13,7 +13,7 @@ from app.observability.requests import OUTCOMES
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice
-from app.storage.traced import Call
+from app.storage.wrappers import Call
 
 REF = ObjectRef("s3+lab://bucket", "key")
 

@@ -24,7 +24,7 @@ from app.errors import (
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
 from app.storage.local import LocalStore
-from app.storage.local_folders import Folder
+from app.storage.local_files import Folder
 from app.storage.local_write import Created, LocalWriter, NewObject
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]

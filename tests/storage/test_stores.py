@@ -9,7 +9,7 @@ from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import ABSENT, Found, ObjectStore
 from app.storage.stores import Stores, parse_root
-from app.storage.traced import TracedStore
+from app.storage.wrappers import TracedStore
 from tests.storage.faulty import Fault, FaultyServer
 
 LIMITS = LimitSettings(timeout_s=2, deadline_s=5)

@@ -20,9 +20,8 @@ from app.errors import (
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, Listed
 from app.storage.memory import MemoryStore
-from app.storage.traced import Call as TracedCall
-from app.storage.traced import TracedStore
-from app.storage.wrappers import RetryingStore, RetryPolicy
+from app.storage.wrappers import Call as TracedCall
+from app.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
 
 REF = ObjectRef("memory://bucket", "key")
 PASSING = [

@@ -8,8 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from app.storage import http1_client as client_module
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http1_connection import CutOffError, ExchangeError, NoAnswerError
+from app.storage.http1_client import CutOffError, ExchangeError, HttpClient, NoAnswerError, Target
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http1_connection import CutOffError
+from app.storage.http1_client import CutOffError, HttpClient, Target
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 

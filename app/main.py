@@ -29,8 +29,7 @@ from app.http.shard_affinity import ShardAffinity
 from app.http.start_page import OverviewCache, StartPage, figures_of
 from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
-from app.observability.metrics import Metrics
-from app.observability.repositories import CountingCommitter, CountingSessions
+from app.observability.metrics import CountingCommitter, CountingSessions, Metrics
 from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader

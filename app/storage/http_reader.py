@@ -67,6 +67,9 @@ _SERVER_ERROR: Final = 500
 _DENIED: Final = frozenset({401, 403, 407})
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
+_TRANSIENT_CODES: Final = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+)
 _FROM_PROXIES: Final = frozenset({204, 404, 410})
 """Statuses that proxies send for a while, without an error document of S3."""
 _DOCUMENT_NBYTES: Final = 16 * 1024
@@ -99,9 +102,17 @@ class Refusal:
             return StorageDeniedError(ref, reason)
         if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
-        is_transient = self.status in _FROM_PROXIES and not self.code
-        lasting = self.status < _SERVER_ERROR and not is_transient
-        return StorageUnavailableError(ref, reason, lasting=lasting)
+        is_transient = (
+            self.status >= _SERVER_ERROR
+            or self.code in _TRANSIENT_CODES
+            or (self.status in _FROM_PROXIES and not self.code)
+        )
+        return StorageUnavailableError(ref, reason, lasting=not is_transient)
+
+
+def no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+    """Return the error for *ref* in a bucket that does not exist."""
+    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
 
 
 class HttpReader(ABC):

@@ -24,7 +24,6 @@ from app.storage.s3_client import (
     S3Client,
     WriteIds,
     etag_of,
-    failure,
     head,
     ids_metadata,
     is_refused,
@@ -107,7 +106,7 @@ class _Request[T](ABC):
             return await self._accepted(answer)
         if is_refused(answer) and (refused := await self._refused()) is not None:
             return refused
-        error = failure(self._ref, answer)
+        error = answer.failure(self._ref)
         self._in_doubt = was_in_doubt or is_transient_write(error)
         raise error
 

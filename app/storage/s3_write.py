@@ -46,7 +46,6 @@ from app.storage.s3_client import (
     WriteIds,
     bucket_of,
     etag_of,
-    failure,
     head,
     ids_metadata,
     is_refused,
@@ -348,7 +347,7 @@ class ServerProbe:
         async def attempt() -> S3Answer | Refusal:
             answer = await self._client.send(self._ref, operation, **params)
             if isinstance(answer, Refusal) and is_transient_write(
-                error := failure(self._ref, answer)
+                error := answer.failure(self._ref)
             ):
                 raise error
             return answer
@@ -357,7 +356,7 @@ class ServerProbe:
 
     def _done(self, answer: S3Answer | Refusal) -> Mapping[str, Any]:
         if isinstance(answer, Refusal):
-            raise failure(self._ref, answer)
+            raise answer.failure(self._ref)
         self._server = server_of(answer)
         return answer
 

@@ -1,7 +1,6 @@
 """Stores around other stores: routing, refusal of writes, guarded keys, retries, tracing."""
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -9,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack, get_args
 
+from app.concurrency import Backoff
 from app.errors import (
     StorageDeniedError,
     StorageError,
@@ -31,8 +31,6 @@ from app.storage.contract import (
     new_nbytes,
 )
 
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
 _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
@@ -143,8 +141,7 @@ class RetryPolicy:
     deadline_s: float
     """Longest time for all attempts and the pauses between them."""
     attempts: int = 4
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    uniform: Callable[[float, float], float] = random.uniform
+    backoff: Backoff = Backoff(first_s=0.1, longest_s=5.0, at_once=1)  # noqa: RUF009  immutable
 
     async def run[T](
         self,
@@ -156,14 +153,13 @@ class RetryPolicy:
         """Repeat *call* after transient errors; raise `StorageTimeoutError` at the deadline."""
         try:
             async with asyncio.timeout(self.deadline_s):
-                for attempt in range(self.attempts - 1):
+                for number in range(1, self.attempts):
                     try:
                         return await call()
                     except StorageError as error:
                         if not is_transient(error):
                             raise
-                    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
-                    await self.sleep(self.uniform(0, longest))
+                    await self.backoff.pause(number)
                 return await call()
         except TimeoutError as error:
             raise StorageTimeoutError(ref, f"no response within {self.deadline_s:g} s") from error

@@ -29,6 +29,8 @@ PASSING = [
     StorageUnavailableError(REF, "refused"),
     TruncatedReadError(REF, "cut"),
 ]
+BACKOFF = RetryPolicy(5).backoff
+SLOW = BACKOFF._replace(sleep=lambda _: asyncio.sleep(60))
 FINAL = [
     StorageDeniedError(REF, "denied"),
     StorageUnavailableError(REF, "no bucket", lasting=True),
@@ -83,7 +85,8 @@ def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingS
         if slept is not None:
             slept.append(seconds)
 
-    return RetryingStore(inner, RetryPolicy(5, sleep=sleep, uniform=lambda low, high: low + high))
+    backoff = BACKOFF._replace(sleep=sleep, uniform=lambda low, high: low + high)
+    return RetryingStore(inner, RetryPolicy(5, backoff=backoff))
 
 
 async def streamed(store: RetryingStore, etag: ETag) -> object:
@@ -155,8 +158,7 @@ async def test_writes_are_not_retried() -> None:
 
 async def test_the_deadline_bounds_everything() -> None:
     """Attempts and pauses together end at the deadline."""
-    inner = FailingStore(list(PASSING))
-    store = RetryingStore(inner, RetryPolicy(0.05, sleep=lambda _: asyncio.sleep(60)))
+    store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(0.05, backoff=SLOW))
 
     with pytest.raises(StorageTimeoutError, match=r"0\.05 s"):
         await store.stat(REF)
@@ -164,9 +166,7 @@ async def test_the_deadline_bounds_everything() -> None:
 
 async def test_a_timeout_of_the_caller_is_not_ours() -> None:
     """Who waits less than the deadline hears `TimeoutError`."""
-    store = RetryingStore(
-        FailingStore(list(PASSING)), RetryPolicy(5, sleep=lambda _: asyncio.sleep(60))
-    )
+    store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(5, backoff=SLOW))
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

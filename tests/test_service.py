@@ -135,7 +135,7 @@ def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Sett
     )
     return Settings(
         cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
-        limits=LimitSettings(timeout_s=1, deadline_s=3),
+        limits=LimitSettings(timeout_s=2, deadline_s=5),
         stores={"lab": lab},
         datasets={"em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None)},
     )

@@ -11,7 +11,15 @@ from app.errors import (
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    SuffixRange,
+    UnmodifiedSince,
+)
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader, Stat
 from tests.storage.conftest import Backend
 
@@ -19,6 +27,12 @@ DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
 NAMES = ["a b", "a+b", "a%20b", "a#b", "a?b=c", "ä/ü", "日本", "a&b;c=d", "it's", "x(1)!*", "c/0~"]
 UNKNOWN = ETag('"no such version"')
+LONG_AGO = UnmodifiedSince(1_000_000_000)
+
+
+def tomorrow() -> UnmodifiedSince:
+    """Return a condition that every object meets."""
+    return UnmodifiedSince(int(time.time()) + 86_400)
 
 
 async def found(
@@ -51,10 +65,11 @@ async def found(
 async def test_gives_exactly_the_asked_bytes(
     backend: Backend, request_: ByteRequest | None, start: int, stop: int
 ) -> None:
-    """A range is clamped to the object, and the answer says which bytes of how many it holds."""
+    """A range is clamped to the object; a condition that holds changes nothing in the result."""
     ref = backend.put("object", DATA)
 
     answer = await found(backend.store, ref, request_)
+    assert await backend.store.get(ref, request_, if_match=tomorrow()) == answer
 
     assert answer.data == DATA[start:stop]
     assert (answer.byte_range, answer.size) == (ByteRange(start, stop), 1024)
@@ -120,15 +135,23 @@ async def test_a_missing_bucket_is_no_absence(backend: Backend) -> None:
         await anext(backend.store.list(ObjectRef(backend.missing_bucket.bucket, "")), None)
 
 
-REQUESTS: list[ByteRequest | None] = [None, ByteRange(1, 2), ByteRange(0, 0), SuffixRange(5)]
+REQUESTS: list[ByteRequest | None] = [
+    None,
+    ByteRange(1, 2),
+    ByteRange(0, 0),
+    ByteRange(900, 9999),
+    SuffixRange(5),
+]
 
 
-@pytest.mark.parametrize("request_", [*REQUESTS, ByteRange(500, 600)], ids=str)
+@pytest.mark.parametrize(
+    "request_", [*REQUESTS, ByteRange(500, 600), ByteRange(900, 9999)], ids=str
+)
 @pytest.mark.parametrize("data", [b"other", DATA[::-1], None], ids=["shorter", "same-size", "none"])
 async def test_a_replaced_object_is_noticed(
     backend: Backend, request_: ByteRequest | None, data: bytes | None
 ) -> None:
-    """A pinned read never gives bytes of another version, whatever its size; nor of none."""
+    """A read with a condition returns no bytes of a later version, and absence is a change."""
     ref = backend.put("object", DATA)
     first = await found(backend.store, ref)
     if data is None:
@@ -136,8 +159,9 @@ async def test_a_replaced_object_is_noticed(
     else:
         backend.put("object", data)
 
-    with pytest.raises(VersionChangedError):
-        await backend.store.get(ref, request_, if_match=first.etag)
+    for condition in (first.etag, tomorrow() if data is None else LONG_AGO):
+        with pytest.raises(VersionChangedError):
+            await backend.store.get(ref, request_, if_match=condition)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
@@ -159,16 +183,16 @@ async def test_the_version_just_seen_can_be_named(
     ids=str,
 )
 async def test_a_stream_gives_exactly_its_range(backend: Backend, byte_range: ByteRange) -> None:
-    """The pieces of a stream make up the range."""
+    """The pieces of a stream make up the range, without a condition and with one that holds."""
     data = DATA * 5000
     ref = backend.put("large", data)
     first = await backend.store.stat(ref)
     assert first is not None
 
-    async with backend.store.stream(ref, byte_range, if_match=first.etag) as pieces:
-        got = b"".join([piece async for piece in pieces])
-
-    assert got == data[byte_range.start : byte_range.stop]
+    for condition in (first.etag, tomorrow(), None):
+        async with backend.store.stream(ref, byte_range, if_match=condition) as pieces:
+            got = b"".join([piece async for piece in pieces])
+        assert got == data[byte_range.start : byte_range.stop]
 
 
 async def test_a_stream_can_be_left(backend: Backend) -> None:
@@ -184,17 +208,35 @@ async def test_a_stream_can_be_left(backend: Backend) -> None:
     assert (await found(backend.store, ref, ByteRange(0, 9))).data == DATA[:9]
 
 
-@pytest.mark.parametrize("byte_range", [ByteRange(0, 4), ByteRange(1000, 1001), ByteRange(0, 0)])
-async def test_entering_a_stream_of_a_lost_version_raises(
-    backend: Backend, byte_range: ByteRange
+@pytest.mark.parametrize(
+    ("name", "byte_range", "condition", "error"),
+    [
+        ("short", ByteRange(0, 4), UNKNOWN, VersionChangedError),
+        ("short", ByteRange(1000, 1001), UNKNOWN, VersionChangedError),
+        ("short", ByteRange(0, 0), UNKNOWN, VersionChangedError),
+        ("object", ByteRange(1, 4), LONG_AGO, VersionChangedError),
+        ("object", ByteRange(9, 9), LONG_AGO, VersionChangedError),
+        ("absent", ByteRange(1, 4), None, VersionChangedError),
+        ("absent", ByteRange(9, 9), None, VersionChangedError),
+        ("object", ByteRange(1000, 1025), None, VersionChangedError),
+        ("object", ByteRange(0, 5_000_000), None, VersionChangedError),
+        ("object", ByteRange(1024, 1025), None, RangeNotSatisfiedError),
+    ],
+    ids=str,
+)
+async def test_a_stream_that_cannot_be_whole_is_not_entered(
+    backend: Backend,
+    name: str,
+    byte_range: ByteRange,
+    condition: Condition | None,
+    error: type[Exception],
 ) -> None:
-    """Before the first piece is asked for, the version has been compared."""
-    ref = backend.put("object", DATA)
-    first = await found(backend.store, ref)
-    backend.put("object", b"other")
+    """Version and length are compared before the first piece is requested."""
+    backend.put("object", DATA)
+    backend.put("short", b"other")
 
-    with pytest.raises(VersionChangedError):
-        async with backend.store.stream(ref, byte_range, if_match=first.etag):
+    with pytest.raises(error):
+        async with backend.store.stream(backend.ref(name), byte_range, if_match=condition):
             pytest.fail("entered")
 
 

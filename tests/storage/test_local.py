@@ -7,10 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
+from obstore.store import LocalStore as ObstoreLocalStore
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
-from app.model import ByteRange, ObjectRef
+from app.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
 from app.storage.contract import TEMPORARY, Found, Listed
 from app.storage.local import LocalStore, _listed
 
@@ -224,3 +226,69 @@ async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: 
         with pytest.raises((VersionChangedError, RangeNotSatisfiedError)):
             async with store.stream(ref, ByteRange(start, stop), if_match=None):
                 pass
+
+
+DATA = bytes(range(256)) * 4
+MTIME_NS = 1_700_000_000_123_456_789
+
+
+@pytest.fixture
+def ref(folder: Path) -> ObjectRef:
+    """Name a file with a known modification time."""
+    (folder / "key").write_bytes(DATA)
+    os.utime(folder / "key", ns=(MTIME_NS, MTIME_NS))
+    return ObjectRef(folder.as_uri(), "key")
+
+
+async def test_of_a_file_whole_seconds_count(store: LocalStore, ref: ObjectRef) -> None:
+    """A file counts as a server would tell its time: without the fraction of a second."""
+    assert await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9))
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9 - 1))
+
+
+@pytest.mark.parametrize("mtime_ns", [MTIME_NS, 1_700_000_000_000_000_999, 999, -1_500_000_000])
+async def test_the_etag_of_obstore_names_the_file(
+    store: LocalStore, ref: ObjectRef, folder: Path, mtime_ns: int
+) -> None:
+    """Icechunk writes down what obstore tells; warm or not, it is read, until it changes."""
+    os.utime(folder / "key", ns=(mtime_ns, mtime_ns))
+    etag = ETag(str(obstore.head(ObstoreLocalStore(folder), "key")["e_tag"]))
+
+    for _ in range(3):
+        found = await store.get(ref, ByteRange(1, 3), if_match=etag)
+        assert isinstance(found, Found)
+        assert found.data == DATA[1:3]
+    os.utime(folder / "key", ns=(1, 2_000_000_000))
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(1, 3), if_match=etag)
+
+
+async def test_a_stream_without_condition_is_of_one_version(
+    store: LocalStore, ref: ObjectRef, folder: Path
+) -> None:
+    """A file that is replaced between two pieces ends the stream."""
+    (folder / "key").write_bytes(bytes(3_000_000))
+
+    async with store.stream(ref, ByteRange(0, 3_000_000), if_match=None) as pieces:
+        await anext(pieces)
+        (folder / "new").write_bytes(bytes(3_000_000))
+        (folder / "new").rename(folder / "key")
+        with pytest.raises(VersionChangedError):
+            await anext(pieces)
+
+
+async def test_a_file_without_condition_is_read_anew(
+    store: LocalStore, ref: ObjectRef, folder: Path
+) -> None:
+    """A pinned read keeps a file open; others see at once what the name means now."""
+    stat = await store.stat(ref)
+    assert stat is not None
+    await store.get(ref, ByteRange(0, 3), if_match=stat.etag)
+    (folder / "key").rename(folder / "old")
+    (folder / "key").write_bytes(b"new")
+
+    found = await store.get(ref, ByteRange(0, 3), if_match=UnmodifiedSince(2**33))
+
+    assert isinstance(found, Found)
+    assert found.data == b"new"

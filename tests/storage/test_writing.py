@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
+from app.errors import BadKeyError, RangeNotSatisfiedError
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import (
     ABSENT,
@@ -116,18 +116,6 @@ async def test_ranges_are_copied_exactly(writable: Backend) -> None:
         )
     assert not isinstance(written, Conflict)
     assert await read(writable, "key") == DATA[1000:] + b"new" + DATA[:10] + DATA[5:700] + b"end"
-
-
-async def test_readers_of_the_old_version_are_told(writable: Backend) -> None:
-    """Whoever knows the version that was replaced reads none of the new bytes."""
-    first = await put(writable, "key", DATA)
-    for _ in range(2):
-        found = await writable.store.get(writable.ref("key"), ByteRange(1, 3), if_match=first)
-        assert isinstance(found, Found)
-    await put(writable, "key", DATA[::-1], first)
-
-    with pytest.raises(VersionChangedError):
-        await writable.store.get(writable.ref("key"), ByteRange(1, 3), if_match=first)
 
 
 async def test_only_the_version_seen_is_removed(writable: Backend) -> None:

@@ -46,6 +46,7 @@ _SERVICE_LINK: Final = re.compile(
 """Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -173,7 +174,7 @@ class ServerSettings(Section):
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
     trusted_proxies: _List[IPvAnyNetwork] = ()
     """Networks of proxies whose X-Forwarded-For is trusted, such as `10.0.0.0/8`."""
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_level: LogLevel = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """`text`, or `json` for one JSON object per line."""

@@ -120,7 +120,7 @@ async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: P
 async def test_a_folder_that_cannot_be_read_is_listed(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have files, and fails nobody who does not enter it."""
+    """It may have files, and a listing above it does not fail."""
     for name in ("a", "lost+found", "z"):
         (folder / name).mkdir()
     (folder / "z" / "0").touch()
@@ -140,7 +140,7 @@ async def test_a_folder_that_cannot_be_read_is_listed(
 async def test_one_file_shows_that_a_folder_is_not_empty(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many files no more are looked at, and no folders behind the page that is wanted."""
+    """One file of a folder is enough, and folders behind the requested page are not searched."""
     for number in range(200):
         (folder / f"{number:03}/deep").mkdir(parents=True)
         for file in range(10):
@@ -221,7 +221,7 @@ async def test_few_files_are_held_open_and_none_after_closing(
 
 
 async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: Path) -> None:
-    """Whatever is asked for, of a file that is kept open too, takes no more than the file."""
+    """Ranges up to 2^64 take no more memory than the file, also of a file that is kept open."""
     (folder / "a").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "a")
     found = await store.get(ref)
@@ -248,8 +248,10 @@ def ref(folder: Path) -> ObjectRef:
     return ObjectRef(folder.as_uri(), "key")
 
 
-async def test_of_a_file_whole_seconds_count(store: LocalStore, ref: ObjectRef) -> None:
-    """A file counts as a server would tell its time: without the fraction of a second."""
+async def test_modification_times_are_compared_in_whole_seconds(
+    store: LocalStore, ref: ObjectRef
+) -> None:
+    """As in HTTP dates, fractions of a second do not count."""
     assert await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9))
     with pytest.raises(VersionChangedError):
         await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9 - 1))
@@ -259,7 +261,7 @@ async def test_of_a_file_whole_seconds_count(store: LocalStore, ref: ObjectRef) 
 async def test_the_etag_of_obstore_names_the_file(
     store: LocalStore, ref: ObjectRef, folder: Path, mtime_ns: int
 ) -> None:
-    """Icechunk writes down what obstore tells; warm or not, it is read, until it changes."""
+    """Icechunk stores the ETags of obstore; they are valid until the file changes, warm or not."""
     os.utime(folder / "key", ns=(mtime_ns, mtime_ns))
     etag = ETag(str(obstore.head(ObstoreLocalStore(folder), "key")["e_tag"]))
 
@@ -289,7 +291,7 @@ async def test_a_stream_without_condition_is_of_one_version(
 async def test_a_file_without_condition_is_read_anew(
     store: LocalStore, ref: ObjectRef, folder: Path
 ) -> None:
-    """A pinned read keeps a file open; others see at once what the name means now."""
+    """A read by ETag keeps the file open; other reads open the name again."""
     stat = await store.stat(ref)
     assert stat is not None
     await store.get(ref, ByteRange(0, 3), if_match=stat.etag)
@@ -329,7 +331,7 @@ async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | Non
 
 
 async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
-    """Files, and their absence, are what they are without a guard."""
+    """Files and their absence are read as without a guard."""
     root = stores.open_prefix(guarded.as_uri())
 
     await stores.check_reachable(root)
@@ -345,7 +347,7 @@ async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
     ["..", ".", "../secret", "a/../../secret", "./a/b/file", "a/./b/file", "..\\secret", "a/b/.."],
 )
 async def test_a_key_that_climbs_is_denied(stores: Stores, guarded: Path, key: str) -> None:
-    """Dots are refused wherever they would lead, and before any file is looked at."""
+    """Dot segments are refused before any file is opened."""
     await denied(stores, stores.open_prefix(guarded.as_uri()).join(key))
 
 
@@ -367,7 +369,7 @@ async def test_a_key_that_climbs_is_denied(stores: Stores, guarded: Path, key: s
 async def test_a_link_that_leads_out_is_denied(
     stores: Stores, guarded: Path, link: str, target: str, key: str
 ) -> None:
-    """A link to a file or to a folder above it; whether there is anything is not told."""
+    """Links to files and to folders are denied, also if their target does not exist."""
     (guarded / link).symlink_to(target)
     root = stores.open_prefix(guarded.as_uri())
 
@@ -386,7 +388,7 @@ async def test_a_link_that_leads_out_is_denied(
 async def test_a_link_that_stays_inside_is_followed(
     stores: Stores, guarded: Path, link: str, target: str, key: str
 ) -> None:
-    """Where a link ends is what counts."""
+    """Only the end of a link must lie below the prefix."""
     (guarded / link).symlink_to(target)
 
     assert await read_guarded(stores, stores.open_prefix(guarded.as_uri()), key) == b"plain"
@@ -409,7 +411,7 @@ async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -
 
 
 async def test_a_circle_of_links_is_denied(stores: Stores, guarded: Path) -> None:
-    """What never ends leads nowhere, and that is not absence."""
+    """A circle is denied, not absent."""
     (guarded / "one").symlink_to("two")
     (guarded / "two").symlink_to("one")
 
@@ -429,7 +431,7 @@ async def test_a_reference_to_no_file_is_absent(stores: Stores, guarded: Path) -
 
 
 async def test_an_unmounted_folder_is_no_absence(stores: Stores, guarded: Path) -> None:
-    """When the prefix itself is gone nothing is proved absent; nothing is listed anyway."""
+    """A missing prefix is an error for every read; listings are always denied."""
     root = stores.open_prefix((guarded / "gone").as_uri())
 
     for ask in (stores.get, stores.stat, stores.check_reachable):
@@ -443,7 +445,7 @@ async def test_an_unmounted_folder_is_no_absence(stores: Stores, guarded: Path) 
 async def test_a_link_that_is_swapped_never_leads_out(
     stores: Stores, guarded: Path, kind: str
 ) -> None:
-    """Whatever a name turns into while it is opened, nothing outside is read."""
+    """A name that becomes a link while it is opened leads to nothing outside."""
     name, key = ("x", "x/secret") if kind == "folder" else ("secret", "secret")
     inside, outside = guarded / name, guarded.parent / name.replace("x", "")
     new, done = guarded / "new", threading.Event()

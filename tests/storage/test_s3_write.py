@@ -70,7 +70,7 @@ async def rewrite_spoilt(
 async def test_a_put_is_done_whatever_is_lost(
     lossy: Written, proxy: Proxy, fault: Fault, *, is_done: bool
 ) -> None:
-    """It is looked for, also after a response without an ETag, and sent again if need be."""
+    """The object is read back before a request is repeated, also if no ETag was returned."""
     proxy.passes_on = is_done
 
     assert await rewrite_spoilt(lossy, proxy, fault, b"0123456789", [b"new", ByteRange(0, 9)]) >= 3
@@ -149,10 +149,10 @@ async def test_the_first_put_is_done_whatever_is_lost(
 @pytest.mark.parametrize(
     ("pieces", "nth"), [([b"ours"], 1), ([ByteRange(0, 10 * MIB), b"ours"], 7)], ids=["put", "copy"]
 )
-async def test_who_was_written_on_top_of_has_won(
+async def test_a_write_that_was_replaced_since_has_succeeded(
     lossy: Written, proxy: Proxy, pieces: list[Piece], nth: int
 ) -> None:
-    """A write that others have built upon was done, under a version that nothing has any more."""
+    """A write that another one replaced returns an ETag that no object has any more."""
     etag = lossy.put(OLD)
 
     async def build_upon() -> None:
@@ -174,8 +174,10 @@ async def test_who_was_written_on_top_of_has_won(
 
 
 @pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.ERROR])
-async def test_who_was_overtaken_has_lost(lossy: Written, proxy: Proxy, mishap: Mishap) -> None:
-    """A write that was not done, and cannot be any more, is a conflict."""
+async def test_a_write_that_was_not_done_in_time_conflicts(
+    lossy: Written, proxy: Proxy, mishap: Mishap
+) -> None:
+    """A write whose precondition no longer holds is a conflict."""
     etag = lossy.put(b"old")
     proxy.between = lambda: lossy.put(b"theirs")
     proxy.spoil([1], mishap)
@@ -184,8 +186,8 @@ async def test_who_was_overtaken_has_lost(lossy: Written, proxy: Proxy, mishap: 
     assert lossy.seen()[0] == b"theirs"
 
 
-async def test_what_nobody_knows_is_no_conflict(lossy: Written, proxy: Proxy) -> None:
-    """When the server cannot be asked any more, that is what is told."""
+async def test_an_unknown_outcome_is_an_error(lossy: Written, proxy: Proxy) -> None:
+    """A server that no longer responds is a storage error, not a conflict."""
     etag = lossy.put(b"old")
     proxy.spoil(range(1, 1000), Mishap.ANSWER_LOST)
 
@@ -226,7 +228,7 @@ async def rewrite(poor: Written) -> None:
 async def test_a_server_that_heeds_no_conditions_is_not_written(
     poor: Written, relay: Proxy, header: str, named: str
 ) -> None:
-    """What would lose writes is told, each time that it is asked, and nothing is left there."""
+    """The failed probe is repeated, a successful one is not, and neither leaves an object."""
     relay.hides = lambda _, name: name == header
     for _ in range(2):
         with pytest.raises(UnwritableError, match=named):
@@ -277,7 +279,7 @@ def hides_metadata(_: str, header: str) -> bool:
 async def test_nothing_is_copied_where_that_is_not_safe(
     poor: Written, relay: Proxy, hides: Callable[[str, str], bool]
 ) -> None:
-    """All is sent where no request could swap a copied object in, or nobody recognise it."""
+    """All bytes are sent if no request swaps a copy in safely, or a write has no id."""
     relay.hides = hides
 
     await rewrite(poor)
@@ -296,10 +298,10 @@ async def test_a_server_without_copies_is_asked_for_one_once(poor: Written, rela
 
 
 @pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.DONE_AND_500])
-async def test_bytes_tell_where_ids_are_not_kept(
+async def test_bytes_are_compared_where_ids_are_not_kept(
     poor: Written, relay: Proxy, mishap: Mishap
 ) -> None:
-    """Without ids a lost answer is made up for by what is stored."""
+    """Without ids a write whose response was lost is recognised by its bytes."""
     relay.hides = hides_metadata
     await poor.store.verify_conditional_writes(poor.root)
     etag = poor.put(b"1")

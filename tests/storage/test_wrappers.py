@@ -112,7 +112,7 @@ CALLS: list[Call] = [
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_transient_errors_are_retried(call: Call) -> None:
-    """Three failures and a success are a success; pauses double, and chance takes a part."""
+    """Three failures and a success are a success; pauses double, with jitter."""
     inner, slept = FailingStore(list(PASSING)), list[float]()
 
     found = await call(retrying(inner, slept), inner.etag)
@@ -134,7 +134,7 @@ async def test_the_fourth_failure_is_raised(call: Call) -> None:
 @pytest.mark.parametrize("error", FINAL, ids=str)
 @pytest.mark.parametrize("call", CALLS)
 async def test_lasting_errors_are_raised_at_once(call: Call, error: StorageError) -> None:
-    """Denied is denied."""
+    """One attempt is made, and its error is raised."""
     inner = FailingStore([error])
 
     with pytest.raises(type(error)):
@@ -165,7 +165,7 @@ async def test_the_deadline_bounds_everything() -> None:
 
 
 async def test_a_timeout_of_the_caller_is_not_ours() -> None:
-    """Who waits less than the deadline hears `TimeoutError`."""
+    """A caller that waits less than the deadline gets its own `TimeoutError`."""
     store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(5, backoff=SLOW))
 
     with pytest.raises(TimeoutError):
@@ -175,7 +175,7 @@ async def test_a_timeout_of_the_caller_is_not_ours() -> None:
 
 @pytest.mark.parametrize("delimiter", ["", "/"])
 async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
-    """Each name is told once, in order, though the listing breaks off behind every other one."""
+    """Each name is listed once, in order, though the listing fails after every second one."""
 
     class Breaking(FailingStore):
         async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:

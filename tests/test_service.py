@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import httpx
 import pytest
@@ -125,7 +125,9 @@ class Service:
         return sum(seen.path.startswith(f"/bucket/em/{of}") for seen in self.store.seen)
 
 
-def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Settings:
+def _settings(
+    store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"], chunk_bytes: int = 0
+) -> Settings:
     url = f"{store.url}/bucket/em" if scheme == "http" else "s3://bucket/em"
     lab = StoreSettings(
         endpoint_url=store.url,
@@ -137,7 +139,9 @@ def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Sett
         cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
         limits=LimitSettings(timeout_s=2, deadline_s=5),
         stores={"lab": lab},
-        datasets={"em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None)},
+        datasets={
+            "em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None, format=form)
+        },
     )
 
 
@@ -145,8 +149,9 @@ def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Sett
 def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[Service]:
     """Serve one container from the object server, without a chunk cache."""
     scheme, container = SERVICES[request.param]
+    form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
     with (
-        serving(_settings(faulty, scheme=scheme)) as url,
+        serving(_settings(faulty, scheme=scheme, form=form)) as url,
         httpx.Client(base_url=url, timeout=20) as client,
     ):
         found = Service(client, faulty, container)
@@ -226,7 +231,7 @@ async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyS
     for key, data in build(CHUNKS).items():
         faulty.put("bucket", f"em/{key}", data)
     limits = httpx.Limits(max_connections=100)
-    with serving(_settings(faulty, scheme="s3", chunk_bytes=2**20)) as url:
+    with serving(_settings(faulty, scheme="s3", form="auto", chunk_bytes=2**20)) as url:
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=20) as client:
             await client.get("/em/zarr.json")
             async with asyncio.TaskGroup() as group:

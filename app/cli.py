@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
@@ -37,7 +36,7 @@ from app.resolve.inspect import (
 from app.resolve.listing import Root
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.settings import Settings, load
+from app.settings import LogLevel, Settings, load
 from app.storage.stores import Stores
 
 app = typer.Typer(
@@ -60,16 +59,6 @@ _COLUMNS: Final = [
     "index",
     "codecs",
 ]
-
-
-class LogLevel(StrEnum):
-    """Least severity that is logged."""
-
-    CRITICAL = "critical"
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-    DEBUG = "debug"
 
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]

@@ -29,8 +29,7 @@ from app.http.shard_affinity import ShardAffinity
 from app.http.start_page import OverviewCache, StartPage, figures_of
 from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
-from app.observability.metrics import Metrics
-from app.observability.repositories import CountingCommitter, CountingSessions
+from app.observability.metrics import CountingCommitter, CountingSessions, Metrics
 from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
@@ -47,7 +46,7 @@ from app.resolve.write import Eraser, PassthroughWriter, Writer
 from app.settings import LimitSettings, Settings
 from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.stores import Stores
-from app.storage.traced import Call, OnCall, TracedStore
+from app.storage.wrappers import Call, OnCall, TracedStore
 
 
 class Shared(NamedTuple):

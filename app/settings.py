@@ -8,9 +8,9 @@ import json
 import re
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -36,20 +36,46 @@ RESERVED: Final = frozenset(
 )
 """First path segments of the service, which no dataset can be called."""
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
+WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
+"""Schemes of datasets that clients may write to."""
+PREFIX: Final = "SHARDGATE_"
+"""Prefix of environment variables."""
+_SERVICE_LINK: Final = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
-_DATASET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SHORTEST_SECRET: Final = 32
 _PLAIN_HOSTS: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 
+type TextCheck = Callable[[str], str]
+"""Returns a text, or raises `ValueError`."""
 
-def dataset_name(name: str) -> str:
-    """Check the first segment of the paths of a dataset."""
-    if name in RESERVED or not _DATASET_NAME.fullmatch(name):
-        raise ValueError("is not a name for a dataset")
-    return name
+
+def matches(pattern: str, complaint: str, *, reserved: Collection[str] = ()) -> TextCheck:
+    """Return a check that raises *complaint* unless *pattern* matches a whole text."""
+
+    def check(text: str) -> str:
+        if text in reserved or not re.fullmatch(pattern, text):
+            raise ValueError(complaint)
+        return text
+
+    return check
+
+
+dataset_name: Final = matches(_NAME, "is not a name for a dataset", reserved=RESERVED)
+"""Check of the first segment of the paths of a dataset."""
+caller_name: Final = matches(_NAME, "is not a name for a caller or an issuer", reserved={PUBLIC})
+server_url: Final = matches(
+    r"https?://[^/@?#\s]+(/[^?#\s]*)?", "is not the http(s):// URL of a server"
+)
+header_value: Final = matches(r"[\x20-\x7e]+", "is not a header value")
+digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
 
 
 def dataset_url(url: str) -> str:
@@ -70,20 +96,6 @@ def dataset_url(url: str) -> str:
     if scheme in {"http", "https"} and (urlsplit(url).query or urlsplit(url).fragment):
         raise ValueError("has a query or fragment, which the keys below it could not carry")
     return url.rstrip("/") if rest.strip("/") else url
-
-
-def header_value(value: str) -> str:
-    """Check the value of a header."""
-    if not re.fullmatch(r"[\x20-\x7e]+", value):
-        raise ValueError("is not a header value")
-    return value
-
-
-def server_url(url: str) -> str:
-    """Check the URL of a server."""
-    if not re.fullmatch(r"https?://[^/@?#\s]+(/[^?#\s]*)?", url):
-        raise ValueError("is not the http(s):// URL of a server")
-    return url
 
 
 def list_from_text(value: object) -> object:
@@ -117,46 +129,11 @@ def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.lower().removesuffix(".") for name in names)
 
 
-def caller_name(name: str) -> str:
-    """Check the name of a caller or an issuer."""
-    if name == PUBLIC or not _DATASET_NAME.fullmatch(name):
-        raise ValueError("is not a name for a caller or an issuer")
-    return name
-
-
-def digest(text: str) -> str:
-    """Check a SHA-256 digest in hexadecimal."""
-    if not _DIGEST.fullmatch(text.lower()):
-        raise ValueError("is not a SHA-256 digest of 64 hexadecimal characters")
-    return text.lower()
-
-
 def issuer_url(url: str) -> str:
     """Check the URL of an issuer, which must be encrypted or local."""
     if not (url.startswith("https://") or _PLAIN_HOSTS.match(url)):
         raise ValueError("is not https://, nor a server on this machine")
     return server_url(url)
-
-
-PREFIX: Final = "SHARDGATE_"
-"""Prefix of environment variables."""
-_SERVICE_LINK: Final = re.compile(
-    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
-
-
-class Section(
-    BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-):
-    """A table of the file."""
-
-
-WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
-"""Schemes of datasets that clients may write to."""
-_SHORTEST_SECRET: Final = 32
-
-type _Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(list_from_text)]
 
 
 def _long_enough(secret: SecretStr) -> SecretStr:
@@ -165,7 +142,19 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     return secret
 
 
-type _Names = Annotated[tuple[str, ...], BeforeValidator(list_from_text)]
+type _List[T] = Annotated[tuple[T, ...], BeforeValidator(list_from_text)]
+type _Names = _List[str]
+type _Digest = Annotated[str, AfterValidator(digest), AfterValidator(str.lower)]
+type _ServerUrl = Annotated[str, AfterValidator(server_url)]
+type _IssuerUrl = Annotated[str, AfterValidator(issuer_url)]
+type _RootUrl = Annotated[str, AfterValidator(dataset_url)]
+type _CallerName = Annotated[str, AfterValidator(caller_name)]
+
+
+class Section(
+    BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+):
+    """A table of the file."""
 
 
 class ServerSettings(Section):
@@ -183,9 +172,9 @@ class ServerSettings(Section):
     """Origins whose pages may read answers (CORS); `*` allows all."""
     metrics: _Names | None = None
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
-    trusted_proxies: _Networks = ()
+    trusted_proxies: _List[IPvAnyNetwork] = ()
     """Networks of proxies whose X-Forwarded-For is trusted, such as `10.0.0.0/8`."""
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_level: LogLevel = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """`text`, or `json` for one JSON object per line."""
@@ -240,7 +229,7 @@ class LimitSettings(Section):
 class StoreSettings(Section):
     """Endpoint and credentials of an S3, GCS or Azure store."""
 
-    endpoint_url: Annotated[str, AfterValidator(server_url)] | None = None
+    endpoint_url: _ServerUrl | None = None
     """URL of the S3, GCS or Azure server; default: `AWS_ENDPOINT_URL`, or the provider's."""
     region: str | None = None
     """Region to sign for; default: botocore's usual chain."""
@@ -265,9 +254,7 @@ class StoreSettings(Section):
 class CallerSettings(Section):
     """A caller with credentials of this service."""
 
-    token_sha256: Annotated[
-        tuple[Annotated[str, AfterValidator(digest)], ...], BeforeValidator(list_from_text)
-    ] = ()
+    token_sha256: _List[_Digest] = ()
     """SHA-256 digests of bearer tokens, in hexadecimal."""
     access_key_id: str | None = None
     """S3 access key id."""
@@ -286,11 +273,11 @@ class CallerSettings(Section):
 class IssuerSettings(Section):
     """An OpenID Connect issuer, whose tokens are accepted as bearer tokens."""
 
-    url: Annotated[str, AfterValidator(issuer_url)]
+    url: _IssuerUrl
     """URL of the issuer, equal to `iss` in its tokens."""
     audience: str
     """Required `aud` of its tokens."""
-    jwks_url: Annotated[str, AfterValidator(issuer_url)] | None = None
+    jwks_url: _IssuerUrl | None = None
     """URL of its keys; default: from `/.well-known/openid-configuration`."""
     claims: _Names = ("scope", "groups")
     """Claims that a rule `NAME:VALUE` is compared with; `a.b` is `b` within `a`."""
@@ -310,7 +297,7 @@ class TokenSettings(Section):
 class VirtualPrefix(Section):
     """URL prefixes that end at segment boundaries."""
 
-    url: Annotated[str, AfterValidator(dataset_url)]
+    url: _RootUrl
     """A folder, bucket or host, or a part of one."""
     store: str | None = None
     """Name of a `[stores.NAME]` table; default: that of the dataset."""
@@ -319,7 +306,7 @@ class VirtualPrefix(Section):
 class DatasetSettings(Section):
     """One served root."""
 
-    url: Annotated[str, AfterValidator(dataset_url)]
+    url: _RootUrl
     """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
@@ -335,15 +322,9 @@ class DatasetSettings(Section):
     """Who may write if `writable`; default: everybody, if everybody may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
-    virtual_chunk_prefixes: Annotated[
-        tuple[Annotated[VirtualPrefix, BeforeValidator(table_of_url)], ...],
-        BeforeValidator(list_from_text),
-    ] = ()
+    virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
     """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
-
-    redirects: Annotated[
-        tuple[Annotated[str, AfterValidator(server_url)], ...], BeforeValidator(list_from_text)
-    ] = ()
+    redirects: _List[_ServerUrl] = ()
     """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
 
     @property
@@ -391,12 +372,8 @@ class Settings(Section):
     limits: LimitSettings = LimitSettings()
     tokens: TokenSettings = TokenSettings()
     stores: dict[str, StoreSettings] = Field(default_factory=dict)
-    callers: dict[Annotated[str, AfterValidator(caller_name)], CallerSettings] = Field(
-        default_factory=dict
-    )
-    issuers: dict[Annotated[str, AfterValidator(caller_name)], IssuerSettings] = Field(
-        default_factory=dict
-    )
+    callers: dict[_CallerName, CallerSettings] = Field(default_factory=dict)
+    issuers: dict[_CallerName, IssuerSettings] = Field(default_factory=dict)
     datasets: dict[Annotated[str, AfterValidator(dataset_name)], DatasetSettings] = Field(
         default_factory=dict
     )
@@ -425,18 +402,13 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _credentials_are_of_one(self) -> Self:
+    def _callers_and_issuers_are_distinct(self) -> Self:
         known: set[str] = set()
         for name, caller in self.callers.items():
             own = {*caller.token_sha256, *filter(None, [caller.access_key_id])}
             if own & known:
                 raise ValueError(f"callers.{name}: has the token or key of another caller")
             known |= own
-        return self
-
-    @model_validator(mode="after")
-    def _issuers_are_distinct(self) -> Self:
-        known: set[str] = set()
         for name, issuer in self.issuers.items():
             if issuer.url in known:
                 raise ValueError(f"issuers.{name}: has the url of another issuer")
@@ -451,14 +423,8 @@ class Settings(Section):
 
 
 TABLES: Final[Mapping[str, type[BaseModel]]] = {
-    "server": ServerSettings,
-    "cache": CacheSettings,
-    "limits": LimitSettings,
-    "tokens": TokenSettings,
-    "stores": StoreSettings,
-    "callers": CallerSettings,
-    "issuers": IssuerSettings,
-    "datasets": DatasetSettings,
+    name: (get_args(field.annotation) or (field.annotation,))[-1]
+    for name, field in Settings.model_fields.items()
 }
 """Model of each section; sections in the plural have a table for each name."""
 

@@ -377,24 +377,6 @@ def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
     assert report["counts"]["manifests"] > 0
 
 
-def test_verify_names_object_and_key_of_damage(tmp_path: Path) -> None:
-    """Damage is exit code 1, and a line that says where."""
-    demo.write(tmp_path)
-    shard = tmp_path / "image.zarr/s0/c/0/0/0"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-
-    verified = run("verify", str(tmp_path))
-
-    assert verified.returncode == 1
-    assert verified.stdout.splitlines()[-1] == (
-        f"damaged: {shard.as_uri()}: image.zarr/s0/c/0/0/0: "
-        "the checksum of the shard index does not match"
-    )
-    assert "Traceback" not in verified.stderr
-
-
 def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
     """A chunk in gzip, a manifest, a minishard index, an entry of the draft: each a line."""
     cells = precomputed.build({"s0/-1-2_5-8_0-1": b"first"})
@@ -418,6 +400,7 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
     verified = run("verify", "--chunks", str(tmp_path))
 
     assert verified.returncode == 1
+    assert "Traceback" not in verified.stderr
     first, *lines = verified.stdout.splitlines()
     assert first == "4 collections, 4 shards, 2 inner chunks of 125 bytes: 4 damaged"
     shown = [line.removeprefix(f"damaged: {tmp_path.as_uri()}/") for line in lines]

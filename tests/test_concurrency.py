@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -93,6 +93,9 @@ async def test_a_stream_is_taken_in_parts() -> None:
     assert [await take(numbers, 3) for _ in range(3)] == [[0, 1, 2], [3, 4], []]
 
 
+type Call = Callable[[Sequence[int]], Sequence[int | Exception]]
+
+
 class Worker:
     """Notes what it is called with, and waits until it may go on."""
 
@@ -107,19 +110,35 @@ class Worker:
         return [ValueError(item) if item < 0 else 10 * item for item in items]
 
 
+type Executor = BatchExecutor[int, int]
+type Open = Callable[..., Executor]
+
+
 @pytest.fixture
-def threads() -> Generator[ThreadPoolExecutor]:
-    """Open some threads."""
+def worker() -> Worker:
+    """Return a worker that waits."""
+    return Worker()
+
+
+@pytest.fixture
+def open_executor(worker: Worker) -> Generator[Open]:
+    """Open executors with some threads, by default of one call at a time of *worker*."""
     with ThreadPoolExecutor(4) as pool:
-        yield pool
+
+        def build(call: Call = worker, *, concurrency: int = 1, batch_size: int = 9) -> Executor:
+            return BatchExecutor(pool, call, concurrency=concurrency, batch_size=batch_size)
+
+        yield build
 
 
-async def test_what_waits_is_taken_together(threads: ThreadPoolExecutor) -> None:
-    """Who comes while all are busy is done with the others that do, a few at a time, in order."""
-    worker = Worker()
-    executor = BatchExecutor[int, int](threads, worker, concurrency=2, batch_size=3)
+def start(executor: Executor, count: int) -> list[asyncio.Task[int]]:
+    """Let *count* callers wait for the items 0, 1 and so on."""
+    return [asyncio.create_task(executor.run(item)) for item in range(count)]
 
-    tasks = [asyncio.create_task(executor.run(item)) for item in range(9)]
+
+async def test_queued_items_are_taken_in_batches(worker: Worker, open_executor: Open) -> None:
+    """Items that arrive while all calls run are taken together, a few at a time, in order."""
+    tasks = start(open_executor(concurrency=2, batch_size=3), 9)
     await until(lambda: len(worker.calls) == 2)
     assert sorted(worker.calls) == [[0], [1]]
     worker.may_go_on.set()
@@ -128,95 +147,85 @@ async def test_what_waits_is_taken_together(threads: ThreadPoolExecutor) -> None
     assert sorted(worker.calls[2:]) == [[2, 3, 4], [5, 6, 7], [8]]
 
 
-async def test_a_failure_is_told_to_one(threads: ThreadPoolExecutor) -> None:
-    """What was done together with what failed is done."""
-    worker = Worker()
+async def test_the_failure_of_an_item_is_raised_to_its_caller(
+    worker: Worker, open_executor: Open
+) -> None:
+    """Other items of the same batch are done."""
     worker.may_go_on.set()
-    executor = BatchExecutor[int, int](threads, worker, concurrency=1, batch_size=9)
+    items = map(open_executor().run, (1, 2, -3, 4))
+    results = await asyncio.gather(*items, return_exceptions=True)
 
-    told = await asyncio.gather(*map(executor.run, (1, 2, -3, 4)), return_exceptions=True)
-
-    assert told[:2] + told[3:] == [10, 20, 40]
-    assert isinstance(told[2], ValueError)
+    assert results[:2] + results[3:] == [10, 20, 40]
+    assert isinstance(results[2], ValueError)
     assert len(worker.calls) == 2
 
 
-async def test_a_call_that_fails_is_told_to_all(threads: ThreadPoolExecutor) -> None:
-    """Nobody waits for ever for what has broken off, and what comes later is done."""
+async def test_the_failure_of_a_call_is_raised_to_all_its_callers(open_executor: Open) -> None:
+    """Later items are done."""
+    executor = open_executor(lambda items: [1 // item for item in items])
+    results = await asyncio.gather(*map(executor.run, (1, 1, 0)), return_exceptions=True)
 
-    def call(items: Sequence[int]) -> list[int | Exception]:
-        return [1 // item for item in items]
-
-    executor = BatchExecutor[int, int](threads, call, concurrency=1, batch_size=9)
-
-    told = await asyncio.gather(*map(executor.run, (1, 1, 0)), return_exceptions=True)
-
-    assert told[0] == 1
-    assert [type(each) for each in told[1:]] == [ZeroDivisionError] * 2
+    assert results[0] == 1
+    assert [type(each) for each in results[1:]] == [ZeroDivisionError] * 2
     assert await executor.run(1) == 1
 
 
-async def test_who_leaves_takes_it_back(threads: ThreadPoolExecutor) -> None:
-    """What nobody waits for any more is not begun; what is under way is ended."""
-    worker = Worker()
-    executor = BatchExecutor[int, int](threads, worker, concurrency=1, batch_size=9)
-    tasks = [asyncio.create_task(executor.run(item)) for item in range(4)]
+async def test_an_item_of_a_cancelled_caller_is_not_begun(
+    worker: Worker, open_executor: Open
+) -> None:
+    """A call that has begun is completed."""
+    tasks = start(open_executor(), 4)
     await until(lambda: worker.calls == [[0]])
-
     for task in tasks[0], tasks[2]:
         task.cancel()
     worker.may_go_on.set()
 
-    told = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(each) for each in told[::2]] == [asyncio.CancelledError] * 2
-    assert told[1::2] == [10, 30]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in results[::2]] == [asyncio.CancelledError] * 2
+    assert results[1::2] == [10, 30]
     assert worker.calls == [[0], [1, 3]]
 
 
-async def test_nobody_waits_for_what_is_closed(threads: ThreadPoolExecutor) -> None:
-    """At the end what has not begun is cancelled."""
-    worker = Worker()
-    executor = BatchExecutor[int, int](threads, worker, concurrency=1, batch_size=9)
-    tasks = [asyncio.create_task(executor.run(item)) for item in range(3)]
+async def test_closing_cancels_what_has_not_begun(worker: Worker, open_executor: Open) -> None:
+    """The call that has begun returns its result."""
+    executor = open_executor()
+    tasks = start(executor, 3)
     await until(lambda: worker.calls == [[0]])
-
     executor.close()
     worker.may_go_on.set()
 
-    told = await asyncio.gather(*tasks, return_exceptions=True)
-    assert told[0] == 0
-    assert [type(each) for each in told[1:]] == [asyncio.CancelledError] * 2
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[0] == 0
+    assert [type(each) for each in results[1:]] == [asyncio.CancelledError] * 2
 
 
-async def test_nobody_waits_for_threads_that_have_ended() -> None:
-    """Who asks after the end is told, and who had to wait until then as well."""
-    worker, threads = Worker(), ThreadPoolExecutor(1)
+async def test_nobody_waits_for_threads_that_have_ended(worker: Worker) -> None:
+    """Items that are queued or come after the end of the threads raise `RuntimeError`."""
+    threads = ThreadPoolExecutor(1)
     executor = BatchExecutor[int, int](threads, worker, concurrency=1, batch_size=1)
-    first = asyncio.create_task(executor.run(0))
+    first, second = start(executor, 2)
     await until(lambda: worker.calls == [[0]])
     threads.shutdown(wait=False)
-
-    second = asyncio.create_task(executor.run(1))
     worker.may_go_on.set()
 
     assert await first == 0
-    with pytest.raises(RuntimeError):
-        await second
-    with pytest.raises(RuntimeError):
-        await executor.run(2)
+    for late in second, executor.run(2):
+        with pytest.raises(RuntimeError):
+            await late
 
 
-class _Call:
-    """A call that waits to be told how it ends."""
+class _Flight:
+    """A call that waits until it is told to end, of which the callers of a key share one."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.cancelled = 0
         self.end = asyncio.Event()
         self.failure: Exception | None = None
+        self.table = SingleFlight[str]()
 
     async def __call__(self) -> int:
-        """Wait, then give the number of this call."""
+        """Wait, then return the number of this call."""
         self.begun += 1
         number = self.begun
         try:
@@ -228,118 +237,90 @@ class _Call:
             raise self.failure
         return number
 
-
-async def test_callers_of_one_key_share_a_call() -> None:
-    """A hundred callers make one call and hear its result."""
-    flights, call = SingleFlight[str](), _Call()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(flights.run("a", call)) for _ in range(100)]
+    async def start(self, count: int) -> list[asyncio.Task[int]]:
+        """Let *count* callers wait for one key."""
+        tasks = [asyncio.create_task(self.table.run("a", self)) for _ in range(count)]
         await settle()
-        call.end.set()
-
-    assert [task.result() for task in tasks] == [1] * 100
+        return tasks
 
 
-async def test_keys_do_not_wait_for_each_other() -> None:
+@pytest.fixture
+async def flight() -> _Flight:
+    """Return a call that waits."""
+    return _Flight()
+
+
+@pytest.mark.parametrize("failure", [None, LookupError("for the test")])
+async def test_callers_of_one_key_share_a_call(flight: _Flight, failure: Exception | None) -> None:
+    """Every caller gets the result or the error of the one call, and the table is empty then."""
+    flight.failure = failure
+    tasks = await flight.start(100)
+    assert len(flight.table) == 1
+    flight.end.set()
+
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [failure or 1] * 100
+    assert (flight.begun, len(flight.table)) == (1, 0)
+
+
+async def test_keys_do_not_wait_for_each_other(flight: _Flight) -> None:
     """A call that hangs holds up no other key."""
-    flights, stuck, free = SingleFlight[str](), _Call(), _Call()
-    waiting = asyncio.create_task(flights.run("a", stuck))
-    await settle()
+    free = _Flight()
+    (waiting,) = await flight.start(1)
     free.end.set()
 
-    assert await flights.run("b", free) == 1
+    assert await flight.table.run("b", free) == 1
     assert not waiting.done()
-    stuck.end.set()
+    flight.end.set()
     await waiting
 
 
-async def test_a_finished_call_is_not_shared() -> None:
+async def test_a_finished_call_is_not_shared(flight: _Flight) -> None:
     """A later caller starts a new call."""
-    flights, call = SingleFlight[str](), _Call()
-    call.end.set()
+    flight.end.set()
 
-    assert [await flights.run("a", call), await flights.run("a", call)] == [1, 2]
+    assert [await flight.table.run("a", flight) for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])
-async def test_when_one_leaves_the_others_go_on(leaver: int) -> None:
-    """Whichever caller is cancelled, the others get the result of the same call."""
-    flights, call = SingleFlight[str](), _Call()
-    tasks = [asyncio.create_task(flights.run("a", call)) for _ in range(3)]
-    await settle()
+async def test_when_one_leaves_the_others_go_on(flight: _Flight, leaver: int) -> None:
+    """When any caller is cancelled, the others get the result of the same call."""
+    tasks = await flight.start(3)
     tasks.pop(leaver).cancel()
     await settle()
-    call.end.set()
+    flight.end.set()
 
     assert await asyncio.gather(*tasks) == [1, 1]
-    assert call.cancelled == 0
+    assert flight.cancelled == 0
 
 
-async def test_when_all_leave_the_call_is_cancelled() -> None:
-    """Without callers the call is cancelled, and the table is empty."""
-    flights, call = SingleFlight[str](), _Call()
-    tasks = [asyncio.create_task(flights.run("a", call)) for _ in range(3)]
-    await settle()
-    for task in tasks:
+async def test_when_all_leave_the_call_is_cancelled(flight: _Flight) -> None:
+    """The table is empty, and a call that is being cancelled is not joined."""
+    for task in await flight.start(3):
         task.cancel()
     await settle()
-
-    assert (call.begun, call.cancelled, len(flights)) == (1, 1, 0)
-
-
-async def test_who_comes_after_all_have_left_makes_a_new_call() -> None:
-    """A call that is being cancelled is not joined."""
-    flights, call = SingleFlight[str](), _Call()
-    first = asyncio.create_task(flights.run("a", call))
+    assert (flight.begun, flight.cancelled, len(flight.table)) == (1, 1, 0)
+    (leaving,) = await flight.start(1)
+    leaving.cancel()
+    late = asyncio.create_task(flight.table.run("a", flight))
     await settle()
-    first.cancel()
-    second = asyncio.create_task(flights.run("a", call))
-    await settle()
-    call.end.set()
+    flight.end.set()
 
-    assert await second == 2
+    assert await late == 3
 
 
-async def test_a_failure_is_heard_by_all() -> None:
-    """Every caller gets the exception of the call."""
-    flights, call = SingleFlight[str](), _Call()
-    call.failure = LookupError("for the test")
-    tasks = [asyncio.create_task(flights.run("a", call)) for _ in range(3)]
-    await settle()
-    call.end.set()
-
-    heard = await asyncio.gather(*tasks, return_exceptions=True)
-    assert heard == [call.failure] * 3
-
-
-async def test_who_hears_a_failure_can_try_again_at_once() -> None:
+async def test_a_caller_that_gets_an_error_can_try_again_at_once(flight: _Flight) -> None:
     """The first to get the error starts a new call before the others get it."""
-    flights, call = SingleFlight[str](), _Call()
-    call.failure = LookupError("for the test")
+    flight.failure = LookupError("for the test")
 
     async def stubborn() -> int:
         try:
-            return await flights.run("a", call)
+            return await flight.table.run("a", flight)
         except LookupError:
-            call.failure = None
-            return await flights.run("a", call)
+            flight.failure = None
+            return await flight.table.run("a", flight)
 
     tasks = [asyncio.create_task(stubborn()) for _ in range(3)]
     await settle()
-    call.end.set()
+    flight.end.set()
 
     assert await asyncio.gather(*tasks) == [2, 2, 2]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_nothing_is_left_in_the_table(fails: bool) -> None:  # noqa: FBT001
-    """After success or failure the key is removed."""
-    flights, call = SingleFlight[str](), _Call()
-    call.failure = LookupError("for the test") if fails else None
-    tasks = [asyncio.create_task(flights.run("a", call)) for _ in range(3)]
-    await settle()
-    assert len(flights) == 1
-    call.end.set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert len(flights) == 0

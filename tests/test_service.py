@@ -2,15 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import Literal, NamedTuple
 
 import httpx
 import pytest
 from pydantic import ByteSize, SecretStr
 
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings, StoreSettings
+from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
@@ -25,38 +29,105 @@ from tests.formats.zarr.building import (
 from tests.serving import serving
 from tests.storage.faulty import Fault, FaultyServer
 
+
+class Container(NamedTuple):
+    """A container whose chunk *key* is in the object *shard*."""
+
+    key: str
+    shard: str
+    build: Callable[[Mapping[str, bytes]], dict[str, bytes]]
+    chunks: dict[str, bytes]
+    steps: dict[str, str | None]
+    """Reads of a cold chunk, and the key of the request after which each is the next one."""
+    absent: str
+    """Key without a chunk that the index of *key* covers, after the last of *steps*."""
+    byte_range: str
+
+
 KEY = "c/0/1"
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", KEY, "c/1/1"])}
-SHARD = "bucket/em/c/0/0"
+ZARR = Container(
+    KEY,
+    "c/0/0",
+    build,
+    CHUNKS,
+    {"metadata": None, "index": "zarr.json", "chunk": "c/0/0"},
+    "c/1/0",
+    "bytes=8-13",
+)
+ID, NEIGHBOUR, OTHER_MINISHARD, ABSENT, _ = precomputed.IDS
+PRECOMPUTED = Container(
+    ID,
+    "s0/0.shard",
+    precomputed.build,
+    {key: precomputed.chunk_bytes(n) for key, n in precomputed.IDS.items() if key != ABSENT},
+    {"info": None, "shard index": "info", "minishard index": OTHER_MINISHARD, "chunk": NEIGHBOUR},
+    ABSENT,
+    "bytes=35-39",
+)
+OLD = PRECOMPUTED._replace(build=partial(precomputed.build, old=True))
+GZIP = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=precomputed.GZIP_DATA))
+RAW = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=RAW_SHARDING))
+SERVICES = {
+    "s3": ("s3", ZARR),
+    "http": ("http", ZARR),
+    "precomputed": ("s3", PRECOMPUTED),
+    "old": ("s3", OLD),
+    "raw": ("s3", RAW),
+    "gzip": ("s3", GZIP),
+}
+USUAL = ("s3", "http", "precomputed")
 
 
 @dataclass
 class Service:
-    """The service, its store, and how often it asked there."""
+    """The service over a store that holds one container."""
 
     client: httpx.Client
     store: FaultyServer
+    container: Container
 
-    def get(self, key: str = KEY, **headers: str) -> httpx.Response:
-        """Ask for *key* of the dataset."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.client.get(f"/em/{key}", headers=given)
+    def get(self, key: str | None = None, **headers: str) -> httpx.Response:
+        """Request *key* of the dataset, by default that of the container."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.get(f"/em/{key or self.container.key}", headers=sent)
 
-    def put(self, key: str, data: bytes) -> None:
-        """Store an object of the dataset."""
-        self.store.put("bucket", f"em/{key}", data)
+    def reach(self, step: str) -> None:
+        """Send the request after which *step* is the next read of the chunk."""
+        if key := self.container.steps[step]:
+            assert self.get(key).status_code == 200
 
-    def put_all(self, objects: dict[str, bytes]) -> None:
+    def put(self, objects: Mapping[str, bytes]) -> None:
         """Store objects of the dataset."""
         for key, data in objects.items():
-            self.put(key, data)
+            self.store.put("bucket", f"em/{key}", data)
+
+    def put_chunks(self, chunks: Mapping[str, bytes]) -> None:
+        """Store a container of *chunks*."""
+        self.put(self.container.build(chunks))
+
+    def remove(self, key: str) -> None:
+        """Remove an object of the dataset."""
+        del self.store.objects[f"/bucket/em/{key}"]
+
+    @property
+    def chunk(self) -> bytes:
+        """The chunk of the container's key."""
+        return self.container.chunks[self.container.key]
+
+    @property
+    def is_s3(self) -> bool:
+        """True if the store is read as S3; for a plain server any 404 is absence."""
+        return any("X-Amz" in seen.query for seen in self.store.seen)
 
     def reads(self, *, of: str = "") -> int:
-        """Count what was asked of the store below *of*."""
+        """Count the requests to the store below *of*."""
         return sum(seen.path.startswith(f"/bucket/em/{of}") for seen in self.store.seen)
 
 
-def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Settings:
+def _settings(
+    store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"], chunk_bytes: int = 0
+) -> Settings:
     url = f"{store.url}/bucket/em" if scheme == "http" else "s3://bucket/em"
     lab = StoreSettings(
         endpoint_url=store.url,
@@ -68,79 +139,86 @@ def _settings(store: FaultyServer, *, scheme: str, chunk_bytes: int = 0) -> Sett
         cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
         limits=LimitSettings(timeout_s=2, deadline_s=5),
         stores={"lab": lab},
-        datasets={"em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None)},
+        datasets={
+            "em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None, format=form)
+        },
     )
 
 
-@pytest.fixture(params=["s3", "http"])
+@pytest.fixture(params=USUAL)
 def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[Service]:
-    """Serve one array from the object server, without a chunk cache."""
+    """Serve one container from the object server, without a chunk cache."""
+    scheme, container = SERVICES[request.param]
+    form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
     with (
-        serving(_settings(faulty, scheme=request.param)) as url,
+        serving(_settings(faulty, scheme=scheme, form=form)) as url,
         httpx.Client(base_url=url, timeout=20) as client,
     ):
-        found = Service(client, faulty)
-        found.put_all(build(CHUNKS))
+        found = Service(client, faulty, container)
+        found.put_chunks(container.chunks)
         yield found
 
 
-def test_chunk(service: Service) -> None:
-    """A plain GET brings the bytes of an inner chunk."""
+def over(*names: str) -> pytest.MarkDecorator:
+    """Run a test over the services *names*."""
+    return pytest.mark.parametrize("service", names, indirect=True)
+
+
+over_zarr = over("s3", "http")
+at_each_step = pytest.mark.parametrize(
+    ("service", "step"),
+    [(name, step) for name in USUAL for step in SERVICES[name][1].steps],
+    indirect=["service"],
+)
+
+
+def test_a_chunk_is_served(service: Service) -> None:
+    """A plain GET returns the bytes of an inner chunk."""
     answer = service.get()
 
-    assert (answer.status_code, answer.content) == (200, CHUNKS[KEY])
+    assert (answer.status_code, answer.content) == (200, service.chunk)
 
 
-def test_cold_chunk_takes_two_reads_after_the_metadata(service: Service) -> None:
-    """One read of the index, one of the chunk."""
-    service.get("zarr.json")
+def test_a_cold_chunk_takes_a_read_of_each_index_and_one_of_the_chunk(service: Service) -> None:
+    """Once the metadata are known, all reads are of the shard."""
+    _, first, *_ = service.container.steps
+    service.reach(first)
+    del service.store.seen[:]
     service.get()
 
-    assert service.reads(of="c/") == 2
+    assert service.reads() == len(service.container.steps) - 1
+    assert service.reads(of=service.container.shard) == service.reads()
 
 
-def test_warm_chunk_takes_one_read(service: Service) -> None:
-    """With the index at hand, a chunk is one range read of its shard."""
-    service.get()
-    before = service.reads()
-    service.get("c/0/0")
+def test_a_warm_chunk_takes_one_read(service: Service) -> None:
+    """A chunk whose index is known is one range read of exactly its bytes; so is a part of it."""
+    service.reach("chunk")
+    del service.store.seen[:]
 
-    assert service.reads() - before == 1
-
-
-def test_range_of_a_warm_chunk_takes_one_read(service: Service) -> None:
-    """A part of a chunk is a part of the shard."""
-    service.get()
-    before = service.reads()
-    answer = service.get(range="bytes=1-2")
-
-    assert (answer.status_code, answer.content) == (206, CHUNKS[KEY][1:3])
-    assert service.reads() - before == 1
+    assert service.get().content == service.chunk
+    assert [seen.headers["Range"] for seen in service.store.seen] == [service.container.byte_range]
+    part = service.get(range="bytes=1-2")
+    assert (part.status_code, part.content) == (206, service.chunk[1:3])
+    assert service.reads() == 2
 
 
-def test_head_and_304_of_a_warm_chunk_take_no_read(service: Service) -> None:
-    """Size and version are known from the index."""
+def test_head_304_and_404_of_a_known_index_take_no_read(service: Service) -> None:
+    """Size, version and absence are known from the index."""
     etag = service.get().headers["etag"]
+    *_, minishard, _ = service.container.steps
+    service.reach(minishard)
     before = service.reads()
-    head = service.client.head(f"/em/{KEY}")
-    unchanged = service.get(if_none_match=etag)
+    head = service.client.head(f"/em/{service.container.key}")
 
-    assert (head.headers["etag"], head.headers["content-length"]) == (etag, str(len(CHUNKS[KEY])))
-    assert unchanged.status_code == 304
+    assert (head.headers["etag"], head.headers["content-length"]) == (etag, str(len(service.chunk)))
+    assert service.get(if_none_match=etag).status_code == 304
+    assert service.get(service.container.absent).status_code == 404
     assert service.reads() == before
 
 
-def test_absent_chunk_of_a_known_shard_takes_no_read(service: Service) -> None:
-    """The index says so."""
-    service.get()
-    before = service.reads()
-
-    assert service.get("c/1/0").status_code == 404
-    assert service.reads() == before
-
-
-def test_absent_shard_is_asked_for_once(service: Service) -> None:
-    """Absence is remembered."""
+@over_zarr
+def test_an_absent_shard_is_read_once(service: Service) -> None:
+    """Absence is cached."""
     service.get("c/2/0")
     before = service.reads()
 
@@ -153,7 +231,7 @@ async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyS
     for key, data in build(CHUNKS).items():
         faulty.put("bucket", f"em/{key}", data)
     limits = httpx.Limits(max_connections=100)
-    with serving(_settings(faulty, scheme="s3", chunk_bytes=2**20)) as url:
+    with serving(_settings(faulty, scheme="s3", form="auto", chunk_bytes=2**20)) as url:
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=20) as client:
             await client.get("/em/zarr.json")
             async with asyncio.TaskGroup() as group:
@@ -163,7 +241,8 @@ async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyS
     assert sum("/c/" in seen.path for seen in faulty.seen) == 2
 
 
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+type Damage = Callable[[bytes], bytes]
+DAMAGED_SHARDS: dict[str, Damage] = {
     "checksum": lambda shard: shard[:-1] + bytes([shard[-1] ^ 1]),
     "truncated": lambda shard: shard[:-3],
     "shorter than an index": lambda shard: shard[:20],
@@ -180,22 +259,42 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_shard(service: Service, damage: str) -> None:
-    """A shard that contradicts itself is 502 with the object's name, and leaves nothing behind."""
-    whole = build(CHUNKS)["c/0/0"]
-    service.put("c/0/0", DAMAGE[damage](whole))
-    answer = service.get()
-    service.put("c/0/0", whole)
+DAMAGE: list[tuple[str, str, Damage]] = [
+    *(("s3", "c/0/0", damage) for damage in DAMAGED_SHARDS.values()),
+    ("http", "c/0/0", DAMAGED_SHARDS["checksum"]),
+    ("precomputed", "s0/0.shard", lambda _: b""),
+    ("precomputed", "s0/0.shard", lambda shard: shard[:20]),
+    ("precomputed", "s0/0.shard", lambda shard: shard[:-1]),
+    ("precomputed", "s0/0.shard", lambda shard: shard[:16] + b"\xff" * 8 + shard[24:]),
+    ("precomputed", "s0/0.shard", lambda shard: shard[:-8] + b"\xff" * 8),
+    ("precomputed", "info", lambda _: b"{"),
+    ("precomputed", "info", lambda _: b""),
+    ("precomputed", "info", lambda info: info.replace(b'"shard_bits": 1', b'"shard_bits": 99')),
+    ("precomputed", "info", lambda info: info.replace(b"identity", b"md5")),
+    ("precomputed", "info", lambda info: info.replace(b"chunk_sizes", b"chunk")),
+]
+
+
+@pytest.mark.parametrize(("service", "key", "damage"), DAMAGE, indirect=["service"])
+def test_damage_is_502_with_the_name_of_the_object(
+    service: Service, key: str, damage: Damage
+) -> None:
+    """An object that contradicts itself leaves nothing behind once it is repaired."""
+    chunk = OTHER_MINISHARD if service.container is PRECOMPUTED else KEY
+    whole = service.container.build(service.container.chunks)[key]
+    service.put({key: damage(whole)})
+    answer = service.get(chunk)
+    service.put({key: whole})
 
     assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
-    assert "em/c/0/0: " in answer.json()["detail"]
-    assert service.get().content == CHUNKS[KEY]
+    assert f"em/{key}: " in answer.json()["detail"]
+    assert service.get(chunk).content == service.container.chunks[chunk]
 
 
+@over_zarr
 def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
     """An entry that cannot be right makes its own chunk unreadable only."""
-    service.put("c/0/0", DAMAGE["past the end"](build(CHUNKS)["c/0/0"]))
+    service.put({"c/0/0": DAMAGED_SHARDS["past the end"](build(CHUNKS)["c/0/0"])})
 
     assert service.get("c/0/0").content == CHUNKS["c/0/0"]
     assert service.get(KEY).status_code == 502
@@ -232,11 +331,12 @@ METADATA = {
 }
 
 
+@over_zarr
 @pytest.mark.parametrize("name", METADATA)
 @pytest.mark.parametrize("key", ["zarr.json", "c/0"])
 def test_damaged_metadata(service: Service, name: str, key: str) -> None:
     """Metadata that cannot be understood is 502 with the object's name, for chunks as well."""
-    service.put("zarr.json", METADATA[name])
+    service.put({"zarr.json": METADATA[name]})
     answer = service.get(key)
 
     assert answer.status_code == 502
@@ -253,175 +353,236 @@ SERVED_AS_IT_IS = {
 }
 
 
+@over_zarr
 @pytest.mark.parametrize("name", SERVED_AS_IT_IS)
 def test_array_that_cannot_be_unsharded(service: Service, name: str) -> None:
     """Its metadata and its shards are served as they are stored."""
     stored = json.dumps(array_metadata([8], [4], SERVED_AS_IT_IS[name])).encode()
-    service.put_all({"zarr.json": stored, "c/1": b"a shard"})
+    service.put({"zarr.json": stored, "c/1": b"a shard"})
 
     assert service.get("zarr.json").content == stored
     assert service.get("c/1").content == b"a shard"
     assert service.get("c/2").status_code == 404
 
 
+KEYS = [
+    ("c/2/2", 404),
+    ("c/3/0", 404),
+    ("c/99999999999999999999/0", 404),
+    ("c/00/1", 404),
+    ("c/%D9%A3/0", 404),
+    ("c/+0/1", 404),
+    ("c/-0/1", 404),
+    ("c/0", 404),
+    ("c/0%2F1", 200),
+    ("%2e%2e/em/zarr.json", 400),
+    ("..%2f..%2fetc%2fpasswd", 400),
+    ("%2E%2E%2Fetc", 400),
+    ("c/%00/1", 400),
+    ("c//0", 400),
+    ("%ff", 400),
+    ("x" * 60_000, 400),
+]
+IDS = [
+    ("s0/5-8_5-8_0-1", 404),
+    ("s0/-4--1_5-8_0-1", 404),
+    ("s0/%2D1-2_5-8_0-1", 200),
+    ("s0%2F-1-2_5-8_0-1", 200),
+    ("s0/-1-2_5-8_0-01", 404),
+    ("s0/\u0661-2_5-8_0-1", 404),
+    ("s0/" + "9" * 500 + "-2_5-8_0-1", 404),
+    ("s0/0.shard", 200),
+    ("s0", 404),
+    ("s0//-1-2_5-8_0-1", 400),
+    ("s0/../s0/-1-2_5-8_0-1%00", 400),
+]
+
+
 @pytest.mark.parametrize(
-    ("key", "status"),
+    ("service", "key", "status"),
     [
-        ("c/2/2", 404),
-        ("c/3/0", 404),
-        ("c/99999999999999999999/0", 404),
-        ("c/00/1", 404),
-        ("c/%D9%A3/0", 404),
-        ("c/+0/1", 404),
-        ("c/-0/1", 404),
-        ("c/0", 404),
-        ("c/0%2F1", 200),
-        ("%2e%2e/em/zarr.json", 400),
-        ("..%2f..%2fetc%2fpasswd", 400),
-        ("%2E%2E%2Fetc", 400),
-        ("c/%00/1", 400),
-        ("c//0", 400),
-        ("%ff", 400),
-        ("x" * 60_000, 400),
+        *((name, key, status) for name in ("s3", "http") for key, status in KEYS),
+        *(("precomputed", key, status) for key, status in IDS),
     ],
+    indirect=["service"],
 )
-def test_keys(service: Service, key: str, status: int) -> None:
-    """What is no key is refused, what is not canonical is absent, and neither asks the store."""
+def test_only_the_canonical_spelling_is_a_key(service: Service, key: str, status: int) -> None:
+    """Other spellings are absent or refused, and neither reads the store."""
     service.get()
     before = service.reads(of="c/")
-    answer = service.client.get(f"/em/{key}")
 
-    assert answer.status_code == status
+    assert service.get(key).status_code == status
     assert service.reads(of="..") == 0
     assert service.reads(of="c/") - before <= 1
 
 
-def test_unknown_dataset(service: Service) -> None:
-    """A dataset nobody configured is absent."""
+@over_zarr
+def test_an_unknown_dataset_is_absent(service: Service) -> None:
+    """The first segment must be the name of a dataset."""
     assert service.client.get("/nothing/c/0").status_code == 404
 
 
+@over_zarr
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "TRACE"])
-def test_method(service: Service, method: str) -> None:
-    """What cannot be done is said with what can."""
+def test_a_method_that_is_not_allowed_is_405(service: Service, method: str) -> None:
+    """``Allow`` lists the methods of a dataset that is only read."""
     answer = service.client.request(method, f"/em/{KEY}")
 
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
-@pytest.mark.parametrize("header", ["bytes=5-2", "bytes=x-", "bytes"])
-def test_malformed_range(service: Service, header: str) -> None:
-    """A range that is none is a fault of the client."""
-    assert service.get(range=header).status_code == 400
-
-
-def test_range_past_the_end(service: Service) -> None:
-    """The size of the chunk is told."""
+@over_zarr
+def test_a_range_outside_the_chunk_is_416_and_a_malformed_one_400(service: Service) -> None:
+    """A 416 has the size of the chunk."""
     answer = service.get(range="bytes=1000-")
 
     assert answer.status_code == 416
     assert answer.headers["content-range"] == f"bytes */{len(CHUNKS[KEY])}"
+    for malformed in ("bytes=5-2", "bytes=x-", "bytes"):
+        assert service.get(range=malformed).status_code == 400
 
 
 LASTING = {
-    Fault.DENY: 403,
-    Fault.NO_BUCKET: 503,
-    Fault.SLOW_DOWN: 503,
-    Fault.TOO_MANY: 503,
-    Fault.ERROR: 503,
-    Fault.STALL: 504,
-    Fault.STALL_BODY: 504,
-    Fault.RESET: 503,
-    Fault.RESET_BODY: 502,
-    Fault.CUT: 502,
-    Fault.SHORT_LENGTH: 502,
-    Fault.BAD_RANGE: 502,
-    Fault.GARBAGE: 503,
+    Fault.DENY: {403},
+    Fault.NO_BUCKET: {503},
+    Fault.SLOW_DOWN: {503},
+    Fault.TOO_MANY: {503},
+    Fault.ERROR: {503},
+    Fault.STALL: {503, 504},
+    Fault.STALL_BODY: {503, 504},
+    Fault.RESET: {503, 504},
+    Fault.RESET_BODY: {502, 503, 504},
+    Fault.CUT: {502, 503, 504},
+    Fault.SHORT_LENGTH: {502, 503, 504},
+    Fault.BAD_RANGE: {502, 503, 504},
+    Fault.GARBAGE: {503, 504},
 }
 
 
 @pytest.mark.parametrize(
     ("service", "step"),
     [
-        *product(("s3",), ("metadata", "index", "chunk")),
+        *product(("s3",), ZARR.steps),
         *(pytest.param("http", step, marks=pytest.mark.soak) for step in ("metadata", "index")),
         ("http", "chunk"),
+        *product(("precomputed",), PRECOMPUTED.steps),
     ],
     indirect=["service"],
 )
 @pytest.mark.parametrize("fault", LASTING)
-def test_fault_of_the_store(service: Service, fault: Fault, step: str) -> None:
-    """Whatever fails, at whichever step: its status, no byte, and nothing left behind."""
-    if step != "metadata":
-        service.get("zarr.json")
-    if step == "chunk":
-        service.get("c/0/0")
+def test_a_lasting_fault_of_the_store_has_its_status(
+    service: Service, fault: Fault, step: str
+) -> None:
+    """No read that fails returns a byte of the chunk, and nothing is left behind."""
+    service.reach(step)
     service.store.fail(fault)
     answer = service.get()
     service.store.heal()
 
-    allowed = {LASTING[fault], 503, 504} if LASTING[fault] >= 500 else {LASTING[fault]}
-    if fault is Fault.NO_BUCKET:
-        allowed = {503, 404} if str(service.client.base_url) and _is_plain(service) else {503}
-    assert answer.status_code in allowed
-    assert CHUNKS[KEY] not in answer.content
+    absent = {404} if fault is Fault.NO_BUCKET and not service.is_s3 else set[int]()
+    assert answer.status_code in LASTING[fault] | absent
+    assert service.chunk not in answer.content
     assert ("retry-after" in answer.headers) == (answer.status_code in {503, 504})
     if answer.status_code != 404:
-        assert service.get().content == CHUNKS[KEY]
+        assert service.get().content == service.chunk
 
 
-def _is_plain(service: Service) -> bool:
-    """Tell whether the store is plain HTTP, where 404 is 404 whatever its body says."""
-    return not any("X-Amz" in seen.query for seen in service.store.seen)
-
-
+@at_each_step
 @pytest.mark.parametrize(
     "fault", [Fault.SLOW_DOWN, Fault.ERROR, Fault.RESET, Fault.RESET_BODY, Fault.CUT]
 )
-def test_passing_fault_is_not_noticed(service: Service, fault: Fault) -> None:
-    """What goes away when asked again is no failure."""
-    service.get("zarr.json")
+def test_a_passing_fault_is_not_noticed(service: Service, fault: Fault, step: str) -> None:
+    """A read that fails once is repeated."""
+    service.reach(step)
     service.store.fail(fault, nth=[0])
 
-    assert service.get().content == CHUNKS[KEY]
+    assert service.get().content == service.chunk
 
 
+@over_zarr
 @pytest.mark.parametrize("fault", [Fault.IGNORE_RANGE, Fault.RANGE_AS_200, Fault.IGNORE_CONDITIONS])
-def test_store_with_manners_of_its_own(service: Service, fault: Fault) -> None:
-    """A store that ignores ranges or conditions still gives the right bytes."""
+def test_a_store_that_ignores_ranges_or_conditions_is_read_right(
+    service: Service, fault: Fault
+) -> None:
+    """Ranges and versions of responses are checked."""
     service.store.fail(fault)
 
     assert service.get().content == CHUNKS[KEY]
 
 
-@pytest.mark.parametrize("known", ["nothing", "metadata", "index"])
-def test_replaced_shard(service: Service, known: str) -> None:
-    """After an overwrite a reader gets the new chunk, even from an index it had."""
-    if known != "nothing":
-        service.get("zarr.json")
-    if known == "index":
-        service.get()
-    new = {key: b"longer than before " + data for key, data in CHUNKS.items()}
-    service.put_all(build(new))
+@pytest.mark.parametrize(
+    ("service", "step"),
+    [(name, s) for name in ("s3", "http", "raw", "gzip") for s in SERVICES[name][1].steps],
+    indirect=["service"],
+)
+def test_a_replaced_shard_is_read_anew(service: Service, step: str) -> None:
+    """After an overwrite a reader sees the new chunk, whatever was cached."""
+    service.reach(step)
+    new = {key: b"longer than before " + data for key, data in service.container.chunks.items()}
+    service.put_chunks(new)
 
-    assert service.get().content == new[KEY]
+    assert service.get().content == new[service.container.key]
+    assert service.get(range="bytes=1-3").content == new[service.container.key][1:4]
 
 
-def test_removed_shard(service: Service) -> None:
-    """After a removal the chunk is absent, although its index was known."""
+def test_chunks_of_a_removed_shard_are_absent(service: Service) -> None:
+    """An index that was cached does not count."""
     service.get()
-    del service.store.objects[f"/{SHARD}"]
+    service.remove(service.container.shard)
 
     assert service.get().status_code == 404
 
 
-def test_shard_that_never_holds_still(service: Service) -> None:
-    """A shard that is replaced before every read is an error, not a loop."""
-    service.get("zarr.json")
-    service.store.fail(Fault.REPLACE, path=f"/{SHARD}")
-    answer = service.get()
+@at_each_step
+def test_a_shard_that_is_replaced_before_every_read_is_an_error(
+    service: Service, step: str
+) -> None:
+    """The reads of one response are of one version, and the retries end."""
+    service.reach(step)
+    service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")
+    assert service.get().status_code in {502, 503}
 
-    assert answer.status_code in {502, 503}
+    service.store.heal()
+    service.put_chunks(service.container.chunks)
+    assert service.get().content == service.chunk
+
+
+@over("precomputed", "old")
+@pytest.mark.parametrize("name", ["shard", "index", "data"])
+def test_a_refusal_is_never_absence(service: Service, name: str) -> None:
+    """An object of either form of a shard that may not be read may exist."""
+    is_old = service.container is OLD
+    service.store.fail(Fault.DENY, path=f"/bucket/em/s0/0.{name}")
+
+    assert service.get().status_code == (403 if name == "shard" or is_old else 200)
+
+
+@over("precomputed")
+def test_a_shard_may_be_rewritten_in_the_old_form(service: Service) -> None:
+    """A volume that another version of a program has rewritten is still read."""
+    service.get()
+    service.remove("s0/0.shard")
+    chunks = {key: data + b"!" for key, data in PRECOMPUTED.chunks.items()}
+    service.put(OLD.build(chunks))
+    service.remove("s0/1.shard")
+
+    assert service.get().content == chunks[ID]
+
+
+@over("precomputed")
+@pytest.mark.parametrize("known", ["nothing", "7.index", "7"])
+def test_manifest_and_fragments_of_a_mesh_are_of_one_version(service: Service, known: str) -> None:
+    """A mesh that was replaced is read as a whole."""
+
+    def put(fragments: bytes) -> None:
+        objects = precomputed.build_meshes({"7": fragments}, sharding=RAW_SHARDING)
+        service.put({f"mesh/{key}": data for key, data in objects.items()})
+
+    put(b"fragments")
+    service.get(f"mesh/{known}")
+    put(b"more fragments than before")
+
+    assert service.get("mesh/7").content == b"more fragments than before"
 
 
 def test_checksum_is_that_of_the_specification() -> None:

@@ -25,13 +25,17 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.errors import RangeNotSatisfiedError, ShardgateError
+from app.errors import CommitConflictError, RangeNotSatisfiedError, ShardgateError
+from app.formats.icechunk.session import SessionDocument
 from app.model import ObjectRef
 from app.observability.requests import NO_DATASET, Outcome
 from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.commit import CommitResult, Committer
+from app.resolve.icechunk.session import Session
+from app.resolve.icechunk.sessions import Sessions
 from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice, WriteWay
-from app.storage.traced import Call
+from app.storage.wrappers import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -252,3 +256,41 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: _Samples) 
     for values, value in samples:
         family.add_metric(values, value)
     return family
+
+
+class CountingCommitter(Committer):
+    """Counts commits by outcome: ``made``, ``conflict``, ``failed``."""
+
+    def __init__(self, *args: Any, commits: Counter) -> None:
+        super().__init__(*args)
+        self._commits = commits
+
+    async def commit(self, *args: Any, **kwargs: Any) -> CommitResult:
+        """Commit, and count the outcome."""
+        try:
+            committed = await super().commit(*args, **kwargs)
+        except Exception as error:
+            is_conflict = isinstance(error, CommitConflictError)
+            self._commits.labels("conflict" if is_conflict else "failed").inc()
+            raise
+        self._commits.labels("made").inc()
+        return committed
+
+
+class CountingSessions(Sessions):
+    """Counts sessions that are ``begun``, and ``discarded`` by their clients."""
+
+    def __init__(self, *args: Any, events: Counter) -> None:
+        super().__init__(*args)
+        self._events = events
+
+    async def create(self, *args: Any) -> tuple[str, SessionDocument]:
+        """Begin a session, and count it."""
+        created = await super().create(*args)
+        self._events.labels("begun").inc()
+        return created
+
+    async def discard(self, session: Session) -> None:
+        """Discard a session, and count it."""
+        await super().discard(session)
+        self._events.labels("discarded").inc()

@@ -12,7 +12,7 @@ from app.observability.metrics import error_label, store_of
 from app.observability.requests import RequestContext
 from app.resolve.metadata_cache import CachedRead, MetadataCache, ReadCache, kind_of_read
 from app.storage.contract import ObjectReader
-from app.storage.traced import Call
+from app.storage.wrappers import Call
 
 _NAME: Final = "shardgate"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -11,8 +11,15 @@ from app.concurrency import bounded_gather
 from app.errors import DamagedError, VersionChangedError
 from app.formats.contract import Checksummed
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import Found, ObjectReader
-from app.storage.spans import GAP_NBYTES, SPAN_NBYTES, Spans, nbytes_of, plan_spans
+from app.storage.contract import (
+    GAP_NBYTES,
+    SPAN_NBYTES,
+    Found,
+    ObjectReader,
+    Spans,
+    nbytes_of,
+    plan_spans,
+)
 
 _CHECKSUM_NBYTES: Final = 4
 _RESIDUE: Final = crc32c.crc32c(bytes(_CHECKSUM_NBYTES))

@@ -1,11 +1,22 @@
-"""Interface of object stores, and the values that pass through it."""
+"""Interface of object stores, the values that pass through it, and what all stores share."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from app.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    Piece,
+    SuffixRange,
+    UnmodifiedSince,
+)
 
 
 class ObjectHeaders(NamedTuple):
@@ -220,3 +231,121 @@ class ObjectReader(Protocol):
 
 class ObjectStore(ObjectReader, ObjectWriter, Protocol):
     """Reads and writes objects."""
+
+
+def check_condition(
+    ref: ObjectRef, condition: Condition | None, etag: ETag, modified_s: int | None
+) -> None:
+    """Raise `VersionChangedError` unless *condition* holds for the version that was read.
+
+    *modified_s* is its modification time in whole seconds, `None` if unknown (RFC 9110 §13.1).
+    """
+    if condition is None or condition == etag:
+        return
+    if not isinstance(condition, UnmodifiedSince) or modified_s is None:
+        raise VersionChangedError(ref)
+    if modified_s > condition.epoch_s:
+        raise VersionChangedError(ref)
+
+
+def clamp(
+    ref: ObjectRef, request: ByteRequest | None, size: int, if_match: Condition | None
+) -> ByteRange:
+    """Return the range of an object of *size* bytes that satisfies *request* (RFC 9110 §14).
+
+    Only an empty range may begin at the end. With a condition, a range outside the object means
+    that the object has changed, since the caller knew the size.
+    """
+    if isinstance(request, SuffixRange):
+        start, stop = max(0, size - request.length), size
+    elif request is None:
+        return ByteRange(0, size)
+    else:
+        start, stop = request.start, min(request.stop, size)
+        if request.start == request.stop <= size:
+            return request
+    if start >= stop:
+        raise RangeNotSatisfiedError(ref, size) if if_match is None else VersionChangedError(ref)
+    return ByteRange(start, stop)
+
+
+def check_write(ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> None:
+    """Raise `BadKeyError` for keys of no object, `ValueError` for ranges without a version."""
+    name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)
+    if name.endswith("/") or TEMPORARY in name:
+        raise BadKeyError(f"{ref.key!r} cannot be the key of an object")
+    if not isinstance(expected, str) and any(isinstance(piece, ByteRange) for piece in pieces):
+        raise ValueError(f"{ref}: byte ranges need the version that they are taken from")
+
+
+def is_as_expected(etag: ETag | None, expected: Expected) -> bool:
+    """Return whether an object in the version *etag*, `None` if absent, may be replaced."""
+    if expected is None:
+        return True
+    return etag == (None if expected == ABSENT else expected)
+
+
+def is_unfinished(prefix: ObjectRef, ref: ObjectRef) -> bool:
+    """Return whether *ref*, listed below *prefix*, is an unfinished object of a writer."""
+    return TEMPORARY in ref.key[prefix.key.rfind("/") + 1 :]
+
+
+GAP_NBYTES: Final = 1024**2
+SPAN_NBYTES: Final = 16 * 1024**2
+_COPIED_NBYTES: Final = 1024**2
+
+
+def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
+    """Coalesce *ranges* across gaps of up to 1 MiB into reads of up to 16 MiB."""
+    spans: list[ByteRange] = []
+    for each in sorted(ranges):
+        if spans and each.start - spans[-1].stop <= GAP_NBYTES:
+            joined = ByteRange(spans[-1].start, max(each.stop, spans[-1].stop))
+            if joined.length <= max(SPAN_NBYTES, spans[-1].length):
+                spans[-1] = joined
+                continue
+        spans.append(each)
+    return spans
+
+
+class Spans:
+    """The bytes *read* of sorted *spans* that do not overlap."""
+
+    def __init__(self, spans: Sequence[ByteRange], read: Sequence[bytes]) -> None:
+        self._starts = [span.start for span in spans]
+        self._read = read
+
+    def take(self, piece: Piece) -> Iterator[bytes]:
+        """Yield the bytes of *piece* in copies of 1 MiB, to hold the interpreter lock briefly."""
+        if isinstance(piece, bytes):
+            yield piece
+            return
+        at = bisect_right(self._starts, piece.start) - 1
+        start, read = self._starts[at], self._read[at]
+        if piece.length == len(read):
+            yield read
+            return
+        for begin in range(piece.start - start, piece.stop - start, _COPIED_NBYTES):
+            yield read[begin : min(begin + _COPIED_NBYTES, piece.stop - start)]
+
+
+def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence[bytes]) -> bytes:
+    """Concatenate *pieces*, whose ranges lie in *spans*, of which *read* holds the bytes."""
+    known = Spans(spans, read)
+    return b"".join(bit for piece in pieces for bit in known.take(piece))
+
+
+async def stream_of(data: bytes) -> AsyncIterator[bytes]:
+    """Yield *data* unless it is empty."""
+    if data:
+        yield data
+
+
+def nbytes_of(piece: Piece) -> int:
+    """Return the length of *piece*."""
+    return piece.length if isinstance(piece, ByteRange) else len(piece)
+
+
+def new_nbytes(pieces: Sequence[Piece]) -> int:
+    """Return the total length of those *pieces* that are not ranges of the old object."""
+    return sum(len(piece) for piece in pieces if isinstance(piece, bytes))

@@ -22,15 +22,23 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
-from app.storage.conditions import check_condition, clamp
-from app.storage.contract import NOT_MODIFIED, Found, NotModified, Stat
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http1_connection import (
+from app.storage.contract import (
+    NOT_MODIFIED,
+    Found,
+    NotModified,
+    Stat,
+    check_condition,
+    clamp,
+    stream_of,
+)
+from app.storage.http1_client import (
     BadAnswerError,
     CutOffError,
     ExchangeError,
     ForbiddenAddressError,
+    HttpClient,
     Response,
+    Target,
 )
 from app.storage.http_headers import (
     is_gzip,
@@ -41,7 +49,6 @@ from app.storage.http_headers import (
     read_headers,
     version_of,
 )
-from app.storage.spans import stream_of
 
 type HttpMethod = Literal["GET", "HEAD"]
 
@@ -60,6 +67,9 @@ _SERVER_ERROR: Final = 500
 _DENIED: Final = frozenset({401, 403, 407})
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
+_TRANSIENT_CODES: Final = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+)
 _FROM_PROXIES: Final = frozenset({204, 404, 410})
 """Statuses that proxies send for a while, without an error document of S3."""
 _DOCUMENT_NBYTES: Final = 16 * 1024
@@ -92,9 +102,17 @@ class Refusal:
             return StorageDeniedError(ref, reason)
         if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
-        is_transient = self.status in _FROM_PROXIES and not self.code
-        lasting = self.status < _SERVER_ERROR and not is_transient
-        return StorageUnavailableError(ref, reason, lasting=lasting)
+        is_transient = (
+            self.status >= _SERVER_ERROR
+            or self.code in _TRANSIENT_CODES
+            or (self.status in _FROM_PROXIES and not self.code)
+        )
+        return StorageUnavailableError(ref, reason, lasting=not is_transient)
+
+
+def no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+    """Return the error for *ref* in a bucket that does not exist."""
+    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
 
 
 class HttpReader(ABC):

@@ -13,8 +13,7 @@ from urllib.parse import quote, unquote
 from app.errors import StorageDeniedError, StorageRedirectError, StorageUnavailableError
 from app.model import GUARDED, ObjectRef
 from app.storage.contract import Listed
-from app.storage.http1_client import HttpClient, Origin, Target
-from app.storage.http1_connection import BadUrlError, ForbiddenAddressError
+from app.storage.http1_client import BadUrlError, ForbiddenAddressError, HttpClient, Origin, Target
 from app.storage.http_reader import HttpMethod, HttpReader, Refusal
 from app.storage.wrappers import ReadOnlyStore, is_plain
 

@@ -1,16 +1,21 @@
-"""Files of objects: paths, versions, errors, opening within a folder, and files kept open."""
+"""Files and folders of objects: names, versions, errors, locks, temporary files, durable changes.
+
+The lock is on the folder itself, so that it leaves no file behind, and ends with the process.
+"""
 
 import errno
+import fcntl
 import os
+import random
+import secrets
 import stat
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Final
+from itertools import batched
+from typing import Final, Self
 from urllib.parse import unquote_to_bytes
-
-from cachetools import TTLCache
 
 from app.errors import (
     BadKeyError,
@@ -20,20 +25,14 @@ from app.errors import (
     StorageUnavailableError,
     UnwritableError,
 )
-from app.model import ByteRange, ETag, ObjectRef
-from app.storage.contract import Found
+from app.model import ETag, ObjectRef
+from app.storage.contract import TEMPORARY
 
 NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 """Error numbers that mean that there is no such file."""
 
 _DENIED: Final = {errno.EACCES, errno.EPERM}
 _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_TRIES: Final = 3
-_FILES: Final = 128
-_KEPT_S: Final = 30
-_INLINE_NBYTES: Final = 512 * 1024
 
 
 @contextmanager
@@ -99,121 +98,253 @@ def object_store_version(status: os.stat_result) -> ETag:
     return ETag(f'"{status.st_ino:x}-{modified_us:x}-{status.st_size:x}"')
 
 
-def open_file(folder: bytes, name: bytes) -> int:
-    """Open a file for reading; a pipe does not block."""
-    return os.open(folder + b"/" + name, _FLAGS)
+_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_FILE: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_UNNAMED: Final = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
+_LOCK_TIMEOUT_S: Final = 30.0
+_PAUSE_S: Final = 0.01
+_PREFIX: Final = TEMPORARY.encode()
+_NO_UNNAMED: Final = {
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EPERM,  # ext4, of a folder that has been removed
+}
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.ENOENT}
+_IOV_MAX: Final = 1024
+_COARSE_NS: Final = 2 * 10**9
+"""A step that file systems with times in whole or every other second can represent."""
 
 
-def open_within(folder: bytes, name: bytes) -> int:
-    """Open the regular file *name* of *folder*; symbolic links may not lead out of the folder.
+class Folder:
+    """An open folder."""
 
-    Links are resolved first. The result is opened component by component without following any
-    link, so that one that is swapped in between is noticed. *folder* itself may be a link.
-
-    Raises: `PermissionError` if a link leads out, and `OSError`.
-    """
-    for _ in range(_TRIES):
-        root = os.path.realpath(folder)
-        found = os.path.realpath(root + b"/" + name)
-        if os.path.commonpath([root, found]) != root:
-            raise PermissionError(errno.EACCES, "a link leads out of the folder")
-        try:
-            return _open_without_links(root, os.path.relpath(found, root).split(b"/"))
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-    raise PermissionError(errno.EACCES, "a link changes, or leads in a circle")
-
-
-def _open_without_links(root: bytes, segments: list[bytes]) -> int:
-    folder = os.open(root, _FOLDER)
-    try:
-        for segment in segments[:-1]:
-            outer, folder = folder, _open_folder(folder, segment)
-            os.close(outer)
-        if not stat.S_ISREG(_mode(folder, segments[-1])):
-            raise OSError(errno.ENXIO, "not a regular file")
-        return os.open(segments[-1], _FLAGS | os.O_NOFOLLOW, dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-def _open_folder(folder: int, segment: bytes) -> int:
-    if not stat.S_ISDIR(_mode(folder, segment)):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder")
-    try:
-        return os.open(segment, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError:  # it has been replaced by a link
-        raise OSError(errno.ELOOP, "a link") from None
-
-
-def _mode(folder: int, segment: bytes) -> int:
-    mode = os.stat(segment, dir_fd=folder, follow_symlinks=False).st_mode
-    if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "a link")
-    return mode
-
-
-class WarmFiles:
-    """Open files by name and version, from which the page cache is read without a thread.
-
-    A thread costs a 64 KiB read 100 µs, the read itself 10. ``RWF_NOWAIT`` makes the kernel refuse
-    to wait; network file systems refuse always, so that their files are not kept.
-    """
-
-    def __init__(self) -> None:
-        self._files: TTLCache[tuple[ObjectRef, ETag], _OpenFile] = TTLCache(_FILES, _KEPT_S)
-        self._lock = threading.Lock()
-
-    def keep(self, ref: ObjectRef, etag: ETag, fd: int) -> None:
-        """Keep a duplicate of *fd* if it can be read without waiting; called in any thread."""
-        if (ref, etag) in self._files:
-            return
-        with suppress(OSError):
-            os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
-            file = _OpenFile(os.dup(fd))
-            with self._lock:
-                self._files[ref, etag] = file
-
-    def read(self, ref: ObjectRef, byte_range: ByteRange, etag: ETag) -> Found | None:
-        """Read *byte_range* from memory, `None` if it is not all there in that version."""
-        if not 0 < byte_range.length <= _INLINE_NBYTES:
-            return None
-        with self._lock:
-            file = self._files.get((ref, etag))
-        if file is None:
-            return None
-        data = bytearray(byte_range.length)
-        try:
-            nbytes = os.preadv(file.fd, [data], byte_range.start, os.RWF_NOWAIT)
-            status = os.fstat(file.fd)
-        except (OSError, OverflowError):  # no file reaches past 2^63
-            return None
-        version = file_version(status)
-        if not status.st_nlink or (etag != version and etag != object_store_version(status)):
-            with self._lock:
-                self._files.pop((ref, etag), None)
-            return None
-        if nbytes < byte_range.length:
-            return None
-        modified_s = status.st_mtime_ns // 10**9
-        return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)
-
-    def forget(self, ref: ObjectRef) -> None:
-        with self._lock:
-            for known in [known for known in self._files if known[0] == ref]:
-                self._files.pop(known, None)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._files.clear()
-
-
-class _OpenFile:
-    """Closes a descriptor when neither the cache nor a reader needs it."""
-
-    def __init__(self, fd: int) -> None:
+    def __init__(self, path: bytes, fd: int) -> None:
+        self.path = path
         self.fd = fd
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    @classmethod
+    @contextmanager
+    def opened(cls, path: bytes) -> Iterator[Self]:
+        """Open the folder *path*, following links; an empty path is the root."""
+        fd = os.open(path or b"/", _FOLDER)
+        try:
+            yield cls(path, fd)
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the advisory lock of the folder; raise `OSError` if there are no such locks."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while not try_lock(self.fd):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the folder was locked for {_LOCK_TIMEOUT_S:g} s")
+            time.sleep(random.uniform(0, _PAUSE_S))  # noqa: S311  not a secret
+        try:
+            yield
+        finally:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def status(self, name: bytes) -> os.stat_result | None:
+        """Return the status of a regular file, `None` if absent; raise `IsADirectoryError` else."""
+        try:
+            status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "not a regular file", os.fsdecode(name))
+        return status
+
+    def has(self, name: bytes) -> bool:
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextmanager
+    def reading(self, name: bytes) -> Iterator[int]:
+        fd = os.open(name, _FILE, dir_fd=self.fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def sync(self) -> None:
+        os.fsync(self.fd)
+
+    def sweep(self) -> None:
+        """Remove the temporary files of writers that have died."""
+        with os.scandir(self.fd) as entries:
+            names = [os.fsencode(entry.name) for entry in entries]
+        for name in names:
+            if name.startswith(_PREFIX):
+                with suppress(OSError), self.reading(name) as fd:
+                    if try_lock(fd):
+                        os.unlink(name, dir_fd=self.fd)
+
+
+class NewFile:
+    """A temporary file, open for writing."""
+
+    def __init__(self, folder: Folder, fd: int) -> None:
+        self.folder = folder
+        self.fd = fd
+
+    def set_time(self, old: os.stat_result | None) -> None:
+        """Set the modification time to now, and later than *old*: inode numbers are reused."""
+        before_ns = 0 if old is None else old.st_mtime_ns
+        now_ns = max(time.time_ns(), before_ns + 1)
+        os.utime(self.fd, ns=(now_ns, now_ns))
+        if old is not None and self.status().st_mtime_ns <= before_ns:
+            later_ns = before_ns + _COARSE_NS
+            os.utime(self.fd, ns=(later_ns, later_ns))
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self.fd)
+
+    def link(self, name: bytes) -> bool | None:
+        """Link the file to a name; return whether it was free, `None` if links are impossible."""
+        source = b"/proc/self/fd/%d" % self.fd
+        try:
+            os.link(source, name, dst_dir_fd=self.folder.fd, follow_symlinks=True)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return None
+        return True
+
+
+class UnnamedFile(NewFile):
+    """A temporary file without a name; it vanishes unless it is linked."""
+
+    @classmethod
+    @contextmanager
+    def made(cls, folder: Folder) -> Iterator[Self | None]:
+        """Create a file in *folder*; `None` if the file system has no unnamed files."""
+        try:
+            fd = os.open(b".", _UNNAMED, 0o666, dir_fd=folder.fd)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+            yield None
+            return
+        try:
+            yield cls(folder, fd)
+        finally:
+            os.close(fd)
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Write all of *pieces*; a system call may write less."""
+        for some in batched(pieces, _IOV_MAX):
+            left = sum(map(len, some)) - os.writev(self.fd, some)
+            rest = memoryview(b"".join(some) if left else b"")[-left:]
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+
+
+class NamedFile(NewFile):
+    """A temporary file that replaces another one; it is locked while its writer lives."""
+
+    def __init__(self, folder: Folder, name: bytes, fd: int) -> None:
+        super().__init__(folder, fd)
+        self.name = name
+
+    @classmethod
+    @contextmanager
+    def made(cls, folder: Folder) -> Iterator[Self]:
+        """Create a file in *folder*, which is removed unless it was renamed."""
+        new = cls._make(folder)
+        try:
+            yield new
+        finally:
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(new.name, dir_fd=folder.fd)
+            finally:
+                os.close(new.fd)
+
+    @classmethod
+    def _make(cls, folder: Folder) -> Self:
+        """Create and lock a file, again if a sweep removed it before it was locked."""
+        while True:
+            name = _PREFIX + secrets.token_hex(8).encode()
+            fd = os.open(name, _NEW, 0o666, dir_fd=folder.fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:
+                    return cls(folder, name, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def rename(self, name: bytes) -> None:
+        os.rename(self.name, name, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
+
+
+def make_folders(folder: bytes, names: list[bytes]) -> None:
+    """Create the nested folders *names* below *folder*, durably."""
+    for name in names:
+        above, folder = folder, folder + b"/" + name
+        if not os.path.isdir(folder):  # noqa: PTH112  paths are bytes
+            with suppress(FileExistsError):
+                os.mkdir(folder)  # noqa: PTH102
+            with Folder.opened(above) as opened:
+                opened.sync()
+
+
+def remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
+    """Remove the innermost of nested folders, and its parents that are then empty, durably."""
+    while names:
+        try:
+            os.rmdir(b"/".join((folder, *names)))  # noqa: PTH106
+        except FileNotFoundError:  # removed by another process
+            pass
+        except OSError:  # most often not empty
+            break
+        names = names[:-1]
+    sync_nearest(folder, names)
+
+
+def sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
+    """Make a removal in nested folders durable; raise `FileNotFoundError` if *folder* is gone."""
+    while True:
+        try:
+            with Folder.opened(b"/".join((folder, *names))) as opened:
+                return opened.sync()
+        except (FileNotFoundError, NotADirectoryError):
+            if not names:
+                raise
+        names = names[:-1]
+
+
+def remove_if_empty(path: bytes) -> bool:
+    """Remove a folder of only folders and temporary files; raise `OSError` for one in use."""
+    folders = [path]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.name.startswith(_PREFIX):
+                    return False
+    for folder in reversed(folders):
+        with Folder.opened(folder) as opened:
+            opened.sweep()
+        os.rmdir(folder)  # noqa: PTH106  paths are bytes
+    return True
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file or folder; return `False` if it is locked already."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

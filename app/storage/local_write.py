@@ -20,17 +20,20 @@ from cachetools import TTLCache
 
 from app.errors import BadKeyError, RangeNotSatisfiedError, ShardgateError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.conditions import is_as_expected
-from app.storage.contract import CONFLICT, Absent, Conflict, Expected
-from app.storage.local_files import check_folder, file_version, folder_of, name_of, translated_write
-from app.storage.local_folders import (
+from app.storage.contract import CONFLICT, Absent, Conflict, Expected, is_as_expected
+from app.storage.local_files import (
     Folder,
     NamedFile,
     UnnamedFile,
+    check_folder,
+    file_version,
+    folder_of,
     make_folders,
+    name_of,
     remove_empty_folders,
     remove_if_empty,
     sync_nearest,
+    translated_write,
     try_lock,
 )
 

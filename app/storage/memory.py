@@ -8,13 +8,6 @@ from typing import NamedTuple
 
 from app.errors import RangeNotSatisfiedError, VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.conditions import (
-    check_condition,
-    check_write,
-    clamp,
-    is_as_expected,
-    is_unfinished,
-)
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -26,8 +19,14 @@ from app.storage.contract import (
     NotModified,
     ObjectHeaders,
     Stat,
+    assemble,
+    check_condition,
+    check_write,
+    clamp,
+    is_as_expected,
+    is_unfinished,
+    stream_of,
 )
-from app.storage.spans import assemble, stream_of
 
 
 class _Object(NamedTuple):

@@ -9,9 +9,9 @@ import re
 from calendar import timegm
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import obstore
@@ -43,10 +43,18 @@ from app.model import (
     UnmodifiedSince,
 )
 from app.settings import StoreSettings
-from app.storage.conditions import check_condition, clamp, is_unfinished
-from app.storage.contract import NOT_MODIFIED, Found, Listed, NotModified, Stat
+from app.storage.contract import (
+    NOT_MODIFIED,
+    Found,
+    Listed,
+    NotModified,
+    Stat,
+    check_condition,
+    clamp,
+    is_unfinished,
+)
 from app.storage.http_headers import is_derived, is_gzip, version_of
-from app.storage.http_reader import Refusal
+from app.storage.http_reader import Refusal, no_bucket
 from app.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
@@ -78,16 +86,11 @@ _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
 """Phrases of a text without a status, the most specific first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenObject:
-    """The version that was found, and an open body of *byte_range*, `None` if that is empty."""
+class _OpenObject(NamedTuple):
+    """The version that was found, still without its bytes, and its body, `None` if empty."""
 
+    found: Found
     result: "GetResult | None"
-    byte_range: ByteRange
-    size: int
-    etag: ETag
-    is_gzip: bool
-    modified_s: int
 
 
 class CloudStore(ReadOnlyStore):
@@ -113,13 +116,11 @@ class CloudStore(ReadOnlyStore):
             opened = await self._open(ref, request, if_match, if_none_match)
             if not isinstance(opened, _OpenObject):
                 return opened
-            body = opened.result
+            found, body = opened
             data = b"" if body is None else bytes(await body.bytes_async())
-        if len(data) != opened.byte_range.length:
-            raise TruncatedReadError(ref, f"{len(data)} of {opened.byte_range.length} bytes came")
-        return Found(
-            data, opened.byte_range, opened.size, opened.etag, opened.is_gzip, opened.modified_s
-        )
+        if len(data) != found.byte_range.length:
+            raise TruncatedReadError(ref, f"{len(data)} of {found.byte_range.length} bytes came")
+        return replace(found, data=data)
 
     @asynccontextmanager
     async def stream(
@@ -127,15 +128,16 @@ class CloudStore(ReadOnlyStore):
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         with _translated(ref):
             opened = await self._open(ref, byte_range, if_match, None)
-        if not isinstance(opened, _OpenObject) or opened.byte_range != byte_range:
+        if not isinstance(opened, _OpenObject) or opened.found.byte_range != byte_range:
             raise VersionChangedError(ref)
         yield _pieces(ref, opened)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         with _translated(ref):
-            found = await self._ask(ref, None, None, None, is_head=True)
-        if not isinstance(found, _OpenObject):
+            opened = await self._ask(ref, None, None, None, is_head=True)
+        if not isinstance(opened, _OpenObject):
             return None
+        found = opened.found
         return Stat(found.size, found.etag, found.is_gzip, found.modified_s)
 
     async def list(
@@ -185,13 +187,11 @@ class CloudStore(ReadOnlyStore):
             whole = await self._ask(ref, None, if_match, if_none_match, is_head=True)
             if not isinstance(whole, _OpenObject):
                 return whole
-            wanted = clamp(ref, request, whole.size, if_match)
+            wanted = clamp(ref, request, whole.found.size, if_match)
             if is_empty:
-                return _OpenObject(
-                    None, wanted, whole.size, whole.etag, whole.is_gzip, whole.modified_s
-                )
+                return _OpenObject(replace(whole.found, byte_range=wanted), None)
             with suppress(VersionChangedError):
-                return await self._ask(ref, wanted, whole.etag, None)
+                return await self._ask(ref, wanted, whole.found.etag, None)
         raise VersionChangedError(ref)
 
     async def _ask(
@@ -227,7 +227,7 @@ class CloudStore(ReadOnlyStore):
             clamp(ref, request, found.size, if_match)
             raise
         opened = _checked(ref, result, request, if_match)
-        return NOT_MODIFIED if opened.etag == if_none_match else opened
+        return NOT_MODIFIED if opened.found.etag == if_none_match else opened
 
     async def _check_bucket(self, ref: ObjectRef, error: FileNotFoundError) -> None:
         """Raise if a 404 means the bucket; look for it unless it is known to exist."""
@@ -235,7 +235,7 @@ class CloudStore(ReadOnlyStore):
         code = "" if refusal is None else refusal.code
         if code in _NO_BUCKET_CODES:
             self._alive.discard(ref.bucket)
-            raise _no_bucket(ref)
+            raise no_bucket(ref)
         if code not in _ABSENT_CODES and ref.bucket not in self._alive:
             with suppress(StorageDeniedError):  # refused, so it exists
                 await self.check_reachable(ref)
@@ -283,13 +283,13 @@ def _checked(
         raise StorageUnavailableError(ref, f"the server sent {sent} instead of {wanted}")
     coding = str(result.attributes.get("Content-Encoding", ""))
     gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
-    return _OpenObject(result, sent, meta["size"], etag, gzipped, modified_s)
+    return _OpenObject(Found(b"", sent, meta["size"], etag, gzipped, modified_s), result)
 
 
 async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:
     if opened.result is None:
         return
-    left = opened.byte_range.length
+    left = opened.found.byte_range.length
     with _translated(ref):
         async for piece in opened.result.stream(min_chunk_size=_PIECE_NBYTES):
             left -= len(piece)
@@ -375,20 +375,14 @@ def _refusal_of(error: Exception) -> Refusal | None:
 
 def _is_about_range(error: Exception) -> bool:
     """Return whether the object may be too short for the requested range."""
-    refusal = _refusal_of(error)
-    if refusal is not None:
+    if (refusal := _refusal_of(error)) is not None:
         return refusal.status == _UNSATISFIED
     return _says(error, _ABOUT_RANGE)
 
 
-def _no_bucket(ref: ObjectRef) -> StorageUnavailableError:
-    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
-
-
 def _failure(ref: ObjectRef, error: Exception) -> StorageError:
-    refusal = _refusal_of(error)
-    if refusal is not None:
-        return _no_bucket(ref) if refusal.status == _NOT_FOUND else refusal.failure(ref)
+    if (refusal := _refusal_of(error)) is not None:
+        return no_bucket(ref) if refusal.status == _NOT_FOUND else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
     for phrases, kind, reason in _KINDS:

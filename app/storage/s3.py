@@ -17,8 +17,7 @@ from botocore.awsrequest import AWSRequest
 from app.errors import StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
-from app.storage.conditions import is_unfinished
-from app.storage.contract import Listed
+from app.storage.contract import Listed, is_unfinished
 from app.storage.http1_client import HttpClient, Target
 from app.storage.http_headers import is_strong
 from app.storage.http_reader import HttpMethod, HttpReader, Refusal

@@ -41,16 +41,13 @@ from app.errors import (
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.http_headers import version_of
-from app.storage.http_reader import NO_SUCH_KEY, Refusal
+from app.storage.http_reader import NO_SUCH_KEY, Refusal, no_bucket
 
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _NO_BUCKET: Final = "NoSuchBucket"
 _GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
 """An upload that is gone lost a race, or was swept: the write starts again."""
-_TRANSIENT_CODES: Final = frozenset(
-    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
-)
 _BARE_ETAG: Final = re.compile('[^"]+')
 _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
@@ -111,22 +108,17 @@ class S3Client:
 
     async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer | Refusal:
         """Send one request about *ref*; raise without a response, or without the bucket."""
+        key = "Prefix" if operation.startswith("list_") else "Key"
         with translated(ref):
             client = await self._created("write")
             try:
                 answer: S3Answer = await getattr(client, operation)(
-                    Bucket=bucket_of(ref), Key=ref.key, **params
+                    **{"Bucket": bucket_of(ref), key: ref.key}, **params
                 )
             except ClientError as error:
                 if (refusal := _refusal(error)).code == _NO_BUCKET:
                     raise
                 return refusal
-            return answer
-
-    async def send_to_bucket(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
-        with translated(ref):
-            client = await self._created("write")
-            answer: S3Answer = await getattr(client, operation)(Bucket=bucket_of(ref), **params)
             return answer
 
     async def check_reachable(self, ref: ObjectRef) -> None:
@@ -136,7 +128,7 @@ class S3Client:
                 await client.head_bucket(Bucket=bucket_of(ref))
             except ClientError as error:
                 if _refusal(error).status == _NOT_FOUND:
-                    raise _no_bucket(ref) from error
+                    raise no_bucket(ref) from error
                 raise
 
     async def aclose(self) -> None:
@@ -188,10 +180,6 @@ def bucket_of(ref: ObjectRef) -> str:
     return ref.bucket.partition("://")[2]
 
 
-def _no_bucket(ref: ObjectRef) -> StorageUnavailableError:
-    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
-
-
 @contextmanager
 def translated(ref: ObjectRef) -> Iterator[None]:
     """Raise `StorageError` in place of botocore's exceptions."""
@@ -200,7 +188,7 @@ def translated(ref: ObjectRef) -> Iterator[None]:
     except ClientError as error:
         refusal = _refusal(error)
         if refusal.code == _NO_BUCKET:
-            raise _no_bucket(ref) from error
+            raise no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
         raise StorageTimeoutError(ref, "the server is silent") from error
@@ -233,7 +221,7 @@ async def head(client: S3Client, ref: ObjectRef) -> ObjectState | None:
     if isinstance(answer, Refusal):
         if answer.status == _NOT_FOUND and await _is_absent(client, ref):
             return None
-        raise failure(ref, answer)
+        raise answer.failure(ref)
     headers, size = _headers(answer), int(answer.get("ContentLength", 0))
     if b"etag" not in headers:
         raise StorageUnavailableError(ref, "the response has no ETag, which S3 always sends")
@@ -274,13 +262,6 @@ def is_refused(answer: S3Answer | Refusal) -> bool:
     if not isinstance(answer, Refusal):
         return False
     return answer.status == _PRECONDITION_FAILED or answer.code in _GONE_CODES
-
-
-def failure(ref: ObjectRef, refusal: Refusal) -> StorageError:
-    """Return the error for a refusal that is not about a precondition."""
-    if refusal.code in _TRANSIENT_CODES:
-        return StorageUnavailableError(ref, f"the server answered {refusal.status} {refusal.code}")
-    return refusal.failure(ref)
 
 
 def is_transient_write(error: StorageError) -> bool:

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
-from app.storage.conditions import is_as_expected
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders
+from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
 from app.storage.http_headers import derive_etag
 from app.storage.http_reader import Refusal
 from app.storage.s3_client import (
@@ -25,7 +24,6 @@ from app.storage.s3_client import (
     S3Client,
     WriteIds,
     etag_of,
-    failure,
     head,
     ids_metadata,
     is_refused,
@@ -108,7 +106,7 @@ class _Request[T](ABC):
             return await self._accepted(answer)
         if is_refused(answer) and (refused := await self._refused()) is not None:
             return refused
-        error = failure(self._ref, answer)
+        error = answer.failure(self._ref)
         self._in_doubt = was_in_doubt or is_transient_write(error)
         raise error
 

@@ -23,18 +23,26 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, TEMPORARY, Conflict, Found, ObjectReader, WriteNotice
+from app.storage.contract import (
+    CONFLICT,
+    TEMPORARY,
+    Conflict,
+    Found,
+    ObjectReader,
+    WriteNotice,
+    assemble,
+    nbytes_of,
+    plan_spans,
+)
 from app.storage.http_reader import Refusal
 from app.storage.s3_client import (
     S3Answer,
     S3Client,
     bucket_of,
-    failure,
     is_refused,
     is_transient_write,
 )
 from app.storage.s3_swap import ObjectWrite, Send, Swap
-from app.storage.spans import assemble, nbytes_of, plan_spans
 from app.storage.wrappers import RetryPolicy
 
 MIN_NBYTES: Final = 5 * 1024**2
@@ -271,14 +279,17 @@ class MultipartWriter:
             await self.send(ref, operation, **params)
 
     async def sweep(self, ref: ObjectRef) -> None:
-        """Remove old temporary objects and uploads next to *ref*, every 10 minutes at most."""
+        """Remove old temporary objects and uploads next to *ref*, every 10 minutes at most.
+
+        Only the first page of each listing is read; later sweeps find the rest.
+        """
         if ref in self._swept:
             return
         self._swept[ref] = True
         with suppress(StorageError):
             await self._abort_uploads(ref, self._stale)
             prefix = ObjectRef(ref.bucket, f"{ref.key}{TEMPORARY}")
-            answer = await self._list(prefix, "list_objects_v2")
+            answer = await self.send(prefix, "list_objects_v2")
             for each in _older(answer, answer.get("Contents", ()), "LastModified", self._stale):
                 await self.try_to_send(ObjectRef(ref.bucket, str(each["Key"])), "delete_object")
 
@@ -288,7 +299,7 @@ class MultipartWriter:
         await self.try_to_send(temporary, "delete_object")
 
     async def _abort_uploads(self, ref: ObjectRef, age: timedelta) -> None:
-        answer = await self._list(ref, "list_multipart_uploads")
+        answer = await self.send(ref, "list_multipart_uploads")
         for each in _older(answer, answer.get("Uploads", ()), "Initiated", age):
             key = str(each["Key"])
             if key == ref.key or key.startswith(f"{ref.key}{TEMPORARY}"):
@@ -297,12 +308,6 @@ class MultipartWriter:
                     "abort_multipart_upload",
                     UploadId=str(each["UploadId"]),
                 )
-
-    async def _list(self, ref: ObjectRef, operation: str) -> S3Answer:
-        """Request the first page; later sweeps find the rest."""
-        return await self._policy.run(
-            ref, lambda: self.client.send_to_bucket(ref, operation, Prefix=ref.key)
-        )
 
 
 class _MultipartUpload:
@@ -374,7 +379,7 @@ def _error(ref: ObjectRef, operation: str, refusal: Refusal) -> Exception:
             return VersionChangedError(ref)
         if refusal.status in _UNKNOWN_STATUS or refusal.code in _UNKNOWN_CODES:
             return CannotCopyError()
-    return failure(ref, refusal)
+    return refusal.failure(ref)
 
 
 def _older(answer: S3Answer, listed: Any, member: str, age: timedelta) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.conditions import check_write
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -35,6 +34,8 @@ from app.storage.contract import (
     ObjectReader,
     OnWrite,
     WriteNotice,
+    check_write,
+    nbytes_of,
 )
 from app.storage.http_headers import is_derived
 from app.storage.http_reader import Refusal
@@ -45,7 +46,6 @@ from app.storage.s3_client import (
     WriteIds,
     bucket_of,
     etag_of,
-    failure,
     head,
     ids_metadata,
     is_refused,
@@ -61,7 +61,6 @@ from app.storage.s3_upload import (
     SwapRequest,
     plan_parts,
 )
-from app.storage.spans import nbytes_of
 from app.storage.wrappers import RetryPolicy
 
 _KNOWN_OBJECTS: Final = 4096
@@ -348,7 +347,7 @@ class ServerProbe:
         async def attempt() -> S3Answer | Refusal:
             answer = await self._client.send(self._ref, operation, **params)
             if isinstance(answer, Refusal) and is_transient_write(
-                error := failure(self._ref, answer)
+                error := answer.failure(self._ref)
             ):
                 raise error
             return answer
@@ -357,7 +356,7 @@ class ServerProbe:
 
     def _done(self, answer: S3Answer | Refusal) -> Mapping[str, Any]:
         if isinstance(answer, Refusal):
-            raise failure(self._ref, answer)
+            raise answer.failure(self._ref)
         self._server = server_of(answer)
         return answer
 

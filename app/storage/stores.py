@@ -12,11 +12,9 @@ from app.errors import ConfigurationError, StorageUnavailableError
 from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
-from app.storage.http1_client import Target
-from app.storage.http1_connection import BadUrlError
+from app.storage.http1_client import BadUrlError, Target
 from app.storage.http_store import HttpStore, WebGuard
-from app.storage.local import LocalStore
-from app.storage.local_files import open_within
+from app.storage.local import LocalStore, open_within
 from app.storage.memory import MemoryStore
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions

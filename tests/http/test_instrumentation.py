@@ -22,7 +22,7 @@ from app.observability.logging import AccessLog, AccessRecord
 from app.observability.metrics import Metrics
 from app.observability.requests import OUTCOMES
 from app.settings import DatasetSettings, Settings
-from app.storage.traced import METHODS
+from app.storage.wrappers import METHODS
 
 type Asgi = Callable[..., Awaitable[None]]
 

@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 
-from app.errors import StorageUnavailableError, UnknownRefError, UnsupportedError
+from app.errors import (
+    ShardgateError,
+    StorageUnavailableError,
+    UnknownRefError,
+    UnsupportedError,
+)
 from app.model import ObjectRef
 from app.observability.logging import (
     AccessLog,
@@ -87,9 +92,10 @@ def _written(pipe: Pipe, log_format: str, *records: AccessRecord) -> list[str]:
 
 
 def test_json_has_all_fields(pipe: Pipe) -> None:
-    """Each has its name."""
-    (line,) = _written(pipe, "json", TRACED)
+    """Each has its name; requests that were answered from memory take no time."""
+    line, from_memory = _written(pipe, "json", TRACED, RECORD)
 
+    assert '"ms":0,' in from_memory
     assert json.loads(line) == {
         "time": "1970-01-01T00:00:00.250Z",
         "level": "info",
@@ -117,11 +123,6 @@ def test_text_has_all_fields(pipe: Pipe) -> None:
     assert plain == f'{begin} 0 ms client=::1 caller="lab"'
     assert "GET - 200" in no_dataset
     assert traced == f'{begin} 0.031 ms client=::1 caller="lab" trace_id={"ab" * 16} key="c/0"'
-
-
-def test_requests_from_memory_take_no_time(pipe: Pipe) -> None:
-    """They wait for nothing."""
-    assert '"ms":0,' in _written(pipe, "json", RECORD)[0]
 
 
 @pytest.mark.parametrize("text", ['"', "\\", '\\"},{', "a" * 128, "%2F/%d%b", "c/\x1b[31m\n"])
@@ -176,16 +177,11 @@ def test_lines_of_several_processes_are_not_torn(pipe: Pipe) -> None:
     assert all(line.count("INFO") == line.count(" key=") == 1 for line in text.splitlines())
 
 
-def test_a_broken_pipe_stops_nothing(pipe: Pipe) -> None:
-    """Its lines are lost."""
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_broken_pipe_or_a_full_disk_stops_nothing(pipe: Pipe, *, is_full: bool) -> None:
+    """Lines wait until a disk has room, but do not keep a process from its end."""
     pipe.close_reader()
-
-    assert _fill(AccessLog("text", has_keys=False, descriptor=pipe.write)) < 5
-
-
-def test_a_full_disk_stops_nothing() -> None:
-    """Lines wait until there is room, but do not keep a process from its end."""
-    descriptor = os.open("/dev/full", os.O_WRONLY)
+    descriptor = os.open("/dev/full", os.O_WRONLY) if is_full else os.dup(pipe.write)
     try:
         assert _fill(AccessLog("text", has_keys=False, descriptor=descriptor)) < 5
     finally:
@@ -235,9 +231,7 @@ def test_the_end_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: boo
     [("DEBUG", True, True), ("INFO", True, False), ("WARNING", False, None)],
 )
 def test_lines_are_of_level_info_and_keys_of_debug(
-    level: str,
-    is_open: bool,  # noqa: FBT001
-    has_keys: bool | None,  # noqa: FBT001
+    level: str, *, is_open: bool, has_keys: bool | None
 ) -> None:
     """A log of warnings has no line about each request."""
     logging.getLogger("app").setLevel(level)
@@ -310,9 +304,10 @@ def _log_error(formatter: logging.Formatter, *, is_private: bool | None = None) 
 def test_errors_name_keys_of_public_data_only(
     kind: type[TextFormatter | JsonFormatter],
     level: str,
-    is_private: bool,  # noqa: FBT001
-    of_request: bool | None,  # noqa: FBT001
-    names_key: bool,  # noqa: FBT001
+    *,
+    is_private: bool,
+    of_request: bool | None,
+    names_key: bool,
 ) -> None:
     """The request decides, or without one the datasets; of others class and place are logged."""
     line = _log_error(kind(is_private=is_private, level=level), is_private=of_request)
@@ -323,12 +318,15 @@ def test_errors_name_keys_of_public_data_only(
     assert "in run" in line
 
 
-def test_a_json_record_is_one_line() -> None:
-    """The traceback is a member of it, and nothing in a message ends the line."""
-    line = _log_error(JsonFormatter(is_private=False, level="info"), is_private=False)
-    record: dict[str, Any] = json.loads(line)
+def test_a_message_forges_no_line() -> None:
+    """In JSON the traceback is a member of the record, in text control characters are blanks."""
+    as_json, as_text = (
+        _log_error(kind(is_private=False, level="info"), is_private=False)
+        for kind in (JsonFormatter, TextFormatter)
+    )
+    record: dict[str, Any] = json.loads(as_json)
 
-    assert "\n" not in line
+    assert "\n" not in as_json
     assert record.pop("exception").startswith("KeyError")
     assert record.pop("time").endswith("Z")
     assert record == {
@@ -337,13 +335,7 @@ def test_a_json_record_is_one_line() -> None:
         "message": "an answer broke off\r\nforged",
         "request_id": 'id"1',
     }
-
-
-def test_a_message_forges_no_line_of_text() -> None:
-    """Control characters are blanks."""
-    line = _log_error(TextFormatter(is_private=False, level="info"), is_private=False)
-
-    assert "an answer broke off  forged request=id" in line.splitlines()[0]
+    assert "an answer broke off  forged request=id" in as_text.splitlines()[0]
 
 
 async def test_exceptions_in_the_event_loop_name_no_arguments(
@@ -365,42 +357,30 @@ async def test_exceptions_in_the_event_loop_name_no_arguments(
 
 
 @pytest.mark.parametrize(
-    ("is_private", "level", "reason"),
+    ("is_private", "level", "status", "error", "messages"),
     [
-        (False, logging.WARNING, f"s3://bucket/{KEY}: unplugged"),
-        (True, logging.WARNING, "StorageUnavailableError"),
-        (True, logging.DEBUG, f"s3://bucket/{KEY}: unplugged"),
+        (False, "WARNING", 503, ERROR, [f"503, em: s3://bucket/{KEY}: unplugged"]),
+        (True, "WARNING", 503, ERROR, ["503, em: StorageUnavailableError"]),
+        (True, "DEBUG", 503, ERROR, [f"503, em: s3://bucket/{KEY}: unplugged"]),
+        (False, "DEBUG", 501, UnsupportedError("GetObjectAcl is not served"), []),
+        (False, "DEBUG", 404, UnknownRefError("none"), []),
     ],
 )
 async def test_failures_are_logged_with_their_reason(
     caplog: pytest.LogCaptureFixture,
-    is_private: bool,  # noqa: FBT001
-    level: int,
-    reason: str,
+    level: str,
+    status: int,
+    error: ShardgateError,
+    messages: list[str],
+    *,
+    is_private: bool,
 ) -> None:
-    """Of private data only the class of the error is logged."""
+    """Of private data only the class is logged, and faults of clients are not logged."""
     _begin_request(is_private=is_private)
     with caplog.at_level(level, logger="app"):
-        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, ERROR)
+        log_failure(HTTPStatus(status), error)
 
-    assert caplog.messages == [f"503, em: {reason}"]
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (HTTPStatus.NOT_IMPLEMENTED, UnsupportedError("GetObjectAcl is not served")),
-        (HTTPStatus.NOT_FOUND, UnknownRefError("none")),
-    ],
-)
-async def test_faults_of_clients_are_not_logged(
-    caplog: pytest.LogCaptureFixture, status: HTTPStatus, error: UnsupportedError | UnknownRefError
-) -> None:
-    """Otherwise strangers could fill the log, and wake an operator."""
-    with caplog.at_level(logging.DEBUG, logger="app"):
-        log_failure(status, error)
-
-    assert not caplog.text
+    assert caplog.messages == messages
 
 
 def test_a_message_is_repeated_once_a_minute() -> None:

@@ -1,6 +1,7 @@
 """`app.observability.metrics`: values that Prometheus reads."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,9 +14,14 @@ from app.observability.requests import OUTCOMES
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice
-from app.storage.traced import Call
+from app.storage.wrappers import Call
 
 REF = ObjectRef("s3+lab://bucket", "key")
+
+
+def _check(metrics: Metrics, expected: Mapping[str, float], **labels: str) -> None:
+    """Compare samples that have the same *labels*."""
+    assert {name: _read(metrics, f"shardgate_{name}", **labels) for name in expected} == expected
 
 
 def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -96,14 +102,11 @@ def test_caches_are_exposed() -> None:
     for key in "abc":
         entries.put(key, bytes(40))
 
-    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="hit") == 4
-    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="joined") == 2
-    assert _read(metrics, "shardgate_cache_lookups_total", cache="chunk", result="miss") == 1
-    assert _read(metrics, "shardgate_cache_entries", cache="chunk") == 2
-    assert _read(metrics, "shardgate_cache_bytes", cache="chunk") == 80
-    assert _read(metrics, "shardgate_cache_max_bytes", cache="chunk") == 100
-    assert _read(metrics, "shardgate_cache_evictions_total", cache="chunk") == 1
-    assert _read(metrics, "shardgate_coalesced_chunks_total") == 5
+    for result, count in ("hit", 4), ("joined", 2), ("miss", 1):
+        _check(metrics, {"cache_lookups_total": count}, cache="chunk", result=result)
+    sizes = {"cache_entries": 2, "cache_bytes": 80, "cache_max_bytes": 100}
+    _check(metrics, {**sizes, "cache_evictions_total": 1}, cache="chunk")
+    _check(metrics, {"coalesced_chunks_total": 5})
 
 
 async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
@@ -112,8 +115,7 @@ async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
     metrics.caches.watch_budget("bodies", budget)
     await budget.acquire(30)
 
-    assert _read(metrics, "shardgate_in_flight_bytes", use="bodies") == 30
-    assert _read(metrics, "shardgate_in_flight_max_bytes", use="bodies") == 100
+    _check(metrics, {"in_flight_bytes": 30, "in_flight_max_bytes": 100}, use="bodies")
 
 
 def test_writes_add_up() -> None:
@@ -124,13 +126,10 @@ def test_writes_add_up() -> None:
     metrics.stores.on_write("copy", REF, WriteNotice(10, 20, 30))
     metrics.stores.on_write("put", REF, WriteNotice(1, 2, 3))
 
-    assert _read(metrics, "shardgate_rewrite_changes_count") == 2
-    assert _read(metrics, "shardgate_rewrite_changes_sum") == 8
-    assert _read(metrics, "shardgate_swaps_lost_total") == 1
-    assert _read(metrics, "shardgate_writes_total", way="copy") == 1
-    assert _read(metrics, "shardgate_written_bytes_total") == 11
-    assert _read(metrics, "shardgate_fetched_bytes_total") == 22
-    assert _read(metrics, "shardgate_copied_bytes_total") == 33
+    _check(metrics, {"rewrite_changes_count": 2, "rewrite_changes_sum": 8, "swaps_lost_total": 1})
+    _check(metrics, {"writes_total": 1}, way="copy")
+    moved = {"written_bytes_total": 11, "fetched_bytes_total": 22, "copied_bytes_total": 33}
+    _check(metrics, moved)
 
 
 def test_each_of_several_processes_names_itself() -> None:

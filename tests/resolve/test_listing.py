@@ -31,7 +31,7 @@ from app.resolve.containers import Containers
 from app.resolve.listing import Page, Root, list_page
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
-from app.storage.traced import Call, TracedStore
+from app.storage.wrappers import Call, TracedStore
 from tests.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.resolve.stores import Unlisted
 from tests.resolving import ROOT, Reading, reading

@@ -9,9 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from app.model import ObjectRef
+from app.errors import StorageDeniedError
+from app.model import ByteRange, ObjectRef
 from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import ObjectStore
+from app.storage.contract import ObjectReader, ObjectStore
 from app.storage.http_store import HttpStore
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
@@ -145,6 +146,18 @@ def az_settings(server: Azurite) -> StoreSettings:
             "secret_access_key": server.key,
         }
     )
+
+
+async def denied(store: ObjectReader, ref: ObjectRef) -> str:
+    """Return the reason why no read of *ref* is allowed."""
+    with pytest.raises(StorageDeniedError):
+        await store.stat(ref)
+    with pytest.raises(StorageDeniedError):
+        async with store.stream(ref, ByteRange(0, 1), if_match=None):
+            pytest.fail("entered")
+    with pytest.raises(StorageDeniedError) as raised:
+        await store.get(ref)
+    return raised.value.reason
 
 
 @pytest.fixture(params=[memory, local, http, s3, gs, az], ids=lambda make: make.__name__)

@@ -25,7 +25,7 @@ from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
 from app.storage.local import LocalStore
 
 OLD: Final = b"0123456789" * 1000
-_WRITERS: Final = ("local_write.py", "local_folders.py")
+_WRITERS: Final = ("local_write.py", "local_files.py")
 _SYSTEM: Final = ("posix", "fcntl")
 
 type Write = Callable[[LocalStore, ObjectRef, ETag], Coroutine[Any, Any, object]]

@@ -1,24 +1,55 @@
-"""What every store owes its callers, asked of each."""
+"""Contract of every store: first of those that are read, then of those that can be written."""
 
+import asyncio
+import hashlib
+import re
 import time
 from contextlib import suppress
 
 import pytest
 
 from app.errors import (
+    BadKeyError,
     RangeNotSatisfiedError,
     StorageDeniedError,
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
-from app.storage.contract import NOT_MODIFIED, Found, ObjectReader, Stat
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    Piece,
+    SuffixRange,
+    UnmodifiedSince,
+)
+from app.storage.contract import (
+    ABSENT,
+    CONFLICT,
+    NOT_MODIFIED,
+    TEMPORARY,
+    UPLOADS,
+    Conflict,
+    Expected,
+    Found,
+    ObjectHeaders,
+    ObjectReader,
+    Stat,
+)
 from tests.storage.conftest import Backend
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
 NAMES = ["a b", "a+b", "a%20b", "a#b", "a?b=c", "ä/ü", "日本", "a&b;c=d", "it's", "x(1)!*", "c/0~"]
 UNKNOWN = ETag('"no such version"')
+LONG_AGO = UnmodifiedSince(1_000_000_000)
+
+
+def tomorrow() -> UnmodifiedSince:
+    """Return a condition that every object meets."""
+    return UnmodifiedSince(int(time.time()) + 86_400)
 
 
 async def found(
@@ -51,10 +82,11 @@ async def found(
 async def test_gives_exactly_the_asked_bytes(
     backend: Backend, request_: ByteRequest | None, start: int, stop: int
 ) -> None:
-    """A range is clamped to the object, and the answer says which bytes of how many it holds."""
+    """A range is clamped to the object; a condition that holds changes nothing in the result."""
     ref = backend.put("object", DATA)
 
     answer = await found(backend.store, ref, request_)
+    assert await backend.store.get(ref, request_, if_match=tomorrow()) == answer
 
     assert answer.data == DATA[start:stop]
     assert (answer.byte_range, answer.size) == (ByteRange(start, stop), 1024)
@@ -120,15 +152,23 @@ async def test_a_missing_bucket_is_no_absence(backend: Backend) -> None:
         await anext(backend.store.list(ObjectRef(backend.missing_bucket.bucket, "")), None)
 
 
-REQUESTS: list[ByteRequest | None] = [None, ByteRange(1, 2), ByteRange(0, 0), SuffixRange(5)]
+REQUESTS: list[ByteRequest | None] = [
+    None,
+    ByteRange(1, 2),
+    ByteRange(0, 0),
+    ByteRange(900, 9999),
+    SuffixRange(5),
+]
 
 
-@pytest.mark.parametrize("request_", [*REQUESTS, ByteRange(500, 600)], ids=str)
+@pytest.mark.parametrize(
+    "request_", [*REQUESTS, ByteRange(500, 600), ByteRange(900, 9999)], ids=str
+)
 @pytest.mark.parametrize("data", [b"other", DATA[::-1], None], ids=["shorter", "same-size", "none"])
 async def test_a_replaced_object_is_noticed(
     backend: Backend, request_: ByteRequest | None, data: bytes | None
 ) -> None:
-    """A pinned read never gives bytes of another version, whatever its size; nor of none."""
+    """A read with a condition returns no bytes of a later version, and absence is a change."""
     ref = backend.put("object", DATA)
     first = await found(backend.store, ref)
     if data is None:
@@ -136,8 +176,9 @@ async def test_a_replaced_object_is_noticed(
     else:
         backend.put("object", data)
 
-    with pytest.raises(VersionChangedError):
-        await backend.store.get(ref, request_, if_match=first.etag)
+    for condition in (first.etag, tomorrow() if data is None else LONG_AGO):
+        with pytest.raises(VersionChangedError):
+            await backend.store.get(ref, request_, if_match=condition)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
@@ -159,16 +200,16 @@ async def test_the_version_just_seen_can_be_named(
     ids=str,
 )
 async def test_a_stream_gives_exactly_its_range(backend: Backend, byte_range: ByteRange) -> None:
-    """The pieces of a stream make up the range."""
+    """The pieces of a stream make up the range, without a condition and with one that holds."""
     data = DATA * 5000
     ref = backend.put("large", data)
     first = await backend.store.stat(ref)
     assert first is not None
 
-    async with backend.store.stream(ref, byte_range, if_match=first.etag) as pieces:
-        got = b"".join([piece async for piece in pieces])
-
-    assert got == data[byte_range.start : byte_range.stop]
+    for condition in (first.etag, tomorrow(), None):
+        async with backend.store.stream(ref, byte_range, if_match=condition) as pieces:
+            got = b"".join([piece async for piece in pieces])
+        assert got == data[byte_range.start : byte_range.stop]
 
 
 async def test_a_stream_can_be_left(backend: Backend) -> None:
@@ -184,17 +225,35 @@ async def test_a_stream_can_be_left(backend: Backend) -> None:
     assert (await found(backend.store, ref, ByteRange(0, 9))).data == DATA[:9]
 
 
-@pytest.mark.parametrize("byte_range", [ByteRange(0, 4), ByteRange(1000, 1001), ByteRange(0, 0)])
-async def test_entering_a_stream_of_a_lost_version_raises(
-    backend: Backend, byte_range: ByteRange
+@pytest.mark.parametrize(
+    ("name", "byte_range", "condition", "error"),
+    [
+        ("short", ByteRange(0, 4), UNKNOWN, VersionChangedError),
+        ("short", ByteRange(1000, 1001), UNKNOWN, VersionChangedError),
+        ("short", ByteRange(0, 0), UNKNOWN, VersionChangedError),
+        ("object", ByteRange(1, 4), LONG_AGO, VersionChangedError),
+        ("object", ByteRange(9, 9), LONG_AGO, VersionChangedError),
+        ("absent", ByteRange(1, 4), None, VersionChangedError),
+        ("absent", ByteRange(9, 9), None, VersionChangedError),
+        ("object", ByteRange(1000, 1025), None, VersionChangedError),
+        ("object", ByteRange(0, 5_000_000), None, VersionChangedError),
+        ("object", ByteRange(1024, 1025), None, RangeNotSatisfiedError),
+    ],
+    ids=str,
+)
+async def test_a_stream_that_cannot_be_whole_is_not_entered(
+    backend: Backend,
+    name: str,
+    byte_range: ByteRange,
+    condition: Condition | None,
+    error: type[Exception],
 ) -> None:
-    """Before the first piece is asked for, the version has been compared."""
-    ref = backend.put("object", DATA)
-    first = await found(backend.store, ref)
-    backend.put("object", b"other")
+    """Version and length are compared before the first piece is requested."""
+    backend.put("object", DATA)
+    backend.put("short", b"other")
 
-    with pytest.raises(VersionChangedError):
-        async with backend.store.stream(ref, byte_range, if_match=first.etag):
+    with pytest.raises(error):
+        async with backend.store.stream(backend.ref(name), byte_range, if_match=condition):
             pytest.fail("entered")
 
 
@@ -293,3 +352,192 @@ async def test_a_long_listing_is_complete(backend: Backend) -> None:
         backend.put(f"{number:05}", b"")
 
     assert [name for name, _ in await listed(backend, "")] == [f"{n:05}" for n in range(count)]
+
+
+WRONG = ETag('"0123456789abcdef0123456789abcdef"')
+WRITERS = 8
+
+
+async def put(writable: Backend, name: str, data: bytes, expected: Expected = None) -> ETag:
+    """Write what nobody else does."""
+    etag = await writable.store.put(writable.ref(name), [data], expected=expected)
+    assert not isinstance(etag, Conflict)
+    return etag
+
+
+async def read(writable: Backend, name: str) -> bytes | None:
+    """Read what is there."""
+    found = await writable.store.get(writable.ref(name))
+    assert found is None or isinstance(found, Found)
+    return None if found is None else found.data
+
+
+async def test_the_store_is_safe(writable: Backend) -> None:
+    """It refuses what it should, is asked so once for all, and keeps nothing of it."""
+    for _ in range(2):
+        await writable.store.verify_conditional_writes(writable.root)
+
+    root = ObjectRef(writable.root.bucket, "")
+    names = [each.ref.key async for each in writable.store.list(root)]
+    assert not any(TEMPORARY in name for name in names)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b+c%20", "ä/ü#?", "日本"])
+async def test_what_is_written_is_read(writable: Backend, name: str) -> None:
+    """A write returns the version that readers see; one like an MD5 is that of the body."""
+    empty = await writable.store.put(writable.ref("empty"), [], expected=ABSENT)
+    etag = await put(writable, name, DATA, ABSENT)
+
+    assert await read(writable, name) == DATA
+    assert await writable.store.stat(writable.ref(name)) == Stat(len(DATA), etag)
+    assert await writable.store.stat(writable.ref("empty")) == Stat(0, ETag(str(empty)))
+    is_like_one = re.fullmatch('"[0-9a-f]{32}"', etag) is not None
+    assert not is_like_one or etag == f'"{hashlib.md5(DATA).hexdigest()}"'  # noqa: S324
+
+
+@pytest.mark.parametrize("data", [b"", b"longer " + DATA, DATA])
+@pytest.mark.parametrize("is_any", [False, True])
+async def test_an_object_is_replaced(writable: Backend, data: bytes, *, is_any: bool) -> None:
+    """The version that was seen is replaced, or any."""
+    first = await put(writable, "key", DATA)
+
+    second = await put(writable, "key", data, None if is_any else first)
+
+    found = await writable.store.get(writable.ref("key"))
+    assert isinstance(found, Found)
+    assert (found.data, found.etag) == (data, second)
+
+
+@pytest.mark.parametrize("pieces", [[b"new"], [b"new", ByteRange(0, 9)]], ids=["new", "range"])
+@pytest.mark.parametrize("now", [DATA[::-1], None], ids=["replaced", "gone"])
+async def test_a_conflict_changes_nothing(
+    writable: Backend, pieces: list[Piece], now: bytes | None
+) -> None:
+    """To lose is an answer; nothing is made of two versions."""
+    first = await put(writable, "key", DATA)
+    ref, wrong = writable.ref("key"), [first, WRONG]
+    if now is None:
+        assert await writable.store.delete(ref, expected=None) is True
+    else:
+        await put(writable, "key", now)
+        if pieces == [b"new"]:
+            assert await writable.store.put(ref, pieces, expected=ABSENT) is CONFLICT
+
+    for expected in wrong:
+        assert await writable.store.put(ref, pieces, expected=expected) is CONFLICT
+    assert await read(writable, "key") == now
+
+
+async def test_ranges_are_copied_exactly(writable: Backend) -> None:
+    """Old and new pieces stand in any order; what is not there cannot be kept."""
+    etag = await put(writable, "key", DATA)
+    pieces: list[Piece] = [
+        ByteRange(1000, 1024),
+        b"new",
+        ByteRange(0, 10),
+        ByteRange(5, 700),
+        b"",
+        b"end",
+    ]
+
+    written = await writable.store.put(writable.ref("key"), pieces, expected=etag)
+
+    with pytest.raises(RangeNotSatisfiedError):
+        await writable.store.put(
+            writable.ref("key"), [ByteRange(1000, 9999)], expected=ETag(str(written))
+        )
+    assert not isinstance(written, Conflict)
+    assert await read(writable, "key") == DATA[1000:] + b"new" + DATA[:10] + DATA[5:700] + b"end"
+
+
+async def test_only_the_version_seen_is_removed(writable: Backend) -> None:
+    """Another is a conflict, unless the store can remove no version for certain; absent is gone."""
+    etag, ref = await put(writable, "key", DATA), writable.ref("key")
+    await writable.store.verify_conditional_writes(writable.root)
+
+    removed = await writable.store.delete(ref, expected=WRONG)
+    assert removed is CONFLICT or removed is False
+    assert await read(writable, "key") == DATA
+    is_removed = await writable.store.delete(ref, expected=etag)
+    assert await read(writable, "key") == (None if is_removed else DATA)
+    assert await writable.store.delete(writable.ref("absent/key"), expected=None) is True
+    await writable.store.delete(writable.ref("absent/key"), expected=WRONG)
+    assert await read(writable, "absent/key") is None
+
+
+async def test_one_of_many_wins_each_round(writable: Backend) -> None:
+    """Of writers that expect the same version, or none, one wins, and its bytes are there."""
+    expected: Expected = ABSENT
+    for _ in range(3):
+        bodies = [b"writer %d %s" % (writer, str(expected).encode()) for writer in range(WRITERS)]
+        written = await asyncio.gather(
+            *(writable.store.put(writable.ref("key"), [body], expected=expected) for body in bodies)
+        )
+        winners = [each for each in enumerate(written) if each[1] is not CONFLICT]
+
+        assert len(winners) == 1
+        ((winner, etag),) = winners
+        assert await read(writable, "key") == bodies[winner]
+        assert not isinstance(etag, Conflict)
+        expected = etag
+
+
+@pytest.mark.parametrize("is_gzip", [True, False])
+async def test_headers_are_kept_or_refused(writable: Backend, *, is_gzip: bool) -> None:
+    """What is stored with headers is found with them, and with no others."""
+    ref, body = writable.ref("key"), b"not gzip, but who knows"
+    headers = ObjectHeaders(is_gzip, "text/plain", (("a-b", "c d"), ("e", "f")))
+    if not writable.store.keeps_headers(ref):
+        with pytest.raises(ValueError, match="headers"):
+            await writable.store.put(ref, [body], expected=None, headers=headers)
+        return
+    await writable.store.put(ref, [body], expected=None, headers=headers)
+
+    found, stat = await writable.store.get(ref), await writable.store.stat(ref)
+    assert isinstance(found, Found)
+    assert stat is not None
+    assert found.is_gzip is stat.is_gzip is is_gzip
+    kept = stat.headers
+    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
+
+
+@pytest.mark.parametrize(
+    "name", ["a/", f"a{TEMPORARY}b", f"{TEMPORARY}/b", f"a{UPLOADS}b", UPLOADS]
+)
+async def test_names_of_no_objects_are_refused(writable: Backend, name: str) -> None:
+    """What no listing could show cannot be written or removed."""
+    ref = writable.root.join(name)
+
+    with pytest.raises(BadKeyError):
+        await writable.store.put(ref, [b"1"], expected=None)
+    with pytest.raises(BadKeyError):
+        await writable.store.delete(ref, expected=None)
+
+
+async def test_unfinished_objects_are_not_listed(writable: Backend) -> None:
+    """Names with our mark are left out, whoever made them, and below them too."""
+    for name in ("a", f"a{TEMPORARY}1", f"c/{TEMPORARY}2", "c/d"):
+        writable.put(name, b"1")
+
+    for delimiter, names in (("", ["a", "c/d"]), ("/", ["a", "c/"])):
+        listing = writable.store.list(writable.root.prefix, delimiter=delimiter)
+        below = [each.ref.key[len(writable.root.prefix.key) :] async for each in listing]
+        assert below == names
+
+
+async def test_uploads_are_listed_to_who_names_them(writable: Backend) -> None:
+    """They are written and removed as all else, and no other listing shows them."""
+    for name in ("a", f"{UPLOADS}7.1", f"{UPLOADS}7.2", f"{UPLOADS}8.1"):
+        await put(writable, name, name.encode(), ABSENT)
+    await writable.store.delete(writable.ref(f"{UPLOADS}7.2"), expected=None)
+
+    async def below(prefix: str) -> list[str]:
+        listing = writable.store.list(ObjectRef(writable.root.bucket, prefix))
+        return [each.ref.key.removeprefix(writable.root.prefix.key) async for each in listing]
+
+    assert await below(writable.root.prefix.key) == ["a"]
+    for hidden in (UPLOADS[:5], UPLOADS[:-1], UPLOADS[:-4]):
+        assert await below(writable.ref(hidden).key) == []
+    assert await below(writable.ref(UPLOADS).key) == [f"{UPLOADS}7.1", f"{UPLOADS}8.1"]
+    assert await below(writable.ref(f"{UPLOADS}7.").key) == [f"{UPLOADS}7.1"]
+    assert await read(writable, f"{UPLOADS}8.1") == f"{UPLOADS}8.1".encode()

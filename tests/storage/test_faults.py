@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,17 +17,20 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
 from app.settings import StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http_store import HttpStore
 from app.storage.s3 import S3Store
 from tests.storage.faulty import Fault, FaultyServer, etag
+from tests.storage.test_conformance import REQUESTS
 
 DATA = bytes(range(256)) * 1024
 MIDDLE = ByteRange(1000, 201_000)
 TIMEOUT_S = 1.0
 SECRET = "wJalrXUtnFEMI"
+SIXTH_OF_JULY = int(datetime(2026, 7, 6, 10, tzinfo=UTC).timestamp())
+"""Modification time of the objects of the server."""
 
 
 @pytest.fixture(params=["http", "s3"])
@@ -291,3 +295,43 @@ async def test_a_cancelled_read_leaves_no_connection(
         await task
 
     assert (await read(store, ref)).data == DATA[MIDDLE.start : MIDDLE.stop]
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("is_ignored", [False, True])
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+async def test_a_modification_time_is_compared_in_whole_seconds(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    request_: ByteRequest | None,
+    *,
+    is_ignored: bool,
+) -> None:
+    """An object modified in the second of the condition is read, one a second later is not."""
+    if is_ignored:
+        faulty.fail(Fault.IGNORE_CONDITIONS)
+
+    assert await store.get(ref, request_, if_match=UnmodifiedSince(SIXTH_OF_JULY))
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, request_, if_match=UnmodifiedSince(SIXTH_OF_JULY - 1))
+    if request_ != ByteRange(0, 0):
+        sent = faulty.seen[0].headers["If-Unmodified-Since"]
+        assert sent == "Mon, 06 Jul 2026 10:00:00 GMT"
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("fault", [Fault.NO_DATE, Fault.BAD_DATE])
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+async def test_an_unknown_modification_time_meets_no_condition(
+    faulty: FaultyServer,
+    store: ObjectReader,
+    ref: ObjectRef,
+    fault: Fault,
+    request_: ByteRequest | None,
+) -> None:
+    """Without a valid ``Last-Modified`` the object may have changed."""
+    faulty.fail(fault)
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, request_, if_match=UnmodifiedSince(2**33))

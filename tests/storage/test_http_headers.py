@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.errors import RangeNotSatisfiedError
 from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
-from app.storage.conditions import clamp
+from app.storage.contract import clamp
 from app.storage.http_headers import (
     is_derived,
     is_gzip,

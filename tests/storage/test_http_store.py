@@ -20,6 +20,7 @@ from app.storage.http1_client import HttpClient, Origin, Target
 from app.storage.http_store import HttpStore, WebGuard, is_public
 from app.storage.stores import Stores
 from tests.serving import serving
+from tests.storage.conftest import denied
 from tests.storage.faulty import Fault, FaultyServer
 
 
@@ -174,18 +175,6 @@ def test_only_addresses_of_the_internet_are_public() -> None:
     """Also IPv4 addresses within IPv6; only one spelling is an address."""
     assert [each for each in PUBLIC.split() if not is_public(each)] == []
     assert [each for each in [*NOT_PUBLIC.split(), "", "1.2.3.4 "] if is_public(each)] == []
-
-
-async def denied(stores: Stores, ref: ObjectRef) -> str:
-    """Tell why no read of *ref* is allowed."""
-    with pytest.raises(StorageDeniedError):
-        await stores.stat(ref)
-    with pytest.raises(StorageDeniedError):
-        async with stores.stream(ref, ByteRange(0, 1), if_match=None):
-            pytest.fail("entered")
-    with pytest.raises(StorageDeniedError) as raised:
-        await stores.get(ref)
-    return raised.value.reason
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])

@@ -1,4 +1,4 @@
-"""Files as objects."""
+"""Files as objects, and the files that virtual references may lead to."""
 
 import errno
 import os
@@ -7,12 +7,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
+from obstore.store import LocalStore as ObstoreLocalStore
 
-from app.errors import RangeNotSatisfiedError, VersionChangedError
-from app.model import ByteRange, ObjectRef
+from app.errors import (
+    RangeNotSatisfiedError,
+    StorageDeniedError,
+    StorageError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
 from app.storage.contract import TEMPORARY, Found, Listed
 from app.storage.local import LocalStore, _listed
+from app.storage.stores import Stores
+from tests.storage.conftest import denied
 
 
 @pytest.mark.parametrize(
@@ -110,7 +120,7 @@ async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: P
 async def test_a_folder_that_cannot_be_read_is_listed(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have files, and fails nobody who does not enter it."""
+    """It may have files, and a listing above it does not fail."""
     for name in ("a", "lost+found", "z"):
         (folder / name).mkdir()
     (folder / "z" / "0").touch()
@@ -130,7 +140,7 @@ async def test_a_folder_that_cannot_be_read_is_listed(
 async def test_one_file_shows_that_a_folder_is_not_empty(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many files no more are looked at, and no folders behind the page that is wanted."""
+    """One file of a folder is enough, and folders behind the requested page are not searched."""
     for number in range(200):
         (folder / f"{number:03}/deep").mkdir(parents=True)
         for file in range(10):
@@ -211,7 +221,7 @@ async def test_few_files_are_held_open_and_none_after_closing(
 
 
 async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: Path) -> None:
-    """Whatever is asked for, of a file that is kept open too, takes no more than the file."""
+    """Ranges up to 2^64 take no more memory than the file, also of a file that is kept open."""
     (folder / "a").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "a")
     found = await store.get(ref)
@@ -224,3 +234,245 @@ async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: 
         with pytest.raises((VersionChangedError, RangeNotSatisfiedError)):
             async with store.stream(ref, ByteRange(start, stop), if_match=None):
                 pass
+
+
+DATA = bytes(range(256)) * 4
+MTIME_NS = 1_700_000_000_123_456_789
+
+
+@pytest.fixture
+def ref(folder: Path) -> ObjectRef:
+    """Name a file with a known modification time."""
+    (folder / "key").write_bytes(DATA)
+    os.utime(folder / "key", ns=(MTIME_NS, MTIME_NS))
+    return ObjectRef(folder.as_uri(), "key")
+
+
+async def test_modification_times_are_compared_in_whole_seconds(
+    store: LocalStore, ref: ObjectRef
+) -> None:
+    """As in HTTP dates, fractions of a second do not count."""
+    assert await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9))
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9 - 1))
+
+
+@pytest.mark.parametrize("mtime_ns", [MTIME_NS, 1_700_000_000_000_000_999, 999, -1_500_000_000])
+async def test_the_etag_of_obstore_names_the_file(
+    store: LocalStore, ref: ObjectRef, folder: Path, mtime_ns: int
+) -> None:
+    """Icechunk stores the ETags of obstore; they are valid until the file changes, warm or not."""
+    os.utime(folder / "key", ns=(mtime_ns, mtime_ns))
+    etag = ETag(str(obstore.head(ObstoreLocalStore(folder), "key")["e_tag"]))
+
+    for _ in range(3):
+        found = await store.get(ref, ByteRange(1, 3), if_match=etag)
+        assert isinstance(found, Found)
+        assert found.data == DATA[1:3]
+    os.utime(folder / "key", ns=(1, 2_000_000_000))
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(1, 3), if_match=etag)
+
+
+async def test_a_stream_without_condition_is_of_one_version(
+    store: LocalStore, ref: ObjectRef, folder: Path
+) -> None:
+    """A file that is replaced between two pieces ends the stream."""
+    (folder / "key").write_bytes(bytes(3_000_000))
+
+    async with store.stream(ref, ByteRange(0, 3_000_000), if_match=None) as pieces:
+        await anext(pieces)
+        (folder / "new").write_bytes(bytes(3_000_000))
+        (folder / "new").rename(folder / "key")
+        with pytest.raises(VersionChangedError):
+            await anext(pieces)
+
+
+async def test_a_file_without_condition_is_read_anew(
+    store: LocalStore, ref: ObjectRef, folder: Path
+) -> None:
+    """A read by ETag keeps the file open; other reads open the name again."""
+    stat = await store.stat(ref)
+    assert stat is not None
+    await store.get(ref, ByteRange(0, 3), if_match=stat.etag)
+    (folder / "key").rename(folder / "old")
+    (folder / "key").write_bytes(b"new")
+
+    found = await store.get(ref, ByteRange(0, 3), if_match=UnmodifiedSince(2**33))
+
+    assert isinstance(found, Found)
+    assert found.data == b"new"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Path:
+    """Make a folder ``data`` with a file, beside a secret and ``data-evil``."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "data-evil").mkdir()
+    (tmp_path / "data-evil" / "secret").write_bytes(b"secret")
+    (tmp_path / "data" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "b" / "file").write_bytes(b"plain")
+    return tmp_path / "data"
+
+
+async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | None:
+    """Read all of an object, in each way."""
+    found = await stores.get(root.join(key))
+    stat = await stores.stat(root.join(key))
+    if found is None:
+        assert stat is None
+        return None
+    assert isinstance(found, Found)
+    assert stat is not None
+    assert stat.size == found.size
+    async with stores.stream(root.join(key), found.byte_range, if_match=found.etag) as pieces:
+        assert b"".join([piece async for piece in pieces]) == found.data
+    return found.data
+
+
+async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
+    """Files and their absence are read as without a guard."""
+    root = stores.open_prefix(guarded.as_uri())
+
+    await stores.check_reachable(root)
+    assert await read_guarded(stores, root, "a/b/file") == b"plain"
+    assert await read_guarded(stores, root, "a/b/absent") is None
+    assert await read_guarded(stores, root, "a/b/file/below") is None
+    assert await read_guarded(stores, root, "a/b") is None
+    assert await stores.get(root) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["..", ".", "../secret", "a/../../secret", "./a/b/file", "a/./b/file", "..\\secret", "a/b/.."],
+)
+async def test_a_key_that_climbs_is_denied(stores: Stores, guarded: Path, key: str) -> None:
+    """Dot segments are refused before any file is opened."""
+    await denied(stores, stores.open_prefix(guarded.as_uri()).join(key))
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "key"),
+    [
+        ("link", "../secret", "link"),
+        ("link", "/etc/passwd", "link"),
+        ("link", "..", "link/secret"),
+        ("link", "../data-evil", "link/secret"),
+        ("link", "../data-evil/secret", "link"),
+        ("link", "a/../../secret", "link"),
+        ("a/link", "../..", "a/link/secret"),
+        ("a/b/link", "/", "a/b/link/etc/passwd"),
+        ("link", "../absent", "link"),
+        ("link", "/proc/self/cwd", "link"),
+    ],
+)
+async def test_a_link_that_leads_out_is_denied(
+    stores: Stores, guarded: Path, link: str, target: str, key: str
+) -> None:
+    """Links to files and to folders are denied, also if their target does not exist."""
+    (guarded / link).symlink_to(target)
+    root = stores.open_prefix(guarded.as_uri())
+
+    assert "leads out" in await denied(stores, root.join(key))
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "key"),
+    [
+        ("link", "a/b/file", "link"),
+        ("link", "a", "link/b/file"),
+        ("a/link", "../a/b", "a/link/file"),
+        ("link", "../data/a/b/file", "link"),
+    ],
+)
+async def test_a_link_that_stays_inside_is_followed(
+    stores: Stores, guarded: Path, link: str, target: str, key: str
+) -> None:
+    """Only the end of a link must lie below the prefix."""
+    (guarded / link).symlink_to(target)
+
+    assert await read_guarded(stores, stores.open_prefix(guarded.as_uri()), key) == b"plain"
+
+
+async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -> None:
+    """A prefix may be a link or the root; a dataset at the same place is read without a guard."""
+    (guarded.parent / "link").symlink_to("data")
+    (guarded / "out").symlink_to("../secret")
+    root = stores.open_prefix((guarded.parent / "link").as_uri())
+    everything, served = stores.open_prefix("file:///"), stores.open_root(guarded.as_uri())
+
+    assert await read_guarded(stores, root, "a/b/file") == b"plain"
+    with pytest.raises(StorageDeniedError):
+        await read_guarded(stores, root, "out")
+    assert (
+        await read_guarded(stores, everything, f"{guarded}/a/b/file".removeprefix("/")) == b"plain"
+    )
+    assert await read_guarded(stores, served, "out") == b"secret"
+
+
+async def test_a_circle_of_links_is_denied(stores: Stores, guarded: Path) -> None:
+    """A circle is denied, not absent."""
+    (guarded / "one").symlink_to("two")
+    (guarded / "two").symlink_to("one")
+
+    await denied(stores, stores.open_prefix(guarded.as_uri()).join("one"))
+
+
+async def test_a_reference_to_no_file_is_absent(stores: Stores, guarded: Path) -> None:
+    """A pipe does not block, and a device is not opened, through links neither."""
+    os.mkfifo(guarded / "pipe")
+    (guarded / "link").symlink_to("pipe")
+    root = stores.open_prefix(guarded.as_uri())
+
+    for key in ("pipe", "link", "pipe/below"):
+        assert await stores.get(root.join(key)) is None
+    everything = stores.open_prefix("file:///")
+    assert await stores.get(everything.join("dev/zero")) is None
+
+
+async def test_an_unmounted_folder_is_no_absence(stores: Stores, guarded: Path) -> None:
+    """A missing prefix is an error for every read; listings are always denied."""
+    root = stores.open_prefix((guarded / "gone").as_uri())
+
+    for ask in (stores.get, stores.stat, stores.check_reachable):
+        with pytest.raises(StorageUnavailableError):
+            await ask(root.join("key"))
+    with pytest.raises(StorageDeniedError):
+        await anext(aiter(stores.list(stores.open_prefix(guarded.as_uri()))))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+async def test_a_link_that_is_swapped_never_leads_out(
+    stores: Stores, guarded: Path, kind: str
+) -> None:
+    """A name that becomes a link while it is opened leads to nothing outside."""
+    name, key = ("x", "x/secret") if kind == "folder" else ("secret", "secret")
+    inside, outside = guarded / name, guarded.parent / name.replace("x", "")
+    new, done = guarded / "new", threading.Event()
+    if kind == "folder":
+        new.mkdir()
+    (new / "secret" if kind == "folder" else new).write_bytes(b"plain")
+
+    def swap() -> None:
+        while not done.is_set():
+            new.rename(inside)
+            inside.rename(new)
+            inside.symlink_to(outside)
+            inside.unlink()
+
+    root = stores.open_prefix(guarded.as_uri())
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    seen = set[bytes | None]()
+    try:
+        for _ in range(1500):
+            try:
+                found = await stores.get(root.join(key))
+            except StorageError:
+                continue
+            seen.add(found.data if isinstance(found, Found) else None)
+    finally:
+        done.set()
+        swapper.join()
+
+    assert seen <= {b"plain", None}

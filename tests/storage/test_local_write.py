@@ -24,7 +24,7 @@ from app.errors import (
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
 from app.storage.local import LocalStore
-from app.storage.local_folders import Folder
+from app.storage.local_files import Folder
 from app.storage.local_write import Created, LocalWriter, NewObject
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
@@ -53,8 +53,8 @@ async def put(store: LocalStore, ref: ObjectRef, data: bytes) -> ETag:
     return etag
 
 
-def test_whoever_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """A writer that dies at any step tears nothing; the next one cleans up after it."""
+def test_a_killed_writer_leaves_the_old_file_or_the_new(tmp_path: Path) -> None:
+    """A writer may die before any system call; the next one removes its temporary files."""
     done = subprocess.run(
         [*SCRIPT, "crash", str(tmp_path)], cwd=HERE, capture_output=True, text=True, check=False
     )
@@ -63,8 +63,8 @@ def test_whoever_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     assert min(map(int, done.stdout.split())) > 6
 
 
-def test_processes_lose_nothing(folder: Path) -> None:
-    """Two processes that count an object up count to the sum."""
+def test_processes_lose_no_update(folder: Path) -> None:
+    """Two processes that increment a number by compare-and-swap reach the sum."""
     (folder / "key").write_bytes(b"0")
     with ExitStack() as stack:
         both = [
@@ -77,8 +77,10 @@ def test_processes_lose_nothing(folder: Path) -> None:
     assert os.listdir(folder) == ["key"]  # noqa: PTH208  the names are meant
 
 
-async def test_whoever_lives_keeps_its_file(store: LocalStore, folder: Path) -> None:
-    """Unfinished files are removed when nobody has them locked."""
+async def test_only_temporary_files_of_dead_writers_are_removed(
+    store: LocalStore, folder: Path
+) -> None:
+    """A temporary file that is locked has a writer."""
     names = [f"{TEMPORARY}{n}" for n in ("dead", "alive")]
     for name in names:
         (folder / name).write_bytes(b"half")
@@ -91,7 +93,7 @@ async def test_whoever_lives_keeps_its_file(store: LocalStore, folder: Path) -> 
 
 
 async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) -> None:
-    """Who has the lock is let finish; meanwhile everything is read."""
+    """A write waits for the lock of its folder; reads do not."""
     await put(store, ref_of(folder), b"old")
     with Folder.opened(os.fsencode(folder)) as directory:
         with directory.locked():
@@ -105,12 +107,12 @@ async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) ->
 
 
 @pytest.mark.parametrize("expected", [ABSENT, None])
-def test_who_made_a_file_meanwhile_has_it(
+def test_a_file_created_without_a_lock_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, expected: Absent | None
 ) -> None:
-    """A file that was made without a lock since the last look is lost to none who wants a new one.
+    """A write that expects absence conflicts with a file created after its look-up.
 
-    Who wants it whatever was there comes after it.
+    An unconditional write replaces that file.
     """
     look, looks = Folder.status, list[os.stat_result | None]()
 
@@ -130,7 +132,7 @@ def test_who_made_a_file_meanwhile_has_it(
 
 
 async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
-    """Whatever number a file gets, and whatever the clock says, each version has its own name."""
+    """Each version has its own ETag, also if inode numbers repeat or the clock is wrong."""
     seen = {await put(store, ref_of(folder), b"x") for _ in range(50)}
     future_ns = 2**62
     os.utime(folder / "key", ns=(future_ns, future_ns))
@@ -141,7 +143,7 @@ async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
 
 
 async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
-    """What a link leads to is replaced, and removed; the link stays."""
+    """The target of a link is replaced or removed; the link stays."""
     (folder / "far").mkdir()
     (folder / "far" / "target").write_bytes(b"old")
     (folder / "link").symlink_to("far/target")
@@ -168,14 +170,14 @@ async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
 async def test_a_key_that_names_no_file_is_refused(
     store: LocalStore, folder: Path, key: str
 ) -> None:
-    """The client hears that its key is none."""
+    """The error is one of the request."""
     with pytest.raises(BadKeyError):
         await store.put(ref_of(folder, key), [b"1"], expected=None)
     assert os.listdir(folder) == []  # noqa: PTH208
 
 
-async def test_what_is_in_the_way_is_told(store: LocalStore, folder: Path) -> None:
-    """A file is no folder, and neither is replaced by the other."""
+async def test_a_file_and_a_folder_of_one_name_conflict(store: LocalStore, folder: Path) -> None:
+    """Neither is replaced by the other."""
     await put(store, ref_of(folder, "a/b"), b"1")
 
     for key in ("a", "a/b/c", "a/b/c/d"):
@@ -190,7 +192,7 @@ async def test_what_is_in_the_way_is_told(store: LocalStore, folder: Path) -> No
 async def test_an_empty_folder_is_not_in_the_way(
     store: LocalStore, folder: Path, expected: Absent | None
 ) -> None:
-    """Nor is one that holds only others, and what a dead writer has left."""
+    """Nor is a folder of empty folders and temporary files of dead writers."""
     (folder / "a/b/c").mkdir(parents=True)
     (folder / f"a/b/{TEMPORARY}dead").write_bytes(b"half")
 
@@ -220,7 +222,7 @@ async def test_folders_end_with_their_last_file(store: LocalStore, folder: Path)
 def test_a_folder_removed_under_a_writer_is_made_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often others remove it before there is a file in it."""
+    """Other processes may remove it repeatedly before there is a file in it."""
     removed: list[bytes] = []
 
     def remove(_: LocalWriter, directory: Folder) -> None:
@@ -238,7 +240,7 @@ def test_a_folder_removed_under_a_writer_is_made_again(
 
 
 def test_folders_come_and_go_under_writers(folder: Path) -> None:
-    """Of two processes each writes and removes keys in the same folders; neither notices."""
+    """Two processes that write and remove keys in the same folders do not disturb each other."""
     with ExitStack() as stack:
         both = [
             stack.enter_context(
@@ -253,7 +255,7 @@ def test_folders_come_and_go_under_writers(folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
 async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> None:
-    """Who may not write is told before the first write."""
+    """Missing permissions are reported before the first write."""
     os.chmod(folder, 0o500)  # noqa: PTH101  of an async function
 
     with pytest.raises(StorageDeniedError):
@@ -263,7 +265,7 @@ async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> 
 
 
 async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> None:
-    """Where a disk is not mounted nothing is read or written, and trying again does not help."""
+    """A folder that is not mounted is a lasting error, neither absence nor a new folder."""
     ref = ref_of(folder / "missing", "a/b")
 
     for call in (
@@ -307,7 +309,7 @@ async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
 
 
 async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) -> None:
-    """Others who write without any lock, before the rename, win."""
+    """A write in place by a program without locks, before the rename, wins."""
     etag = await put(store, ref_of(folder), b"old")
     stop = threading.Event()
 
@@ -327,7 +329,7 @@ async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) 
 
 
 def test_nothing_has_a_name_before_it_is_durable(tmp_path: Path) -> None:
-    """The bytes of all are made durable before the first has its name, and then each folder."""
+    """All bytes of a batch are durable before the first link, and each folder is synced once."""
     keys = ("a/0", "b/0", "a/1")
     for key in ("a", "b"):
         (tmp_path / key).mkdir()
@@ -356,8 +358,8 @@ def test_many_pieces_are_written_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"".join(pieces)
 
 
-def test_what_has_a_name_is_let_be(tmp_path: Path) -> None:
-    """A file, a folder, and a link that leads nowhere are left to another way; others are made."""
+def test_existing_names_are_left_to_replacement(tmp_path: Path) -> None:
+    """A file, a folder and a broken link are not replaced by `create`; other names are created."""
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
@@ -374,8 +376,8 @@ def test_what_has_a_name_is_let_be(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]  # noqa: PTH208
 
 
-def test_a_failure_is_that_of_one(tmp_path: Path) -> None:
-    """What was made together with what cannot be made is whole."""
+def test_a_failure_in_a_batch_is_that_of_one_file(tmp_path: Path) -> None:
+    """Other files of the batch are complete."""
     (tmp_path / "file").write_bytes(b"old")
     keys = ["a", "n" * 256, "../b", "file/b", "c"]
 
@@ -388,7 +390,7 @@ def test_a_failure_is_that_of_one(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_durable_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that fails, of which the system tells once, all of the folder are told, no others."""
+    """The system reports a failed sync once; it is raised for all files of that folder."""
     sync, failed = Folder.sync, list[bytes]()
 
     def sync_but_once(directory: Folder) -> None:
@@ -408,7 +410,7 @@ def test_names_that_are_not_durable_fail(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_many_at_once_are_all_made(tmp_path: Path) -> None:
-    """Whatever is made together, each object gets its own bytes, version, and one winner."""
+    """Each object of a batch gets its own bytes and version, and of two creations one wins."""
     store = LocalStore()
     refs = [ObjectRef(tmp_path.as_uri(), f"{number % 7}/{number}") for number in range(200)]
 

@@ -18,9 +18,11 @@ from app.storage.contract import (
     Found,
     ObjectHeaders,
     WriteNotice,
+    assemble,
+    nbytes_of,
+    plan_spans,
 )
 from app.storage.s3_upload import Part, plan_parts
-from app.storage.spans import assemble, nbytes_of, plan_spans
 from tests.seaweedfs import SeaweedFS
 from tests.storage.s3_objects import Written
 

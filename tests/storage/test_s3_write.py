@@ -1,43 +1,224 @@
-"""What servers cannot do, and what is made of that."""
+"""Writes to S3 of which requests or responses are lost, and servers that lack features."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
+from itertools import product
 
 import pytest
 
-from app.errors import StorageUnavailableError, UnwritableError
+from app.errors import StorageError, StorageUnavailableError, UnwritableError, VersionChangedError
 from app.model import ByteRange, ObjectRef, Piece
-from app.storage.contract import WriteNotice
+from app.storage.contract import ABSENT, CONFLICT, WriteNotice
 from app.storage.s3 import S3Store
 from tests.seaweedfs import SeaweedFS
 from tests.storage.ministack import MiniStack
-from tests.storage.proxy import Mishap, Proxy
+from tests.storage.proxy import Fault, Lie, Mishap, Proxy
 from tests.storage.s3_objects import Written
 
 MIB = 1024**2
-OLD = bytes(12 * MIB)
+OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
+COPIED: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
+WITHOUT_ETAG = (Lie.EMPTY_200, Lie.PAGE_200, Lie.XHTML_200, Lie.EMPTY_204)
+FAKED = (*WITHOUT_ETAG, Lie.PAGE_404, Lie.EMPTY_404, Lie.PAGE_410)
+
+
+@pytest.fixture
+def proxy(seaweedfs: SeaweedFS) -> Generator[Proxy]:
+    """Run a proxy."""
+    with Proxy(seaweedfs.endpoint_url).running() as running:
+        yield running
+
+
+@pytest.fixture
+async def lossy(seaweedfs: SeaweedFS, proxy: Proxy) -> AsyncGenerator[Written]:
+    """Open a store behind the proxy, which has been tried already."""
+    made = Written(seaweedfs, proxy.url, deadline_s=5, copied_nbytes=MIB)
+    await made.store.verify_conditional_writes(made.root)
+    yield made
+    await made.store.aclose()
+
+
+async def rewrite_spoilt(
+    lossy: Written, proxy: Proxy, mishap: Fault, old: bytes, pieces: list[Piece]
+) -> int:
+    """Rewrite an object for every request that this takes, and spoil that; count them."""
+    new = b"".join(old[p.start : p.stop] if isinstance(p, ByteRange) else p for p in pieces)
+    nth = 0
+    while True:
+        lossy.ref = lossy.root.join(f"{nth}")
+        etag = lossy.put(old)
+        proxy.spoil([nth], mishap)
+
+        written = await lossy.store.put(lossy.ref, pieces, expected=etag)
+
+        assert lossy.seen() == (new, written)
+        assert lossy.left() == []
+        lossy.server.delete(lossy.ref.key)
+        if nth >= (count := len(proxy.seen)):
+            return nth
+        nth += 1
+        if mishap is Mishap.CONFLICT:
+            nth = next((n for n in range(nth, count) if proxy.seen[n].endswith(" if")), count)
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_done"),
+    [*((mishap, False) for mishap in Mishap), *product(FAKED, (True, False))],
+    ids=str,
+)
+async def test_a_put_is_done_whatever_is_lost(
+    lossy: Written, proxy: Proxy, fault: Fault, *, is_done: bool
+) -> None:
+    """The object is read back before a request is repeated, also if no ETag was returned."""
+    proxy.passes_on = is_done
+
+    assert await rewrite_spoilt(lossy, proxy, fault, b"0123456789", [b"new", ByteRange(0, 9)]) >= 3
+
+
+@pytest.mark.parametrize("fault", [*Mishap, *sorted({*FAKED} - {Lie.EMPTY_204})])
+async def test_a_removal_is_done_whatever_is_lost(
+    lossy: Written, proxy: Proxy, fault: Fault
+) -> None:
+    """An object that the lost request removed is no conflict; only a 204 proves the removal."""
+    for nth in range(2):
+        etag = lossy.put(b"1")
+        proxy.spoil([nth], fault)
+
+        assert await lossy.store.delete(lossy.ref, expected=etag) is True
+        with pytest.raises(lossy.server.client.exceptions.NoSuchKey):
+            lossy.seen()
+
+
+async def test_a_copy_is_done_whoever_answers(lossy: Written, proxy: Proxy) -> None:
+    """The same of the requests of an upload in parts, whose answers lack what S3 sends."""
+    etag = lossy.put(OLD)
+    proxy.spoil(range(2, 100, 5), Lie.XHTML_200)
+
+    written = await lossy.store.put(lossy.ref, COPIED, expected=etag)
+
+    assert lossy.seen() == (OLD[: 5 * MIB] + b"new" + OLD[5 * MIB + 16 :], written)
+
+
+@pytest.mark.parametrize("lie", Lie)
+async def test_only_s3_says_what_is_absent(lossy: Written, proxy: Proxy, lie: Lie) -> None:
+    """An object that is there is neither absent nor another, whatever a proxy answers for S3."""
+    lossy.put(b"there")
+    proxy.spoil(range(100), lie)
+
+    for read in (lossy.store.get, lossy.store.stat):
+        with pytest.raises(StorageError):
+            await read(lossy.ref)
+    with pytest.raises(StorageError) as raised:
+        await anext(lossy.store.list(lossy.root))
+    assert ("bucket" in str(raised.value)) is (lie is Lie.BUCKET_404)
+
+
+@pytest.mark.parametrize(
+    "mishap",
+    [
+        Mishap.ANSWER_LOST,
+        Mishap.CONFLICT,
+        *(
+            pytest.param(mishap, marks=pytest.mark.soak)
+            for mishap in (Mishap.REQUEST_LOST, Mishap.SLOW_DOWN, Mishap.DONE_AND_500)
+        ),
+    ],
+)
+async def test_a_copy_is_done_whatever_is_lost(
+    lossy: Written, proxy: Proxy, mishap: Mishap
+) -> None:
+    """The same of large objects, of which nothing is left behind either."""
+    assert await rewrite_spoilt(lossy, proxy, mishap, OLD, COPIED) >= 11
+
+
+@pytest.mark.parametrize("mishap", Mishap)
+async def test_the_first_put_is_done_whatever_is_lost(
+    lossy: Written, proxy: Proxy, mishap: Mishap
+) -> None:
+    """An object that is made, and whose making was not heard of, is no conflict."""
+    for nth in range(2):
+        lossy.ref = lossy.root.join(f"{nth}")
+        proxy.spoil([nth], mishap)
+
+        etag = await lossy.store.put(lossy.ref, [b"new"], expected=ABSENT)
+
+        assert lossy.seen() == (b"new", etag)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "nth"), [([b"ours"], 1), ([ByteRange(0, 10 * MIB), b"ours"], 7)], ids=["put", "copy"]
+)
+async def test_a_write_that_was_replaced_since_has_succeeded(
+    lossy: Written, proxy: Proxy, pieces: list[Piece], nth: int
+) -> None:
+    """A write that another one replaced returns an ETag that no object has any more."""
+    etag = lossy.put(OLD)
+
+    async def build_upon() -> None:
+        async with aclosing(S3Store(lossy.server.settings)) as other:
+            stat = await other.stat(lossy.ref)
+            assert stat is not None
+            assert stat.etag != etag
+            assert isinstance(await other.put(lossy.ref, [b"on top"], expected=stat.etag), str)
+
+    proxy.between = lambda: asyncio.run(build_upon())
+    proxy.spoil([nth], Mishap.ANSWER_LOST)
+    written = await lossy.store.put(lossy.ref, pieces, expected=etag)
+
+    assert lossy.seen()[0] == b"on top"
+    assert isinstance(written, str)
+    with pytest.raises(VersionChangedError):
+        await lossy.store.get(lossy.ref, if_match=written)
+    assert await lossy.store.put(lossy.ref, [b"more"], expected=written) is CONFLICT
+
+
+@pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.ERROR])
+async def test_a_write_that_was_not_done_in_time_conflicts(
+    lossy: Written, proxy: Proxy, mishap: Mishap
+) -> None:
+    """A write whose precondition no longer holds is a conflict."""
+    etag = lossy.put(b"old")
+    proxy.between = lambda: lossy.put(b"theirs")
+    proxy.spoil([1], mishap)
+
+    assert await lossy.store.put(lossy.ref, [b"ours"], expected=etag) is CONFLICT
+    assert lossy.seen()[0] == b"theirs"
+
+
+async def test_an_unknown_outcome_is_an_error(lossy: Written, proxy: Proxy) -> None:
+    """A server that no longer responds is a storage error, not a conflict."""
+    etag = lossy.put(b"old")
+    proxy.spoil(range(1, 1000), Mishap.ANSWER_LOST)
+
+    with pytest.raises(StorageError):
+        await lossy.store.put(lossy.ref, [b"new"], expected=etag)
+
+
+ZEROS = bytes(12 * MIB)
 CHANGES: list[Piece] = [ByteRange(0, 11 * MIB), b"new"]
 USUAL = {Mishap.ANSWER_LOST, Mishap.ERROR, Mishap.CONFLICT}
 
 
 @pytest.fixture
-def proxy(ministack: MiniStack) -> Generator[Proxy]:
-    """Run a proxy before a server that does not look at signatures."""
+def relay(ministack: MiniStack) -> Generator[Proxy]:
+    """Run a proxy in front of a server that does not check signatures."""
     with Proxy(ministack.endpoint_url).running() as running:
         yield running
 
 
 @pytest.fixture
-async def poor(ministack: MiniStack, proxy: Proxy) -> AsyncGenerator[Written]:
+async def poor(ministack: MiniStack, relay: Proxy) -> AsyncGenerator[Written]:
     """Open a store behind the proxy, which makes the server do less than it should."""
-    written = Written(ministack, proxy.url, deadline_s=5, copied_nbytes=MIB)
+    written = Written(ministack, relay.url, deadline_s=5, copied_nbytes=MIB)
     yield written
     await written.store.aclose()
 
 
 async def rewrite(poor: Written) -> None:
     """Rewrite a large object."""
-    written = await poor.store.put(poor.ref, CHANGES, expected=poor.put(OLD))
-    assert poor.seen() == (OLD[: 11 * MIB] + b"new", written)
+    written = await poor.store.put(poor.ref, CHANGES, expected=poor.put(ZEROS))
+    assert poor.seen() == (ZEROS[: 11 * MIB] + b"new", written)
 
 
 @pytest.mark.parametrize(
@@ -45,37 +226,37 @@ async def rewrite(poor: Written) -> None:
     [("if-match", "ignores If-Match,"), ("if-none-match", "ignores If-None-Match,")],
 )
 async def test_a_server_that_heeds_no_conditions_is_not_written(
-    poor: Written, proxy: Proxy, header: str, named: str
+    poor: Written, relay: Proxy, header: str, named: str
 ) -> None:
-    """What would lose writes is told, each time that it is asked, and nothing is left there."""
-    proxy.hides = lambda _, name: name == header
+    """The failed probe is repeated, a successful one is not, and neither leaves an object."""
+    relay.hides = lambda _, name: name == header
     for _ in range(2):
         with pytest.raises(UnwritableError, match=named):
             await poor.store.verify_conditional_writes(poor.root)
 
-    proxy.hides = lambda *_: False
+    relay.hides = lambda *_: False
     await poor.store.verify_conditional_writes(poor.root)
-    asked = len(proxy.seen)
+    asked = len(relay.seen)
     await poor.store.verify_conditional_writes(poor.root)  # which is known now
-    assert len(proxy.seen) == asked
+    assert len(relay.seen) == asked
     assert poor.left() == []
 
 
 @pytest.mark.parametrize(
     "mishap", [pytest.param(m, marks=() if m in USUAL else pytest.mark.soak) for m in Mishap]
 )
-async def test_a_server_is_tried_with_patience(poor: Written, proxy: Proxy, mishap: Mishap) -> None:
+async def test_a_server_is_tried_with_patience(poor: Written, relay: Proxy, mishap: Mishap) -> None:
     """What goes wrong once at any request says nothing about the server."""
     nth = 0
-    while nth <= len(proxy.seen):
-        proxy.spoil([nth], mishap)
+    while nth <= len(relay.seen):
+        relay.spoil([nth], mishap)
         await poor.store.verify_conditional_writes(poor.root.join(f"{mishap}{nth}"))
         nth += 1
 
 
-async def test_a_version_that_cannot_be_told_apart_stays(poor: Written, proxy: Proxy) -> None:
+async def test_a_version_that_cannot_be_told_apart_stays(poor: Written, relay: Proxy) -> None:
     """Where removals heed no condition, none is sent with one."""
-    proxy.hides = lambda method, name: method == "DELETE" and name == "if-match"
+    relay.hides = lambda method, name: method == "DELETE" and name == "if-match"
     etag = poor.put(b"1")
 
     assert await poor.store.delete(poor.ref, expected=etag) is False
@@ -96,35 +277,35 @@ def hides_metadata(_: str, header: str) -> bool:
 
 @pytest.mark.parametrize("hides", [hides_completion, hides_metadata])
 async def test_nothing_is_copied_where_that_is_not_safe(
-    poor: Written, proxy: Proxy, hides: Callable[[str, str], bool]
+    poor: Written, relay: Proxy, hides: Callable[[str, str], bool]
 ) -> None:
-    """All is sent where no request could swap a copied object in, or nobody recognise it."""
-    proxy.hides = hides
+    """All bytes are sent if no request swaps a copy in safely, or a write has no id."""
+    relay.hides = hides
 
     await rewrite(poor)
 
     assert poor.notices == [("put", WriteNotice(11 * MIB + 3, 11 * MIB))]
 
 
-async def test_a_server_without_copies_is_asked_for_one_once(poor: Written, proxy: Proxy) -> None:
+async def test_a_server_without_copies_is_asked_for_one_once(poor: Written, relay: Proxy) -> None:
     """All is sent, and the server is not asked to copy again."""
-    proxy.unknown = "x-amz-copy-source-range"
+    relay.unknown = "x-amz-copy-source-range"
     for _ in range(2):
         await rewrite(poor)
 
     assert [way for way, _ in poor.notices] == ["put", "put"]
-    assert sum("uploads" in request for request in proxy.seen if "POST" in request) <= 2
+    assert sum("uploads" in request for request in relay.seen if "POST" in request) <= 2
 
 
 @pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.DONE_AND_500])
-async def test_bytes_tell_where_ids_are_not_kept(
-    poor: Written, proxy: Proxy, mishap: Mishap
+async def test_bytes_are_compared_where_ids_are_not_kept(
+    poor: Written, relay: Proxy, mishap: Mishap
 ) -> None:
-    """Without ids a lost answer is made up for by what is stored."""
-    proxy.hides = hides_metadata
+    """Without ids a write whose response was lost is recognised by its bytes."""
+    relay.hides = hides_metadata
     await poor.store.verify_conditional_writes(poor.root)
     etag = poor.put(b"1")
-    proxy.spoil([1], mishap)
+    relay.spoil([1], mishap)
 
     written = await poor.store.put(poor.ref, [b"2"], expected=etag)
 

@@ -9,7 +9,7 @@ from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import ABSENT, Found, ObjectStore
 from app.storage.stores import Stores, parse_root
-from app.storage.traced import TracedStore
+from app.storage.wrappers import TracedStore
 from tests.storage.faulty import Fault, FaultyServer
 
 LIMITS = LimitSettings(timeout_s=2, deadline_s=5)
@@ -55,7 +55,7 @@ def test_another_url_is_refused_without_telling_secrets(url: str) -> None:
 
 
 async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: Path) -> None:
-    """Stores of all kinds live side by side; what was never opened is no absence."""
+    """Stores of all kinds are open together; a bucket that was never opened is an error."""
     faulty.put("bucket", "p/key", b"remote")
     (tmp_path / "key").write_bytes(b"local")
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
@@ -87,8 +87,8 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
             await stores.get(ObjectRef("s3://bucket", "key"))
 
 
-async def test_the_wrapper_hears_every_attempt(faulty: FaultyServer) -> None:
-    """*wrap* lies under the retries: what fails and is repeated is heard twice."""
+async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> None:
+    """*wrap* is applied below the retries: a read that is repeated is counted twice."""
     heard = []
 
     def wrap(store: ObjectStore) -> ObjectStore:

@@ -20,9 +20,8 @@ from app.errors import (
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, Listed
 from app.storage.memory import MemoryStore
-from app.storage.traced import Call as TracedCall
-from app.storage.traced import TracedStore
-from app.storage.wrappers import RetryingStore, RetryPolicy
+from app.storage.wrappers import Call as TracedCall
+from app.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
 
 REF = ObjectRef("memory://bucket", "key")
 PASSING = [
@@ -30,6 +29,8 @@ PASSING = [
     StorageUnavailableError(REF, "refused"),
     TruncatedReadError(REF, "cut"),
 ]
+BACKOFF = RetryPolicy(5).backoff
+SLOW = BACKOFF._replace(sleep=lambda _: asyncio.sleep(60))
 FINAL = [
     StorageDeniedError(REF, "denied"),
     StorageUnavailableError(REF, "no bucket", lasting=True),
@@ -84,7 +85,8 @@ def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingS
         if slept is not None:
             slept.append(seconds)
 
-    return RetryingStore(inner, RetryPolicy(5, sleep=sleep, uniform=lambda low, high: low + high))
+    backoff = BACKOFF._replace(sleep=sleep, uniform=lambda low, high: low + high)
+    return RetryingStore(inner, RetryPolicy(5, backoff=backoff))
 
 
 async def streamed(store: RetryingStore, etag: ETag) -> object:
@@ -110,7 +112,7 @@ CALLS: list[Call] = [
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_transient_errors_are_retried(call: Call) -> None:
-    """Three failures and a success are a success; pauses double, and chance takes a part."""
+    """Three failures and a success are a success; pauses double, with jitter."""
     inner, slept = FailingStore(list(PASSING)), list[float]()
 
     found = await call(retrying(inner, slept), inner.etag)
@@ -132,7 +134,7 @@ async def test_the_fourth_failure_is_raised(call: Call) -> None:
 @pytest.mark.parametrize("error", FINAL, ids=str)
 @pytest.mark.parametrize("call", CALLS)
 async def test_lasting_errors_are_raised_at_once(call: Call, error: StorageError) -> None:
-    """Denied is denied."""
+    """One attempt is made, and its error is raised."""
     inner = FailingStore([error])
 
     with pytest.raises(type(error)):
@@ -156,18 +158,15 @@ async def test_writes_are_not_retried() -> None:
 
 async def test_the_deadline_bounds_everything() -> None:
     """Attempts and pauses together end at the deadline."""
-    inner = FailingStore(list(PASSING))
-    store = RetryingStore(inner, RetryPolicy(0.05, sleep=lambda _: asyncio.sleep(60)))
+    store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(0.05, backoff=SLOW))
 
     with pytest.raises(StorageTimeoutError, match=r"0\.05 s"):
         await store.stat(REF)
 
 
 async def test_a_timeout_of_the_caller_is_not_ours() -> None:
-    """Who waits less than the deadline hears `TimeoutError`."""
-    store = RetryingStore(
-        FailingStore(list(PASSING)), RetryPolicy(5, sleep=lambda _: asyncio.sleep(60))
-    )
+    """A caller that waits less than the deadline gets its own `TimeoutError`."""
+    store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(5, backoff=SLOW))
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -176,7 +175,7 @@ async def test_a_timeout_of_the_caller_is_not_ours() -> None:
 
 @pytest.mark.parametrize("delimiter", ["", "/"])
 async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
-    """Each name is told once, in order, though the listing breaks off behind every other one."""
+    """Each name is listed once, in order, though the listing fails after every second one."""
 
     class Breaking(FailingStore):
         async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:

@@ -34,8 +34,15 @@ from app.resolve.icechunk.session_objects import (
     SessionLocation,
 )
 from app.resolve.metadata_cache import SizedLRUCache
-from app.storage.conditions import is_as_expected
-from app.storage.contract import ABSENT, CONFLICT, Absent, Conflict, Expected, ObjectStore
+from app.storage.contract import (
+    ABSENT,
+    CONFLICT,
+    Absent,
+    Conflict,
+    Expected,
+    ObjectStore,
+    is_as_expected,
+)
 
 _ENTITY_NBYTES: Final = 1024
 MAX_AGE_S: Final = 7 * 24 * 3600.0

@@ -43,7 +43,6 @@ from app.model import (
 from app.resolve.bodies import Entity
 from app.resolve.icechunk.session import Change, Session, is_journaled, require_open
 from app.resolve.icechunk.session_objects import ListedEntry
-from app.storage.conditions import check_condition, check_write, clamp, is_as_expected
 from app.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -55,8 +54,14 @@ from app.storage.contract import (
     NotModified,
     ObjectHeaders,
     Stat,
+    assemble,
+    check_condition,
+    check_write,
+    clamp,
+    is_as_expected,
+    plan_spans,
+    stream_of,
 )
-from app.storage.spans import assemble, plan_spans, stream_of
 
 _READS_AT_ONCE: Final = 4
 _LISTED_AT_ONCE: Final = 256

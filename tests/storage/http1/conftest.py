@@ -4,9 +4,11 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import Protocol
 
 import pytest
+import trustme
 import uvloop
 
 from app.storage.http1_client import HttpClient
@@ -44,10 +46,45 @@ async def serve() -> AsyncGenerator[Serve]:
     alarm.cancel()
 
 
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    """Make an authority that nobody else knows."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write the certificate of the authority."""
+    path: Path = tmp_path_factory.mktemp("tls") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tls(authority: trustme.CA) -> ssl.SSLContext:
+    """Return the context of a server at 127.0.0.1."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture(params=["plain", "tls"])
+def transport(request: pytest.FixtureRequest, tls: ssl.SSLContext) -> ssl.SSLContext | None:
+    """Return the context of a server without TLS, and with it."""
+    return tls if request.param == "tls" else None
+
+
 @pytest.fixture
-async def client() -> AsyncGenerator[HttpClient]:
+async def client(ca_file: str) -> AsyncGenerator[HttpClient]:
     """Open a patient client of two connections."""
-    async with aclosing(HttpClient(connections=2, silence_s=60)) as opened:
+    async with aclosing(HttpClient(connections=2, silence_s=60, ca_file=ca_file)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def narrow(ca_file: str) -> AsyncGenerator[HttpClient]:
+    """Open a patient client of one connection."""
+    async with aclosing(HttpClient(connections=1, silence_s=60, ca_file=ca_file)) as opened:
         yield opened
 
 

@@ -37,6 +37,7 @@ class ScriptedServer:
         self._scripts = scripts
         self._following: set[asyncio.Task[None]] = set()
         self.port = 0
+        self._scheme = "http"
         self.requests: list[bytes] = []
         self.asked_on: list[int] = []
         """The number of the connection, from 0, that each request came over."""
@@ -44,9 +45,9 @@ class ScriptedServer:
         self.sent_bytes = 0
         """How far the server is with what it sends."""
 
-    def target(self, path: str = "/", *, scheme: str = "http", host: str = "127.0.0.1") -> Target:
-        """Name what is asked for."""
-        return Target(f"{scheme}://{host}:{self.port}{path}")
+    def target(self, path: str = "/", *, scheme: str = "", host: str = "127.0.0.1") -> Target:
+        """Return the URL of *path*, by default with the scheme that is served."""
+        return Target(f"{scheme or self._scheme}://{host}:{self.port}{path}")
 
     @property
     def open(self) -> int:
@@ -65,6 +66,7 @@ class ScriptedServer:
         listener = server.sockets[0]
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BLOCK_BYTES)
         self.port = listener.getsockname()[1]
+        self._scheme = "http" if tls is None else "https"
         try:
             yield self
         finally:

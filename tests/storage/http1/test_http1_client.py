@@ -2,27 +2,20 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Generator
+import ssl
+from collections.abc import Generator
 from contextlib import aclosing
 
 import pytest
 
 from app.storage import http1_client as client_module
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http1_connection import CutOffError, ExchangeError, NoAnswerError
+from app.storage.http1_client import CutOffError, ExchangeError, HttpClient, NoAnswerError, Target
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 
 ANSWERED: list[Step] = [Do.READ, answer()]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
-
-
-@pytest.fixture
-async def narrow() -> AsyncGenerator[HttpClient]:
-    """Open a patient client of one connection."""
-    async with aclosing(HttpClient(connections=1, silence_s=60)) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -52,11 +45,12 @@ async def test_a_request_is_what_was_asked_for(serve: Serve, client: HttpClient)
 
 
 @pytest.mark.parametrize("end", [Do.CLOSE, Do.RESET])
-async def test_a_request_on_a_connection_that_closes_meanwhile_is_repeated(
-    serve: Serve, client: HttpClient, end: Do
+async def test_a_request_on_a_kept_connection_that_closes_is_repeated(
+    serve: Serve, client: HttpClient, transport: ssl.SSLContext | None, end: Do
 ) -> None:
-    """A server that closed before it heard the request did nothing; nobody notices."""
-    server = await serve([*ANSWERED, Do.READ, end], [Do.READ, answer(b"again")])
+    """A server that closed before it read the request did nothing; the caller does not notice."""
+    scripts: list[list[Step]] = [[*ANSWERED, Do.READ, end], [Do.READ, answer(b"again")]]
+    server = await serve(*scripts, tls=transport)
     await fetch(client, server.target("/a"))
 
     assert await fetch(client, server.target("/b")) == b"again"
@@ -370,10 +364,10 @@ async def test_the_connection_that_was_idle_for_the_shortest_time_is_used(
 
 
 async def test_an_idle_connection_that_the_server_closes_is_forgotten(
-    serve: Serve, client: HttpClient
+    serve: Serve, client: HttpClient, transport: ssl.SSLContext | None
 ) -> None:
     """The next request goes to a new one at once."""
-    server = await serve([*ANSWERED, Do.CLOSE], ANSWERED)
+    server = await serve([*ANSWERED, Do.CLOSE], ANSWERED, tls=transport)
     await fetch(client, server.target())
     await until(lambda: not server.open)
     await asyncio.sleep(0.01)
@@ -419,10 +413,14 @@ async def test_unsolicited_bytes_close_an_idle_connection(
 
 @pytest.mark.parametrize(("sent", "connections"), [([HEAD, b"he"], 2), ([answer()], 1)])
 async def test_a_released_response_keeps_its_connection_if_complete(
-    serve: Serve, client: HttpClient, sent: list[Step], connections: int
+    serve: Serve,
+    client: HttpClient,
+    transport: ssl.SSLContext | None,
+    sent: list[Step],
+    connections: int,
 ) -> None:
     """A body that has arrived need not be read; the rest of another is not waited for."""
-    server = await serve([Do.READ, *sent, *ANSWERED], ANSWERED)
+    server = await serve([Do.READ, *sent, *ANSWERED], ANSWERED, tls=transport)
     response = await client.send("GET", server.target(), is_eager=connections == 1)
     response.release()
 
@@ -486,3 +484,58 @@ async def test_a_body_that_stops_is_silence(
         with pytest.raises(TimeoutError):
             await read
     await until(lambda: not server.open)
+
+
+async def test_a_server_without_tls_is_not_asked(serve: Serve, narrow: HttpClient) -> None:
+    """There is no falling back to plain text."""
+    server = await serve([b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+    with pytest.raises(ssl.SSLError):
+        await narrow.send("GET", server.target(scheme="https"))
+
+
+async def test_a_handshake_without_answer_is_silence(serve: Serve, hasty: HttpClient) -> None:
+    """It belongs to connecting."""
+    server = await serve([])
+    with pytest.raises(TimeoutError):
+        await hasty.send("GET", server.target(scheme="https"))
+
+    await until(lambda: not server.open)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_failed_handshake_makes_room(
+    serve: Serve, tls: ssl.SSLContext, narrow: HttpClient, *, is_cancelled: bool
+) -> None:
+    """Neither refusing nor leaving a server costs a connection."""
+    server = await serve(ANSWERED, tls=tls)
+    other = await serve([] if is_cancelled else [b"no TLS"])
+    failing = asyncio.create_task(narrow.send("GET", other.target(scheme="https")))
+    await until(lambda: other.connections)
+    if is_cancelled:
+        failing.cancel()
+    with pytest.raises((ssl.SSLError, asyncio.CancelledError)):
+        await failing
+
+    assert await fetch(narrow, server.target()) == b"hello"
+
+
+async def test_a_missing_file_of_authorities_makes_room() -> None:
+    """Each request tells what is wrong, instead of waiting for the one before."""
+    async with aclosing(HttpClient(connections=1, silence_s=60, ca_file="/nonexistent")) as client:
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                await client.send("GET", Target("https://127.0.0.1:1/"))
+
+
+@pytest.mark.parametrize(("is_trusting", "host"), [(False, "127.0.0.1"), (True, "localhost")])
+async def test_a_certificate_must_be_trusted_and_of_that_name(
+    serve: Serve, tls: ssl.SSLContext, ca_file: str, host: str, *, is_trusting: bool
+) -> None:
+    """Without a file the authorities of the system are trusted."""
+    server = await serve(ANSWERED, tls=tls)
+    trusted = ca_file if is_trusting else None
+    async with aclosing(HttpClient(connections=1, silence_s=60, ca_file=trusted)) as client:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await client.send("GET", server.target(host=host))
+
+    assert not server.requests

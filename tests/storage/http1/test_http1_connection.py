@@ -1,6 +1,7 @@
 """Responses: bytes become a head and a body, which is read whole, piece by piece, or not at all."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
@@ -11,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.storage.http1_client import HttpClient
-from app.storage.http1_connection import BadAnswerError, Connection, CutOffError, Response
+from app.storage.http1_client import BadAnswerError, Connection, CutOffError, HttpClient, Response
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 
@@ -384,10 +384,14 @@ async def test_an_empty_body_has_no_pieces(serve: Serve, client: HttpClient, dat
 )
 @pytest.mark.parametrize("read", [Response.read, collect])
 async def test_a_body_that_is_cut_off_raises(
-    serve: Serve, client: HttpClient, steps: list[Step], read: Read
+    serve: Serve,
+    client: HttpClient,
+    transport: ssl.SSLContext | None,
+    steps: list[Step],
+    read: Read,
 ) -> None:
-    """Half a body is never taken for a whole one."""
-    server = await serve([Do.READ, *steps])
+    """Half a body is never taken for a whole one; a proper end of TLS is no end of the body."""
+    server = await serve([Do.READ, *steps], tls=transport)
     response = await client.send("GET", server.target())
     with pytest.raises(CutOffError):
         await read(response)
@@ -428,10 +432,10 @@ async def test_a_server_may_fall_silent_after_it_was_held_up(
 
 @pytest.mark.parametrize("is_begun", [False, True])
 async def test_an_unread_body_stays_with_the_server(
-    serve: Serve, client: HttpClient, *, is_begun: bool
+    serve: Serve, client: HttpClient, transport: ssl.SSLContext | None, *, is_begun: bool
 ) -> None:
     """A busy reader holds up the server instead of filling the memory, and loses nothing."""
-    server = await serve([Do.READ, answer(LARGE), Do.READ, answer()])
+    server = await serve([Do.READ, answer(LARGE), Do.READ, answer()], tls=transport)
     response = await client.send("GET", server.target())
     first = await anext(response.pieces()) if is_begun else b""
 

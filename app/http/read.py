@@ -14,9 +14,8 @@ from app.formats.listing import Name
 from app.http import s3
 from app.http.auth.access import NOBODY, Caller, Datasets
 from app.http.auth.authenticator import Authenticator
-from app.http.body import lingering_writer
+from app.http.body import ClientGoneError, UntilDisconnect, lingering_writer
 from app.http.conditions import Conditions, Selection, choose, etag_of_selected, is_unconditional
-from app.http.disconnect import ClientGoneError, UntilDisconnect
 from app.http.paths import Scope, quote_segment, split_target
 from app.http.problems import Headers, encode_headers
 from app.http.responses import (

@@ -14,8 +14,7 @@ from typing import Final
 import httpx
 import pytest
 
-from app.http.protocol import MAX_PIPELINED
-from app.http.request_head import HEAD_NBYTES, MAX_HEADERS
+from app.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import connect, exchange, flood, heard, statuses
 from tests.gateways import Gateway, forked, of_dataset

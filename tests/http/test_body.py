@@ -20,6 +20,7 @@ from app.errors import (
     UnknownCodingError,
 )
 from app.http.body import (
+    ClientGoneError,
     ContentCoding,
     IncomingBody,
     check_digests,
@@ -27,7 +28,6 @@ from app.http.body import (
     lingering_writer,
     read_payload,
 )
-from app.http.disconnect import ClientGoneError
 from app.resolve.budget import ByteBudget, ByteReservation
 
 MIB = 1024**2

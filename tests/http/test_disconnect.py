@@ -1,11 +1,11 @@
-"""`app.http.disconnect`: cancellation of the work for clients that have gone."""
+"""`app.http.body`: cancellation of the work for clients that have gone."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from app.http.disconnect import ClientGoneError, UntilDisconnect
+from app.http.body import ClientGoneError, UntilDisconnect
 
 
 async def _never() -> dict[str, Any]:

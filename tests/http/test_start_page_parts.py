@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from app.errors import DamagedError
 from app.formats.surveying import Description
 from app.http.auth.access import NOBODY, Datasets
-from app.http.dataset_cards import Address, format_shape, make_snippets, visible
 from app.http.links import PUBLIC_VIEWER, VIEWER
 from app.http.paths import quote_key
 from app.http.start_page import (
+    Address,
     Figures,
     OverviewCache,
     StartPage,
@@ -27,6 +27,9 @@ from app.http.start_page import (
     figures_of,
     format_nbytes,
     format_seconds,
+    format_shape,
+    make_snippets,
+    visible,
 )
 from app.model import ByteRange, ETag, ObjectRef, Stored
 from app.observability.metrics import Metrics

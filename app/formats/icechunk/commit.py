@@ -348,7 +348,7 @@ def _make_log(
             for node_id, chunks in sorted(changes.chunks.items())
             if len(chunks.coords)
         },
-        moved_paths=(),
+        former_paths=(),
     )
 
 

@@ -125,7 +125,7 @@ class _TheirChanges:
     def former_path(self) -> str | None:
         """Return the former path of a node that they former_path, if there is one."""
         for log in self._logs:
-            for path in log.moved_paths:
+            for path in log.former_paths:
                 return path
         former_path = (
             self.before[node_id].path

@@ -57,7 +57,7 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
-    moved_paths: tuple[str, ...]
+    former_paths: tuple[str, ...]
     """Former paths of nodes that the library moved; commits of this service move none."""
 
     @property
@@ -67,7 +67,7 @@ class TransactionLog:
         return (
             _NODE_NBYTES * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
-            + _PATH_NBYTES * len(self.moved_paths)
+            + _PATH_NBYTES * len(self.former_paths)
         )
 
 
@@ -91,7 +91,7 @@ class TransactionLogDecoder:
         return TransactionLog(
             **{name: frozenset(required(found, name)) for name, found in named},
             updated_chunks=_read_updated_chunks(reader, required(updated_chunks, "updated_chunks")),
-            moved_paths=tuple(required(path, "path before a move") for (path,) in moves or ()),
+            former_paths=tuple(required(path, "path before a move") for (path,) in moves or ()),
         )
 
 
@@ -143,7 +143,7 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     gone = then.deleted_groups | then.deleted_arrays
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created
-    if first.moved_paths:
+    if first.former_paths:
         raise ConflictError("a commit that moved nodes cannot be amended")
     return TransactionLog(
         new_groups=(first.new_groups - gone) | then.new_groups,
@@ -158,5 +158,5 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
             )
             for node_id in sorted((first.updated_chunks.keys() | then.updated_chunks.keys()) - gone)
         },
-        moved_paths=(),
+        former_paths=(),
     )

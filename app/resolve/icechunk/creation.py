@@ -18,7 +18,7 @@ from app.storage.contract import ABSENT, CONFLICT, Found
 
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
-_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, moved_paths=())
+_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
 _LIMIT_NBYTES: Final = 64 * 1024
 """Bound of the first snapshot, which has some hundred bytes."""
 

@@ -126,7 +126,7 @@ def test_a_move_of_theirs_is_always_a_conflict_and_the_only_one() -> None:
     parent = _parent()
     moved = replace(parent.nodes["/g/a"], path="/b")
     there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
-    log = replace(NOTHING, moved_paths=("/g/a",))
+    log = replace(NOTHING, former_paths=("/g/a",))
     for nodes, logs in ((there, [NOTHING]), (there, [log]), (parent.nodes, [log, log])):
         found = rebase(_chunks(1), parent, logs, replace(parent, nodes=nodes))
         assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]

@@ -440,7 +440,7 @@ def _log(log: TransactionLog) -> dict[str, Any]:
         "updated_groups": _nodes(log.updated_groups),
         "updated_arrays": _nodes(log.updated_arrays),
         "updated_chunks": [{"node_id": n, "chunks": c} for n, c in sorted(chunks.items())],
-        "moved_from": list(log.moved_paths),
+        "moved_from": list(log.former_paths),
     }
 
 

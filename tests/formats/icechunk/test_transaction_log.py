@@ -253,4 +253,4 @@ def test_merged_logs_tell_the_difference(
 def test_a_commit_that_moved_nodes_is_not_amended() -> None:
     """Its log would no longer say from where."""
     with pytest.raises(ConflictError, match="moved nodes cannot be amended"):
-        merge_logs(replace(NOTHING, moved_paths=("/a",)), NOTHING)
+        merge_logs(replace(NOTHING, former_paths=("/a",)), NOTHING)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 from app.errors import StorageUnavailableError, VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
@@ -93,6 +95,32 @@ class WatchedStore(MemoryStore):
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
+
+
+type CallOn = partial[Any]
+
+
+class Tapped:
+    """Store some of whose calls go through `around`."""
+
+    taps: ClassVar[tuple[str, ...]] = ("get", "put", "delete", "stat")
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Do *call*, the method *name* on *ref*."""
+        return await call()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if name not in self.taps:
+            return call
+
+        async def tapped(ref: ObjectRef, *args: Any, **options: Any) -> Any:
+            return await self.around(name, ref, partial(call, ref, *args, **options))
+
+        return tapped
 
 
 class Unlisted(MemoryStore):

@@ -9,21 +9,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.errors import (
-    BadKeyError,
-    DamagedError,
-    MetadataMissingError,
-    StorageDeniedError,
-)
+from app.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
 from app.formats.listing import Window
 from app.formats.zarr.layout import ZarrLayout
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import array_metadata, sharding
-from tests.resolve.stores import WatchedStore
+from tests.resolve.stores import CallOn, WatchedStore
 from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 from tests.resolving import ROOT, known_formats
 
@@ -97,82 +91,56 @@ async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: st
 
 
 async def test_chunk_keys_cost_no_look_ups_of_their_own() -> None:
-    """An array encloses what is below it, however deep the key."""
-    case = _Case(lab1=_GROUP, lab1_vol=_ARRAY)
+    """An array, sharded or not, encloses what is below it, however deep."""
+    case = _Case(lab1=_GROUP, lab1_vol=_ARRAY, vol=array_metadata([4], [2], []), vol_sub=_GROUP)
     await case.find("lab1/vol/c/0/0")
     assert case.looked_at == ["", "lab1", "lab1/vol"]
     case.store.calls.clear()
     for key in ("lab1/vol/c/1/1", "lab1/vol/c/0/0/0/0", "lab1/vol/a/b/c/d"):
         await case.find(key)
-
     assert case.looked_at == []
 
-
-async def test_an_array_that_is_not_sharded_encloses_too() -> None:
-    """Nothing below any array is a node."""
-    plain = array_metadata([4], [2], [])
-    case = _Case(vol=plain, vol_sub=_GROUP)
-
     assert await case.find("vol/sub/zarr.json") == (ROOT.join("vol"), "sub/zarr.json")
-    assert case.looked_at == ["", "vol"]
+    assert case.looked_at == ["vol"]
 
 
 async def test_absence_of_a_marker_is_remembered() -> None:
-    """A directory without markers is not searched again for other keys."""
+    """A directory is not searched again for other keys, nor any that lies very deep."""
     case = _Case()
-    await case.find("a/b/x")
-    await case.find("a/b/y")
-    await case.find("a/z")
-
+    for key in ("a/b/x", "a/b/y", "a/z"):
+        await case.find(key)
     assert case.looked_at == ["", "a", "a/b"]
 
+    await case.find("a/" * 500 + "x")
+    assert len(case.looked_at) == 2 + 32 - 1
 
-async def test_a_damaged_marker_is_never_absence() -> None:
-    """A container that cannot be decoded is not passed through."""
+
+async def test_a_marker_that_cannot_be_read_is_never_absence() -> None:
+    """A container that cannot be decoded, or that the store denies, is not passed through."""
     case = _Case(vol={"zarr_format": 4})
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
         await case.find("vol/c/0/0")
-
-
-async def test_a_marker_that_is_denied_is_never_absence() -> None:
-    """When the store refuses the marker the look-up fails."""
     case = _Case(vol=_ARRAY)
     case.store.failure = StorageDeniedError(ROOT, "for the test")
     with pytest.raises(StorageDeniedError):
         await case.find("vol/c/0/0")
 
 
-async def test_no_container_is_looked_for_very_deep() -> None:
-    """A key of many segments costs no more reads than any other."""
-    case = _Case()
-    await case.find("a/" * 500 + "x")
-
-    assert len(case.looked_at) == 32
-
-
 class _Losing(Between):
     """A store that does not find the marker of ``a`` at the reads *lost*, counted from 0."""
 
-    def __init__(self, inner: MemoryStore, lost: range = range(0)) -> None:
-        super().__init__(inner)
+    def __init__(self, store: MemoryStore, lost: range = range(0)) -> None:
+        super().__init__(store)
         self.lost = lost
         self.reads = 0
 
-    def _loses(self, ref: ObjectRef) -> bool:
-        if ref != ROOT.join("a/zarr.json"):
-            return False
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Read or measure, or find nothing."""
+        found = await super().around(name, ref, call)
+        if name not in ("get", "stat") or ref != ROOT.join("a/zarr.json"):
+            return found
         self.reads += 1
-        return self.reads - 1 in self.lost
-
-    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Read, or find nothing."""
-        found = await super().get(ref, *args, **kwargs)
-        return None if self._loses(ref) else found
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Measure, or find nothing."""
-        found = await super().stat(ref)
-        return None if self._loses(ref) else found
+        return None if self.reads - 1 in self.lost else found
 
 
 _ALWAYS = range(10**9)
@@ -397,15 +365,16 @@ async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_obj
     assert await one.read("a/c/0") == b"0000"
 
 
-@pytest.mark.parametrize("key", ["c", "c/0/1", "c.0.1", "c0/1", "0", "0.1", "7:0", "7.index"])
-def test_names_of_chunks(key: str) -> None:
-    """Keys of the chunks of every format are recognised by how they end."""
-    for name in (key, f"a/{key}", "s0/0-64_-8-0_0-64", "mesh/7:0:1", "spatial0/0_0_1"):
-        assert LIKE_A_CHUNK.search(name)
-
-
-@pytest.mark.parametrize("key", ["README.md", "c/a.txt", "zarr.json", "info", "", "c/", "cat"])
-def test_names_of_other_objects(key: str) -> None:
-    """Other names are not taken for those of chunks."""
-    for name in (key, f"a/{key}", "2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray"):
-        assert not LIKE_A_CHUNK.search(name)
+@pytest.mark.parametrize(
+    ("key", "is_like_a_chunk"),
+    [
+        *((key, True) for key in ("c", "c/0/1", "c.0.1", "c0/1", "0", "0.1", "7:0", "7.index")),
+        *((key, True) for key in ("s0/0-64_-8-0_0-64", "mesh/7:0:1", "spatial0/0_0_1")),
+        *((key, False) for key in ("README.md", "c/a.txt", "zarr.json", "info", "", "c/", "cat")),
+        *((key, False) for key in ("2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray")),
+    ],
+)
+def test_names_of_chunks(key: str, *, is_like_a_chunk: bool) -> None:
+    """Keys of the chunks of every format are recognised by how they end, and no others."""
+    for name in (key, f"a/{key}"):
+        assert bool(LIKE_A_CHUNK.search(name)) is is_like_a_chunk

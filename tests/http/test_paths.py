@@ -119,24 +119,15 @@ def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
         (b"/~a%2Fb%3D/em/c%2F0", "a%2Fb%3D", b"/em/c%2F0"),
         (b"/%7Eabc/em", "abc", b"/em"),
         (b"/~abc//em", "abc", b"//em"),
+        (b"/~a/em/\xc3\xa9%20", "a", b"/em/\xc3\xa9%20"),
     ],
 )
 def test_a_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
-    """It begins with a tilde, as no dataset does; the rest stays as it was sent."""
-    scope = without_token({"raw_path": raw_path, "path": ""})
+    """It begins with a tilde, as no dataset does; the rest stays as it was sent, ASCII or not."""
+    scope = without_token({"raw_path": raw_path, "path": unquote(raw_path)})
 
     assert (scope["token"], scope["raw_path"]) == (token, rest)
+    assert scope["path"] == unquote(rest)
     assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
-
-
-@pytest.mark.parametrize("raw_path", [b"/em/c/0", b"/", b"/em/~abc/c"])
-def test_no_token_is_nothing(raw_path: bytes) -> None:
-    """What follows a dataset is a key."""
-    assert split_token(raw_path) == (None, raw_path)
-
-
-def test_what_is_not_ascii_is_taken_apart_as_well() -> None:
-    """Some clients send what they should percent-encode."""
-    scope = without_token({"raw_path": b"/~a/em/\xc3\xa9%20", "path": "/~a/em/\u00e9 "})
-
-    assert (scope["raw_path"], scope["path"]) == (b"/em/\xc3\xa9%20", "/em/\u00e9 ")
+    assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
+    assert split_token(rest) == (None, rest)

@@ -192,15 +192,6 @@ async def test_a_malformed_request_is_counted_and_not_logged() -> None:
     assert app.log.records == []
 
 
-async def test_the_log_is_open_as_long_as_the_service() -> None:
-    """Also where the start fails."""
-    app = Instrumented(Stub(respond=_fail))
-    with pytest.raises(ZeroDivisionError):
-        await app({"type": "lifespan"}, None, None)
-
-    assert app.log.events == ["start", "close"]
-
-
 async def _fail(*_: Any) -> None:
     raise ZeroDivisionError
 
@@ -270,10 +261,14 @@ async def test_the_status_of_a_complete_response_is_its_outcome(status: int, out
 
 
 async def test_a_client_that_leaves_is_gone() -> None:
-    """That is no failure of the service."""
+    """That is no failure of the service, of an ASGI application too, which stops then."""
     app = await _run(lambda _: asyncio.sleep(60))
-
     assert app.counted == [("em", "GET", "gone", 1)]
+
+    app = Instrumented(Stub(respond=_responding(200, b"piece", is_cut=True)))
+    await app.ask()
+    assert app.counted == [("em", "GET", "gone", 1)]
+    assert app.value("sent_bytes_total", dataset="em") == 5
 
 
 async def test_a_response_that_breaks_off_has_failed() -> None:
@@ -292,18 +287,12 @@ async def test_a_response_that_breaks_off_has_failed() -> None:
     assert app.value("sent_bytes_total", dataset="em") == 5
 
 
-async def test_an_asgi_response_without_end_is_gone() -> None:
-    """The application stops when the client leaves."""
-    app = Instrumented(Stub(respond=_responding(200, b"piece", is_cut=True)))
-    await app.ask()
-
-    assert app.counted == [("em", "GET", "gone", 1)]
-    assert app.value("sent_bytes_total", dataset="em") == 5
-
-
 async def test_a_fault_of_the_application_has_failed() -> None:
-    """The server hears of it too."""
+    """The server hears of it too; the log is open as long as the service, if its start fails."""
     app = Instrumented(Stub(respond=_fail))
+    with pytest.raises(ZeroDivisionError):
+        await app({"type": "lifespan"}, None, None)
+    assert app.log.events == ["start", "close"]
     with pytest.raises(ZeroDivisionError):
         await app.ask()
 

@@ -74,35 +74,28 @@ def test_containers_that_are_known_keep_no_others_from_being_found(client: httpx
 
 
 def test_a_shard_has_one_name_in_all_datasets(client: httpx.Client) -> None:
-    """It is that of the object."""
-    assert name(client, "em/c/0/0") == name(client, "again/c/3/3")
+    """It is that of the object, whatever the method or the token in the path."""
+    expected = name(client, "em/c/1/2")
 
-
-def test_a_token_in_the_path_changes_nothing(client: httpx.Client) -> None:
-    """It is no part of what is named."""
-    assert name(client, "~dG9rZW4/em/c/5/1") == name(client, "em/c/5/1")
+    assert name(client, "again/c/3/3") == name(client, "~dG9rZW4/em/c/1/2") == expected
     assert name(client, "~dG9rZW4/em/zarr.json") == name(client, "em/zarr.json")
+    for method in ("HEAD", "PUT", "POST", "OPTIONS"):
+        assert name(client, "em/c/1/2", method) == expected
 
 
-@pytest.mark.parametrize("path", ["em", "em/", "em?list-type=2", "~dG9rZW4/em", "", "?x"])
-def test_what_has_no_key_has_no_name(client: httpx.Client, path: str) -> None:
+def test_what_has_no_key_has_no_name(client: httpx.Client) -> None:
     """Any replica can answer; one of them should not answer all listings of a dataset."""
-    assert name(client, path) is None
+    for path in ("em", "em/", "em?list-type=2", "~dG9rZW4/em", "", "?x"):
+        assert name(client, path) is None
 
 
-@pytest.mark.parametrize("path", ["none/c", "em/%2e%2e/c", "em//c", "em/%ff", "em/a%00", "~x/y/z"])
-def test_keys_that_are_none_have_names_all_the_same(client: httpx.Client, path: str) -> None:
+def test_keys_that_are_none_have_names_all_the_same(client: httpx.Client) -> None:
     """What is wrong with them, or that there is no such dataset, the replica tells."""
-    found = client.get(f"{PREFIX.decode()}{path}").headers["x-shard"]
+    for path in ("none/c", "em/%2e%2e/c", "em//c", "em/%ff", "em/a%00", "~x/y/z"):
+        found = client.get(f"{PREFIX.decode()}{path}").headers["x-shard"]
 
-    assert len(found) == 16
-    assert int(found, 16) >= 0
-
-
-@pytest.mark.parametrize("method", ["HEAD", "PUT", "POST", "OPTIONS"])
-def test_the_method_does_not_matter(client: httpx.Client, method: str) -> None:
-    """Keys are written where they are read."""
-    assert name(client, "em/c/1/2", method) == name(client, "em/c/1/2")
+        assert len(found) == 16
+        assert int(found, 16) >= 0
 
 
 def test_all_keys_of_a_session_have_one_name(client: httpx.Client) -> None:

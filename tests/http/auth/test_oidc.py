@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 
 from app.errors import IssuerUnavailableError, UnauthenticatedError
-from app.http.auth.oidc import (
-    IDENTITY_S,
-    LEEWAY_S,
-    Issuers,
-    grants,
-)
+from app.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
 from tests.http.auth.issuing import (
     JWKS,
     Issuer,
@@ -33,7 +28,6 @@ from tests.http.auth.issuing import (
 from tests.storage.faulty import Fault
 
 SECRET = "marmalade"
-
 """Is in each wrong token, and in no error."""
 
 
@@ -55,7 +49,7 @@ def issuer() -> Generator[Issuer]:
 @pytest.fixture
 async def issuers(issuer: Issuer) -> AsyncGenerator[Issuers]:
     """Open a checker of its tokens."""
-    async with Issuers({"sso": issuer.settings}, timeout_s=0.3) as issuers:
+    async with Issuers({"sso": issuer.settings}, timeout_s=5) as issuers:
         yield issuers
 
 
@@ -92,55 +86,42 @@ async def test_what_the_issuer_signed_is_believed(
 
 
 async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
-    """Those that the settings name, and what everybody may."""
-    token = issuer.sign({"scope": "openid em", "groups": ["lab"], "roles": ["admin"]})
-
-    known = await issuers.identify(token)
+    """Those that the settings name, and what everybody may; no longer than the token is good."""
+    expires = int(time.time()) + 30
+    said = {"scope": "openid em", "groups": ["lab"], "roles": ["admin"], "exp": expires}
+    known = await issuers.identify(issuer.sign(said))
 
     assert known is not None
     assert known.caller.grants == {"public", "sso:openid", "sso:em", "sso:lab"}
-
-
-@pytest.mark.parametrize("audience", [["other", "shardgate"], "shardgate"])
-async def test_a_token_may_be_for_others_too(
-    issuer: Issuer, issuers: Issuers, audience: object
-) -> None:
-    """We are one of those it is for."""
-    assert await issuers.identify(issuer.sign({"aud": audience})) is not None
-
-
-@pytest.mark.parametrize("kind", ["JWT", "jwt", "at+jwt", "application/at+jwt", None])
-async def test_access_tokens_say_so(issuer: Issuer, issuers: Issuers, kind: str | None) -> None:
-    """In the ways that RFC 7519 and RFC 9068 know."""
-    assert await issuers.identify(issuer.sign(header={"typ": kind})) is not None
-
-
-async def test_a_token_is_known_no_longer_than_it_is_good(issuer: Issuer, issuers: Issuers) -> None:
-    """Clocks may differ a little."""
-    expires = int(time.time()) + 30
-
-    known = await issuers.identify(issuer.sign({"exp": expires}))
-
-    assert known is not None
     assert known.until_s == expires + LEEWAY_S
 
 
-async def test_a_long_lived_token_is_looked_at_again(issuer: Issuer, issuers: Issuers) -> None:
-    """Its key may have been withdrawn."""
-    known = await issuers.identify(issuer.sign({"exp": int(time.time()) + 10**6}))
+@pytest.mark.parametrize(
+    ("claims", "kind"),
+    [
+        ({"aud": ["other", "shardgate"]}, "JWT"),
+        ({"aud": "shardgate"}, "jwt"),
+        ({}, "at+jwt"),
+        ({}, "application/at+jwt"),
+        ({"exp": -LEEWAY_S // 2}, None),
+        ({"nbf": LEEWAY_S // 2}, None),
+        ({"iat": LEEWAY_S // 2}, None),
+        ({"exp": 10**6}, None),
+    ],
+)
+async def test_good_tokens(
+    issuer: Issuer, issuers: Issuers, claims: dict[str, Any], kind: str | None
+) -> None:
+    """For others too, of the types of RFC 7519 and 9068, by a clock that differs a little.
+
+    A long-lived one is looked at again: its key may have been withdrawn.
+    """
+    now = int(time.time())
+    at = {k: now + v if isinstance(v, int) else v for k, v in claims.items()}
+    known = await issuers.identify(issuer.sign(at, header={"typ": kind}))
 
     assert known is not None
     assert known.until_s <= time.time() + IDENTITY_S
-
-
-@pytest.mark.parametrize(
-    "changes", [{"exp": -LEEWAY_S // 2}, {"nbf": LEEWAY_S // 2}, {"iat": LEEWAY_S // 2}]
-)
-async def test_clocks_may_differ(issuer: Issuer, issuers: Issuers, changes: dict[str, int]) -> None:
-    """A token that has just expired there may not have here."""
-    at = {name: int(time.time()) + offset for name, offset in changes.items()}
-
-    assert await issuers.identify(issuer.sign(at)) is not None
 
 
 @pytest.mark.parametrize(
@@ -295,13 +276,10 @@ async def test_what_is_of_no_issuer_may_be_known_to_others(issuers: Issuers, tok
     assert await issuers.identify(token) is None
 
 
-async def test_an_issuer_is_spelled_exactly(issuer: Issuer, issuers: Issuers) -> None:
-    """A slash more is somebody else."""
-    assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
-
-
 async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
-    """A token that names one and is signed by another is of neither."""
+    """A token that names one and is signed by another is of neither; a slash more is another."""
+    async with Issuers({"sso": issuer.settings}) as issuers:
+        assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
     with issuing() as other:
         other.publish(make_key("theirs"))
         settings = {"sso": issuer.settings, "other": other.settings}

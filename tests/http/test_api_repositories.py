@@ -176,38 +176,22 @@ def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
 
 
 def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
-    """Newer operations are listed, and the reason why older ones are not."""
+    """Newer operations are listed, and the reason; a log in a circle is damage."""
     plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations")["operations"]
-    (tmp_path / "overwritten" / whole[6]["backup"]).unlink()
+    backup = tmp_path / "overwritten" / whole[6]["backup"]
+    backup.unlink()
     with serve(tmp_path) as api:
         page = api.tell("/operations")
 
     assert page["operations"] == whole[: len(page["operations"])]
     assert 0 < len(page["operations"]) <= 6
     assert (page["next"], whole[6]["backup"] in page["ends_early"]) == (None, True)
-
-
-def test_a_log_in_a_circle(tmp_path: Path) -> None:
-    """A backup that refers back to itself is damage."""
-    written = plain(create(tmp_path))
-    name = list(written.repo.ops_log())[6].backup_path
-    (tmp_path / "overwritten" / str(name)).write_bytes((tmp_path / "repo").read_bytes())
+    backup.write_bytes((tmp_path / "repo").read_bytes())
     with serve(tmp_path) as api:
         answer = api.answer("/operations")
-
     assert (answer.status_code, "came after" in answer.json()["detail"]) == (502, True)
-
-
-@pytest.mark.parametrize(
-    "after", ["yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x"]
-)
-def test_bad_places_in_the_log(tmp_path: Path, after: str) -> None:
-    """Values that no page returned are refused, and read no file."""
-    create(tmp_path)
-    with serve(tmp_path) as api:
-        assert api.answer("/operations", after=after).status_code == 400
 
 
 @pytest.mark.parametrize("build", [version_1, eventful])
@@ -279,10 +263,22 @@ def test_no_repository(bucket: Api, route: str, path: str) -> None:
     assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
 
 
-@pytest.mark.parametrize("path", ["..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb"])
-def test_paths_that_are_none(bucket: Api, path: str) -> None:
-    """Non-canonical paths are refused."""
-    assert bucket.answer("/branches", path=path).status_code == 400
+@pytest.mark.parametrize(
+    ("route", "query"),
+    [
+        *(
+            ("/branches", {"path": path})
+            for path in ("..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb")
+        ),
+        *(
+            ("/operations", {"path": "lab1/one", "after": after})
+            for after in ("yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x")
+        ),
+    ],
+)
+def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str, str]) -> None:
+    """Paths that are not canonical, and places in a log that no page returned, read no file."""
+    assert bucket.answer(route, **query).status_code == 400
 
 
 def test_containers(bucket: Api) -> None:
@@ -320,15 +316,21 @@ def test_allowed_containers(tmp_path: Path) -> None:
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """502 with the name of the file; the dataset can still be described."""
+    """502 with the name of the file; the dataset is described. A damaged branch is one of them."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
         answer = api.answer("/history")
         described = api.tell("")
+        (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
+        told = api.tell("/branches")
+        history = api.answer("/history", ref="bad")
 
     assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
     assert (len(described["damaged"]), described["containers"]) == (1, [])
+    assert [each["name"] for each in told["branches"]] == ["main"]
+    assert [each["name"] for each in told["damaged"]] == ["bad"]
+    assert history.status_code == 502
 
 
 AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
@@ -374,18 +376,6 @@ def test_offline_beside_others(tmp_path: Path) -> None:
     assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
 
 
-def test_a_damaged_branch(tmp_path: Path) -> None:
-    """It is listed as damaged, and its history is 502."""
-    (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
-    with serve(tmp_path) as api:
-        told = api.tell("/branches")
-        answer = api.answer("/history", ref="bad")
-
-    assert [each["name"] for each in told["branches"]] == ["main"]
-    assert [each["name"] for each in told["damaged"]] == ["bad"]
-    assert answer.status_code == 502
-
-
 @pytest.mark.parametrize(
     ("repo", "route"),
     [
@@ -397,16 +387,10 @@ def test_a_damaged_branch(tmp_path: Path) -> None:
     ],
 )
 def test_histories_that_cannot_be(tmp_path: Path, repo: Repo, route: str) -> None:
-    """Cyclic and missing parents are damage, and so is a log whose times do not grow."""
+    """Odd parents, or times that fall, are damage; operations of newer kinds have a number."""
     (tmp_path / "repo").write_bytes(repo.file())
     with serve(tmp_path) as api:
         assert api.answer(route).status_code == 502
-
-
-def test_operations_of_newer_kinds(tmp_path: Path) -> None:
-    """They are listed by their number."""
-    (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
-    with serve(tmp_path) as api:
+        (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
         (told,) = api.tell("/operations")["operations"]
-
     assert (told["kind"], told["fields"]) == ("unknown", {"number": 99})

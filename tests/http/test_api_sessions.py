@@ -61,16 +61,6 @@ def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
     assert after in listed
 
 
-@pytest.mark.parametrize("name", ["0" * 20, "x", "0" * 21])
-def test_an_unknown_session_is_not_found(pair: Replicas, name: str) -> None:
-    """Neither the session nor its keys, by any method."""
-    assert tell(pair, name).status_code == 404
-    assert pair.get(name, "zarr.json").status_code == 404
-    assert pair.put(name, "g/zarr.json", GROUP).status_code == 404
-    assert pair.delete(name, "g/zarr.json").status_code == 404
-    assert pair.commit(name).status_code == 404
-
-
 def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
     """For a day; without a body on ``main``, an unknown branch is 404, an unknown member 400."""
     client = pair.clients[0]
@@ -86,15 +76,19 @@ def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
 
 
 def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
-    """On every replica, without a commit."""
+    """On every replica, without a commit; as an unknown one, and its keys, by any method."""
     pair.get(session_id, "a/zarr.json", at=1)
     path = f"{SESSIONS}/{session_id}"
     before = pair.history
-
     assert pair.clients[0].delete(path).status_code == 204
     assert pair.clients[1].delete(path).status_code == 404
-    assert pair.get(session_id, "a/zarr.json", at=1).status_code == 404
-    assert pair.put(session_id, "a/c/0", b"12", at=1).status_code == 404
+
+    for name in (session_id, "0" * 20, "x", "0" * 21):
+        assert tell(pair, name, at=1).status_code == 404
+        assert pair.get(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.put(name, "a/c/0", b"12", at=1).status_code == 404
+        assert pair.delete(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.commit(name, at=1).status_code == 404
     assert pair.history == before
 
 
@@ -140,13 +134,6 @@ def test_what_is_no_zarr_is_refused(
     assert pair.delete(session_id, key).status_code in (200, 204)
 
 
-def test_no_answer_of_a_session_is_kept(pair: Replicas, session_id: str) -> None:
-    """Neither a body, nor a 404, nor a listing may be cached."""
-    pair.put(session_id, "a/c/0", b"12")
-    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
-        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
-
-
 def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
     """Without its chunk, with it, and from the parent, changed or deleted."""
     lead = secrets.token_hex(4)
@@ -165,7 +152,7 @@ def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) 
 
 
 def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
-    """On both replicas, whichever one wrote the chunk."""
+    """On both replicas, whichever wrote the chunk; no answer, body or 404 may be cached."""
     url = f"/data/@session.{session_id}/a/c/0"
     one, other = pair.clients
     assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
@@ -176,6 +163,8 @@ def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> No
     assert one.delete(url, headers={"if-match": etag}).status_code == 412
     assert one.get(url, headers={"range": "bytes=1-"}).content == b"6"
     assert one.get(url, headers={"if-none-match": one.get(url).headers["etag"]}).status_code == 304
+    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
+        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
 
 
 def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:

@@ -54,42 +54,25 @@ _BAD = {
     "too long": bytes(_LIMIT + 1),
     "a bomb": zipped(bytes(_LIMIT + 1)),
 }
-every_damage = pytest.mark.parametrize("name", _BAD)
 
 
-@every_damage
-async def test_damage_of_an_older_version_is_not_believed(name: str) -> None:
-    """Damage in a cached chunk is checked against the object, which was mended since."""
-    store = _put(WatchedStore(), _with(_BAD[name]))
-    data = _reading(store)
-    await _read_stored(data)
-    _put(store, _OBJECTS)
-
-    assert await data.read(_KEY) == _CHUNK
-
-
-@every_damage
-async def test_damage_of_a_removed_object_is_absence(name: str) -> None:
-    """A damaged, cached chunk of a deleted shard is absent."""
-    store = _put(WatchedStore(), _with(_BAD[name]))
-    data = _reading(store)
-    await _read_stored(data)
-    store.remove(_SHARD)
-
-    assert await data.read(_KEY) is None
-
-
-@every_damage
+@pytest.mark.parametrize("name", _BAD)
 async def test_damage_is_confirmed_by_one_look(name: str) -> None:
-    """One stat confirms the version of the damaged object."""
+    """A cached chunk is checked against the object, which may be mended, or gone, since."""
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
     store.calls.clear()
     with pytest.raises(DamagedError, match=r"s0/0\.shard"):
         await data.read(_KEY)
-
     assert store.methods == ["stat"]
+
+    for change, expected in ((_put, _CHUNK), (lambda store, _: store.remove(_SHARD), None)):
+        store = _put(WatchedStore(), _with(_BAD[name]))
+        data = _reading(store)
+        await _read_stored(data)
+        change(store, _OBJECTS)
+        assert await data.read(_KEY) == expected
 
 
 async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
@@ -129,12 +112,13 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
 
 
 async def test_gzip_and_what_it_holds_are_held_together() -> None:
-    """Both stay reserved until the client has taken the body."""
+    """Both stay reserved until the client has the body; the ETag of the gzip is another one."""
     data = _reading(_put(WatchedStore(), _OBJECTS))
+    seen: list[Entity] = []
 
     def inflated(entity: Entity) -> All | None:
-        is_gzip = entity.coding is Coding.GZIP
-        return None if is_gzip else All(ByteRange(3, 9))
+        seen.append(entity)
+        return None if entity.coding is Coding.GZIP else All(ByteRange(3, 9))
 
     async with data.resolver.open(data.dataset, VirtualKey(_KEY), inflated) as opened:
         assert opened is not None
@@ -142,6 +126,9 @@ async def test_gzip_and_what_it_holds_are_held_together() -> None:
         assert opened.entity.coding is Coding.INFLATED
         assert data.budget.held_bytes == len(_STORED) + len(_CHUNK)
     assert data.budget.held_bytes == 0
+    compressed, whole = seen
+    assert (compressed.length, whole.length) == (len(_STORED), len(_CHUNK))
+    assert whole.etag == compressed.etag != compressed.gzip_etag
 
 
 @pytest.mark.parametrize("told", [0, 2**32 - 1])
@@ -156,21 +143,3 @@ async def test_a_size_that_lies_changes_nothing(told: int) -> None:
         with pytest.raises(DamagedError, match="no gzip"):
             await data.read(_KEY)
     assert data.budget.held_bytes == 0
-
-
-async def test_an_inflated_entity_keeps_the_version_of_what_it_holds() -> None:
-    """The ETag of the gzip form is another one."""
-    data = _reading(_put(WatchedStore(), _OBJECTS))
-    seen: list[Entity] = []
-
-    def note(entity: Entity) -> All | None:
-        seen.append(entity)
-        return None if entity.coding is Coding.GZIP else All(None)
-
-    async with data.resolver.open(data.dataset, VirtualKey(_KEY), note) as opened:
-        assert opened is not None
-        assert opened.body == b""
-    compressed, inflated = seen
-
-    assert (compressed.length, inflated.length) == (len(_STORED), len(_CHUNK))
-    assert inflated.etag == compressed.etag != compressed.gzip_etag

@@ -39,12 +39,19 @@ async def test_nothing_is_remembered() -> None:
 
 
 async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
-    """The error names the object, decoded on the loop or in a thread."""
+    """The error names the object, decoded in a thread or not, and holds nothing of the payload.
+
+    A traceback would keep it until the request is answered.
+    """
     store = WatchedStore()
     for size in (1, 2**20):
         store.place(REF, bytes(size))
-        with pytest.raises(DamagedError, match="not that"):
+        with pytest.raises(DamagedError, match="not that") as caught:
             await perform(store, Read("all", REF, None, refuse))
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    store.place(REF, b"")
+    with pytest.raises(DamagedError, match="0 bytes are too few for its shard-index"):
+        await perform(store, Read("shard-index", REF, ByteRange(0, 4), Opaque))
 
 
 @dataclass(frozen=True)
@@ -79,32 +86,15 @@ async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_ap
     assert (found.value.ident != threading.get_ident()) is is_apart
 
 
-async def test_an_object_without_the_range_is_damage() -> None:
-    """An object too short for its read is damaged."""
-    store = WatchedStore()
-    store.place(REF, b"")
-
-    with pytest.raises(DamagedError, match="0 bytes are too few for its shard-index"):
-        await perform(store, Read("shard-index", REF, ByteRange(0, 4), Opaque))
-
-
 async def test_a_version_that_is_gone_has_changed() -> None:
-    """A replaced or deleted version is not absence."""
+    """A replaced or deleted version is not absence; a known ETag is sent, and confirmed."""
     store = WatchedStore()
     read = Read("all", REF, None, Opaque, ETag('"other"'))
-
     with pytest.raises(VersionChangedError):
         await perform(store, read)
-    store.place(REF, b"abcd")
-    with pytest.raises(VersionChangedError):
-        await perform(store, read)
-
-
-async def test_what_is_known_is_not_read_again() -> None:
-    """A known ETag is sent, and confirmed."""
-    store = WatchedStore()
     etag = store.place(REF, b"abcd")
-
+    with pytest.raises(VersionChangedError):
+        await perform(store, read)
     assert isinstance(await perform(store, Read("all", REF, None, refuse), etag), NotModified)
 
 
@@ -184,13 +174,3 @@ async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
 
     assert max(at_once) == 2
     assert len(file) < 1000
-
-
-async def test_an_error_holds_nothing_of_what_was_decoded() -> None:
-    """A traceback would keep the payload until the request is answered."""
-    store = WatchedStore()
-    store.place(REF, b"abcd")
-
-    with pytest.raises(DamagedError, match="not that") as caught:
-        await DirectFetch(store)(Read("all", REF, ByteRange(0, 4), refuse))
-    assert (caught.value.__cause__, caught.value.__context__) == (None, None)

@@ -215,22 +215,13 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
 async def test_a_part_that_is_not_there_is_damage(
     data: bytes | None, asked: ByteRequest | None
 ) -> None:
-    """A missing or short object is damage that names it, not absence."""
+    """A missing or short object is damage that names it, not absence, until it is there."""
     case = _Case(_part(100, 200), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
         await case.read((0, 1), asked)
     assert len(case.requests) <= 2
-
-
-async def test_a_part_appears_once_its_object_is_there() -> None:
-    """Damage is not cached."""
-    case = _Case(_part(100, 200), None)
-    for data, modified in ((DATA[:150], 1), (None, 2)):
-        with pytest.raises(DamagedError):
-            await case.read()
-        case.clock.now += TTL_S * modified
-        case.store.place(REF, data or DATA)
-
+    case.clock.now += TTL_S
+    case.store.place(REF, DATA)
     assert await case.read() == DATA[100:200]
 
 

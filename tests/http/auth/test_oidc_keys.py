@@ -101,27 +101,21 @@ async def test_an_issuer_that_fails_cannot_be_reached(
 async def test_a_redirect_is_not_followed(
     issuer: Issuer, client: httpx.AsyncClient, path: str
 ) -> None:
-    """It could lead to where nobody but we can go."""
+    """It could lead to where nobody but we can go; a huge document is refused, told so or not."""
+    for fault in (None, Fault.CHUNKED):
+        sound = issuer.server.objects[path]
+        issuer.server.objects[path] = sound + b" " * 1024**2
+        if fault is not None:
+            issuer.server.fail(fault, path=path)
+        with pytest.raises(IssuerUnavailableError, match="more than"):
+            await kids(client, issuer.settings)
+        issuer.server.objects[path] = sound
+
     issuer.server.objects["/other/place"] = issuer.server.objects[path]
     issuer.server.redirects[path] = f"{issuer.url}/other/place"
-
     with pytest.raises(IssuerUnavailableError, match="302"):
         await kids(client, issuer.settings)
     assert issuer.reads("/other/place") == 0
-
-
-@pytest.mark.parametrize("path", [DISCOVERY, JWKS])
-@pytest.mark.parametrize("faults", [[], [Fault.CHUNKED]])
-async def test_a_huge_document_is_refused(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, faults: list[Fault]
-) -> None:
-    """Whether it says its length or not."""
-    issuer.server.objects[path] += b" " * 1024**2
-    for fault in faults:
-        issuer.server.fail(fault, path=path)
-
-    with pytest.raises(IssuerUnavailableError, match="more than"):
-        await kids(client, issuer.settings)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +203,7 @@ async def test_a_flood_of_unknown_keys_reads_them_seldom() -> None:
 
 
 async def test_all_who_wait_share_a_read() -> None:
-    """A crowd asks the issuer once, and the read goes on when some have left."""
+    """A crowd asks the issuer once, the read goes on when some have left, and closing ends it."""
     source = Source("a")
     source.pause.clear()
     leaving = asyncio.create_task(source.has("a"))
@@ -223,6 +217,15 @@ async def test_all_who_wait_share_a_read() -> None:
         source.pause.set()
     assert all(each.result() for each in asked)
     assert source.reads == 1
+
+    source = Source("a")
+    source.pause.clear()
+    waiting = asyncio.create_task(source.has("a"))
+    await asyncio.sleep(0)
+    await source.jwks.aclose()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await source.jwks.aclose()
 
 
 async def test_known_keys_are_good_while_the_issuer_is_away() -> None:
@@ -257,20 +260,6 @@ async def test_without_keys_nobody_can_tell(caplog: pytest.LogCaptureFixture) ->
     source.can_be_reached = True
     source.now += APART_S
     assert await source.has("a")
-
-
-async def test_closing_ends_a_read() -> None:
-    """Nothing is left behind."""
-    source = Source("a")
-    source.pause.clear()
-    waiting = asyncio.create_task(source.has("a"))
-    await asyncio.sleep(0)
-
-    await source.jwks.aclose()
-    await asyncio.wait([waiting])
-
-    assert waiting.cancelled()
-    await source.jwks.aclose()
 
 
 def decode(*jwks: object) -> tuple[VerificationKey, ...]:

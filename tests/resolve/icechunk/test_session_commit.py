@@ -49,26 +49,25 @@ class Late(Tapped):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self._order: tuple[str, str, Between] | None = None
-        self._is_after = False
+        self._order: tuple[str, str, Between, bool] | None = None
 
     def before(self, call: str, name: str, between: Between) -> None:
         """Do *between* before the next *call* of an object whose key has *name* in it."""
-        self._order, self._is_after = (call, name, between), False
+        self._order = (call, name, between, False)
 
     def after(self, call: str, name: str, between: Between) -> None:
         """Do it once the call is done, before its answer."""
-        self._order, self._is_after = (call, name, between), True
+        self._order = (call, name, between, True)
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Do the call, and the other thing if this is the call."""
         if self._order is None or self._order[0] != name or self._order[1] not in ref.key:
             return await call()
-        between, self._order = self._order[2], None
-        if not self._is_after:
+        (*_, between, is_after), self._order = self._order, None
+        if not is_after:
             await between()
         answer = await call()
-        if self._is_after:
+        if is_after:
             await between()
         return answer
 
@@ -214,11 +213,14 @@ async def test_what_is_written_after_another_one_failed_is_committed(
     """A late swap commits while the session was reopened and written to."""
     session_id = await scene.begin()
 
+    async def refuse(*_: Any) -> Any:
+        raise errors.ConflictError("for certain")
+
     async def fail() -> None:
         scene.clock.now += OVER_S
         store = await scene.other.enter(session_id)
         with pytest.raises(errors.ConflictError):
-            await SessionCommit(store.session, _refuse, None).run()
+            await SessionCommit(store.session, refuse, None).run()
         await scene.put(scene.other, session_id, 2)
 
     scene.store.before("put", "repo", fail)
@@ -296,7 +298,3 @@ async def test_a_commit_is_made_once(
         assert history[0] == made.snapshot_id
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 8
-
-
-async def _refuse(*_: Any) -> Any:
-    raise errors.ConflictError("for certain")

@@ -159,7 +159,7 @@ def test_what_cannot_be(served: Served, method: str, route: str, body: Any, stat
 
 
 def test_a_locked_repository(served: Served) -> None:
-    """Only the status can be changed while it is read-only."""
+    """Only the status can be changed while it is read-only; flags forbid changes of tags."""
     place, opened = served
     opened.do("PUT", "/status", {"availability": "read_only", "reason": "moving"})
     given = {"name": "locked", "snapshot_id": ROOT_ID}
@@ -174,24 +174,17 @@ def test_a_locked_repository(served: Served) -> None:
     finally:
         opened.do("PUT", "/status", {"availability": "online"})
 
-    place.open().create_tag("unlocked by us", ROOT_ID)
-    opened.do("POST", "/branches", given)
-
-
-def test_feature_flags(served: Served) -> None:
-    """Feature flags forbid creating and deleting tags."""
-    place, opened = served
     repo = place.open()
+    repo.create_tag("unlocked by us", ROOT_ID)
+    opened.do("POST", "/branches", given)
     repo.create_tag("flagged", ROOT_ID)
-    for flag, method, route in (
-        ("create_tag", "POST", "/tags"),
-        ("delete_tag", "DELETE", "/tags/flagged"),
+    tag = {"name": "more", "snapshot_id": ROOT_ID}
+    for flag, method, route, body in (
+        ("create_tag", "POST", "/tags", tag),
+        ("delete_tag", "DELETE", "/tags/flagged", None),
     ):
         repo.set_feature_flag(flag, setting=False)
-        body = {"name": "more", "snapshot_id": ROOT_ID} if method == "POST" else None
-
         answer = opened.send(method, route, body)
-
         assert (answer.status_code, flag in answer.json()["detail"]) == (409, True)
         repo.set_feature_flag(flag, setting=None)
         opened.do(method, route, body)

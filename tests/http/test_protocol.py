@@ -152,13 +152,16 @@ def test_a_query_changes_nothing_but_the_way(port: int) -> None:
     assert b"<Code>NoSuchKey</Code>" in body
 
 
-def test_options_of_the_server(port: int) -> None:
-    """It is a preflight like any other; no HTTP is 400, and repeated preconditions are a list."""
+def test_odd_requests(port: int) -> None:
+    """OPTIONS of the server, no HTTP, HTTP/1.0, and preconditions that are repeated: a list."""
     for path in (b"*", b"/"):
         line, headers, _ = _ask(port, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
         assert line.split()[1] == b"204"
         assert b"access-control-allow-methods" in headers
     assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
+    with _connected(port) as connection:
+        connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
+        assert _read_all(connection).endswith(CHUNK)  # it is closed
     etag = _ask(port, _get("c/0/0"))[1][b"etag"]
     lines = b'If-None-Match: %s\r\nIf-None-Match: "other"\r\n' % etag
     assert _ask(port, _get("c/0/0", lines))[0].split()[1] == b"304"
@@ -205,15 +208,6 @@ def test_idle_connection_is_closed(port: int) -> None:
 
         assert connection.recv(1) == b""
         assert 4.5 < time.monotonic() - began_at < 8
-
-
-def test_http_1_0_is_answered_and_closed(port: int) -> None:
-    """An old client is told the end by the connection's."""
-    with _connected(port) as connection:
-        connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
-        received = _read_all(connection)
-
-    assert received.endswith(CHUNK)
 
 
 @pytest.mark.parametrize(("sent", "is_echoed"), [(b"mine-1", True), (b"a b", False), (b"", False)])
@@ -293,7 +287,7 @@ def _serving(store: _Gated) -> Generator[int]:
 
 
 def test_a_client_that_leaves_cancels_its_read() -> None:
-    """Nothing is read for a closed connection."""
+    """Nothing is read for it; a tag that is not ASCII comes back as sent, and is known again."""
     store = _Gated()
     with _serving(store) as port:
         with _connected(port) as connection:
@@ -303,6 +297,9 @@ def test_a_client_that_leaves_cancels_its_read() -> None:
         store.is_open = True
 
         assert _ask(port, _get("c/0/0"))[2] == CHUNK
+        etag = _ask(port, _get("notes"))[1][b"etag"]
+        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
+        assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
 def test_broken_off_answer_ends_the_connection() -> None:
@@ -314,16 +311,6 @@ def test_broken_off_answer_ends_the_connection() -> None:
 
     assert b"content-length: %d" % len(LARGE) in received
     assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
-
-
-def test_etag_keeps_its_bytes() -> None:
-    """A tag that is not ASCII comes back as the store sent it, and is known again."""
-    store = _Gated()
-    with _serving(store) as port:
-        etag = _ask(port, _get("notes"))[1][b"etag"]
-        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
-
-    assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
 @pytest.fixture

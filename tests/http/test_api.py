@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from tests.serving import serving
+from tests.http.taking import client_of
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
         "em": DatasetSettings(url=folder.as_uri()),
         "away": DatasetSettings(url=Path(folder / "nothing").as_uri()),
     }
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import httpx
 import icechunk
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, VirtualPrefix
 from tests.committing import ONES, Client, delete_chunks, put_array, put_chunks, put_group
-from tests.serving import serving
+from tests.http.taking import client_of
 from tests.writable_repositories import Api, api, new_place
 
 FIRST = [put_group("/"), put_array("/a", 4, 4), put_group("/g"), put_array("/g/b", 4)]
@@ -177,25 +176,6 @@ def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
     assert all("does not exist" in each.json()["detail"] for each in answers)
 
 
-def test_a_regular_expression_that_re2_does_not_accept_is_a_conflict(tmp_path: Path) -> None:
-    """The answer names it; what is stored can be read."""
-    condition = icechunk.ManifestSplitCondition.path_matches("(?=a)")
-    split = icechunk.ManifestSplittingConfig.from_dict(
-        {condition: {icechunk.ManifestSplitDimCondition.Any(): 2}}
-    )
-    place = new_place(tmp_path)
-    place.create(manifest=icechunk.ManifestConfig(splitting=split)).save_config()
-    with api(place) as served:
-        client = Client(served, place)
-        client.commit(put_group("/"))
-
-        answer = client.ask(put_array("/a", 4), put_chunks("/a", client.chunk(), [0]))
-
-        assert answer.status_code == 409
-        assert "'(?=a)'" in answer.json()["detail"]
-        assert client.api.client.get("/repo/zarr.json").status_code == 200
-
-
 def _chunks_of(length: int) -> dict[str, Any]:
     return {"name": "regular", "configuration": {"chunk_shape": [length]}}
 
@@ -232,7 +212,21 @@ def test_what_cannot_be_committed_is_refused(
 
 
 def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None:
-    """Snapshots, manifests and `repo` over the size limit are a conflict."""
+    """Files over the size limit are a conflict, and expressions that RE2 does not accept."""
+    condition = icechunk.ManifestSplitCondition.path_matches("(?=a)")
+    split = icechunk.ManifestSplittingConfig.from_dict(
+        {condition: {icechunk.ManifestSplitDimCondition.Any(): 2}}
+    )
+    place = new_place(tmp_path)
+    place.create(manifest=icechunk.ManifestConfig(splitting=split)).save_config()
+    with api(place) as served:
+        client = Client(served, place)
+        client.commit(put_group("/"))
+        answer = client.ask(put_array("/a", 4), put_chunks("/a", client.chunk(), [0]))
+        assert answer.status_code == 409
+        assert "'(?=a)'" in answer.json()["detail"]
+        assert client.api.client.get("/repo/zarr.json").status_code == 200
+
     place = new_place(tmp_path)
     place.create()
     limits = LimitSettings(repository_file_bytes=ByteSize(2**16))
@@ -241,7 +235,6 @@ def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None
         client.commit(put_group("/"), put_array("/a", 4000, chunk_grid=_chunks_of(1)))
         tip = client.commit(put_group("/m"), message="x" * 40_000)
         chunk_id = client.chunk()
-
         refused = [
             client.ask(put_group("/n"), message="x" * 40_000),
             client.ask(put_group("/n", x="x" * 70_000)),
@@ -296,7 +289,7 @@ def test_virtual_references_lead_where_both_may_follow(tmp_path: Path) -> None:
         url=plain.datasets["repo"].url, writable=True, virtual_chunk_prefixes=allowed
     )
     settings = plain.model_copy(update={"datasets": {"repo": dataset}})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with client_of(settings) as http:
         client = Client(Api(http), place)
         client.commit(put_group("/"), put_array("/a", 8))
         client.commit(_virtual(0, f"{prefix}f"), _virtual(1, "vcc://arc/f"))

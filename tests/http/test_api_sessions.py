@@ -13,7 +13,7 @@ import icechunk
 import pytest
 
 from app.settings import DatasetSettings, Settings
-from tests.serving import serving
+from tests.http.taking import client_of
 from tests.sessions import GROUP, Replicas, array_document, replicas
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
@@ -247,7 +247,7 @@ def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
     """Its keys follow the path of the repository."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
     settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with client_of(settings) as client:
         query = {"path": "lab/repo"}
         session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
         lead = f"lab/repo/@session.{session_id}/"

@@ -11,7 +11,7 @@ import pytest
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import exchange
 from tests.http.auth.people import TOKENS, caller
-from tests.http.taking import get
+from tests.http.taking import client_of, get
 from tests.serving import serving
 
 NAMED = "https://a.example"
@@ -29,13 +29,13 @@ def client() -> Generator[httpx.Client]:
             "private": DatasetSettings(url="memory://private", read=("ana",)),
         },
     )
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as opened:
+    with client_of(settings) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("origin", ["https://b.example", "null"])
 def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
-    """Neither with what browsers ask leave for, nor with what they send at once."""
+    """Asking leave for it or not; named pages, the service's own, and what is no page do write."""
     headers = {"origin": origin, "content-type": "text/plain"}
     client.put("/any/k", content=b"x")
     for method, path in (
@@ -49,10 +49,6 @@ def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
         assert answer.status_code == 403
         assert "server.cors_origins" in answer.json()["detail"]
     assert get(client, "/any/k") == b"x"
-
-
-def test_named_pages_and_the_service_s_own_write(client: httpx.Client) -> None:
-    """And what is no page."""
     own = str(client.base_url).rstrip("/")
     for number, headers in enumerate([{"origin": NAMED}, {"origin": own}, {}]):
         body = b"%d" % number

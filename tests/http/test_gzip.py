@@ -22,8 +22,8 @@ from tests.formats.neuroglancer_precomputed.case import (
     encode_manifest,
     volume_info,
 )
+from tests.http.taking import client_of
 from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
 from tests.storage.faulty import FaultyServer
 from tests.zipped import zipped
 
@@ -99,7 +99,7 @@ def _serving(chunk_bytes: int) -> Generator[Service]:
             limits=limits,
             datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
         )
-        with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+        with client_of(settings) as client:
             yield Service(client, faulty)
 
 
@@ -346,7 +346,7 @@ def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
         )
     dataset = DatasetSettings(url=f"s3://{seaweedfs.bucket}/uploaded-gzip", store="lab")
     settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"v": dataset})
-    with serving(settings) as url, httpx.Client(base_url=url) as opened:
+    with client_of(settings) as opened:
         yield opened
 
 

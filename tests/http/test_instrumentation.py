@@ -258,7 +258,10 @@ async def test_a_client_that_leaves_is_gone() -> None:
 
 
 async def test_a_response_that_breaks_off_has_failed() -> None:
-    """Its status does not matter; the bytes that were sent count."""
+    """Its status does not matter, the bytes that were sent count; so has a fault of ours.
+
+    The log is open as long as the service, also where its start fails.
+    """
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"piece"
@@ -271,17 +274,12 @@ async def test_a_response_that_breaks_off_has_failed() -> None:
 
     assert app.counted == [("em", "GET", "failed", 1)]
     assert app.value("sent_bytes_total", dataset="em") == 5
-
-
-async def test_a_fault_of_the_application_has_failed() -> None:
-    """The server hears of it too; the log is open as long as the service, if its start fails."""
     app = Instrumented(Stub(respond=_fail))
     with pytest.raises(ZeroDivisionError):
         await app({"type": "lifespan"}, None, None)
     assert app.log.events == ["start", "close"]
     with pytest.raises(ZeroDivisionError):
         await app.ask()
-
     assert app.counted == [("em", "GET", "failed", 1)]
     assert app.value("requests_in_flight") == 0
 

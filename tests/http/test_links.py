@@ -13,14 +13,14 @@ import pytest
 from app.http.links import VIEWER
 from app.http.responses import csp_digest
 from app.settings import Settings
+from tests.http.taking import client_of
 from tests.pages import parse
-from tests.serving import serving
 
 
 @pytest.fixture(scope="module")
 def client() -> Generator[httpx.Client]:
     """Serve nothing but the viewer."""
-    with serving(Settings()) as url, httpx.Client(base_url=url, timeout=20) as opened:
+    with client_of(Settings()) as opened:
         yield opened
 
 

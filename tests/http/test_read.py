@@ -18,7 +18,7 @@ from app.http.read import MOST_LINKS, listing_page
 from app.http.responses import content_type
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.serving import serving
+from tests.http.taking import client_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
 
@@ -91,7 +91,7 @@ def shard(tmp_path: Path) -> Path:
 def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
     """Serve it."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
-    with serving(Settings(datasets=datasets)) as url, httpx.Client(base_url=url) as opened:
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 
@@ -133,7 +133,7 @@ def test_while_metadata_are_missing_chunks_are_not_served(
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
     settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
     before = shard.read_bytes()
-    with serving(settings) as url, httpx.Client(base_url=url) as client:
+    with client_of(settings) as client:
         assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
         (tmp_path / "zarr.json").rename(tmp_path / "aside")
         for _ in range(2):

@@ -163,7 +163,7 @@ def test_checksums_beside_the_list_are_of_the_whole(
 
 
 def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
-    """Clients act on the code; of an upload that is given up the key is never there."""
+    """So are parts too large together; of an upload that is given up the key is never there."""
     upload, part = begin(client, "/any/wrong")
     other = create(client, "/any/other")
 
@@ -183,23 +183,16 @@ def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
     assert completed((2, part[1])) == (400, "InvalidPart")
     assert completed(part, part) == (400, "InvalidPartOrder")
     assert completed() == (400, "InvalidRequest")
+    large = [
+        (n, put(client, "/any/other", other, n, bytes([n]) * size).headers.get("etag", ""))
+        for n, size in ((1, MAX - 1), (2, MAX - 1), (3, 2))
+    ]
+    assert [etag == "" for _, etag in large] == [False, True, False]
+    whole = complete(client, "/any/other", other, large[0], large[2])
+    assert code(whole) == (413, "EntityTooLarge")
     assert client.delete("/any/wrong", params={"uploadId": upload}).status_code == 204
     assert completed(part) == (404, "NoSuchUpload")
     assert get(client, "/any/wrong") is None
-
-
-def test_parts_that_are_too_large_together(client: httpx.Client) -> None:
-    """The one that goes over the bound is refused, and so is the whole."""
-    upload = create(client, "/any/large")
-    parts = [
-        (n, put(client, "/any/large", upload, n, bytes([n]) * (MAX - 1)).headers.get("etag", ""))
-        for n in (1, 2)
-    ]
-    small = put(client, "/any/large", upload, 3, b"12").headers["etag"]
-
-    assert parts[1][1] == ""
-    done = complete(client, "/any/large", upload, parts[0], (3, small))
-    assert code(done) == (413, "EntityTooLarge")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from app.http.shard_affinity import PREFIX
 from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
 from app.storage.memory import MemoryStore
-from tests.serving import serving
+from tests.http.taking import client_of
 
 
 class Unreachable(MemoryStore):
@@ -33,10 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
         group.create_array(member, shape=(8, 8), chunks=(2, 2), shards=(8, 8), dtype="u1")
     datasets = {name: DatasetSettings(url=str(folder / "em")) for name in ("em", "again")}
     datasets["many"] = DatasetSettings(url=str(folder))
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 
@@ -106,10 +103,7 @@ def test_all_keys_of_a_session_have_one_name(client: httpx.Client) -> None:
 def test_a_store_that_is_away_spreads_its_keys() -> None:
     """The answer is there at once, and the same each time."""
     datasets = {"em": DatasetSettings(url="memory://lost")}
-    with (
-        serving(Settings(datasets=datasets), wrap=lambda _: Unreachable()) as url,
-        httpx.Client(base_url=url, timeout=5) as client,
-    ):
+    with client_of(Settings(datasets=datasets), wrap=lambda _: Unreachable()) as client:
         names = [name(client, f"em/c/0/{number}") for number in (0, 1, 0)]
 
     assert names[0] == names[2] != names[1]

@@ -18,8 +18,8 @@ import zarr
 from app import demo
 from app.http.responses import csp_digest
 from app.settings import DatasetSettings, Settings
+from tests.http.taking import client_of
 from tests.pages import Page, open_page
-from tests.serving import serving
 
 HOSTILE: Final = "\"><script>alert(1)<'\u202e&lt;"
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
@@ -56,10 +56,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
         "raw": DatasetSettings(url=str(hostile), view="raw"),
         "empty": DatasetSettings(url=str(empty)),
     }
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 

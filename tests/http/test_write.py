@@ -19,8 +19,7 @@ from app.settings import DatasetSettings, Settings
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR
-from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
-from tests.serving import serving
+from tests.http.taking import CHUNKS, MAX, NEW, client_of, get, taking, wire
 from tests.zipped import zipped
 
 
@@ -295,16 +294,6 @@ def test_what_only_s3_has_is_refused_by_name(
     assert get(client, "/em/c/0/0") == before
 
 
-def test_folders_of_s3_clients_are_nothing(client: httpx.Client) -> None:
-    """A key with a slash at its end holds nothing, and taking it away takes nothing away."""
-    client.put("/any/folder/a", content=NEW)
-
-    assert client.put("/any/folder/", content=b"").status_code == 200
-    assert client.put("/any/folder/", content=b"x").status_code == 400
-    assert client.delete("/any/folder/").status_code == 204
-    assert get(client, "/any/folder/a") == NEW
-
-
 def test_pages_may_write(client: httpx.Client) -> None:
     """Browsers are told which methods and headers may be sent, and may read all answers."""
     asked = {
@@ -326,7 +315,7 @@ def test_pages_may_write(client: httpx.Client) -> None:
 
 
 def test_a_prefix_is_a_folder(client: httpx.Client) -> None:
-    """All below it is taken away; neither everything nor the beginning of a name can be."""
+    """All below it is taken away, but not by a key with a slash at its end: that holds nothing."""
     for key in ("tree/a/1", "tree/a/2/3", "tree/ab", "kept"):
         client.put(f"/any/{key}", content=NEW)
     answer = client.delete("/any", params={"prefix": "tree/a/"})
@@ -340,6 +329,10 @@ def test_a_prefix_is_a_folder(client: httpx.Client) -> None:
     ):
         assert client.delete(path).status_code == 400
     assert get(client, "/any/kept") == NEW
+    assert client.put("/any/tree/", content=b"").status_code == 200
+    assert client.put("/any/tree/", content=b"x").status_code == 400
+    assert client.delete("/any/tree/").status_code == 204
+    assert get(client, "/any/tree/ab") == NEW
 
 
 def test_a_part_of_an_array_is_taken_away(client: httpx.Client) -> None:
@@ -460,10 +453,7 @@ def stores() -> Generator[httpx.Client]:
         "new": DatasetSettings(url="memory://shards", writable=True),
         "raw": DatasetSettings(url="memory://shards", writable=True, view="raw"),
     }
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 

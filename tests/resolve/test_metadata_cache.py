@@ -265,6 +265,7 @@ async def test_the_generation_grows_when_something_known_changed(
         case.store.place(REF, new)
     case.clock.now += _TTL_S
     await case.data()
+    await case.fetch.stat(REF)
 
     assert case.fetch.generation == (old != new)
 

@@ -31,8 +31,8 @@ from app.model import (
 )
 from app.resolve.bodies import Entity
 from app.storage.memory import MemoryStore
-from tests.resolve.stores import REF, Clock, WatchedStore
-from tests.resolving import All, Reading, gather, reading
+from tests.resolve.stores import REF, Clock, WatchedStore, look_up, read_key
+from tests.resolving import Reading, reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))
 NAME = Fixed(ETag('"name"'))
@@ -118,20 +118,13 @@ class _Case:
         self, reads: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
     ) -> bytes | None:
         """Read a part, or all."""
-
-        def choose(entity: Entity) -> All:
-            return All(ByteRange(*reads) if reads else ByteRange(0, entity.length))
-
-        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), choose, asked)
-        async with opening as opened:
-            return None if opened is None else await gather(opened.body)
+        return await read_key(self.data, "key", reads, asked)
 
     async def look(self) -> Entity:
         """Look it up, as HEAD does."""
-        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), lambda _: All(None))
-        async with opening as opened:
-            assert opened is not None
-            return opened.entity
+        entity = await look_up(self.data, "key")
+        assert entity is not None
+        return entity
 
     @property
     def etags(self) -> set[ETag]:

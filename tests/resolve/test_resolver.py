@@ -18,8 +18,8 @@ from tests.formats.neuroglancer_precomputed.reads import Watched
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
-from tests.resolve.stores import Clock, WatchedStore, holding, settle
-from tests.resolving import ROOT, All, gather, reading
+from tests.resolve.stores import Clock, WatchedStore, holding, look_up, read_key, settle
+from tests.resolving import ROOT, All, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -42,7 +42,7 @@ class _Case:
         self.store = store or WatchedStore()
         self.clock = Clock()
         self.write(objects)
-        opened = reading(
+        self.data = reading(
             self.store,
             chunk_bytes=chunk_bytes,
             whole_index_nbytes=whole_index_nbytes,
@@ -52,8 +52,7 @@ class _Case:
             ttl_s=_TTL_S,
             clock=self.clock,
         )
-        self.fetch, self.chunks, self.budget = opened.fetch, opened.chunks, opened.budget
-        self.resolver, self.dataset = opened.resolver, opened.dataset
+        self.fetch, self.chunks, self.budget = self.data.fetch, self.data.chunks, self.data.budget
 
     def write(self, objects: Mapping[str, bytes]) -> None:
         """Store objects below the root."""
@@ -67,20 +66,11 @@ class _Case:
         reading: ByteRequest | None = EVERYTHING,
     ) -> bytes | None:
         """Read *part* of *key*, or all of it."""
-
-        def choose(entity: Entity) -> All:
-            return All(ByteRange(*part) if part else ByteRange(0, entity.length))
-
-        opening = self.resolver.open(self.dataset, VirtualKey(key), choose, reading)
-        async with opening as opened:
-            return None if opened is None else await gather(opened.body)
+        return await read_key(self.data, key, part, reading)
 
     async def stat(self, key: str) -> Entity | None:
         """Look *key* up without reading it, as HEAD does."""
-        opening = self.resolver.open(self.dataset, VirtualKey(key), lambda _: All(None))
-        async with opening as opened:
-            assert opened is None or opened.body == b""
-            return None if opened is None else opened.entity
+        return await look_up(self.data, key)
 
     async def warm(self, key: str = "zarr.json") -> None:
         """Resolve *key*, and reset the recorded calls."""
@@ -210,7 +200,7 @@ async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
     assert await case.read("large.bin", reading=reading) == data
     assert case.store.methods == ["get" if reading else "stat", "stream"]
 
-    opening = case.resolver.open(case.dataset, VirtualKey("c/0/0"), _everything)
+    opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), _everything)
     async with opening as opened:
         assert opened is not None
         assert not isinstance(opened.body, bytes)
@@ -335,7 +325,9 @@ async def test_without_room_a_chunk_is_not_read() -> None:
             await case.read("c/0/0")
     assert case.store.calls == []
 
-    async with case.resolver.open(case.dataset, VirtualKey("c/0/0"), _everything) as opened:
+    async with case.data.resolver.open(
+        case.data.dataset, VirtualKey("c/0/0"), _everything
+    ) as opened:
         assert opened is not None
         assert opened.body == _CHUNKS["c/0/0"]
         assert case.budget.held_bytes == len(_CHUNKS["c/0/0"])
@@ -362,9 +354,9 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     """The same key in another dataset is another entity."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
-    other = Dataset("other", ROOT.join("sub"), case.dataset.containers, "auto", b"")
+    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto", b"")
     first = await case.read("c/0/0")
-    case.dataset = other
+    case.data.dataset = other
 
     assert (first, await case.read("c/0/0")) == (_CHUNKS["c/0/0"], b"other")
 
@@ -373,7 +365,9 @@ async def test_the_root_is_listed_and_not_its_neighbours() -> None:
     """A listing of a root has no objects of a root whose name begins alike."""
     case = _Case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
     case.store.place(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
-    listed = [entry.name async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
+    listed = [
+        entry.name async for entry in case.data.resolver.list(case.data.dataset, VirtualKey(""))
+    ]
 
     assert listed == ["notes.txt", "zarr.json"]
 

@@ -246,7 +246,7 @@ async def test_work_ends_with_the_connection_of_its_client() -> None:
 
 
 async def test_finished_work_is_not_disturbed() -> None:
-    """No watcher stays behind, and an error of the work is the error of the block."""
+    """No watcher stays behind; errors of the work, and cancellations from outside, come through."""
     async with UntilDisconnect(_never):
         await asyncio.sleep(0.1)
     with pytest.raises(KeyError):
@@ -256,17 +256,12 @@ async def test_finished_work_is_not_disturbed() -> None:
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
-
-async def test_a_cancellation_from_outside_stays_one() -> None:
-    """A task that is cancelled by others is cancelled."""
-
-    async def work() -> None:
+    async def wait() -> None:
         async with UntilDisconnect(_never):
             await asyncio.sleep(60)
 
-    task = asyncio.create_task(work())
+    task = asyncio.create_task(wait())
     await asyncio.sleep(0.1)
     task.cancel()
-
     with pytest.raises(asyncio.CancelledError):
         await task

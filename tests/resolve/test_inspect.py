@@ -78,12 +78,17 @@ async def test_levels_know_their_image() -> None:
 
 
 async def test_a_look_has_an_end() -> None:
-    """Of many arrays the first are described, and the summary is incomplete."""
+    """Of many arrays the first are described; of a root without a listing those that it names."""
     arrays = {f"a{number}": ARRAY for number in range(MAX_COLLECTIONS + 1)}
     seen = await look(filled(MemoryStore(), **arrays))
 
     assert len(seen.collections) == MAX_COLLECTIONS
     assert (seen.is_all, seen.reason) == (False, "")
+
+    consolidated = {"consolidated_metadata": {"kind": "inline", "metadata": {"a": ARRAY}}}
+    group = {"zarr_format": 3, "node_type": "group"} | consolidated
+    seen = await look(filled(Unlisted(), _=group, a=ARRAY))
+    assert [each.path for each in seen.collections] == ["a"]
 
 
 async def test_a_store_that_hangs_is_left() -> None:
@@ -100,15 +105,6 @@ async def test_a_store_that_hangs_is_left() -> None:
     store.gate.set()
     store.failure = StorageUnavailableError(ObjectRef("memory://bucket", "x"), "is on fire")
     assert "is on fire" in (await look(store)).reason
-
-
-async def test_what_was_seen_before_a_fault_is_told() -> None:
-    """A root that cannot be listed has the container that its own metadata name."""
-    consolidated = {"consolidated_metadata": {"kind": "inline", "metadata": {"a": ARRAY}}}
-    group = {"zarr_format": 3, "node_type": "group"} | consolidated
-    seen = await look(filled(Unlisted(), _=group, a=ARRAY))
-
-    assert [each.path for each in seen.collections] == ["a"]
 
 
 async def test_of_a_precomputed_volume_only_the_container_counts() -> None:

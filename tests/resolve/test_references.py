@@ -290,7 +290,7 @@ async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
 
 
 async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
-    """Size and version are known without a read; neither time nor `forget` outdates its bytes."""
+    """Size and version are known without one, and never outdated; what is inline needs no store."""
     case = _Case(_fixed(100, 200))
     entity = await case.look()
 
@@ -303,6 +303,12 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
     assert await case.read() == DATA[100:200]
     (call,) = case.store.calls
     assert (call.request, call.if_match) == (ByteRange(100, 200), None)
+
+    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
+    entity = await case.look()
+    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
+    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
+    assert case.requests == []
 
 
 @pytest.mark.parametrize("version", [NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))])
@@ -347,13 +353,3 @@ async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> N
         with pytest.raises(DamagedError, match="not as it was when it was referred to"):
             await case.read()
         assert len(case.requests) == 1
-
-
-async def test_what_is_inline_needs_no_store() -> None:
-    """Its version comes with it."""
-    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
-    entity = await case.look()
-
-    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
-    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
-    assert case.requests == []

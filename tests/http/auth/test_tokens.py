@@ -140,58 +140,34 @@ async def test_issuers_and_minters_do_not_take_each_others_tokens() -> None:
 ADA = Caller("ada", frozenset({"public", "ada"}))
 
 
-class Door:
-    """Tells who asks, as the door of the service does."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.caller = ADA
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Speak ASGI."""
-        await self.app({**scope, "caller": self.caller}, receive, send)
-
-
-def datasets() -> Datasets:
-    """Let Ada, and tokens for them, read two datasets."""
-    return Datasets(
-        {
-            name: Dataset(
-                name,
-                ObjectRef("memory://store", name),
-                Containers([]),
-                "auto",
-                b"",
-                readers=frozenset({"ada", read_grant(name)}),
-            )
-            for name in ("em", "lm")
-        }
-    )
-
-
-def door(longest_s: int = LONGEST_S) -> Door:
-    """Build the route behind a door."""
+def asking(longest_s: int = LONGEST_S, caller: Caller = ADA) -> httpx.AsyncClient:
+    """Open a client of the route, which *caller* asks; Ada and tokens may read two datasets."""
+    root, containers = ObjectRef("memory://store", "any"), Containers([])
+    datasets = {
+        name: Dataset(
+            name, root, containers, "auto", b"", readers=frozenset({"ada", read_grant(name)})
+        )
+        for name in ("em", "lm")
+    }
     app = FastAPI()
     documents = RequestBodyReader(ByteBudget(2**20, wait_s=1), timeout_s=1)
-    app.include_router(build_tokens(datasets(), minter(longest_s=longest_s), documents))
+    app.include_router(build_tokens(Datasets(datasets), minter(longest_s=longest_s), documents))
 
     @app.exception_handler(ShardgateError)
     async def on_error(_: Request, error: ShardgateError) -> Response:
         return Response(problem(status_of(error), str(error))[1], status_of(error))
 
-    return Door(app)
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "caller": caller}, receive, send)
+
+    return httpx.AsyncClient(transport=httpx.ASGITransport(behind), base_url="http://gateway")
 
 
 @pytest.fixture
 async def ada() -> AsyncGenerator[httpx.AsyncClient]:
     """Let ada ask."""
-    async with asking(door()) as client:
+    async with asking() as client:
         yield client
-
-
-def asking(door: Door) -> httpx.AsyncClient:
-    """Open a client of the route."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://gateway")
 
 
 async def mint(client: httpx.AsyncClient, document: object) -> httpx.Response:
@@ -218,7 +194,7 @@ async def test_a_token_is_minted_for_a_dataset(ada: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(("longest_s", "lifetime_s"), [(LONGEST_S, 3600), (600, 600)])
 async def test_a_token_lives_an_hour(longest_s: int, lifetime_s: int) -> None:
     """Or as long as it may, where that is less; that bound may be asked for."""
-    async with asking(door(longest_s)) as client:
+    async with asking(longest_s) as client:
         told = (await mint(client, {"dataset": "em"})).json()
         longest = await mint(client, {"dataset": "em", "expires_in_s": longest_s})
 
@@ -253,15 +229,11 @@ async def test_what_cannot_be_asked_for_is_refused(
     assert (await mint(ada, document)).status_code == 400
 
 
-@pytest.mark.parametrize("document", [{"dataset": "em"}, {"dataset": "none"}, {"x": 5}])
-async def test_nobody_mints(document: object) -> None:
+async def test_nobody_mints() -> None:
     """Nor learns which datasets there are."""
-    gate = door()
-    gate.caller = NOBODY
-    async with asking(gate) as client:
-        answer = await mint(client, document)
-
-    assert answer.status_code == 401
+    async with asking(caller=NOBODY) as client:
+        for document in ({"dataset": "em"}, {"dataset": "none"}, {"x": 5}):
+            assert (await mint(client, document)).status_code == 401
 
 
 TEXT = b"what the lab may read"

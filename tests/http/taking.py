@@ -4,6 +4,7 @@ import socket
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from pydantic import ByteSize
@@ -16,6 +17,16 @@ MAX = 100_000
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}
 NEW = chunk_bytes(9)
 LIMITS = LimitSettings(max_chunk_bytes=ByteSize(MAX), timeout_s=1)
+
+
+@contextmanager
+def client_of(settings: Settings, **options: Any) -> Generator[httpx.Client]:
+    """Run the service with *settings*, and open a client of it."""
+    with (
+        serving(settings, **options) as url,
+        httpx.Client(base_url=url, timeout=20) as opened,
+    ):
+        yield opened
 
 
 @contextmanager
@@ -32,8 +43,7 @@ def taking(folder: Path) -> Generator[httpx.Client]:
         "fixed": DatasetSettings(url=(folder / "em").as_uri()),
         "torn": DatasetSettings(url=(folder / "torn").as_uri()),
     }
-    settings = Settings(limits=LIMITS, datasets=datasets)
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as opened:
+    with client_of(Settings(limits=LIMITS, datasets=datasets)) as opened:
         yield opened
 
 

@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from tests.serving import serving
+from tests.http.taking import client_of
 
 
 @pytest.fixture(scope="module")
@@ -30,61 +30,55 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
         "em": DatasetSettings(url=folder.as_uri()),
         "away": DatasetSettings(url=Path(folder / "nothing").as_uri()),
     }
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 
 def test_datasets_are_listed(client: httpx.Client) -> None:
-    """Programs learn what is served and where its keys begin."""
+    """Programs learn what is served and where its keys begin, at the root too."""
     assert client.get("/api/datasets").json() == {
         "datasets": [
             {"name": "em", "path": "/em/", "format": "auto", "writable": False},
             {"name": "away", "path": "/away/", "format": "auto", "writable": False},
         ]
     }
+    assert client.get("/").json() == client.get("/api/datasets").json()
 
 
-def test_a_dataset_is_described(client: httpx.Client) -> None:
-    """Arrays are told with their shape, inner chunks and shards."""
-    arrays = client.get("/api/datasets/em").json()["arrays"]
-
-    assert [array["path"] for array in arrays] == ["a", "group/b"]
-    assert (arrays[0]["shape"], arrays[0]["data_type"]) == ([8, 6], "uint8")
-    assert (arrays[0]["inner_chunk_shape"], arrays[0]["shard_shape"]) == ([2, 3], [4, 6])
-    assert arrays[0]["dimension_names"] == ["y", "x"]
-
-
-def test_damage_is_told(client: httpx.Client) -> None:
-    """Metadata that cannot be read is named, and hides no other array."""
-    (damaged,) = client.get("/api/datasets/em").json()["damaged"]
-
-    assert damaged["path"] == "broken"
-
-
-def test_description_comes_in_pages(client: httpx.Client) -> None:
-    """A page says where the next begins, and the last that there is none."""
+def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
+    """Arrays have their shape, inner chunks and shards; damage is named, and hides no array."""
+    told = client.get("/api/datasets/em").json()
     first = client.get("/api/datasets/em?limit=2").json()
     second = client.get(f"/api/datasets/em?limit=2&after={first['next']}").json()
+    array, other = told["arrays"]
 
-    assert [a["path"] for a in first["arrays"] + second["arrays"]] == ["a", "group/b"]
+    assert (array["path"], other["path"]) == ("a", "group/b")
+    assert (array["shape"], array["data_type"]) == ([8, 6], "uint8")
+    assert (array["inner_chunk_shape"], array["shard_shape"]) == ([2, 3], [4, 6])
+    assert array["dimension_names"] == ["y", "x"]
+    assert [each["path"] for each in told["damaged"]] == ["broken"]
+    assert first["arrays"] + second["arrays"] == told["arrays"]
     assert second["next"] is None
 
 
-def test_unknown_dataset(client: httpx.Client) -> None:
-    """A dataset that is not configured is a problem, 404."""
-    answer = client.get("/api/datasets/nothing")
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/api/datasets/nothing", 404, "nothing"),
+        ("GET", "/api/datasets/away", 503, ""),
+        ("GET", "/away/c/0/0", 503, ""),
+        ("POST", "/api/datasets/any", 405, ""),
+        ("GET", "/api/datasets/em?limit=0", 400, "limit"),
+    ],
+)
+def test_problems(client: httpx.Client, method: str, path: str, status: int, said: str) -> None:
+    """A root that is not there is 503, never absent: an unmounted disk is no fill value."""
+    answer = client.request(method, path)
 
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-
-
-def test_unreachable_dataset(client: httpx.Client) -> None:
-    """A root that is not there is 503, not an empty dataset."""
-    answer = client.get("/api/datasets/away")
-
-    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert ("retry-after" in answer.headers) is (status == 503)
+    assert said in answer.json()["detail"]
 
 
 def test_not_ready(client: httpx.Client) -> None:
@@ -96,22 +90,16 @@ def test_not_ready(client: httpx.Client) -> None:
     assert "nothing" in answer.json()["datasets"]["away"]
 
 
-def test_an_unreachable_dataset_is_never_absent(client: httpx.Client) -> None:
-    """Keys of a root that is not there are 503: an unmounted disk is no fill value."""
-    assert client.get("/away/c/0/0").status_code == 503
-
-
 def test_documentation(client: httpx.Client) -> None:
-    """The API describes itself."""
+    """The API describes itself, and each route of a repository with its answer."""
     paths = client.get("/openapi.json").json()["paths"]
 
     assert {"/api/datasets", "/api/datasets/{dataset}", "/healthz", "/readyz"} < set(paths)
+    for route in ("branches", "tags", "history", "operations"):
+        get = paths[f"/api/datasets/{{dataset}}/{route}"]["get"]
+        assert get["description"]
+        assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]
     assert client.get("/docs").status_code == 200
-
-
-def test_start_page_for_programs(client: httpx.Client) -> None:
-    """Others get JSON."""
-    assert client.get("/").json() == client.get("/api/datasets").json()
 
 
 @pytest.mark.parametrize("path", ["/", "/api/datasets", "/api/nothing", "/healthz", "/docs"])
@@ -122,18 +110,3 @@ def test_every_answer_carries_cors_and_an_id(client: httpx.Client, path: str) ->
     assert headers["access-control-allow-origin"] == "*"
     assert headers["x-request-id"]
     assert headers["cache-control"]
-
-
-def test_method(client: httpx.Client) -> None:
-    """What cannot be done is a problem, 405."""
-    answer = client.post("/api/datasets/any")
-
-    assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
-
-
-def test_limit_is_checked(client: httpx.Client) -> None:
-    """A parameter out of bounds is named."""
-    answer = client.get("/api/datasets/em?limit=0")
-
-    assert answer.status_code == 400
-    assert "limit" in answer.json()["detail"]

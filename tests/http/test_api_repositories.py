@@ -1,14 +1,20 @@
-"""`app.http.api_repositories`: refs, history and operations are those of the real library."""
+"""`app.http.api_repositories`: refs, history and operations of the library, and of damage."""
 
-from collections.abc import Generator
+import json
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import icechunk
 import pytest
+import zarr
+from typer.testing import CliRunner
 
+from app.cli import app
+from app.formats.icechunk.ids import encode_id
 from tests.clients.icechunk.model import kind_of
+from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.repositories import (
     BUILDERS,
     FIXTURE_NAMES,
@@ -100,8 +106,8 @@ def test_history(written: Written, api: Api) -> None:
         ids |= {each["id"] for each in info["snapshots"]}
     refs |= {f"@{each}": {"snapshot_id": each} for each in ids}
 
-    for ref, named in refs.items():
-        assert told(api.tell("/history", ref=ref)["history"]) == expected(repo, **named)
+    for name, named in refs.items():
+        assert told(api.tell("/history", ref=name)["history"]) == expected(repo, **named)
     main = api.tell("/history", ref="@branch.main")
     assert api.tell("/history") == api.tell("/history", ref="main") == main
 
@@ -135,105 +141,67 @@ def test_operations(written: Written, api: Api, limit: int) -> None:
 
 
 def test_fields_of_operations(tmp_path: Path) -> None:
-    """Names and values are those of the specification."""
+    """Names and values are those of the specification; a status has its reason."""
     written = eventful(tmp_path)
+    read_only = icechunk.RepoAvailability.read_only
+    written.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
     with serve(tmp_path) as api:
         operations = api.pages("/operations", "operations")
     fields = {each["kind"]: each["fields"] for each in operations}
+    status = operations[0]["fields"]["status"]
 
     assert fields["new_commit"].keys() == {"branch", "new_snap_id"}
     assert fields["commit_amended"].keys() == {"branch", "previous_snap_id", "new_snap_id"}
     assert fields["tag_deleted"] == {"name": "gone", "previous_snap_id": written.snapshots[-2]}
     assert fields["repo_initialized"] == {}
-
-
-def test_status_of_operations(tmp_path: Path) -> None:
-    """A status is told with its reason."""
-    written = create(tmp_path)
-    read_only = icechunk.RepoAvailability.read_only
-    written.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
-    with serve(tmp_path) as api:
-        status = api.tell("/operations")["operations"][0]["fields"]["status"]
-
-    assert (status["availability"], status["limited_availability_reason"]) == (
-        "read_only",
-        "moving",
-    )
+    assert status["availability"] == "read_only"
+    assert status["limited_availability_reason"] == "moving"
 
 
 def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
-    """Operations between two pages are in neither; no operation is lost or doubled."""
+    """New operations are in no later page, none is lost or doubled; `after` may be a time."""
     written = plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations", limit=1000)["operations"]
+        some = api.tell("/operations", after=whole[4]["updated_at"])["operations"]
         first = api.tell("/operations", limit=2)
         for name in "pqrst":
             written.repo.create_tag(name, ROOT_ID)
         rest = api.tell("/operations", limit=1000, after=first["next"])["operations"]
 
+    assert some == whole[5:]
     assert [(each["kind"], each["updated_at"]) for each in first["operations"] + rest] == [
         (each["kind"], each["updated_at"]) for each in whole
     ]
 
 
-def test_operations_before_a_time(tmp_path: Path) -> None:
-    """`after` may be a time."""
-    plain(create(tmp_path))
-    with serve(tmp_path) as api:
-        whole = api.tell("/operations")["operations"]
-        some = api.tell("/operations", after=whole[4]["updated_at"])["operations"]
-
-    assert some == whole[5:]
-
-
 def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
-    """Newer operations are listed, and the reason why older ones are not."""
+    """Newer operations are listed, and the reason; a log in a circle is damage."""
     plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations")["operations"]
-    (tmp_path / "overwritten" / whole[6]["backup"]).unlink()
+    backup = tmp_path / "overwritten" / whole[6]["backup"]
+    backup.unlink()
     with serve(tmp_path) as api:
         page = api.tell("/operations")
 
     assert page["operations"] == whole[: len(page["operations"])]
     assert 0 < len(page["operations"]) <= 6
     assert (page["next"], whole[6]["backup"] in page["ends_early"]) == (None, True)
-
-
-def test_a_log_in_a_circle(tmp_path: Path) -> None:
-    """A backup that refers back to itself is damage."""
-    written = plain(create(tmp_path))
-    name = list(written.repo.ops_log())[6].backup_path
-    (tmp_path / "overwritten" / str(name)).write_bytes((tmp_path / "repo").read_bytes())
+    backup.write_bytes((tmp_path / "repo").read_bytes())
     with serve(tmp_path) as api:
         answer = api.answer("/operations")
-
     assert (answer.status_code, "came after" in answer.json()["detail"]) == (502, True)
 
 
-@pytest.mark.parametrize(
-    "after", ["yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x"]
-)
-def test_bad_places_in_the_log(tmp_path: Path, after: str) -> None:
-    """Values that no page returned are refused, and read no file."""
-    create(tmp_path)
+@pytest.mark.parametrize("build", [version_1, eventful])
+def test_refs_in_pages(tmp_path: Path, build: Callable[[Path], Written]) -> None:
+    """Pages put together are the whole; both versions tell the names of deleted tags."""
+    build(tmp_path)
     with serve(tmp_path) as api:
-        assert api.answer("/operations", after=after).status_code == 400
-
-
-def test_deleted_tags(tmp_path: Path) -> None:
-    """Both versions tell their names."""
-    for name, build in {"v1": version_1, "v2": eventful}.items():
-        build(tmp_path / name)
-        with serve(tmp_path / name) as api:
-            assert api.tell("/tags")["deleted"] == ["gone"]
-
-
-def test_refs_in_pages(tmp_path: Path) -> None:
-    """Pages put together are the whole."""
-    eventful(tmp_path)
-    with serve(tmp_path) as api:
-        assert api.pages("/tags", "tags", limit=2) == api.tell("/tags")["tags"]
+        tags = api.tell("/tags")
+        assert tags["deleted"] == ["gone"]
+        assert api.pages("/tags", "tags", limit=2) == tags["tags"]
         assert api.pages("/branches", "branches", limit=1) == api.tell("/branches")["branches"]
 
 
@@ -264,19 +232,10 @@ def test_names_without_a_sign(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ref",
     [
-        *(
-            "nothing",
-            "@branch.nothing",
-            "@tag.main",
-            "@session.x",
-            "@",
-            "@x",
-            "@branch.%00",
-            "@tag.",
-        ),
-        *("@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower()),
+        "nothing", "@branch.nothing", "@tag.main", "@session.x", "@", "@x", "@branch.%00", "@tag.",
+        "@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower(),
     ],
-)
+)  # fmt: skip
 def test_unknown_refs(young: Api, ref: str) -> None:
     """404, with the ref in the detail."""
     answer = young.answer("/history", ref=ref)
@@ -297,19 +256,29 @@ def test_a_bucket_of_repositories(bucket: Api) -> None:
 @pytest.mark.parametrize("path", ["", "lab2", "lab1/one/refs", "lab2/notes.txt", "nothing"])
 def test_no_repository(bucket: Api, route: str, path: str) -> None:
     """404 where no repository is, for every route; pages are limited to 1000 items."""
-    answer = bucket.client.get(
-        f"/api/datasets/repo{route}{'&' if '?' in route else '?'}path={path}"
-    )
+    answer = bucket.answer(route, path=path)
 
     assert (answer.status_code, "repository" in answer.json()["detail"]) == (404, True)
     assert bucket.client.get(f"/api/datasets/nothing{route}").status_code == 404
     assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
 
 
-@pytest.mark.parametrize("path", ["..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb"])
-def test_paths_that_are_none(bucket: Api, path: str) -> None:
-    """Non-canonical paths are refused."""
-    assert bucket.answer("/branches", path=path).status_code == 400
+@pytest.mark.parametrize(
+    ("route", "query"),
+    [
+        *(
+            ("/branches", {"path": path})
+            for path in ("..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb")
+        ),
+        *(
+            ("/operations", {"path": "lab1/one", "after": after})
+            for after in ("yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x")
+        ),
+    ],
+)
+def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str, str]) -> None:
+    """Paths that are not canonical, and places in a log that no page returned, read no file."""
+    assert bucket.answer(route, **query).status_code == 400
 
 
 def test_containers(bucket: Api) -> None:
@@ -327,49 +296,101 @@ def test_containers(bucket: Api) -> None:
 
 
 def test_allowed_containers(tmp_path: Path) -> None:
-    """Containers below a configured prefix are followed."""
-    create(tmp_path)
-    with serve(tmp_path, virtual_chunk_prefixes=["file:///data"]) as api:
-        found = {each["url_prefix"]: each["allowed"] for each in api.tell("")["containers"]}
-
-    assert found == {"s3://lab/": False, "file:///data/": True}
-
-
-def test_containers_hold_no_secrets(tmp_path: Path) -> None:
-    """Credentials in a URL are not shown."""
+    """Containers below a configured prefix are followed; credentials in a URL are not shown."""
     written = create(tmp_path)
     config = written.repo.config
     store = icechunk.http_store()
     for url in ("https://me:secret@host/a/", "https://host/b/?sig=secret#x/"):
         config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
     icechunk.Repository.open(written.repo.storage, config=config).save_config()
-    with serve(tmp_path) as api:
+    with serve(tmp_path, virtual_chunk_prefixes=["file:///data"]) as api:
         answer = api.answer("")
 
     assert "secret" not in answer.text
-    assert {each["url_prefix"] for each in answer.json()["containers"]} >= {
-        "https://host/a/",
-        "https://host/b/",
+    assert {each["url_prefix"]: each["allowed"] for each in answer.json()["containers"]} == {
+        "s3://lab/": False,
+        "file:///data/": True,
+        "https://host/a/": False,
+        "https://host/b/": False,
     }
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """502 with the name of the file; the dataset can still be described."""
+    """502 with the name of the file; the dataset is described. A damaged branch is one of them."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
         answer = api.answer("/history")
         described = api.tell("")
+        (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
+        told = api.tell("/branches")
+        history = api.answer("/history", ref="bad")
 
     assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
     assert (len(described["damaged"]), described["containers"]) == (1, [])
+    assert [each["name"] for each in told["branches"]] == ["main"]
+    assert [each["name"] for each in told["damaged"]] == ["bad"]
+    assert history.status_code == 502
 
 
-@pytest.mark.parametrize("route", ["/branches", "/tags", "/history", "/operations"])
-def test_routes_are_documented(bucket: Api, route: str) -> None:
-    """OpenAPI describes each route and its answer."""
-    paths = bucket.client.get("/openapi.json").json()["paths"]
-    get = paths[f"/api/datasets/{{dataset}}{route}"]["get"]
+AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
 
-    assert get["description"]
-    assert "$ref" in get["responses"]["200"]["content"]["application/json"]["schema"]
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "status"),
+    [
+        *(
+            ("GET", route, None, 503)
+            for route in ("", "/branches", "/tags", "/history", "/operations")
+        ),
+        ("POST", "/sessions", {"branch": "main"}, 423),
+        ("POST", "/chunks", {"any": "bytes"}, 423),
+        ("POST", "/commits", {"branch": "main", "message": "m", "changes": []}, 423),
+        ("POST", "/tags", {"name": "t", "snapshot_id": encode_id(FIRST)}, 423),
+    ],
+)
+def test_offline(tmp_path: Path, method: str, route: str, body: object, status: int) -> None:
+    """A repository out of service is 503, and for writes 423 like a read-only one; both say why."""
+    (tmp_path / "repo").write_bytes(AWAY.file())
+    with serve(tmp_path, writable=method == "POST") as api:
+        answer = api.client.request(method, f"/api/datasets/repo{route}", json=body)
+
+    assert (answer.status_code, "being moved" in answer.json()["detail"]) == (status, True)
+
+
+def test_offline_beside_others(tmp_path: Path) -> None:
+    """In a bucket it is listed with its reason, beside the other containers."""
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away/repo").write_bytes(AWAY.file())
+    zarr.create_array(tmp_path / "image", shape=(4,), chunks=(2,), dtype="u1")
+    with serve(tmp_path) as api:
+        told = api.tell("")
+    found = CliRunner().invoke(app, ["inspect", str(tmp_path), "--json"])
+    inspected = json.loads(found.stdout)
+
+    assert [each["path"] for each in told["arrays"]] == ["image"]
+    assert [(each["path"], "being moved" in each["reason"]) for each in told["damaged"]] == [
+        ("away", True)
+    ]
+    assert [each["path"] for each in inspected["arrays"]] == ["away", "image"]
+    assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("repo", "route"),
+    [
+        *(
+            (Repo(snapshots=(snapshot(FIRST, parent), snapshot(b"z" * 12, 0))), "/history")
+            for parent in (0, 1, 7)
+        ),
+        (Repo(updates=(update(13, {}, at=NOON), update(1, {}, at=NOON + 1))), "/operations"),
+    ],
+)
+def test_histories_that_cannot_be(tmp_path: Path, repo: Repo, route: str) -> None:
+    """Odd parents, or times that fall, are damage; operations of newer kinds have a number."""
+    (tmp_path / "repo").write_bytes(repo.file())
+    with serve(tmp_path) as api:
+        assert api.answer(route).status_code == 502
+        (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
+        (told,) = api.tell("/operations")["operations"]
+    assert (told["kind"], told["fields"]) == ("unknown", {"number": 99})

@@ -1,5 +1,6 @@
 """Refs, status and new repositories over HTTP, beside the real library."""
 
+import shutil
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +21,15 @@ NAMES = ["née", "a/b", "a b%2Fc", "?#&=", "@tag.x", "x" * 255]
 
 
 @pytest.fixture(scope="module", params=["local", "s3"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Served]:
+def server(request: pytest.FixtureRequest) -> SeaweedFS | None:
+    """Choose a folder, or SeaweedFS."""
+    found: SeaweedFS = request.getfixturevalue("seaweedfs")
+    return found if request.param == "s3" else None
+
+
+@pytest.fixture(scope="module")
+def served(server: SeaweedFS | None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
     """Serve a repository of two commits, for a module."""
-    server: SeaweedFS | None = None
-    if request.param == "s3":
-        server = request.getfixturevalue("seaweedfs")
     place = new_place(tmp_path_factory.mktemp("served"), server)
     written = Written(place.create(num_updates_per_repo_info_file=4), place.folder)
     written.commit("one", array("a"))
@@ -96,13 +99,8 @@ def test_the_library_writes_on_top(served: Served) -> None:
     assert next(each.message for each in repo.ancestry(tag="ours")) == "theirs"
     assert len(list(repo.ops_log())) == before + 5
     log = opened.do("GET", "/operations?limit=1000").json()["operations"]
-    assert [each["kind"] for each in log[:5]] == [
-        "branch_reset",
-        "tag_created",
-        "tag_created",
-        "new_commit",
-        "branch_created",
-    ]
+    kinds = ["branch_reset", "tag_created", "tag_created", "new_commit", "branch_created"]
+    assert [each["kind"] for each in log[:5]] == kinds
     assert len(log) == before + 5
 
 
@@ -161,7 +159,7 @@ def test_what_cannot_be(served: Served, method: str, route: str, body: Any, stat
 
 
 def test_a_locked_repository(served: Served) -> None:
-    """Only the status can be changed while it is read-only."""
+    """Only the status can be changed while it is read-only; flags forbid changes of tags."""
     place, opened = served
     opened.do("PUT", "/status", {"availability": "read_only", "reason": "moving"})
     given = {"name": "locked", "snapshot_id": ROOT_ID}
@@ -176,24 +174,17 @@ def test_a_locked_repository(served: Served) -> None:
     finally:
         opened.do("PUT", "/status", {"availability": "online"})
 
-    place.open().create_tag("unlocked by us", ROOT_ID)
-    opened.do("POST", "/branches", given)
-
-
-def test_feature_flags(served: Served) -> None:
-    """Feature flags forbid creating and deleting tags."""
-    place, opened = served
     repo = place.open()
+    repo.create_tag("unlocked by us", ROOT_ID)
+    opened.do("POST", "/branches", given)
     repo.create_tag("flagged", ROOT_ID)
-    for flag, method, route in (
-        ("create_tag", "POST", "/tags"),
-        ("delete_tag", "DELETE", "/tags/flagged"),
+    tag = {"name": "more", "snapshot_id": ROOT_ID}
+    for flag, method, route, body in (
+        ("create_tag", "POST", "/tags", tag),
+        ("delete_tag", "DELETE", "/tags/flagged", None),
     ):
         repo.set_feature_flag(flag, setting=False)
-        body = {"name": "more", "snapshot_id": ROOT_ID} if method == "POST" else None
-
         answer = opened.send(method, route, body)
-
         assert (answer.status_code, flag in answer.json()["detail"]) == (409, True)
         repo.set_feature_flag(flag, setting=None)
         opened.do(method, route, body)
@@ -226,33 +217,24 @@ def test_repositories_that_may_not_be_written(tmp_path: Path) -> None:
     place.create()
     icechunk.Repository.create(old.storage, spec_version=1)
     given, tip = {"name": "b", "snapshot_id": ROOT_ID}, {"snapshot_id": ROOT_ID}
-    bodies: dict[str, Any] = {"/commits": {"message": "m", "changes": []}, "/sessions": {}}
+    bodies: dict[str, Any] = {"commits": {"message": "m", "changes": []}, "sessions": {}}
 
     for where, writable in ((place, False), (old, True)):
         with api(where, writable=writable) as opened:
             for method, route in (
-                ("POST", "/branches"),
-                ("PUT", "/branches/main"),
-                ("DELETE", "/branches/b"),
-                ("POST", "/tags"),
-                ("DELETE", "/tags/t"),
-                ("POST", "/chunks"),
-                ("POST", "/commits"),
-                ("POST", "/sessions"),
+                *(("POST", f"/{each}") for each in ("branches", "tags", "chunks", *bodies)),
+                *(("PUT", "/branches/main"), ("DELETE", "/branches/b"), ("DELETE", "/tags/t")),
             ):
-                body = bodies.get(route, tip if method == "PUT" else given)
+                body = bodies.get(route[1:], tip if method == "PUT" else given)
                 answer = opened.send(method, route, body, if_match="*")
                 assert answer.status_code == 405, answer.text
             status = opened.send("PUT", "/status", {"availability": "read_only"})
             assert (status.status_code, status.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
-@pytest.fixture(params=["local", "s3"])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture
+def empty(server: SeaweedFS | None, tmp_path: Path) -> Place:
     """Return an empty place."""
-    server: SeaweedFS | None = None
-    if request.param == "s3":
-        server = request.getfixturevalue("seaweedfs")
     return new_place(tmp_path, server)
 
 
@@ -311,9 +293,7 @@ def test_no_repository_is_made_over_something(tmp_path: Path) -> None:
     other = new_place(tmp_path)
     other.create()
     (left.folder / "snapshots").mkdir()
-    (left.folder / "snapshots" / ROOT_ID).write_bytes(
-        (other.folder / "snapshots" / ROOT_ID).read_bytes()
-    )
+    shutil.copy(other.folder / "snapshots" / ROOT_ID, left.folder / "snapshots")
 
     with api(full) as opened:
         assert create(opened) == 409

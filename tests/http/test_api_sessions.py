@@ -2,8 +2,9 @@
 
 import json
 import secrets
-import time
 from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,25 @@ import icechunk
 import pytest
 
 from app.settings import DatasetSettings, Settings
-from tests.serving import serving
+from tests.http.taking import client_of
 from tests.sessions import GROUP, Replicas, array_document, replicas
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
 SESSIONS = "/api/datasets/data/sessions"
 
 
+@contextmanager
+def two_services(folder: Path) -> Generator[Replicas]:
+    """Serve a new repository below *folder* twice."""
+    repo = folder / "repo"
+    with replicas(icechunk.local_filesystem_storage(str(repo)), repo.as_uri()) as pair:
+        yield pair
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
     """Serve a repository twice."""
-    folder = tmp_path_factory.mktemp("sessions") / "repo"
-    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+    with two_services(tmp_path_factory.mktemp("sessions")) as pair:
         yield pair
 
 
@@ -53,41 +61,42 @@ def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
     assert after in listed
 
 
-@pytest.mark.parametrize("name", ["0" * 20, "x", "0" * 21])
-def test_an_unknown_session_is_not_found(pair: Replicas, name: str) -> None:
-    """Neither the session nor its keys, by any method."""
-    assert tell(pair, name).status_code == 404
-    assert pair.get(name, "zarr.json").status_code == 404
-    assert pair.put(name, "g/zarr.json", GROUP).status_code == 404
-    assert pair.delete(name, "g/zarr.json").status_code == 404
-    assert pair.commit(name).status_code == 404
+def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
+    """For a day; without a body on ``main``, an unknown branch is 404, an unknown member 400."""
+    client = pair.clients[0]
+    bare = client.build_request("POST", SESSIONS)
+    del bare.headers["content-length"]
 
-
-def test_a_session_needs_a_branch(pair: Replicas) -> None:
-    """An unknown branch is 404, an unknown member 400."""
-    assert pair.clients[0].post(SESSIONS, json={"branch": "none"}).status_code == 404
-    assert pair.clients[0].post(SESSIONS, json={"branches": "main"}).status_code == 400
+    for answer in (client.send(bare), client.post(SESSIONS, json={})):
+        assert (answer.status_code, answer.json()["branch"]) == (201, "main")
+        lasts = datetime.fromisoformat(answer.json()["expires_at"]) - datetime.now(UTC)
+        assert abs(lasts.total_seconds() - 24 * 3600) < 120
+    assert client.post(SESSIONS, json={"branch": "none"}).status_code == 404
+    assert client.post(SESSIONS, json={"branches": "main"}).status_code == 400
 
 
 def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
-    """On every replica, without a commit."""
+    """On every replica, without a commit; as an unknown one, and its keys, by any method."""
     pair.get(session_id, "a/zarr.json", at=1)
     path = f"{SESSIONS}/{session_id}"
     before = pair.history
-
     assert pair.clients[0].delete(path).status_code == 204
     assert pair.clients[1].delete(path).status_code == 404
-    assert pair.get(session_id, "a/zarr.json", at=1).status_code == 404
-    assert pair.put(session_id, "a/c/0", b"12", at=1).status_code == 404
+
+    for name in (session_id, "0" * 20, "x", "0" * 21):
+        assert tell(pair, name, at=1).status_code == 404
+        assert pair.get(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.put(name, "a/c/0", b"12", at=1).status_code == 404
+        assert pair.delete(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.commit(name, at=1).status_code == 404
     assert pair.history == before
 
 
 def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
     """The library collects snapshots without refs, also those of sessions."""
-    folder = tmp_path / "repo"
-    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+    with two_services(tmp_path) as pair:
         session_id = pair.begin()
-        (folder / "snapshots" / pair.history[0]).unlink()
+        (tmp_path / "repo/snapshots" / pair.history[0]).unlink()
         path = f"{SESSIONS}/{session_id}"
 
         assert pair.get(session_id, "zarr.json").status_code == 502
@@ -125,13 +134,6 @@ def test_what_is_no_zarr_is_refused(
     assert pair.delete(session_id, key).status_code in (200, 204)
 
 
-def test_no_answer_of_a_session_is_kept(pair: Replicas, session_id: str) -> None:
-    """Neither a body, nor a 404, nor a listing may be cached."""
-    pair.put(session_id, "a/c/0", b"12")
-    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
-        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
-
-
 def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
     """Without its chunk, with it, and from the parent, changed or deleted."""
     lead = secrets.token_hex(4)
@@ -150,7 +152,7 @@ def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) 
 
 
 def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
-    """On both replicas, whichever one wrote the chunk."""
+    """On both replicas, whichever wrote the chunk; no answer, body or 404 may be cached."""
     url = f"/data/@session.{session_id}/a/c/0"
     one, other = pair.clients
     assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
@@ -161,31 +163,31 @@ def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> No
     assert one.delete(url, headers={"if-match": etag}).status_code == 412
     assert one.get(url, headers={"range": "bytes=1-"}).content == b"6"
     assert one.get(url, headers={"if-none-match": one.get(url).headers["etag"]}).status_code == 304
+    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
+        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
 
 
 def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:
-    """Its keys stay readable; writes are refused."""
+    """Its keys can be read, its commit is made once; writes elsewhere are told how to begin one."""
     pair.put(session_id, "a/c/0", b"12")
-    pair.committed(session_id)
-
-    assert pair.put(session_id, "a/c/0", b"34", at=1).status_code == 409
-    assert pair.delete(session_id, "a/zarr.json").status_code == 409
-    assert pair.get(session_id, "a/c/0", at=1).content == b"12"
-
-
-def test_a_commit_is_made_once(pair: Replicas, session_id: str) -> None:
-    """A repeated request gets the same answer, one with another key a conflict."""
-    pair.put(session_id, f"{secrets.token_hex(4)}/zarr.json", GROUP)
     first = pair.committed(session_id, key="k1")
+    outside = pair.clients[0].put("/data/a/c/0", content=b"12")
 
     assert pair.committed(session_id, at=1, key="k1") == first
     assert pair.committed(session_id, at=1) == first
     assert pair.commit(session_id, at=1, key="k2").status_code == 409
     assert pair.history[0] == first
 
+    assert (outside.status_code, "/sessions" in outside.json()["detail"]) == (405, True)
+    assert pair.put(session_id, "a/c/0", b"34", at=1).status_code == 409
+    assert pair.delete(session_id, "a/zarr.json").status_code == 409
+    assert pair.get(session_id, "a/c/0", at=1).content == b"12"
 
-def test_a_commit_names_the_group_that_is_missing(pair: Replicas, session_id: str) -> None:
-    """The session stays open, and can be committed once the group exists."""
+
+def test_a_commit_names_what_is_missing(pair: Replicas, session_id: str) -> None:
+    """So is a missing member; the session stays open, and is committed once the group exists."""
+    bare = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
+    assert (bare.status_code, bare.json()["detail"]) == (400, "message: Field required")
     pair.put(session_id, "x/y/zarr.json", GROUP)
     answer = pair.commit(session_id)
     pair.put(session_id, "x/zarr.json", GROUP, at=1)
@@ -239,7 +241,7 @@ def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
     """Its keys follow the path of the repository."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
     settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with client_of(settings) as client:
         query = {"path": "lab/repo"}
         session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
         lead = f"lab/repo/@session.{session_id}/"
@@ -252,17 +254,9 @@ def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
         assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
 
 
-def test_time_passes_in_utc(pair: Replicas) -> None:
-    """A session lasts for a day."""
-    answer = pair.clients[0].post(SESSIONS, json={}).json()
-    expires = time.strptime(answer["expires_at"][:16], "%Y-%m-%dT%H:%M")
-    assert abs(time.mktime(expires) - time.mktime(time.gmtime()) - 24 * 3600) < 120
-
-
 def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
     """The damaged array can be deleted in it, and the rest is committed."""
-    folder = tmp_path / "repo"
-    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as pair:
+    with two_services(tmp_path) as pair:
         first = pair.begin()
         pair.put(first, "a/zarr.json", ARRAY)
         pair.put(first, "a/c/0", b"12")
@@ -270,7 +264,7 @@ def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
         session_id = pair.begin()
         pair.put(session_id, "a/c/1", b"34")
         pair.put(session_id, "g/zarr.json", GROUP)
-        (manifest,) = (folder / "manifests").iterdir()
+        (manifest,) = (tmp_path / "repo/manifests").iterdir()
         manifest.write_bytes(b"damaged")
 
         assert pair.commit(session_id, at=1).status_code == 502
@@ -297,22 +291,6 @@ def test_a_node_of_another_kind_or_rank_is_another_node(pair: Replicas, session_
     assert pair.put(session_id, "k/zarr.json", ARRAY).status_code == 409
 
 
-def test_a_session_begins_without_a_body(pair: Replicas) -> None:
-    """Its branch is ``main``."""
-    bare = pair.clients[0].build_request("POST", SESSIONS)
-    del bare.headers["content-length"]
-
-    for answer in (pair.clients[0].send(bare), pair.clients[0].post(SESSIONS, json={})):
-        assert (answer.status_code, answer.json()["branch"]) == (201, "main")
-
-
-def test_a_missing_member_is_named(pair: Replicas, session_id: str) -> None:
-    """A missing body is one without members."""
-    answer = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
-
-    assert (answer.status_code, answer.json()["detail"]) == (400, "message: Field required")
-
-
 def test_a_locked_repository_takes_no_session_chunk_or_commit(
     pair: Replicas, session_id: str
 ) -> None:
@@ -336,14 +314,6 @@ def test_a_locked_repository_takes_no_session_chunk_or_commit(
     assert client.get(status).json()["availability"] == "online"
     assert pair.put(session_id, "a/c/0", b"12").status_code == 200
     pair.committed(session_id)
-
-
-def test_a_write_outside_of_a_session_is_told_of_them(pair: Replicas) -> None:
-    """The answer names the route that begins one."""
-    answer = pair.clients[0].put("/data/a/c/0", content=b"12")
-
-    assert answer.status_code == 405
-    assert "/sessions" in answer.json()["detail"]
 
 
 def test_routes_that_write_document_their_answers(pair: Replicas) -> None:

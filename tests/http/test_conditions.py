@@ -1,5 +1,6 @@
-"""`app.http.conditions`: ranges, preconditions, and which comes first."""
+"""`app.http.conditions`, `responses` and `problems`: ranges, preconditions, headers and errors."""
 
+import json
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import errors
 from app.errors import BadHeaderError
 from app.http.conditions import (
     Conditions,
@@ -18,55 +20,39 @@ from app.http.conditions import (
     parse_range,
     resolve_range,
 )
+from app.http.problems import STATUS, Headers, problem
+from app.http.responses import Cors, combine_headers
 from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
 
 
 @pytest.mark.parametrize(
-    ("header", "expected"),
+    ("header", "length", "expected"),
     [
-        ("bytes=0-0", ByteRange(0, 1)),
-        ("bytes=8-99", ByteRange(8, 10)),
-        ("bytes=9-", ByteRange(9, 10)),
-        ("bytes=-3", ByteRange(7, 10)),
-        ("bytes=-99", ByteRange(0, 10)),
-        ("Bytes= 2-3 ", ByteRange(2, 4)),
-        ("bytes=0-999999999999999999", ByteRange(0, 10)),
+        ("bytes=0-0", 10, ByteRange(0, 1)),
+        ("bytes=8-99", 10, ByteRange(8, 10)),
+        ("bytes=9-", 10, ByteRange(9, 10)),
+        ("bytes=-3", 10, ByteRange(7, 10)),
+        ("bytes=-99", 10, ByteRange(0, 10)),
+        ("Bytes= 2-3 ", 10, ByteRange(2, 4)),
+        ("bytes=0-999999999999999999", 10, ByteRange(0, 10)),
+        *((header, 10, None) for header in ("bytes=0-1,4-5", "bytes=0-,0-", "lines=1-2", "lines")),
+        *((header, 10, UnsatisfiableError) for header in ("bytes=10-", "bytes=10-12", "bytes=-0")),
+        ("bytes=-5", 0, UnsatisfiableError),
+        *((f"bytes={wrong}", 10, BadHeaderError) for wrong in ("", "-", "a-b", "5-2", "+1-2")),
+        *((header, 10, BadHeaderError) for header in ("bytes", "bytes=٣-٤")),
     ],
 )
-def test_resolves(header: str, expected: ByteRange) -> None:
-    """A range is clamped to the ten bytes there are."""
-    request = parse_range(header)
+def test_ranges(header: str, length: int, expected: ByteRange | type[Exception] | None) -> None:
+    """A range is clamped to the bytes there are, of which an empty entity has none.
 
-    assert request is not None
-    assert resolve_range(request, 10) == expected
-
-
-@pytest.mark.parametrize("header", ["bytes=0-1,4-5", "bytes=0-,0-", "lines=1-2", "lines"])
-def test_asks_for_everything(header: str) -> None:
-    """Several ranges, and units that are not ours, are answered with the whole body."""
-    assert parse_range(header) is None
-
-
-@pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-12", "bytes=-0"])
-def test_is_unsatisfiable(header: str) -> None:
-    """No byte of ten lies in the range."""
-    with pytest.raises(UnsatisfiableError):
-        resolve_range(parse_range(header) or ByteRange(0, 1), 10)
-
-
-def test_nothing_of_an_empty_entity_is_satisfiable() -> None:
-    """An empty entity has no last bytes."""
-    with pytest.raises(UnsatisfiableError):
-        resolve_range(parse_range("bytes=-5") or ByteRange(0, 1), 0)
-
-
-@pytest.mark.parametrize(
-    "header", ["bytes=", "bytes=-", "bytes=a-b", "bytes=5-2", "bytes", "bytes=+1-2", "bytes=٣-٤"]
-)
-def test_is_malformed(header: str) -> None:
-    """What is no range is a fault of the client."""
-    with pytest.raises(BadHeaderError):
-        parse_range(header)
+    Several ranges, and units that are not ours, are answered with the whole body.
+    """
+    if isinstance(expected, type):
+        with pytest.raises(expected):
+            resolve_range(parse_range(header) or ByteRange(0, 1), length)
+    else:
+        request = parse_range(header)
+        assert (None if request is None else resolve_range(request, length)) == expected
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 40))
@@ -79,11 +65,11 @@ def test_agrees_with_slicing(first: int, last: int, length: int) -> None:
         assert not body[first : last + 1]
     else:
         assert body[part.start : part.stop] == body[first : last + 1]
-
-
-def test_content_range_is_inclusive() -> None:
-    """The last byte is named, not the one after it."""
-    assert content_range(ByteRange(2, 5), 9) == b"bytes 2-4/9"
+        assert content_range(part, length) == b"bytes %d-%d/%d" % (
+            first,
+            min(last, length - 1),
+            length,
+        )
 
 
 A, B = ETag('"a"'), ETag('"b"')
@@ -109,16 +95,12 @@ A, B = ETag('"a"'), ETag('"b"')
 )
 def test_demands(if_match: str | None, if_none_match: str | None, fulfilled_by: set[str]) -> None:
     """One of all names of the current version decides; where nothing is there are none."""
+    assert parse_demand(None, None) is None
     demand = parse_demand(if_match, if_none_match)
     current = {"": (), "a": (A,), "b": (B,), "ab": (A, B)}
 
     assert demand is not None
     assert {name for name, tags in current.items() if demand(tags)} == fulfilled_by
-
-
-def test_no_header_is_no_demand() -> None:
-    """A plain PUT replaces whatever is there."""
-    assert parse_demand(None, None) is None
 
 
 @pytest.mark.parametrize("value", ["", '"a', 'a"', '"a" "b"', '*, "a"', '"a\n"', "a b"])
@@ -131,11 +113,8 @@ def test_what_is_no_list_of_tags_is_refused(value: str) -> None:
 
 
 ETAG = ETag('"v1"')
-
 WHOLE = ByteRange(0, 10)
-
 PART = ByteRange(2, 4)
-
 MODIFIED_S = 784111777
 
 
@@ -163,9 +142,10 @@ DATE = at(0)
         *(("if_match", tag, 200) for tag in ('"v1"', "*", '"v0", "v1"', "v1")),
     ],
 )
-def test_tags(name: str, header: str, status: int) -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_tags(method: str, name: str, header: str, status: int) -> None:
     """If-None-Match compares weakly, If-Match strongly; icechunk leaves the quotes out."""
-    assert choose(**{name: header}).status == status
+    assert choose(method, **{name: header}).status == status
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -206,41 +186,32 @@ def test_dates_are_ignored_for_what_has_no_time(name: bytes) -> None:
     assert conditions.reading is None
 
 
-def test_if_match_goes_before_if_none_match() -> None:
-    """A failed precondition is told even where the client has the version."""
-    chosen = choose(if_match='"v2"', if_none_match='"v1"')
-
-    assert chosen.status is HTTPStatus.PRECONDITION_FAILED
-
-
-def test_not_modified_goes_before_range() -> None:
-    """A client that has the version gets no range of it."""
-    chosen = choose(if_none_match='"v1"', range="bytes=2-3")
-
-    assert chosen.status is HTTPStatus.NOT_MODIFIED
-
-
-def test_part() -> None:
-    """A range is what is read, and what is described."""
-    assert choose(range="bytes=2-3") == Selection(HTTPStatus.PARTIAL_CONTENT, PART, PART)
-
-
 @pytest.mark.parametrize(
-    ("tag", "status"), [('"v1"', 206), ('"v2"', 200), ('W/"v1"', 200), (DATE, 200)]
+    ("method", "headers", "status"),
+    [
+        ("GET", {"if_match": '"v2"', "if_none_match": '"v1"'}, 412),
+        ("GET", {"if_none_match": '"v1"', "range": "bytes=2-3"}, 304),
+        ("GET", {"range": "bytes=2-3"}, 206),
+        ("GET", {"range": "bytes=2-3", "if_range": '"v1"'}, 206),
+        *(
+            ("GET", {"range": "bytes=2-3", "if_range": tag}, 200)
+            for tag in ('"v2"', 'W/"v1"', DATE)
+        ),
+        ("HEAD", {"range": "bytes=2-3"}, 200),
+    ],
 )
-def test_if_range(tag: str, status: int) -> None:
-    """The range counts only for the version the client has; a date does not name one strongly."""
-    assert choose(if_range=tag, range="bytes=2-3").status == status
+def test_order_of_conditions(method: str, headers: dict[str, str], status: int) -> None:
+    """If-Match comes first, then If-None-Match, then Range, which means something for GET only.
 
+    A range counts only for the version of If-Range, which no date names strongly (RFC 9110 §14.2).
+    """
+    chosen = choose(method, **headers)
 
-def test_head_describes_everything_and_reads_nothing() -> None:
-    """Range means something for GET only (RFC 9110 §14.2)."""
-    assert choose("HEAD", range="bytes=2-3") == Selection(HTTPStatus.OK, WHOLE, None)
-
-
-def test_head_is_conditional() -> None:
-    """HEAD can be answered with 304."""
-    assert choose("HEAD", if_none_match='"v1"').status is HTTPStatus.NOT_MODIFIED
+    assert chosen.status == status
+    if status == 206:
+        assert chosen == Selection(HTTPStatus.PARTIAL_CONTENT, PART, PART)
+    elif method == "HEAD":
+        assert chosen == Selection(HTTPStatus.OK, WHOLE, None)
 
 
 @pytest.mark.parametrize(
@@ -264,30 +235,23 @@ def test_reading_is_certain_only_without_conditions(
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "is_accepted"),
     [
-        "gzip", "GZIP", "x-gzip", "*", "gzip, deflate, br", "br,gzip", "gzip;q=1", "gzip;q=0.001",
-        "gzip ; q=0.5", "deflate;q=0, gzip", "identity;q=0, *", "*;q=0, gzip",
-        "identity, gzip;q=0.5",
-        "br;q=0,*;q=0.1", "deflate, gzip, br, zstd", "gzip;level=1",
+        *((header, True) for header in (
+            "gzip", "GZIP", "x-gzip", "*", "gzip, deflate, br", "br,gzip", "gzip;q=1",
+            "gzip;q=0.001", "gzip ; q=0.5", "deflate;q=0, gzip", "identity;q=0, *", "*;q=0, gzip",
+            "identity, gzip;q=0.5", "br;q=0,*;q=0.1", "deflate, gzip, br, zstd", "gzip;level=1",
+        )),
+        *((header, False) for header in (
+            None, "", "identity", "br", "deflate, br, zstd", "gzip;q=0", "gzip;q=0.000",
+            "GZIP; Q=0", "gzip ; q=0 ", "*;q=0", "gzip;q=0, *", "*, gzip;q=0", "gzipped", "bgzip",
+            "gz", ";q=1", ",", "identity;q=1, *;q=0", "br;q=1, *;q=0.0",
+        )),
     ],
 )  # fmt: skip
-def test_gzip_is_accepted(header: str) -> None:
-    """By its name, its old name, or as any coding, with a weight above zero (RFC 9110 §12.5.3)."""
-    assert accepts_gzip(header.encode())
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        None, "", "identity", "br", "deflate, br, zstd", "gzip;q=0", "gzip;q=0.000", "GZIP; Q=0",
-        "gzip ; q=0 ", "*;q=0", "gzip;q=0, *", "*, gzip;q=0", "gzipped", "bgzip", "gz", ";q=1", ",",
-        "identity;q=1, *;q=0", "br;q=1, *;q=0.0",
-    ],
-)  # fmt: skip
-def test_gzip_is_not_accepted(header: str | None) -> None:
-    """Not named, or refused by its name or as the rest; silence is no wish for it."""
-    assert not accepts_gzip(None if header is None else header.encode())
+def test_gzip_is_accepted(header: str | None, *, is_accepted: bool) -> None:
+    """By its names, or as any coding, with a weight above zero; silence is no wish (§12.5.3)."""
+    assert accepts_gzip(None if header is None else header.encode()) is is_accepted
 
 
 @pytest.mark.parametrize(
@@ -311,3 +275,98 @@ def test_a_body_comes_as_gzip_only_if_all_of_it_is_asked_for(
     accepting = Conditions.parse(method, {**headers, b"accept-encoding": b"br, gzip"})
 
     assert (plain.takes_gzip, accepting.takes_gzip) == (False, takes_gzip)
+
+
+MANY = 10_000
+
+
+class Name(bytes):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Compare."""
+        Name.compared += 1
+        return super().__eq__(other)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.binary())))
+def test_a_header_that_is_repeated_is_a_list(headers: Headers) -> None:
+    """Its values keep their order (RFC 9110 §5.3)."""
+    assert combine_headers(headers) == {
+        name: b", ".join(value for each, value in headers if each == name) for name, _ in headers
+    }
+
+
+def test_many_headers_are_combined_in_one_go() -> None:
+    """As many as fit into a head that is refused, one of which is repeated."""
+    headers: Headers = [(Name(b"%x" % number), b"") for number in range(MANY)]
+    combine_headers([*headers, (Name(b"0"), b"")])
+
+    assert Name.compared < 10 * MANY
+
+
+ORIGIN = b"access-control-allow-origin"
+
+
+def test_origins_are_allowed_by_name_or_all() -> None:
+    """With a star the answer is the same for every page; else caches hear that answers differ."""
+    star, named = Cors(["*"]), Cors(["https://a.example"])
+    allowed = {ORIGIN: b"https://a.example", b"vary": b"Origin"}
+
+    assert star.headers(b"https://a.example") == star.headers(None)
+    assert dict(star.headers(None))[ORIGIN] == b"*"
+    assert dict(named.headers(b"https://a.example")).items() >= allowed.items()
+    assert dict(named.headers(b"https://b.example")) == {b"vary": b"Origin"}
+
+
+def test_what_scripts_need_is_exposed_and_allowed() -> None:
+    """Scripts may read the headers they work with, and send those for which browsers ask first."""
+    exposed = dict(Cors(["*"]).headers(None))[b"access-control-expose-headers"].split(b", ")
+    allowed = dict(Cors(["*"]).preflight(b"GET"))[b"access-control-allow-headers"].split(b", ")
+
+    assert {b"ETag", b"Content-Range", b"Content-Length", b"Content-Encoding"} <= set(exposed)
+    assert {b"Range", b"If-Match", b"If-None-Match", b"Authorization", b"Cache-Control"} <= set(
+        allowed
+    )
+
+
+def test_every_leaf_of_the_error_tree_has_a_status() -> None:
+    """A new error cannot be forgotten at the edge, nor in the drawing of the tree."""
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    leaves = {c for c in classes if issubclass(c, Exception) and not c.__subclasses__()}
+    names = [c.__name__ for c in classes if c.__name__.endswith("Error")]
+
+    assert leaves == set(STATUS)
+    assert [name for name in names if name not in (errors.__doc__ or "")] == []
+
+
+def test_no_failure_of_a_store_is_absence() -> None:
+    """404 is said of a proven absence and of what a request means only."""
+    absent = {error for error, status in STATUS.items() if status is HTTPStatus.NOT_FOUND}
+
+    assert absent == {
+        errors.UnknownDatasetError,
+        errors.UnknownRepositoryError,
+        errors.UnknownRefError,
+        errors.UnknownSessionError,
+        errors.UnknownUploadError,
+    }
+
+
+def test_problem_document() -> None:
+    """A problem says what and why (RFC 9457); 429, 503 and 504 when to come back."""
+    headers, body = problem(HTTPStatus.BAD_GATEWAY, "s3://b/k: damaged")
+
+    assert json.loads(body) == {
+        "type": "about:blank",
+        "title": "Bad Gateway",
+        "status": 502,
+        "detail": "s3://b/k: damaged",
+    }
+    assert dict(headers)[b"content-type"] == b"application/problem+json"
+    assert [
+        status.value for status in HTTPStatus if b"retry-after" in dict(problem(status, "x")[0])
+    ] == [429, 503, 504]

@@ -1,4 +1,4 @@
-"""Chunks that are stored as gzip: sent so to who takes it, else what it holds."""
+"""Chunks and objects that are stored as gzip: sent so to who takes it, else what it holds."""
 
 import asyncio
 import gzip
@@ -22,7 +22,8 @@ from tests.formats.neuroglancer_precomputed.case import (
     encode_manifest,
     volume_info,
 )
-from tests.serving import serving
+from tests.http.taking import client_of
+from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
 from tests.zipped import zipped
 
@@ -43,6 +44,18 @@ class Got:
     body: bytes
 
 
+def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> Got:
+    """Ask with no header but *headers*, and decode nothing."""
+    request = client.build_request(method, path)
+    del request.headers["accept-encoding"]
+    request.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+    answer = client.send(request, stream=True)
+    try:
+        return Got(answer.status_code, answer.headers, b"".join(answer.iter_raw()))
+    finally:
+        answer.close()
+
+
 @dataclass
 class Service:
     """The service over an object server."""
@@ -54,15 +67,7 @@ class Service:
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
         """Ask for *key* with no header but *headers*, and decode nothing."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = self.client.build_request(method, f"/{self.folder}/{key}")
-        del request.headers["accept-encoding"]
-        request.headers.update(given)
-        answer = self.client.send(request, stream=True)
-        try:
-            return Got(answer.status_code, answer.headers, b"".join(answer.iter_raw()))
-        finally:
-            answer.close()
+        return ask(self.client, f"/{self.folder}/{key}", method, **headers)
 
     def put(self, objects: dict[str, bytes]) -> None:
         """Store objects of the volume."""
@@ -84,111 +89,83 @@ class Service:
 
 
 @contextmanager
-def _service(*, chunk_bytes: int) -> Generator[Service]:
+def _serving(chunk_bytes: int) -> Generator[Service]:
     with FaultyServer().running() as faulty:
+        limits = LimitSettings(
+            timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
+        )
         settings = Settings(
             cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
-            limits=LimitSettings(
-                timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
-            ),
+            limits=limits,
             datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
         )
-        with serving(settings) as url, httpx.Client(base_url=url, timeout=20) as client:
+        with client_of(settings) as client:
             yield Service(client, faulty)
 
 
 @pytest.fixture(scope="module")
-def without_cache() -> Generator[Service]:
-    """Serve volumes whose chunks are gzip, without a chunk cache."""
-    with _service(chunk_bytes=0) as found:
-        yield found
+def services() -> Generator[tuple[Service, Service]]:
+    """Serve volumes whose chunks are gzip, without a chunk cache and with one."""
+    with _serving(0) as without, _serving(2**20) as caching:
+        yield without, caching
 
 
 @pytest.fixture
-def service(without_cache: Service) -> Service:
-    """Serve one of them."""
-    return without_cache.anew()
-
-
-@pytest.fixture(scope="module")
-def with_cache() -> Generator[Service]:
-    """Serve the same with a chunk cache."""
-    with _service(chunk_bytes=2**20) as found:
-        yield found
+def service(services: tuple[Service, Service]) -> Service:
+    """Serve a volume without a chunk cache."""
+    return services[0].anew()
 
 
 @pytest.fixture
-def caching(with_cache: Service) -> Service:
-    """Serve one of them."""
-    return with_cache.anew()
+def caching(services: tuple[Service, Service]) -> Service:
+    """Serve a volume with a chunk cache."""
+    return services[1].anew()
 
 
-every_state = pytest.mark.parametrize("known", [(), (NEIGHBOUR,), (KEY,)])
-"""Nothing is known, the indexes are, or the chunk is cached."""
+GZIP = {"accept_encoding": "gzip"}
+PART = {"range": "bytes=3-9"}
 
 
-@every_state
-def test_who_takes_gzip_gets_what_is_stored(caching: Service, known: tuple[str, ...]) -> None:
-    """Byte by byte, and said to be gzip."""
-    for key in known:
-        caching.ask(key, accept_encoding="gzip")
-    got = caching.ask(accept_encoding="gzip, deflate, br")
-
-    assert (got.status, got.body) == (200, STORED)
-    assert got.headers["content-encoding"] == "gzip"
-    assert got.headers["content-length"] == str(len(STORED))
-    assert got.headers["vary"] == "Accept-Encoding"
-    assert got.headers["etag"].endswith('-gzip"')
-
-
-@every_state
-@pytest.mark.parametrize("accepted", [None, "identity", "br", "gzip;q=0", "*;q=0", "deflate, br"])
-def test_who_does_not_gets_what_it_holds(
-    caching: Service, known: tuple[str, ...], accepted: str | None
-) -> None:
-    """As if it had never been compressed; obstore sends no Accept-Encoding at all."""
-    for key in known:
-        caching.ask(key)
-    got = caching.ask(**({"accept_encoding": accepted} if accepted else {}))
-
-    assert (got.status, got.body) == (200, CHUNK)
-    assert got.headers["content-length"] == str(len(CHUNK))
-    assert got.headers["vary"] == "Accept-Encoding"
-    assert "content-encoding" not in got.headers
-
-
-@every_state
+@pytest.mark.parametrize("known", [(), (NEIGHBOUR,), (KEY,)])
 @pytest.mark.parametrize(
-    ("asked", "start", "stop"),
+    ("headers", "body", "start"),
     [
-        ("bytes=3-9", 3, 10),
-        ("bytes=-4", 376, 380),
-        ("bytes=370-", 370, 380),
-        ("bytes=0-999", 0, 380),
+        ({"accept_encoding": "gzip, deflate, br"}, STORED, 0),
+        ({}, CHUNK, 0),
+        *(
+            ({"accept_encoding": accepted}, CHUNK, 0)
+            for accepted in ("identity", "br", "gzip;q=0", "*;q=0", "deflate, br")
+        ),
+        *(
+            (GZIP | {"range": f"bytes={asked}"}, CHUNK[start:stop], start)
+            for asked, start, stop in (
+                ("3-9", 3, 10),
+                ("-4", 376, 380),
+                ("370-", 370, 380),
+                ("0-999", 0, 380),
+            )
+        ),
     ],
 )
-def test_a_range_is_one_of_what_it_holds(
-    caching: Service, known: tuple[str, ...], asked: str, start: int, stop: int
+def test_who_takes_gzip_gets_what_is_stored(
+    caching: Service, known: tuple[str, ...], headers: dict[str, str], body: bytes, start: int
 ) -> None:
-    """Never of the gzip, even for who takes that: clients fail on a 206 with an encoding."""
+    """Others get what it holds, cached or not, and all get ranges of that: no 206 is encoded."""
     for key in known:
-        caching.ask(key)
-    got = caching.ask(range=asked, accept_encoding="gzip")
+        caching.ask(key, **headers if body is STORED else {})
+    got = caching.ask(**headers)
 
-    assert (got.status, got.body) == (206, CHUNK[start:stop])
-    assert got.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(CHUNK)}"
+    assert (got.status, got.body) == (206 if "range" in headers else 200, body)
+    assert got.headers["content-length"] == str(len(body))
     assert got.headers["vary"] == "Accept-Encoding"
-    assert "content-encoding" not in got.headers
+    assert got.headers.get("content-encoding") == ("gzip" if body is STORED else None)
+    assert got.headers["etag"].endswith('-gzip"') is (body is STORED)
+    if "range" in headers:
+        last = start + len(body) - 1
+        assert got.headers["content-range"] == f"bytes {start}-{last}/{len(CHUNK)}"
 
 
-def test_a_range_past_the_end_is_told_the_length(service: Service) -> None:
-    """That of what the gzip holds, which is longer or shorter than what is stored."""
-    got = service.ask(range="bytes=380-", accept_encoding="gzip")
-
-    assert (got.status, got.headers["content-range"]) == (416, f"bytes */{len(CHUNK)}")
-
-
-@pytest.mark.parametrize("headers", [{}, {"accept_encoding": "gzip"}, {"range": "bytes=3-9"}])
+@pytest.mark.parametrize("headers", [{}, GZIP, PART])
 def test_head_tells_the_length_of_what_it_holds(service: Service, headers: dict[str, str]) -> None:
     """Neuroglancer ignores a length beside Content-Encoding, and needs it."""
     got = service.ask(method="HEAD", **headers)
@@ -199,57 +176,40 @@ def test_head_tells_the_length_of_what_it_holds(service: Service, headers: dict[
     assert "content-encoding" not in got.headers
 
 
-def test_the_two_forms_have_strong_tags_of_their_own(service: Service) -> None:
-    """All of what it holds and a part of that carry the same one."""
-    whole, part = service.ask(), service.ask(range="bytes=3-9")
-    compressed = service.ask(accept_encoding="gzip")
-    tags = [got.headers["etag"] for got in (whole, part, compressed)]
-
-    assert tags[0] == tags[1] != tags[2]
-    assert all(tag.startswith('"') and tag.endswith('"') for tag in tags)
-
-
-@pytest.mark.parametrize("accepted", ["gzip", "identity"])
-def test_not_modified_without_a_read(service: Service, accepted: str) -> None:
-    """A client that has the version in that form needs no bytes, nor do we."""
+@pytest.mark.parametrize(("accepted", "other"), [("gzip", "identity"), ("identity", "gzip")])
+def test_the_two_forms_have_strong_tags_of_their_own(
+    service: Service, accepted: str, other: str
+) -> None:
+    """A client that has the version in its form needs no bytes, and no read of the store."""
     etag = service.ask(accept_encoding=accepted).headers["etag"]
+    another = service.ask(accept_encoding=other).headers["etag"]
     with service.without_reads():
         got = service.ask(accept_encoding=accepted, if_none_match=etag)
+    changed = service.ask(accept_encoding=accepted, if_none_match=another)
 
+    assert etag != another
+    assert (etag[0], etag[-1]) == ('"', '"')
     assert (got.status, got.body, got.headers["etag"]) == (304, b"", etag)
     assert got.headers["vary"] == "Accept-Encoding"
-
-
-@pytest.mark.parametrize(("accepted", "other"), [("gzip", "identity"), ("identity", "gzip")])
-def test_the_tag_of_the_other_form_is_another(service: Service, accepted: str, other: str) -> None:
-    """Bytes of one form are none of the other."""
-    etag = service.ask(accept_encoding=other).headers["etag"]
-    got = service.ask(accept_encoding=accepted, if_none_match=etag)
-
-    assert (got.status, got.body) == (200, STORED if accepted == "gzip" else CHUNK)
+    assert (changed.status, changed.body) == (200, STORED if accepted == "gzip" else CHUNK)
 
 
 def test_head_and_range_are_conditional_without_a_read(service: Service) -> None:
-    """By the tag of what the gzip holds."""
-    etag = service.ask().headers["etag"]
-    with service.without_reads():
-        head = service.ask(method="HEAD", if_none_match=etag, accept_encoding="gzip")
-        part = service.ask(range="bytes=3-9", if_none_match=etag, accept_encoding="gzip")
-        failed = service.ask(range="bytes=3-9", if_match='"other"')
-
-    assert [head.status, part.status, failed.status] == [304, 304, 412]
-
-
-def test_a_range_goes_on_with_what_it_holds(service: Service) -> None:
-    """If-Match and If-Range know the tag of that only."""
-    whole, compressed = (
+    """By the tag of what the gzip holds, which is the only one that If-Match and If-Range know."""
+    etag, compressed = (
         service.ask(accept_encoding=each).headers["etag"] for each in ("identity", "gzip")
     )
+    with service.without_reads():
+        head = service.ask(method="HEAD", if_none_match=etag, **GZIP)
+        part = service.ask(if_none_match=etag, **PART, **GZIP)
+        failed = service.ask(if_match='"other"', **PART)
+    assert [head.status, part.status, failed.status] == [304, 304, 412]
 
-    assert service.ask(range="bytes=3-9", if_match=whole).body == CHUNK[3:10]
-    assert service.ask(range="bytes=3-9", if_match=compressed).status == 412
-    assert service.ask(range="bytes=3-9", if_range=whole).status == 206
-    other = service.ask(range="bytes=3-9", if_range=compressed, accept_encoding="gzip")
+    got = service.ask(if_match=etag, **PART)
+    assert (got.body, got.headers["etag"]) == (CHUNK[3:10], etag)
+    assert service.ask(if_match=compressed, **PART).status == 412
+    assert service.ask(if_range=etag, **PART).status == 206
+    other = service.ask(if_range=compressed, **PART, **GZIP)
     assert (other.status, other.body) == (200, CHUNK)
 
 
@@ -308,7 +268,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("headers", [{}, {"range": "bytes=0-1"}, {"method": "HEAD"}])
+@pytest.mark.parametrize("headers", [{}, PART, {"method": "HEAD"}])
 def test_what_does_not_inflate_is_damage(
     service: Service, name: str, headers: dict[str, str]
 ) -> None:
@@ -344,11 +304,13 @@ def test_what_is_not_gzip_is_never_said_to_be(service: Service, accepted: str) -
         assert not {"vary", "content-encoding"} & set(got.headers)
 
 
-def test_an_absent_chunk_is_404_in_any_form(service: Service) -> None:
-    """There is nothing to be compressed."""
-    for headers in ({}, {"accept_encoding": "gzip"}, {"range": "bytes=0-1"}, {"method": "HEAD"}):
+def test_what_is_not_there_has_no_form(service: Service) -> None:
+    """An absent chunk is 404; a range past the end is told the length of what the gzip holds."""
+    for headers in ({}, GZIP, PART, {"method": "HEAD"}):
         got = service.ask("s0/-1-2_8-10_0-1", **headers)
         assert (got.status, "content-encoding" in got.headers) == (404, False)
+    got = service.ask(range="bytes=380-", accept_encoding="gzip")
+    assert (got.status, got.headers["content-range"]) == (416, f"bytes */{len(CHUNK)}")
 
 
 def test_fragments_of_a_mesh_answer_ranges(service: Service) -> None:
@@ -365,3 +327,50 @@ def test_fragments_of_a_mesh_answer_ranges(service: Service) -> None:
     compressed = service.ask("mesh/7.index", accept_encoding="gzip")
     assert gzip.decompress(compressed.body) == manifest
     assert compressed.headers["content-encoding"] == "gzip"
+
+
+UPLOADED = b"chunk of a volume " * 500
+INFO = {"@type": "neuroglancer_multiscale_volume", "scales": []}
+
+
+@pytest.fixture(scope="module")
+def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
+    """Serve a volume of which cloud-volume uploaded ``info`` and the only chunk as gzip."""
+    objects = {"info": json.dumps(INFO).encode(), "8_8_8/0-64_0-64_0-64": UPLOADED}
+    for key, data in objects.items():
+        seaweedfs.client.put_object(
+            Bucket=seaweedfs.bucket,
+            Key=f"uploaded-gzip/{key}",
+            Body=zipped(data),
+            ContentEncoding="gzip",
+        )
+    dataset = DatasetSettings(url=f"s3://{seaweedfs.bucket}/uploaded-gzip", store="lab")
+    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"v": dataset})
+    with client_of(settings) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "body"),
+    [
+        (GZIP, 200, zipped(UPLOADED)),
+        *(({"accept_encoding": coding}, 200, UPLOADED) for coding in ("", "br", "gzip;q=0")),
+        (GZIP | {"range": "bytes=100-199"}, 206, UPLOADED[100:200]),
+    ],
+)
+def test_objects_uploaded_as_gzip(
+    client: httpx.Client, headers: dict[str, str], status: int, body: bytes
+) -> None:
+    """They go out as they are stored to who accepts it, offsets count in what they hold."""
+    got = ask(client, "/v/8_8_8/0-64_0-64_0-64", **headers)
+    is_gzip = headers == GZIP
+
+    assert (got.status, got.body) == (status, body)
+    assert got.headers.get("content-encoding") == ("gzip" if is_gzip else None)
+    assert (got.headers["content-length"], got.headers["vary"]) == (
+        str(len(body)),
+        "Accept-Encoding",
+    )
+    if status == 206:
+        assert got.headers["content-range"] == f"bytes 100-199/{len(UPLOADED)}"
+    assert client.get("/v/info").json() == INFO

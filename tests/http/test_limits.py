@@ -1,4 +1,4 @@
-"""`app.http.limits`: too many requests, and too long waits, are refused at once."""
+"""`app.http.limits` and `disconnect`: requests that are too many, wait too long, or are left."""
 
 import asyncio
 import socket
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from app.http.body import ClientGoneError, UntilDisconnect
 from app.http.limits import client_of, peer_of
 from app.model import ByteRequest, Condition, ETag, ObjectRef
 from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
@@ -22,7 +23,6 @@ from app.storage.memory import MemoryStore
 from tests.serving import serving
 
 ORIGIN = {"origin": "https://a.example"}
-
 LONG_S = 20
 
 
@@ -125,7 +125,7 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
 
 
 def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
-    """Who waits to be asked for it is not."""
+    """Who waits to be asked for it is not; a client that names others counts as itself."""
     head = (
         b"PUT /any/k HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
     )
@@ -134,8 +134,11 @@ def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
         where = urlsplit(str(served.client.base_url))
         with socket.create_connection((where.hostname, where.port or 0), LONG_S) as connection:
             connection.sendall(head)
-
             assert connection.recv(65536).startswith(b"HTTP/1.1 503 ")
+    with service(client_requests=1) as served:
+        served.wait(1)
+        answer = served.client.get("/any/other", headers={"x-forwarded-for": "192.0.2.1"})
+        assert answer.status_code == 429
 
 
 def test_each_client_has_a_bound_of_its_own() -> None:
@@ -161,15 +164,6 @@ def test_each_client_has_a_bound_of_its_own() -> None:
         assert ask("192.0.2.1").status_code == 404
 
 
-def test_nobody_is_believed_who_is_no_proxy() -> None:
-    """A client that names others counts as itself."""
-    with service(client_requests=1) as served:
-        served.wait(1)
-        answer = served.client.get("/any/other", headers={"x-forwarded-for": "192.0.2.1"})
-
-    assert answer.status_code == 429
-
-
 @pytest.mark.parametrize("path", ["/any/slow", "/any/slow?v=1", "/any?list-type=2"])
 def test_who_waits_too_long_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the answer waits for; what was done for it ends."""
@@ -193,36 +187,81 @@ PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
         ("192.0.2.1", None, "192.0.2.1"),
         ("192.0.2.1", "9.9.9.9", "192.0.2.1"),
         ("10.0.0.1", None, "10.0.0.1"),
-        ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "192.0.2.1", "192.0.2.1"),
         ("10.0.0.1", "9.9.9.9, 192.0.2.1", "192.0.2.1"),
         ("10.0.0.1", "9.9.9.9,192.0.2.1 , 10.0.0.2,", "192.0.2.1"),
         ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
         ("::ffff:10.0.0.1", "192.0.2.1", "192.0.2.1"),
-        ("10.0.0.1", "9.9.9.9, nobody", "10.0.0.1"),
         ("fd00::1", "2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1", None, "2001:db8::/64"),
         ("::ffff:192.0.2.1", None, "192.0.2.1"),
+        *(
+            ("10.0.0.1", told, "10.0.0.1")
+            for told in ("", "unknown", 'a","caller":"ana', 'fe80::1%"', "1.2.3", "9.9.9.9, nobody")
+        ),
     ],
 )
 def test_the_last_that_is_no_proxy_is_the_client(
     peer: str, forwarded: str | None, client: str
 ) -> None:
-    """Each proxy adds who connects to it; what stands before anybody can write."""
+    """Each proxy adds who connects to it; what anybody can write, or is no address, is nobody."""
     given = {} if forwarded is None else {b"x-forwarded-for": forwarded.encode()}
 
     assert client_of(peer, given, PROXIES) == client
-
-
-@pytest.mark.parametrize("told", ["", "unknown", 'a","caller":"ana', 'fe80::1%"', "1.2.3"])
-def test_what_is_no_address_names_nobody(told: str) -> None:
-    """Logs name the client, and a client could tell anything."""
-    proxies = [ip_network("10.0.0.0/8")]
-
-    assert client_of("10.0.0.1", {b"x-forwarded-for": told.encode()}, proxies) == "10.0.0.1"
 
 
 def test_a_connection_has_an_address_or_none() -> None:
     """Sockets in the file system have none."""
     assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
     assert peer_of(None) == b""
+
+
+async def _never() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_work_ends_with_the_connection_of_its_client() -> None:
+    """The cancellation ends at the edge of the block, and the task continues after it."""
+    messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
+    ended = []
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    with pytest.raises(ClientGoneError):
+        async with UntilDisconnect(receive):
+            await work()
+    await asyncio.sleep(0)
+
+    task = asyncio.current_task()
+    assert task is not None
+    assert (ended, task.cancelling()) == (["cancelled"], 0)
+
+
+async def test_finished_work_is_not_disturbed() -> None:
+    """No watcher stays behind; errors of the work, and cancellations from outside, come through."""
+    async with UntilDisconnect(_never):
+        await asyncio.sleep(0.1)
+    with pytest.raises(KeyError):
+        async with UntilDisconnect(_never):
+            raise KeyError
+    await asyncio.sleep(0)
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def wait() -> None:
+        async with UntilDisconnect(_never):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -13,14 +13,14 @@ import pytest
 from app.http.links import VIEWER
 from app.http.responses import csp_digest
 from app.settings import Settings
+from tests.http.taking import client_of
 from tests.pages import parse
-from tests.serving import serving
 
 
 @pytest.fixture(scope="module")
 def client() -> Generator[httpx.Client]:
     """Serve nothing but the viewer."""
-    with serving(Settings()) as url, httpx.Client(base_url=url, timeout=20) as opened:
+    with client_of(Settings()) as opened:
         yield opened
 
 
@@ -30,18 +30,15 @@ def page(client: httpx.Client) -> httpx.Response:
     return client.get(f"/{VIEWER}")
 
 
-def names(page: httpx.Response) -> list[str]:
-    """Name the files that the page loads."""
-    return re.findall(r'(?:src|href)="([^"]+)"', page.text)
-
-
-@pytest.mark.parametrize("path", ["/viewer", "/viewer/", f"/{VIEWER}".rstrip("/")])
-def test_short_names_lead_to_the_page(client: httpx.Client, path: str) -> None:
-    """A browser keeps what follows ``#``."""
-    answer = client.get(path)
-
-    assert answer.status_code == 307
-    assert urlsplit(answer.headers["location"]).path == f"/{VIEWER}"
+def test_short_names_lead_to_the_page(client: httpx.Client) -> None:
+    """A browser keeps what follows ``#``; what is no file is absent, as everywhere."""
+    for path in ("/viewer", "/viewer/", f"/{VIEWER}".rstrip("/")):
+        answer = client.get(path)
+        assert answer.status_code == 307
+        assert urlsplit(answer.headers["location"]).path == f"/{VIEWER}"
+    absent = client.get(f"/{VIEWER}nothing.js")
+    assert absent.status_code == 404
+    assert absent.headers["content-type"] == "application/problem+json"
 
 
 def test_the_page_runs_scripts_of_its_own_only(page: httpx.Response) -> None:
@@ -61,7 +58,7 @@ def test_all_files_of_the_page_are_there_for_good(
 ) -> None:
     """They have their types, an ETag, and names that change with what is in them."""
     types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
-    for name in names(page):
+    for name in re.findall(r'(?:src|href)="([^"]+)"', page.text):
         answer = client.get(f"/{VIEWER}{name}")
         headers = answer.headers
 
@@ -70,14 +67,6 @@ def test_all_files_of_the_page_are_there_for_good(
         assert headers["cache-control"] == "public, max-age=31536000, immutable"
         again = client.get(f"/{VIEWER}{name}", headers={"if-none-match": headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-
-
-def test_what_is_no_file_is_absent(client: httpx.Client) -> None:
-    """As everywhere."""
-    answer = client.get(f"/{VIEWER}nothing.js")
-
-    assert answer.status_code == 404
-    assert answer.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize(

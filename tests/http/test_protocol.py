@@ -97,6 +97,14 @@ def _read_answer(connection: socket.socket) -> tuple[bytes, dict[bytes, bytes], 
     return line, headers, body
 
 
+def _read_all(connection: socket.socket) -> bytes:
+    """Read until the connection ends."""
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    return received
+
+
 def _ask(port: int, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
     with _connected(port) as connection:
         connection.sendall(request)
@@ -132,59 +140,47 @@ def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
 
 
 def test_a_query_changes_nothing_but_the_way(port: int) -> None:
-    """Unknown parameters are ignored, except those that S3 clients send."""
+    """Unknown parameters are ignored, except those of S3 clients, who get errors of S3."""
     plain = _ask(port, _get("c/0/0"))
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
 
     assert _ask(port, _get("c/0/0?v=1", signed))[::2] == plain[::2]
     assert _ask(port, _get("c/0/0?acl"))[::2] == plain[::2]
     assert _ask(port, _get("c/0/0?acl", signed))[0].split()[1] == b"501"
-
-
-def test_signed_requests_get_errors_of_s3(port: int) -> None:
-    """On the short way too."""
-    _, headers, body = _ask(port, _get("nothing", b"Authorization: AWS4-HMAC-SHA256 x\r\n"))
-
+    _, headers, body = _ask(port, _get("nothing", signed))
     assert headers[b"content-type"] == b"application/xml"
     assert b"<Code>NoSuchKey</Code>" in body
 
 
-@pytest.mark.parametrize("path", [b"*", b"/"])
-def test_options_of_the_server(port: int, path: bytes) -> None:
-    """A server-wide OPTIONS is a preflight like any other."""
-    line, headers, _ = _ask(port, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
-
-    assert line.split()[1] == b"204"
-    assert b"access-control-allow-methods" in headers
-
-
-def test_repeated_preconditions_are_a_list(port: int) -> None:
-    """A tag in either of two lines is the known version."""
+def test_odd_requests(port: int) -> None:
+    """OPTIONS of the server, no HTTP, HTTP/1.0, and preconditions that are repeated: a list."""
+    for path in (b"*", b"/"):
+        line, headers, _ = _ask(port, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
+        assert line.split()[1] == b"204"
+        assert b"access-control-allow-methods" in headers
+    assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
+    with _connected(port) as connection:
+        connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
+        assert _read_all(connection).endswith(CHUNK)  # it is closed
     etag = _ask(port, _get("c/0/0"))[1][b"etag"]
     lines = b'If-None-Match: %s\r\nIf-None-Match: "other"\r\n' % etag
-
     assert _ask(port, _get("c/0/0", lines))[0].split()[1] == b"304"
 
 
-def test_connection_is_kept(port: int) -> None:
-    """One connection serves request after request."""
-    with _connected(port) as connection:
-        for key in ["c/0/0", "c/0/1", "c/9/9", "c/0/0"]:
-            connection.sendall(_get(key))
-            assert _read_answer(connection)[2] == CHUNKS.get(key) or key == "c/9/9"
-
-
 def test_pipelined_requests_are_answered_in_order(port: int) -> None:
-    """Requests sent at once, at hand or not, get their answers in their order."""
+    """A connection serves request after request, or all at once: bodies of GET are dropped."""
     keys = ["c/0/0", "c/7/7", "c/0/1", "zarr.json", "nothing", "c/0/0"]
+    statuses = [b"200", b"404", b"200", b"200", b"404", b"200"]
     with _connected(port) as connection:
         connection.sendall(b"".join(map(_get, keys)))
         answers = [_read_answer(connection) for _ in keys]
+        for key in keys:
+            connection.sendall(_get(key, b"Content-Length: 5\r\n") + b"hello")
+            answers.append(_read_answer(connection))
 
-    assert [answer[0].split()[1] for answer in answers] == [
-        b"200", b"404", b"200", b"200", b"404", b"200",
-    ]  # fmt: skip
-    assert (answers[0][2], answers[2][2], answers[5][2]) == (CHUNK, b"another", CHUNK)
+    assert [answer[0].split()[1] for answer in answers] == statuses * 2
+    assert [answers[at][2] for at in (0, 2, 5)] == [CHUNK, b"another", CHUNK]
+    assert [answer[2] for answer in answers[:6]] == [answer[2] for answer in answers[6:]]
 
 
 def test_slow_reader_gets_everything(port: int) -> None:
@@ -214,26 +210,6 @@ def test_idle_connection_is_closed(port: int) -> None:
         assert 4.5 < time.monotonic() - began_at < 8
 
 
-def test_body_of_a_get_is_dropped(port: int) -> None:
-    """A GET with a body is answered, and the next request is read after that body."""
-    with _connected(port) as connection:
-        connection.sendall(_get("c/0/0", b"Content-Length: 5\r\n") + b"hello" + _get("c/0/1"))
-
-        assert _read_answer(connection)[2] == CHUNK
-        assert _read_answer(connection)[2] == b"another"
-
-
-def test_http_1_0_is_answered_and_closed(port: int) -> None:
-    """An old client is told the end by the connection's."""
-    with _connected(port) as connection:
-        connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
-        received = b""
-        while piece := connection.recv(65536):
-            received += piece
-
-    assert received.endswith(CHUNK)
-
-
 @pytest.mark.parametrize(("sent", "is_echoed"), [(b"mine-1", True), (b"a b", False), (b"", False)])
 def test_request_ids_of_clients_are_echoed(port: int, sent: bytes, *, is_echoed: bool) -> None:
     """One that is missing, or could confuse a log, is replaced by a new one."""
@@ -242,11 +218,6 @@ def test_request_ids_of_clients_are_echoed(port: int, sent: bytes, *, is_echoed:
 
     assert (ids == {sent}) is is_echoed
     assert len(ids) == (1 if is_echoed else 2)
-
-
-def test_garbage_is_refused(port: int) -> None:
-    """Bytes that are no HTTP get 400."""
-    assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
 
 
 class _Gated(MemoryStore):
@@ -316,7 +287,7 @@ def _serving(store: _Gated) -> Generator[int]:
 
 
 def test_a_client_that_leaves_cancels_its_read() -> None:
-    """Nothing is read for a closed connection."""
+    """Nothing is read for it; a tag that is not ASCII comes back as sent, and is known again."""
     store = _Gated()
     with _serving(store) as port:
         with _connected(port) as connection:
@@ -326,6 +297,9 @@ def test_a_client_that_leaves_cancels_its_read() -> None:
         store.is_open = True
 
         assert _ask(port, _get("c/0/0"))[2] == CHUNK
+        etag = _ask(port, _get("notes"))[1][b"etag"]
+        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
+        assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
 def test_broken_off_answer_ends_the_connection() -> None:
@@ -333,64 +307,51 @@ def test_broken_off_answer_ends_the_connection() -> None:
     store = _Gated()
     with _serving(store) as port, _connected(port) as connection:
         connection.sendall(_get("c/1/1"))
-        received = b""
-        while piece := connection.recv(65536):
-            received += piece
+        received = _read_all(connection)
 
     assert b"content-length: %d" % len(LARGE) in received
     assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
 
 
-def test_etag_keeps_its_bytes() -> None:
-    """A tag that is not ASCII comes back as the store sent it, and is known again."""
-    store = _Gated()
-    with _serving(store) as port:
-        etag = _ask(port, _get("notes"))[1][b"etag"]
-        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
-
-    assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
-
-
-def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes nothing for long loses its connection, and holds nothing."""
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> _Gated:
+    """Make a store that streams, and let clients stand still for a moment only."""
     monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
     store = _Gated()
     store.is_open = store.streams_on = True
-    with _serving(store) as port, _connected(port) as connection:
+    return store
+
+
+def test_a_client_that_reads_nothing_is_disconnected(streaming: _Gated) -> None:
+    """A client that takes nothing for long loses its connection, and holds nothing."""
+    with _serving(streaming) as port, _connected(port) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(_get("c/1/0"))
 
-        assert store.ended.wait(10)
+        assert streaming.ended.wait(10)
 
 
-def test_a_client_that_reads_slowly_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected(streaming: _Gated) -> None:
     """As long as a client takes something it gets everything."""
-    monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
-    store = _Gated()
-    store.is_open = store.streams_on = True
     received = 0
-    with _serving(store) as port, _connected(port) as connection:
+    with _serving(streaming) as port, _connected(port) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.sendall(_get("c/1/1"))
         while received < len(LARGE):
             received += len(connection.recv(200_000))
             time.sleep(0.05)
 
-    assert store.ended.is_set()
+    assert streaming.ended.is_set()
 
 
-def test_answer_longer_than_announced_is_cut() -> None:
+def test_answer_longer_than_announced_is_cut(streaming: _Gated) -> None:
     """Surplus bytes of a store are not taken for another response."""
-    store = _Gated()
-    store.is_open = store.streams_on = True
-    store.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
-    with _serving(store) as port, _connected(port) as connection:
+    streaming.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
+    with _serving(streaming) as port, _connected(port) as connection:
         connection.sendall(_get("c/1/1"))
-        received = b""
-        while piece := connection.recv(65536):
-            received += piece
+        received = _read_all(connection)
 
-    assert store.surplus not in received.partition(b"\r\n\r\n")[2]
+    assert streaming.surplus not in received.partition(b"\r\n\r\n")[2]
 
 
 def test_requests_behind_one_that_waits_are_answered_in_order() -> None:

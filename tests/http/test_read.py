@@ -1,10 +1,10 @@
-"""`app.http.read`: pages of links, damaged shards, and objects uploaded as gzip."""
+"""`app.http.read` and `paths`: datasets, keys and tokens in paths, pages of links, and damage."""
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urljoin
+from urllib.parse import quote, unquote, urljoin
 
 import httpx
 import pytest
@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize
 
+from app.errors import BadKeyError
 from app.formats.listing import Name
-from app.http.paths import split_target
+from app.http.paths import quote_segment, split_target, split_token, without_token
 from app.http.read import MOST_LINKS, listing_page
 from app.http.responses import content_type
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.serving import serving
+from tests.http.taking import client_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
 
@@ -47,23 +48,17 @@ def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "expected"),
+    ("expected", "keys"),
     [
-        ("a/zarr.json", b"application/json"),
-        ("a/.zattrs", b"application/json"),
-        ("c/0/0", b"application/octet-stream"),
-        ("page.html", b"application/octet-stream"),
-        ("picture.svg", b"application/octet-stream"),
-        ("info", b"application/json"),
-        ("vol/mesh/info", b"application/json"),
-        ("vol/information", b"application/octet-stream"),
-        ("a.json/7", b"application/octet-stream"),
-        ("notes.txt", b"text/plain; charset=utf-8"),
+        (b"application/json", ("a/zarr.json", "a/.zattrs", "info", "vol/mesh/info")),
+        (b"application/octet-stream", ("c/0/0", "page.html", "picture.svg", "vol/information")),
+        (b"application/octet-stream", ("a.json/7",)),
+        (b"text/plain; charset=utf-8", ("notes.txt",)),
     ],
 )
-def test_content_type(key: str, expected: bytes) -> None:
+def test_content_type(expected: bytes, keys: tuple[str, ...]) -> None:
     """Metadata is JSON, and nothing is offered for a browser to run."""
-    assert content_type(key) == expected
+    assert {content_type(key) for key in keys} == {expected}
 
 
 def test_a_page_has_an_end() -> None:
@@ -76,9 +71,7 @@ def test_a_page_has_an_end() -> None:
 
 
 CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}
-
 """All of one shard."""
-
 NEW: Final = chunk_bytes(9)
 
 
@@ -99,7 +92,7 @@ def shard(tmp_path: Path) -> Path:
 def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
     """Serve it."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
-    with serving(Settings(datasets=datasets)) as url, httpx.Client(base_url=url) as opened:
+    with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
 
@@ -107,7 +100,7 @@ def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
 def test_damage_is_told_and_not_blessed(
     client: httpx.Client, shard: Path, body: bytes | None
 ) -> None:
-    """With a checksum made anew nobody would ever notice it."""
+    """A new checksum would hide it; the shard can be taken away as a whole, and written anew."""
     before = shard.read_bytes()
     answer = client.request("PUT" if body else "DELETE", "/em/c/0/0", content=body)
 
@@ -115,10 +108,6 @@ def test_damage_is_told_and_not_blessed(
     assert f"{shard.as_uri()}: the checksum at the end of [0, " in answer.json()["detail"]
     assert shard.read_bytes() == before
     assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
-
-
-def test_a_damaged_shard_can_be_taken_away(client: httpx.Client, shard: Path) -> None:
-    """As a whole, and be written anew."""
     assert client.delete("/em?prefix=c/").json() == {"deleted": 4}
     assert not shard.exists()
     assert client.put("/em/c/0/0", content=NEW).is_success
@@ -145,7 +134,7 @@ def test_while_metadata_are_missing_chunks_are_not_served(
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
     settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
     before = shard.read_bytes()
-    with serving(settings) as url, httpx.Client(base_url=url) as client:
+    with client_of(settings) as client:
         assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
         (tmp_path / "zarr.json").rename(tmp_path / "aside")
         for _ in range(2):
@@ -156,3 +145,119 @@ def test_while_metadata_are_missing_chunks_are_not_served(
         assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
     assert shard.read_bytes() == before
     assert [each.name for each in shard.parent.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("path", "dataset", "key"),
+    [
+        (b"/em/s0/c/0/1", "em", "s0/c/0/1"),
+        (b"/em/", "em", ""),
+        (b"/em", "em", None),
+        (b"/em/s0/", "em", "s0/"),
+        (b"/em/a%20b+c", "em", "a b+c"),
+        (b"/em/%C3%A9", "em", "é"),
+        (b"/em/7:0:0-64", "em", "7:0:0-64"),
+        (b"/em/.zattrs", "em", ".zattrs"),
+        (b"/em/..a/b..", "em", "..a/b.."),
+        (b"/em/%zz", "em", "%zz"),
+        (b"/em/@branch.dev/a", "em", "@branch.dev/a"),
+        (b"/em/@branch.a/b", "em", "@branch.a/b"),
+        (b"/em/@branch.a%2fb/c%2fd", "em", "@branch.a%2Fb/c/d"),
+        (b"/em/%40branch%2ea%2Fb/c", "em", "@branch.a%2Fb/c"),
+        (b"/em/@tag.100%25/c%25", "em", "@tag.100%25/c%"),
+        (b"/em/@tag.%252F/c", "em", "@tag.%252F/c"),
+        (b"/em/@tag.a%00%0D%0A%7f", "em", "@tag.a%00%0D%0A%7F"),
+        (b"/em/@tag.%C3%A9%20b", "em", "@tag.é b"),
+        (b"/em/@branch.%2e%2e/c", "em", "@branch.../c"),
+        (b"/em/@branch.%2F..%2F..%2Fetc/c", "em", "@branch.%2F..%2F..%2Fetc/c"),
+        (b"/em/lab/@branch.a%2Fb/c", "em", "lab/@branch.a%2Fb/c"),
+        (b"/em/@Branch.a%2Fb", "em", "@Branch.a/b"),
+    ],
+)
+def test_splits(path: bytes, dataset: str, key: str | None) -> None:
+    """The first segment names the dataset; the rest, decoded once, is the key."""
+    assert split_target(path) == (dataset, key)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/em/../etc",
+        b"/em/a/..",
+        b"/em/./a",
+        b"/em/%2e%2e/a",
+        b"/em/%2e%2e%2fa",
+        b"/em/a//b",
+        b"/em//a",
+        b"/em/a%00b",
+        b"/em/a%0d%0ab",
+        b"/em/%ff",
+        b"/em/@branch.%ff",
+        b"/em/@branch.a/../b",
+        b"/em/@branch.a/%2e%2e/b",
+        b"/em/@branch.a//b",
+        b"/em/@branch.a/b%00",
+        b"/em/@branch." + b"%2F" * 400,
+        b"/em/\xff",
+        b"/em/%C3%A9" * 200,
+        b"/em/.shardgate-uploads/0",
+        b"/em/a/c/0%2eshardgate-1",
+        b"/em/" + b"a" * 1025,
+        b"/em/" + b"a" * 100_000,
+    ],
+)
+def test_refuses(path: bytes) -> None:
+    """What could leave the root, or have two spellings, is no key."""
+    with pytest.raises(BadKeyError):
+        split_target(path)
+
+
+@pytest.mark.parametrize("spell", [quote, quote_segment])
+@given(st.lists(NAMES, min_size=1, max_size=5))
+def test_every_other_key_comes_through(spell: Callable[[str], str], segments: list[str]) -> None:
+    """A quoted key comes out as it was, or is refused for its segments, length or reserved name."""
+    key = "/".join(segments)
+    try:
+        found = split_target(f"/em/{spell(key)}".encode())
+    except BadKeyError:
+        assert {".", ".."} & set(segments) or len(key.encode()) > 1024 or ".shardgate-" in key
+    else:
+        assert found == ("em", key)
+
+
+@given(st.sampled_from(["@branch.", "@tag."]), st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
+    """However it is spelled, slashes and control characters in it are no part of the path."""
+    text = start + name
+    try:
+        dataset, key = split_target(f"/em/{quote(text, safe='')}/a".encode())
+    except BadKeyError:
+        assert len(quote(text)) > 1000
+        return
+    segment, _, rest = (key or "").partition("/")
+    assert (dataset, unquote(segment), rest) == ("em", text, "a")
+    assert split_target(f"/em/{quote_segment(segment)}/a".encode()) == (dataset, key)
+
+
+@pytest.mark.parametrize(
+    ("raw_path", "token", "rest"),
+    [
+        (b"/~abc/em/c/0", "abc", b"/em/c/0"),
+        (b"/~abc/", "abc", b"/"),
+        (b"/~abc", "abc", b""),
+        (b"/~/em", "", b"/em"),
+        (b"/~a%2Fb%3D/em/c%2F0", "a%2Fb%3D", b"/em/c%2F0"),
+        (b"/%7Eabc/em", "abc", b"/em"),
+        (b"/~abc//em", "abc", b"//em"),
+        (b"/~a/em/\xc3\xa9%20", "a", b"/em/\xc3\xa9%20"),
+    ],
+)
+def test_a_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
+    """It begins with a tilde, as no dataset does; the rest stays as it was sent, ASCII or not."""
+    scope = without_token({"raw_path": raw_path, "path": unquote(raw_path)})
+
+    assert (scope["token"], scope["raw_path"]) == (token, rest)
+    assert scope["path"] == unquote(rest)
+    assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
+    assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
+    assert split_token(rest) == (None, rest)

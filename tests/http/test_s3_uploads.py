@@ -17,7 +17,6 @@ from tests.http.taking import MAX, NEW, get, taking
 from tests.zipped import zipped
 
 NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-
 S3 = {"authorization": "AWS4-HMAC-SHA256 any"}
 
 
@@ -41,6 +40,12 @@ def put(
     """Upload a part."""
     params = {"partNumber": str(number), "uploadId": upload}
     return client.put(path, params=params, content=body, headers=S3 | headers)
+
+
+def begin(client: httpx.Client, path: str) -> tuple[str, tuple[int, str]]:
+    """Begin an upload, and upload all of it as one part."""
+    upload = create(client, path)
+    return upload, (1, put(client, path, upload, 1, NEW).headers["etag"])
 
 
 def complete(
@@ -73,11 +78,8 @@ def test_a_key_comes_in_parts(client: httpx.Client, path: str) -> None:
 
     assert before != NEW
     assert first.headers["etag"] == f'"{hashlib.md5(NEW[:5]).hexdigest()}"'  # noqa: S324
-    assert (first.status_code, first.content, first.headers["cache-control"]) == (
-        200,
-        b"",
-        "no-store",
-    )
+    assert (first.status_code, first.content) == (200, b"")
+    assert first.headers["cache-control"] == "no-store"
     told = {each.tag.removeprefix(NS): each.text for each in ET.fromstring(done.content)}
     got = client.get(path)
     assert got.content == NEW
@@ -128,14 +130,11 @@ def test_gzip_is_told_at_the_beginning(client: httpx.Client) -> None:
 def test_conditions_are_of_the_completion(client: httpx.Client) -> None:
     """The key is looked at when it is written."""
     etag = client.put("/any/there", content=b"1").headers["etag"]
-    upload = create(client, "/any/there")
-    part = (1, put(client, "/any/there", upload, 1, NEW).headers["etag"])
+    upload, part = begin(client, "/any/there")
 
     for headers in ({"if-none-match": "*"}, {"if-match": '"x"'}):
-        assert code(complete(client, "/any/there", upload, part, **headers)) == (
-            412,
-            "PreconditionFailed",
-        )
+        refused = complete(client, "/any/there", upload, part, **headers)
+        assert code(refused) == (412, "PreconditionFailed")
     assert get(client, "/any/there") == b"1"
     assert complete(client, "/any/there", upload, part, **{"if-match": etag}).status_code == 200
     assert get(client, "/any/there") == NEW
@@ -157,17 +156,15 @@ def test_checksums_beside_the_list_are_of_the_whole(
 ) -> None:
     """Content-MD5 is of the list itself."""
     client.delete("/any/whole")
-    upload = create(client, "/any/whole")
-    part = (1, put(client, "/any/whole", upload, 1, NEW).headers["etag"])
+    upload, part = begin(client, "/any/whole")
 
     assert complete(client, "/any/whole", upload, part, **headers).status_code == status
     assert get(client, "/any/whole") == (NEW if status == 200 else None)
 
 
 def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
-    """Clients act on the code."""
-    upload = create(client, "/any/wrong")
-    part = (1, put(client, "/any/wrong", upload, 1, NEW).headers["etag"])
+    """So are parts too large together; of an upload that is given up the key is never there."""
+    upload, part = begin(client, "/any/wrong")
     other = create(client, "/any/other")
 
     def completed(*parts: tuple[int, str]) -> tuple[int, str | None]:
@@ -186,31 +183,16 @@ def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
     assert completed((2, part[1])) == (400, "InvalidPart")
     assert completed(part, part) == (400, "InvalidPartOrder")
     assert completed() == (400, "InvalidRequest")
-    assert get(client, "/any/wrong") is None
-
-
-def test_parts_that_are_too_large_together(client: httpx.Client) -> None:
-    """The one that goes over the bound is refused, and so is the whole."""
-    upload = create(client, "/any/large")
-    parts = [
-        (n, put(client, "/any/large", upload, n, bytes([n]) * (MAX - 1)).headers.get("etag", ""))
-        for n in (1, 2)
+    large = [
+        (n, put(client, "/any/other", other, n, bytes([n]) * size).headers.get("etag", ""))
+        for n, size in ((1, MAX - 1), (2, MAX - 1), (3, 2))
     ]
-    small = put(client, "/any/large", upload, 3, b"12").headers["etag"]
-
-    assert parts[1][1] == ""
-    done = complete(client, "/any/large", upload, parts[0], (3, small))
-    assert code(done) == (413, "EntityTooLarge")
-
-
-def test_an_upload_is_given_up(client: httpx.Client) -> None:
-    """The key is never there."""
-    upload = create(client, "/any/aborted")
-    part = (1, put(client, "/any/aborted", upload, 1, NEW).headers["etag"])
-
-    assert client.delete("/any/aborted", params={"uploadId": upload}).status_code == 204
-    assert code(complete(client, "/any/aborted", upload, part)) == (404, "NoSuchUpload")
-    assert get(client, "/any/aborted") is None
+    assert [etag == "" for _, etag in large] == [False, True, False]
+    whole = complete(client, "/any/other", other, large[0], large[2])
+    assert code(whole) == (413, "EntityTooLarge")
+    assert client.delete("/any/wrong", params={"uploadId": upload}).status_code == 204
+    assert completed(part) == (404, "NoSuchUpload")
+    assert get(client, "/any/wrong") is None
 
 
 @pytest.mark.parametrize(
@@ -232,8 +214,7 @@ def test_uploads_that_can_come_to_nothing_are_not_begun(
 
 def test_a_completion_that_was_not_heard_of_is_repeated(client: httpx.Client) -> None:
     """It is told again what it was told."""
-    upload = create(client, "/any/again")
-    part = (1, put(client, "/any/again", upload, 1, NEW).headers["etag"])
+    upload, part = begin(client, "/any/again")
     told = [
         complete(client, "/any/again", upload, part, **{"if-none-match": "*"}) for _ in range(2)
     ]
@@ -245,26 +226,25 @@ def test_a_completion_that_was_not_heard_of_is_repeated(client: httpx.Client) ->
 def test_pages_may_upload(client: httpx.Client) -> None:
     """They are allowed to POST what is a step of an upload."""
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    for query in ("uploads", "uploadId=u"):
-        told = client.options(f"/any/a?{query}", headers=asked).headers
-        assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, POST, OPTIONS"
-    told = client.options("/fixed/a?uploads", headers=asked).headers
-    assert told["access-control-allow-methods"] == "GET, HEAD, OPTIONS"
+    for path, methods in (
+        ("/any/a?uploads", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/any/a?uploadId=u", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/fixed/a?uploads", "GET, HEAD, OPTIONS"),
+    ):
+        told = client.options(path, headers=asked).headers
+        assert told["access-control-allow-methods"] == methods
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_parts_are_no_keys(client: httpx.Client, method: str) -> None:
+def test_parts_are_no_keys(client: httpx.Client) -> None:
     """Nobody reads or writes them but by the upload."""
-    upload = create(client, "/any/hidden")
-    path = f"/any/.shardgate-uploads/{upload}.upload"
+    path = f"/any/.shardgate-uploads/{create(client, '/any/hidden')}.upload"
 
-    assert client.request(method, path, content=b"").status_code == 400
-    listed = client.get("/any?list-type=2").text
-    assert "shardgate-" not in listed
+    for method in ("GET", "PUT", "DELETE"):
+        assert client.request(method, path, content=b"").status_code == 400
+    assert "shardgate-" not in client.get("/any?list-type=2").text
 
 
 A = "a" * 32
-
 B = "b" * 32
 
 
@@ -289,8 +269,11 @@ def listing(inside: str, start: str = "") -> bytes:
 )
 @pytest.mark.parametrize("start", ["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'])
 def test_parts(inside: str, start: str) -> None:
-    """With or without quotes, checksums and the namespace."""
+    """With or without quotes, checksums and the namespace, from one to ten thousand as in S3."""
     assert parse_parts(listing(inside, start)) == [(1, A), (3, B)]
+    assert [parse_part_number(text) for text in ("1", "10000")] == [1, 10_000]
+    for text in ("0", "10001", "", "-1", "1.0", " 1"):
+        assert parse_part_number(text) is None
 
 
 @pytest.mark.parametrize(
@@ -318,13 +301,3 @@ def test_anything_else_is_refused(inside: str, error: type[Exception]) -> None:
     """Other elements, numbers and ETags, and parts in another order."""
     with pytest.raises(error):
         parse_parts(listing(inside))
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1", 1), ("10000", 10_000), ("0", None), ("10001", None), ("", None), ("-1", None),
-     ("1.0", None), (" 1", None)],
-)  # fmt: skip
-def test_numbers(text: str, number: int | None) -> None:
-    """From one to ten thousand, as in S3."""
-    assert parse_part_number(text) == number

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi import Request
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError
@@ -71,23 +71,22 @@ def address(token: str | None = None, *, has_viewer: bool = True, **headers: str
         ({"host": "[::1]:80"}, "http://[::1]:80"),
         ({"host": "lab.example", "x_forwarded_proto": "https"}, "https://lab.example"),
         ({"host": "lab.example", "x_forwarded_proto": "javascript"}, "http://lab.example"),
-        ({"host": 'x"><script>'}, "http://10.0.0.7:8000"),
-        ({"host": "lab.example/path"}, "http://10.0.0.7:8000"),
-        ({"host": "user@lab.example"}, "http://10.0.0.7:8000"),
+        *(
+            ({"host": host}, "http://10.0.0.7:8000")
+            for host in ('x"><script>', "lab.example/path", "user@lab.example")
+        ),
         ({}, "http://10.0.0.7:8000"),
     ],
 )
 def test_base(headers: dict[str, Any], expected: str) -> None:
-    """Snippets name the host as the browser does, if that is one."""
+    """Snippets name the host as the browser does, if that is one, and what lies below a token.
+
+    The viewer, which needs none, is not below it.
+    """
+    below = address("ab%2Fc", **headers)
+
     assert address(**headers).base == expected
-
-
-def test_a_token_stays_in_the_path() -> None:
-    """What lies below a token is told below it; the viewer, which needs none, is not."""
-    found = address("ab%2Fc", host="lab.example")
-
-    assert found.base == "http://lab.example/~ab%2Fc"
-    assert found.viewer == f"../{VIEWER}"
+    assert (below.base, below.viewer) == (f"{expected}/~ab%2Fc", f"../{VIEWER}")
 
 
 @pytest.mark.parametrize(
@@ -127,29 +126,21 @@ async def test_watches_the_caches_and_what_is_answered() -> None:
 
 
 async def test_what_was_seen_is_kept_for_a_while() -> None:
-    """Views of the page cost no reads until then."""
-    clock, store = Clock(), filled(WatchedStore(), a=ARRAY)
-    opened = reading(store, ttl_s=0)
+    """Views of the page cost no reads until then, and a crowd costs as much as one."""
+    clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
+    opened, crowd = reading(store, ttl_s=0), reading(crowded, ttl_s=0)
     glances = OverviewCache(opened.resolver, clock=clock)
     first = await glances.read_all([opened.dataset])
     reads = len(store.calls)
+    many = OverviewCache(crowd.resolver)
+    await asyncio.gather(*(many.read_all([crowd.dataset]) for _ in range(20)))
+    assert crowded.calls == store.calls
 
     assert await glances.read_all([opened.dataset]) == first
     assert len(store.calls) == reads
     clock.now += 30
     assert await glances.read_all([opened.dataset]) == first
     assert len(store.calls) > reads
-
-
-async def test_all_who_ask_at_once_share_a_look() -> None:
-    """A crowd costs as much as one."""
-    alone, crowd = filled(WatchedStore(), a=ARRAY), filled(WatchedStore(), a=ARRAY)
-    for store, views in ((alone, 1), (crowd, 20)):
-        opened = reading(store, ttl_s=0)
-        glances = OverviewCache(opened.resolver)
-        await asyncio.gather(*(glances.read_all([opened.dataset]) for _ in range(views)))
-
-    assert crowd.calls == alone.calls
 
 
 async def test_datasets_are_looked_at_together() -> None:
@@ -206,7 +197,7 @@ async def show(
 
 
 async def test_figures_are_for_who_may_watch() -> None:
-    """Others see neither those nor a script that asks for them."""
+    """Others see neither those, alone either, nor a script; who may see nothing is told so."""
     shown, links = await show("em")
     hidden, fewer = await show("em", watchers=())
 
@@ -214,23 +205,10 @@ async def test_figures_are_for_who_may_watch() -> None:
     assert "Running for" not in hidden
     assert "<script" not in hidden
     assert set(links) - set(fewer) == {"./metrics"}
-
-
-async def test_figures_that_one_may_not_see_do_not_come_alone_either() -> None:
-    """The answer is empty."""
-    opened = reading(MemoryStore())
-    page = StartPage(
-        Datasets({}, ()), OverviewCache(opened.resolver), lambda: FIGURES, has_viewer=True
-    )
-
+    overview = OverviewCache(reading(MemoryStore()).resolver)
+    page = StartPage(Datasets({}, ()), overview, lambda: FIGURES, has_viewer=True)
     assert (await page(request(query=b"figures"))).body == b""
-
-
-async def test_who_may_see_nothing_is_told_so() -> None:
-    """The page is there all the same."""
-    text, _ = await show()
-
-    assert "There is no dataset that you may see." in text
+    assert b"There is no dataset that you may see." in (await page(request())).body
 
 
 async def test_a_token_goes_along() -> None:
@@ -252,36 +230,22 @@ async def test_of_very_many_datasets_the_first_are_shown() -> None:
     assert "And 3 more" in text
 
 
-async def test_where_no_viewer_can_read() -> None:
-    """The page says why there are no links to one."""
-    text, links = await show("em", has_viewer=False)
+async def test_where_the_public_viewer_can_read() -> None:
+    """The links lead there; where no viewer can read, the page says why there are none."""
+    text, links = await show("em", asked=request(host="localhost:8000"), has_viewer=False)
+    assert "shardgate[viewer]" not in text
+    assert [link for link in links if link.startswith("https://neuroglancer-demo.appspot.com/#!")]
 
+    text, links = await show("em", has_viewer=False)
     assert "shardgate[viewer]" in text
     assert not [link for link in links if "#!" in link]
 
 
-async def test_where_the_public_viewer_can_read() -> None:
-    """The links lead there."""
-    text, links = await show("em", asked=request(host="localhost:8000"), has_viewer=False)
-
-    assert "shardgate[viewer]" not in text
-    assert [link for link in links if link.startswith("https://neuroglancer-demo.appspot.com/#!")]
-
-
 LEVEL = Description("s0", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3))
-
 GROUP = GroupSummary("", is_consolidated=True)
-
 S0 = CollectionSummary("s0", "s0", "s0", GROUP, LEVEL)
-
 URL = "http://host/em"
-
 DAMAGED = DamagedError(ObjectRef("memory://b", "k"), "it is torn")
-
-
-def titles(*seen: CollectionSummary) -> list[str]:
-    """Name the snippets for *seen*."""
-    return [snippet.title for snippet in make_snippets(URL, seen)]
 
 
 def level(name: str, **more: Any) -> CollectionSummary:
@@ -289,46 +253,35 @@ def level(name: str, **more: Any) -> CollectionSummary:
     return CollectionSummary(name, name, name, GROUP, replace(LEVEL, **more))
 
 
-def xarray(*seen: CollectionSummary) -> str:
-    """Give the snippet for xarray."""
-    return dict(make_snippets(URL, seen))["xarray"]
+UNNAMED = replace(LEVEL, dimension_names=None)
+WAYS = ["curl", "zarr-python", "TensorStore"]
 
 
 def test_levels_of_other_sizes_are_left_out() -> None:
     """Only what goes together is opened."""
-    code = xarray(S0, level("s1", shape=(2, 3)), level("mask"))
+    code = dict(make_snippets(URL, (S0, level("s1", shape=(2, 3)), level("mask"))))["xarray"]
 
     assert 'xarray.open_zarr("http://host/em", consolidated=True, drop_variables=["s1"])' in code
 
 
 @pytest.mark.parametrize(
-    "seen",
+    ("seen", "titles"),
     [
-        level("s0", dimension_names=None),
-        level("s0", dimension_names=("y", None)),
-        level("s0", dimension_names=("x", "x")),
-        CollectionSummary("", "", "", None, LEVEL),
+        ([level("s0", dimension_names=None)], WAYS),
+        ([level("s0", dimension_names=("y", None))], WAYS),
+        ([level("s0", dimension_names=("x", "x"))], WAYS),
+        ([CollectionSummary("", "", "", None, LEVEL)], WAYS),
+        ([S0, level("other", dimension_names=None)], WAYS),
+        (
+            [S0, CollectionSummary("g/a", "g/a", "g/a", GroupSummary("g"), UNNAMED)],
+            [*WAYS[:2], "xarray", WAYS[2]],
+        ),
+        ([CollectionSummary("a", "a", None, None, DAMAGED)], []),
     ],
 )
-def test_xarray_needs_names_and_a_group(seen: CollectionSummary) -> None:
-    """It opens no array without names for the dimensions, and none that is in no group."""
-    assert titles(seen) == ["curl", "zarr-python", "TensorStore"]
-
-
-def test_one_array_without_names_spoils_its_group() -> None:
-    """All arrays of a group are looked at, those that are left out too."""
-    assert "xarray" not in titles(S0, level("other", dimension_names=None))
-    unnamed = replace(LEVEL, dimension_names=None)
-    elsewhere = CollectionSummary("g/a", "g/a", "g/a", GroupSummary("g"), unnamed)
-    assert "xarray" in titles(S0, elsewhere)
-
-
-def test_what_is_damaged_is_not_offered() -> None:
-    """The first that is sound is."""
-    damaged = CollectionSummary("a", "a", None, None, DAMAGED)
-
-    assert titles(damaged) == []
-    assert make_snippets(URL, [damaged, S0])[0].code == f"curl -sS {URL}/s0/zarr.json"
+def test_xarray_needs_names_and_a_group(seen: list[CollectionSummary], titles: list[str]) -> None:
+    """One array without names for its dimensions spoils its group; what is damaged has no way."""
+    assert [snippet.title for snippet in make_snippets(URL, seen)] == titles
 
 
 def test_a_name_cannot_leave_its_quotes() -> None:
@@ -347,85 +300,62 @@ def test_a_name_cannot_leave_its_quotes() -> None:
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (S0, "s0/zarr.json"),
-        (replace(S0, path="", container="", node=""), "zarr.json"),
-        (replace(S0, node="@branch.main/s0"), "@branch.main/s0/zarr.json"),
-        (CollectionSummary("v/8", "v", None, None, replace(LEVEL, format="precomputed")), "v/info"),
-        (CollectionSummary("draft/a", "draft", None, None, LEVEL), "draft/zarr.json"),
+        ([S0], "s0/zarr.json"),
+        ([CollectionSummary("a", "a", None, None, DAMAGED), S0], "s0/zarr.json"),
+        ([replace(S0, path="", container="", node="")], "zarr.json"),
+        ([replace(S0, node="@branch.main/s0")], "@branch.main/s0/zarr.json"),
+        (
+            [CollectionSummary("v/8", "v", None, None, replace(LEVEL, format="precomputed"))],
+            "v/info",
+        ),
+        ([CollectionSummary("draft/a", "draft", None, None, LEVEL)], "draft/zarr.json"),
     ],
 )
-def test_curl_reads_the_document(seen: CollectionSummary, expected: str) -> None:
-    """It describes the collection, or its container."""
-    assert make_snippets(URL, [seen])[0].code == f"curl -sS {URL}/{expected}"
+def test_curl_reads_the_document(seen: list[CollectionSummary], expected: str) -> None:
+    """It describes the first sound collection, or its container."""
+    assert make_snippets(URL, seen)[0].code == f"curl -sS {URL}/{expected}"
 
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 @given(st.text(st.characters(), max_size=300))
+@example("plain é🧊 שלום")
 def test_text_is_visible_and_can_be_sent(text: str) -> None:
-    """Nothing turns lines around, ends them, or has no bytes, as half a surrogate pair."""
+    """Nothing turns lines around, ends them, or has no bytes; letters of all scripts stay."""
     shown = visible(text)
 
     assert shown.isprintable()
     assert shown.encode().decode() == shown
+    assert shown == text or not text.isprintable() or len(text) > 200
+    for odd in ("\n", "\u202e", "\ud800", "\x1b"):
+        assert visible(f"a{odd}b") == "a" + odd.encode("unicode_escape").decode() + "b"
+    assert visible("a" * 201) == "a" * 200 + "…"
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("shown", "expected"),
     [
-        ("plain é🧊 שלום", "plain é🧊 שלום"),
-        ("two\nlines", "two\\nlines"),
-        ("\u202etxt.exe", "\\u202etxt.exe"),
-        ("\ud800", "\\ud800"),
-        ("\x1b[2J", "\\x1b[2J"),
-        ("a" * 201, "a" * 200 + "…"),
+        (format_shape(None), ""),
+        (format_shape(()), "scalar"),
+        (format_shape((0,)), "0"),
+        (format_shape((3, 2)), f"3{TIMES}2"),
+        (format_shape((1,) * 13), TIMES.join(["1"] * 12 + ["…"])),
+        (format_nbytes(0), "0 bytes"),
+        (format_nbytes(1023), "1023 bytes"),
+        (format_nbytes(1024), "1.0 KiB"),
+        (format_nbytes(3 * 2**20), "3.0 MiB"),
+        (format_nbytes(2**60), "1024.0 PiB"),
+        (format_seconds(0.9), "0 s"),
+        (format_seconds(61), "1 min 1 s"),
+        (format_seconds(3600), "1 h 0 min"),
+        (format_seconds(90_000), "1 d 1 h"),
+        (quote_key("@branch.a%2Fb/x y/100%/#"), "@branch.a%2Fb/x%20y/100%25/%23"),
     ],
 )
-def test_visible(text: str, expected: str) -> None:
-    """Letters of all scripts stay as they are, and what is none is written out."""
-    assert visible(text) == expected
+def test_numbers_and_paths(shown: str, expected: str) -> None:
+    """Long shapes are cut, the unit is the largest that fits, two units of time are enough.
 
-
-def test_a_path_is_spelled_by_segments() -> None:
-    """The names of refs keep what is encoded in them; the rest is encoded once."""
-    assert quote_key("@branch.a%2Fb/x y/100%/#") == "@branch.a%2Fb/x%20y/100%25/%23"
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        (None, ""),
-        ((), "scalar"),
-        ((0,), "0"),
-        ((3, 2), f"3{TIMES}2"),
-        ((1,) * 13, TIMES.join(["1"] * 12 + ["…"])),
-    ],
-)
-def test_shape(shape: tuple[int, ...] | None, expected: str) -> None:
-    """Shapes of many dimensions are cut."""
-    assert format_shape(shape) == expected
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "expected"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (3 * 2**20, "3.0 MiB"),
-        (2**60, "1024.0 PiB"),
-    ],
-)
-def test_nbytes(nbytes: int, expected: str) -> None:
-    """The unit is the largest that fits."""
-    assert format_nbytes(nbytes) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0.9, "0 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (90_000, "1 d 1 h")],
-)
-def test_seconds(seconds: float, expected: str) -> None:
-    """Two units are enough."""
-    assert format_seconds(seconds) == expected
+    The names of refs in a path keep what is encoded in them; the rest is encoded once.
+    """
+    assert shown == expected

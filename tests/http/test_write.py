@@ -1,4 +1,7 @@
-"""`app.http.write`: bodies on sockets, preconditions, and errors in plain words."""
+"""`app.http.write`: bodies on sockets, preconditions, and errors in plain words.
+
+Writes through the names of shard objects lose no chunk.
+"""
 
 import base64
 import json
@@ -7,11 +10,16 @@ import socket
 import time
 import zlib
 from collections.abc import Generator
+from typing import Final, NamedTuple
 
 import httpx
 import pytest
 
-from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from app.settings import DatasetSettings, Settings
+from tests.formats.case import Case
+from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.formats.zarr.case import CASES as ZARR
+from tests.http.taking import CHUNKS, MAX, NEW, client_of, get, taking, wire
 from tests.zipped import zipped
 
 
@@ -71,7 +79,9 @@ def test_preconditions(client: httpx.Client, path: str) -> None:
     ],
 )
 def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path: str) -> None:
-    """405 names the methods that there are, which OPTIONS names too."""
+    """405 names the methods that there are (RFC 9110 §15.5.6), which OPTIONS names too."""
+    ours = client.put("/", content=b"x")
+    assert (ours.status_code, ours.headers["allow"]) == (405, "GET")
     answer = client.request(method, path, content=b"x")
     preflight = client.options(path)
 
@@ -80,21 +90,6 @@ def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path
     assert answer.headers["allow"] == preflight.headers["allow"]
     assert preflight.headers["access-control-allow-methods"] == preflight.headers["allow"]
     assert get(client, "/fixed/c/0/0") == CHUNKS["c/0/0"]
-
-
-def test_pages_may_write(client: httpx.Client) -> None:
-    """Browsers are told which methods and headers may be sent."""
-    asked = {
-        "origin": "https://a.example",
-        "access-control-request-method": "PUT",
-        "access-control-request-headers": "content-type, x-amz-content-sha256,x-bad header",
-    }
-    told = client.options("/em/c/0/0", headers=asked).headers
-
-    assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, OPTIONS"
-    allowed = told["access-control-allow-headers"].split(", ")
-    assert {"If-Match", "If-None-Match", "Content-Encoding", "x-amz-content-sha256"} < set(allowed)
-    assert not any("bad" in name for name in allowed)
 
 
 def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None:
@@ -109,19 +104,14 @@ def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None
 
 
 def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
-    """Who waits for it gets it, and may say more afterwards."""
+    """Who waits for it may say more afterwards; for an empty file too, but not in HTTP/1.0."""
+    head = "PUT /any/a HTTP/1.%d\nContent-Length: 0\nExpect: 100-continue"
     with wire(client) as line:
         for _ in range(2):
             line.say("PUT /any/a HTTP/1.1\nContent-Length: 3\nExpect: 100-continue")
             assert line.hear()[0] == 100
             line.connection.sendall(b"abc")
             assert line.hear()[0] == 200
-
-
-def test_leave_is_given_to_send_nothing(client: httpx.Client) -> None:
-    """A client waits for it before an empty file as well; in HTTP/1.0 there is no such answer."""
-    head = "PUT /any/a HTTP/1.%d\nContent-Length: 0\nExpect: 100-continue"
-    with wire(client) as line:
         line.say(head % 1)
         line.say(head % 1)
         assert [line.hear()[0] for _ in range(4)] == [100, 200, 100, 200]
@@ -147,21 +137,18 @@ def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, sta
         assert (answer[0], answer[1]["connection"]) == (status, "close")
 
 
-@pytest.mark.parametrize(
-    "head",
-    ["PUT /any/long HTTP/1.1", "PUT /any/long HTTP/1.1\nTransfer-Encoding: chunked"],
-)
-def test_a_length_is_demanded(client: httpx.Client, head: str) -> None:
+@pytest.mark.parametrize("more", ["", "\nTransfer-Encoding: chunked"])
+def test_a_length_is_demanded(client: httpx.Client, more: str) -> None:
     """Also of who would send the body in chunks."""
     with wire(client) as line:
-        line.say(head, b"0\r\n\r\n" if "chunked" in head else b"")
+        line.say(f"PUT /any/long HTTP/1.1{more}", b"0\r\n\r\n" if more else b"")
 
         assert line.hear()[0] == 411
         assert get(client, "/any/long") is None
 
 
 def test_who_stops_sending_is_told(client: httpx.Client) -> None:
-    """After a silence; nothing is written."""
+    """After a silence; nothing is written, nor by who leaves: half a body is none."""
     with wire(client) as line:
         line.say("PUT /any/silent HTTP/1.1\nContent-Length: 10", b"12345")
         began_at = time.monotonic()
@@ -171,6 +158,10 @@ def test_who_stops_sending_is_told(client: httpx.Client) -> None:
         assert 0.8 < time.monotonic() - began_at < 4
         assert line.hears_the_end()
     assert get(client, "/any/silent") is None
+    with wire(client) as line:
+        line.say("PUT /any/left HTTP/1.1\nContent-Length: 10", b"12345")
+    time.sleep(0.2)
+    assert get(client, "/any/left") is None
 
 
 def test_who_sends_slowly_is_told(client: httpx.Client) -> None:
@@ -192,17 +183,8 @@ def test_who_sends_slowly_is_told(client: httpx.Client) -> None:
     assert get(client, "/any/slow") is None
 
 
-def test_who_leaves_writes_nothing(client: httpx.Client) -> None:
-    """Half a body is none."""
-    with wire(client) as line:
-        line.say("PUT /any/left HTTP/1.1\nContent-Length: 10", b"12345")
-    time.sleep(0.2)
-
-    assert get(client, "/any/left") is None
-
-
 def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
-    """Requests follow one another, also those whose body was read and refused."""
+    """Requests follow one another, also refused ones, or come at once: answers are in order."""
     with wire(client) as line:
         for head, body, status in (
             ("PUT /any/k HTTP/1.1\nContent-Length: 2", b"ab", 200),
@@ -217,15 +199,9 @@ def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
 
             assert found == status
             assert "connection" not in headers
-
-
-def test_writes_may_be_sent_one_behind_the_other(client: httpx.Client) -> None:
-    """Without waiting for answers, which come in order."""
-    with wire(client) as line:
         for number in range(3):
             line.say("PUT /any/p HTTP/1.1\nContent-Length: 1", b"%d" % number)
         line.say("GET /any/p HTTP/1.1")
-
         assert [line.hear()[0] for _ in range(3)] == [200] * 3
         assert line.hear()[2] == b"2"
 
@@ -274,7 +250,7 @@ def test_frames_of_s3_are_taken_off(
     status: int,
     is_chunked: bool,  # noqa: FBT001
 ) -> None:
-    """And what they say of the body is checked; over TLS boto3 sends no other length."""
+    """What they say is checked, and bounded by its length; over TLS boto3 sends no other."""
     client.delete("/any/framed")
     headers = {
         "content-encoding": "aws-chunked",
@@ -286,41 +262,25 @@ def test_frames_of_s3_are_taken_off(
     content = iter([body[:3], body[3:]]) if is_chunked else body
     assert client.put("/any/framed", content=content, headers=headers).status_code == status
     assert get(client, "/any/framed") == (NEW if status == 200 else None)
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ({}, 411),
-        ({"x-amz-decoded-content-length": str(MAX + 1)}, 413),
-        ({"x-amz-decoded-content-length": "9" * 5000}, 411),
-    ],
-)
-def test_frames_need_the_length_of_what_is_in_them(
-    client: httpx.Client, told: dict[str, str], status: int
-) -> None:
-    """It is that which is bounded."""
-    headers = {"content-encoding": "aws-chunked", **told}
-
-    assert client.put("/any/framed", content=b"", headers=headers).status_code == status
+    for length, refused in ((None, 411), (str(MAX + 1), 413), ("9" * 5000, 411)):
+        told = {} if length is None else {"x-amz-decoded-content-length": length}
+        told["content-encoding"] = "aws-chunked"
+        assert client.put("/any/framed", content=b"", headers=told).status_code == refused
 
 
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
         ("PUT", "/em/c/0/0?acl", {}),
-        ("PUT", "/em/c/0/0?partNumber=1", {}),
-        ("PUT", "/em/c/0/0", {"x-amz-tagging": "a=b"}),
-        ("PUT", "/em/c/0/0", {"x-amz-acl": "public-read"}),
         ("PUT", "/em/c/0/0?x-amz-acl=public-read", {}),
         ("POST", "/em/c/0/0?uploads", {"x-amz-grant-read": 'id="a"'}),
-        ("POST", "/em/c/0/0?uploads", {"x-amz-object-lock-mode": "COMPLIANCE"}),
         ("POST", "/em?uploads", {}),
         ("DELETE", "/em/c/0/0?versionId=v", {}),
         ("DELETE", "/em/c/0/0", {"if-unmodified-since": "Thu, 01 Jan 1970 00:00:00 GMT"}),
-        ("DELETE", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
-        ("DELETE", "/em/", {"authorization": "AWS4-HMAC-SHA256 x"}),
-        ("POST", "/em", {"authorization": "AWS4-HMAC-SHA256 x"}),
+        *(
+            (method, path, {"authorization": "AWS4-HMAC-SHA256 x"})
+            for method, path in (("DELETE", "/em"), ("DELETE", "/em/"), ("POST", "/em"))
+        ),
     ],
 )
 def test_what_only_s3_has_is_refused_by_name(
@@ -334,48 +294,45 @@ def test_what_only_s3_has_is_refused_by_name(
     assert get(client, "/em/c/0/0") == before
 
 
-def test_folders_of_s3_clients_are_nothing(client: httpx.Client) -> None:
-    """A key with a slash at its end holds nothing, and taking it away takes nothing away."""
-    client.put("/any/folder/a", content=NEW)
+def test_pages_may_write(client: httpx.Client) -> None:
+    """Browsers are told which methods and headers may be sent, and may read all answers."""
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "PUT",
+        "access-control-request-headers": "content-type, x-amz-content-sha256,x-bad header",
+    }
+    told = client.options("/em/c/0/0", headers=asked).headers
+    allowed = told["access-control-allow-headers"].split(", ")
 
-    assert client.put("/any/folder/", content=b"").status_code == 200
-    assert client.put("/any/folder/", content=b"x").status_code == 400
-    assert client.delete("/any/folder/").status_code == 204
-    assert get(client, "/any/folder/a") == NEW
-
-
-def test_answers_to_writes_carry_what_all_answers_do(client: httpx.Client) -> None:
-    """The request's id, and leave for pages to read them."""
-    headers = {"x-request-id": "mine"}
-    for answer in (
-        client.put("/any/a", content=b"a", headers=headers),
-        client.put("/fixed/a", content=b"a", headers=headers),
-        client.delete("/any/a", headers=headers),
-    ):
-        assert answer.headers["x-request-id"] == "mine"
-        assert answer.headers["access-control-allow-origin"] == "*"
-        assert answer.headers["cache-control"] == "no-store"
+    assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, OPTIONS"
+    assert {"If-Match", "If-None-Match", "Content-Encoding", "x-amz-content-sha256"} < set(allowed)
+    assert not any("bad" in name for name in allowed)
+    for method, path in (("PUT", "/any/a"), ("PUT", "/fixed/a"), ("DELETE", "/any/a")):
+        headers = client.request(method, path, headers={"x-request-id": "mine"}).headers
+        assert headers["x-request-id"] == "mine"
+        assert headers["access-control-allow-origin"] == "*"
+        assert headers["cache-control"] == "no-store"
 
 
-def test_everything_below_a_prefix_is_taken_away(client: httpx.Client) -> None:
-    """And nothing beside it."""
-    for key in ("tree/a/1", "tree/a/2/3", "tree/ab"):
+def test_a_prefix_is_a_folder(client: httpx.Client) -> None:
+    """All below it is taken away, but not by a key with a slash at its end: that holds nothing."""
+    for key in ("tree/a/1", "tree/a/2/3", "tree/ab", "kept"):
         client.put(f"/any/{key}", content=NEW)
     answer = client.delete("/any", params={"prefix": "tree/a/"})
 
     assert (answer.status_code, answer.json()) == (200, {"deleted": 2})
     assert get(client, "/any/tree/ab") == NEW
     assert get(client, "/any/tree/a/1") is None
-
-
-@pytest.mark.parametrize("query", ["prefix=", "prefix=a", "prefix=/", "prefix=../", "prefix=%ff/"])
-def test_a_prefix_is_a_folder(client: httpx.Client, query: str) -> None:
-    """Neither everything nor the beginning of a name can be taken away."""
-    client.put("/any/kept", content=NEW)
-
-    assert client.delete(f"/any?{query}").status_code == 400
-    assert client.delete("/any/kept?prefix=kept/").status_code == 400
+    for path in (
+        *(f"/any?prefix={prefix}" for prefix in ("", "k", "/", "../", "%ff/")),
+        "/any/kept?prefix=kept/",
+    ):
+        assert client.delete(path).status_code == 400
     assert get(client, "/any/kept") == NEW
+    assert client.put("/any/tree/", content=b"").status_code == 200
+    assert client.put("/any/tree/", content=b"x").status_code == 400
+    assert client.delete("/any/tree/").status_code == 204
+    assert get(client, "/any/tree/ab") == NEW
 
 
 def test_a_part_of_an_array_is_taken_away(client: httpx.Client) -> None:
@@ -392,7 +349,6 @@ def test_a_part_of_an_array_is_taken_away(client: httpx.Client) -> None:
 
 
 CHUNK = "/em/c/0/0"
-
 UNMET = r"c/0/0: the inner chunk of the shard file://\S+/em/c/0/0 is not as the request demands"
 
 
@@ -454,27 +410,96 @@ def test_a_mistake_is_named(
 def test_a_header_that_is_not_met_is_named(
     client: httpx.Client, headers: dict[str, str], status: int, detail: str
 ) -> None:
-    """The chunk stays as it was."""
+    """The chunk stays as it was; metadata that would misread it are refused with what to do."""
     client.put(CHUNK, content=NEW[::-1])
     answer = client.put(CHUNK, content=NEW, headers=headers)
 
     assert answer.status_code == status
     assert re.fullmatch(detail, answer.json()["detail"])
     assert get(client, CHUNK) == NEW[::-1]
-
-
-def test_metadata_that_would_misread_chunks_are_refused(client: httpx.Client) -> None:
-    """With the member that is wrong, and what to do."""
     document = client.get("/em/zarr.json").json() | {"fill_value": 7}
-    answer = client.put("/em/zarr.json", content=json.dumps(document))
+    misread = client.put("/em/zarr.json", content=json.dumps(document))
+    assert misread.status_code == 409
+    assert misread.json()["detail"].startswith("fill_value cannot change: ")
+    assert "delete it with all its chunks first" in misread.json()["detail"]
 
-    assert answer.status_code == 409
-    assert answer.json()["detail"].startswith("fill_value cannot change: ")
-    assert "delete it with all its chunks first" in answer.json()["detail"]
+
+CASES: Final = [*PRECOMPUTED, *ZARR]
 
 
-def test_what_is_ours_names_its_methods(client: httpx.Client) -> None:
-    """405 has to (RFC 9110 §15.5.6)."""
-    answer = client.put("/", content=b"x")
+class Served(NamedTuple):
+    """A container behind the service."""
 
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    client: httpx.Client
+    name: str
+    case: Case
+    objects: dict[str, bytes]
+
+    @property
+    def shards(self) -> list[str]:
+        """Name the objects that chunks are in."""
+        return [name for name in self.objects if not self.case.is_metadata(name)]
+
+    def chunks(self) -> dict[str, bytes | None]:
+        """Read all chunks."""
+        answers = {key: self.client.get(f"/new/{self.name}/{key}") for key in self.case.chunks}
+        return {key: each.content if each.is_success else None for key, each in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def stores() -> Generator[httpx.Client]:
+    """Serve a place that may be written, and the same as it is."""
+    datasets = {
+        "new": DatasetSettings(url="memory://shards", writable=True),
+        "raw": DatasetSettings(url="memory://shards", writable=True, view="raw"),
+    }
+    with client_of(Settings(datasets=datasets)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def served(stores: httpx.Client, request: pytest.FixtureRequest) -> Served:
+    """Store a container."""
+    name, case = f"case-{CASES.index(request.param)}", request.param
+    served = Served(stores, name, case, case.build(case.chunks))
+    for key, data in served.objects.items():
+        stores.put(f"/raw/{name}/{key}", content=data).raise_for_status()
+    assert served.chunks() == case.chunks
+    return served
+
+
+@pytest.mark.parametrize("served", CASES, indirect=True, ids=str)
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_no_shard_is_lost_by_its_name(served: Served, method: str) -> None:
+    """Its name is refused, or is that of one chunk."""
+    assert served.shards
+    for shard in served.shards:
+        before = served.chunks()
+        url = f"/new/{served.name}/{shard}"
+        body = None if method == "DELETE" else served.objects[shard]
+        served.client.request(method, url, content=body)
+
+        after = served.chunks()
+        assert [key for key in before if after[key] != before[key]] in ([], [shard])
+
+
+@pytest.mark.parametrize("served", PRECOMPUTED, indirect=True, ids=str)
+def test_shards_with_names_of_their_own_are_refused_with_what_to_do(served: Served) -> None:
+    """Through every door; who asks for one reads it as before, and writes it as it is."""
+    client = served.client
+    for shard in served.shards:
+        path = f"/new/{served.name}/{shard}"
+        answers = [
+            client.put(path, content=b"new"),
+            client.delete(path),
+            client.post(f"{path}?uploads"),
+            client.put(path, headers={"x-amz-copy-source": f"new/{served.name}/info"}),
+        ]
+        assert [answer.status_code for answer in answers] == [409] * 4
+        expected = (
+            f"{shard} is a shard: its chunks are written by their own keys, and the whole object "
+            'through a dataset with view = "raw"'
+        )
+        assert answers[0].json()["detail"] == answers[1].json()["detail"] == expected
+        assert client.get(path).content == served.objects[shard]
+        assert client.put(path.replace("/new/", "/raw/"), content=b"new").is_success

@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 from app.errors import StorageUnavailableError, VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
+from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.memory import MemoryStore
+from tests.resolving import All, Reading, gather
 
 REF = ObjectRef("memory://bucket", "data/object")
 
@@ -95,6 +99,32 @@ class WatchedStore(MemoryStore):
             raise failure
 
 
+type CallOn = partial[Any]
+
+
+class Tapped:
+    """Store some of whose calls go through `around`."""
+
+    taps: ClassVar[tuple[str, ...]] = ("get", "put", "delete", "stat")
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Do *call*, the method *name* on *ref*."""
+        return await call()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if name not in self.taps:
+            return call
+
+        async def tapped(ref: ObjectRef, *args: Any, **options: Any) -> Any:
+            return await self.around(name, ref, partial(call, ref, *args, **options))
+
+        return tapped
+
+
 class Unlisted(MemoryStore):
     """A store that cannot list, as HTTP cannot."""
 
@@ -126,3 +156,25 @@ async def holding(budget: ByteBudget, nbytes: int) -> AsyncGenerator[None]:
 async def settle() -> None:
     """Wait until all runnable tasks have run."""
     await asyncio.sleep(0.01)
+
+
+async def read_key(
+    data: Reading,
+    key: str,
+    part: tuple[int, int] | None = None,
+    asked: ByteRequest | None = EVERYTHING,
+) -> bytes | None:
+    """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
+
+    def choose(entity: Entity) -> All:
+        return All(ByteRange(*part) if part else ByteRange(0, entity.length))
+
+    async with data.resolver.open(data.dataset, VirtualKey(key), choose, asked) as opened:
+        return None if opened is None else await gather(opened.body)
+
+
+async def look_up(data: Reading, key: str) -> Entity | None:
+    """Look *key* up without reading it, as HEAD does."""
+    async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: All(None)) as opened:
+        assert opened is None or opened.body == b""
+        return None if opened is None else opened.entity

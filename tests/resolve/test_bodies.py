@@ -1,15 +1,19 @@
-"""Bodies that are inflated: what is held for them, and which damage is believed."""
+"""Bodies that are inflated, the bytes held for them, and the bound on bytes in flight."""
 
 import asyncio
+from dataclasses import dataclass, field
 from random import randbytes
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
 from app.resolve.bodies import Coding, Entity
+from app.resolve.budget import ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
-from tests.resolve.stores import WatchedStore, holding
+from tests.resolve.stores import WatchedStore, holding, settle
 from tests.resolving import ROOT, All, Reading, reading
 from tests.zipped import zipped
 
@@ -54,42 +58,25 @@ _BAD = {
     "too long": bytes(_LIMIT + 1),
     "a bomb": zipped(bytes(_LIMIT + 1)),
 }
-every_damage = pytest.mark.parametrize("name", _BAD)
 
 
-@every_damage
-async def test_damage_of_an_older_version_is_not_believed(name: str) -> None:
-    """Damage in a cached chunk is checked against the object, which was mended since."""
-    store = _put(WatchedStore(), _with(_BAD[name]))
-    data = _reading(store)
-    await _read_stored(data)
-    _put(store, _OBJECTS)
-
-    assert await data.read(_KEY) == _CHUNK
-
-
-@every_damage
-async def test_damage_of_a_removed_object_is_absence(name: str) -> None:
-    """A damaged, cached chunk of a deleted shard is absent."""
-    store = _put(WatchedStore(), _with(_BAD[name]))
-    data = _reading(store)
-    await _read_stored(data)
-    store.remove(_SHARD)
-
-    assert await data.read(_KEY) is None
-
-
-@every_damage
+@pytest.mark.parametrize("name", _BAD)
 async def test_damage_is_confirmed_by_one_look(name: str) -> None:
-    """One stat confirms the version of the damaged object."""
+    """A cached chunk is checked against the object, which may be mended, or gone, since."""
     store = _put(WatchedStore(), _with(_BAD[name]))
     data = _reading(store)
     await _read_stored(data)
     store.calls.clear()
     with pytest.raises(DamagedError, match=r"s0/0\.shard"):
         await data.read(_KEY)
-
     assert store.methods == ["stat"]
+
+    for change, expected in ((_put, _CHUNK), (lambda store, _: store.remove(_SHARD), None)):
+        store = _put(WatchedStore(), _with(_BAD[name]))
+        data = _reading(store)
+        await _read_stored(data)
+        change(store, _OBJECTS)
+        assert await data.read(_KEY) == expected
 
 
 async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
@@ -129,12 +116,13 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
 
 
 async def test_gzip_and_what_it_holds_are_held_together() -> None:
-    """Both stay reserved until the client has taken the body."""
+    """Both stay reserved until the client has the body; the ETag of the gzip is another one."""
     data = _reading(_put(WatchedStore(), _OBJECTS))
+    seen: list[Entity] = []
 
     def inflated(entity: Entity) -> All | None:
-        is_gzip = entity.coding is Coding.GZIP
-        return None if is_gzip else All(ByteRange(3, 9))
+        seen.append(entity)
+        return None if entity.coding is Coding.GZIP else All(ByteRange(3, 9))
 
     async with data.resolver.open(data.dataset, VirtualKey(_KEY), inflated) as opened:
         assert opened is not None
@@ -142,6 +130,9 @@ async def test_gzip_and_what_it_holds_are_held_together() -> None:
         assert opened.entity.coding is Coding.INFLATED
         assert data.budget.held_bytes == len(_STORED) + len(_CHUNK)
     assert data.budget.held_bytes == 0
+    compressed, whole = seen
+    assert (compressed.length, whole.length) == (len(_STORED), len(_CHUNK))
+    assert whole.etag == compressed.etag != compressed.gzip_etag
 
 
 @pytest.mark.parametrize("told", [0, 2**32 - 1])
@@ -158,19 +149,192 @@ async def test_a_size_that_lies_changes_nothing(told: int) -> None:
     assert data.budget.held_bytes == 0
 
 
-async def test_an_inflated_entity_keeps_the_version_of_what_it_holds() -> None:
-    """The ETag of the gzip form is another one."""
-    data = _reading(_put(WatchedStore(), _OBJECTS))
-    seen: list[Entity] = []
+_MAX = 10
 
-    def note(entity: Entity) -> All | None:
-        seen.append(entity)
-        return None if entity.coding is Coding.GZIP else All(None)
 
-    async with data.resolver.open(data.dataset, VirtualKey(_KEY), note) as opened:
-        assert opened is not None
-        assert opened.body == b""
-    compressed, inflated = seen
+class _Holder:
+    """Holds bytes until it is released."""
 
-    assert (compressed.length, inflated.length) == (len(_STORED), len(_CHUNK))
-    assert inflated.etag == compressed.etag != compressed.gzip_etag
+    def __init__(self, budget: ByteBudget, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.is_inside = False
+        self.release = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(budget))
+
+    async def _hold(self, budget: ByteBudget) -> None:
+        async with holding(budget, self.nbytes):
+            self.is_inside = True
+            try:
+                await self.release.wait()
+            finally:
+                self.is_inside = False
+
+
+async def test_waiting_ends_with_busy() -> None:
+    """Who does not fit in time holds nothing; one that stands still stops no other from growing."""
+    budget = ByteBudget(_MAX, wait_s=0.01)
+    async with holding(budget, _MAX):
+        with pytest.raises(BusyError, match="no room for 3"):
+            await budget.acquire(3)
+        assert budget.held_bytes == _MAX
+    assert budget.held_bytes == 0
+
+    async with holding(budget, 2), holding(budget, 4), holding(budget, 4):
+        await budget.acquire(6, held_nbytes=4)
+        assert budget.held_bytes == _MAX + 6
+        budget.release(6)
+
+
+async def test_a_cancelled_waiter_gives_nothing_away() -> None:
+    """Bytes granted at the moment of the cancellation are returned."""
+    budget = ByteBudget(_MAX, wait_s=60)
+    first, second = _Holder(budget, 6), _Holder(budget, 6)
+    await settle()
+    first.release.set()
+    await asyncio.sleep(0)  # the first leaves and lets the second in, which has not woken yet
+    assert budget.held_bytes == 6
+    assert not second.is_inside
+    second.task.cancel()
+    await settle()
+
+    assert second.task.cancelled()
+    assert budget.held_bytes == 0
+
+
+async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
+    """They grow one after another, though all bytes are held by waiting holders."""
+    budget, inside = ByteBudget(_MAX, wait_s=60), list[int]()
+
+    async def grow() -> None:
+        async with holding(budget, 5):
+            await settle()
+            await budget.acquire(5, held_nbytes=5)
+            inside.append(budget.held_bytes)
+            await settle()
+            budget.release(5)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(grow() for _ in range(6)))
+
+    assert len(inside) == 6
+    assert max(inside) == _MAX + 10
+    assert budget.held_bytes == 0
+
+
+@dataclass
+class _Play:
+    """A random run, with its invariants."""
+
+    budget: ByteBudget = field(default_factory=lambda: ByteBudget(_MAX, wait_s=60))
+    holders: list[_Holder] = field(default_factory=list)
+
+    async def step(self, verb: str, number: int) -> None:
+        """Do one thing."""
+        match verb:
+            case "come":
+                self.holders.append(_Holder(self.budget, number))
+            case "turn":
+                await asyncio.sleep(0)
+            case "settle":
+                await settle()
+                self.check()
+            case _ if not self.holders:
+                pass
+            case "release":
+                self.holders[number % len(self.holders)].release.set()
+            case "cancel":
+                self.holders[number % len(self.holders)].task.cancel()
+        assert self.budget.held_bytes >= 0
+
+    def check(self) -> None:
+        """Compare with what a bystander sees."""
+        inside = [holder for holder in self.holders if holder.is_inside]
+        held = sum(holder.nbytes for holder in inside)
+        assert self.budget.held_bytes == held
+        assert held <= _MAX or sum(holder.nbytes > 0 for holder in inside) == 1
+        waiting = [h for h in self.holders if not h.is_inside and not h.task.done()]
+        if waiting:
+            assert held + waiting[0].nbytes > _MAX
+            assert all(self.holders.index(h) < self.holders.index(waiting[0]) for h in inside)
+
+
+_verbs = st.sampled_from(["come", "come", "turn", "settle", "release", "cancel"])
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
+def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
+    """Bytes are never negative nor over the limit, waiters are served in order, none is lost."""
+
+    async def run() -> None:
+        play = _Play()
+        for verb, number in steps:
+            await play.step(verb, number)
+        for holder in play.holders:
+            holder.release.set()
+        await asyncio.wait_for(
+            asyncio.gather(*(h.task for h in play.holders), return_exceptions=True), 5
+        )
+        assert play.budget.held_bytes == 0
+
+    asyncio.run(run())
+
+
+class _Body:
+    """A body of *size* units, each of which is reserved before it is read."""
+
+    def __init__(self, budget: ByteBudget, size: int) -> None:
+        self.nbytes = 0
+        self.is_waiting = False
+        self.sent = asyncio.Semaphore(0)
+        self.task = asyncio.create_task(self._read(ByteReservation(budget), size))
+
+    async def _read(self, held: ByteReservation, size: int) -> None:
+        try:
+            for nbytes in range(1, size + 1):
+                await self.sent.acquire()
+                self.is_waiting = True
+                await held.reserve(nbytes)
+                self.is_waiting, self.nbytes = False, nbytes
+        finally:
+            self.is_waiting, self.nbytes = False, 0
+            await held.release()
+
+
+_sending = st.tuples(st.sampled_from(["send", "send to all", "cancel"]), st.integers(0, 7))
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 14), min_size=2, max_size=8),
+    st.lists(_sending, min_size=10, max_size=60),
+)
+def test_random_bodies_grow_within_the_limit_but_for_one(
+    sizes: list[int], steps: list[tuple[str, int]]
+) -> None:
+    """All but the largest fit, some body always grows, and all finish."""
+
+    async def run() -> None:
+        budget = ByteBudget(_MAX, wait_s=60)
+        bodies = [_Body(budget, size) for size in sizes]
+        for verb, number in steps:
+            one = bodies[number % len(bodies)]
+            if verb == "cancel":
+                one.task.cancel()
+            for body in bodies if verb == "send to all" else [one]:
+                body.sent.release()
+            for _ in range(number):
+                await asyncio.sleep(0)
+            assert budget.held_bytes <= _MAX + max(body.nbytes for body in bodies) + 1
+        await settle()
+        holders = [body for body in bodies if body.nbytes]
+        assert budget.held_bytes == sum(body.nbytes for body in holders)
+        assert not holders or not all(body.is_waiting for body in holders)
+        for body in bodies:
+            for _ in range(14):
+                body.sent.release()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(body.task for body in bodies), return_exceptions=True)
+        assert budget.held_bytes == 0
+
+    asyncio.run(run())

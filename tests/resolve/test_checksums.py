@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import crc32c
 import pytest
@@ -10,7 +11,6 @@ from app.errors import DamagedError, VersionChangedError
 from app.formats.contract import Checksummed
 from app.model import ByteRange, ETag, Piece
 from app.resolve.checksums import ChecksumWriter
-from app.storage.contract import ObjectReader
 from app.storage.memory import MemoryStore
 from tests.resolve.writers import Between
 from tests.resolving import ROOT
@@ -31,9 +31,7 @@ def joined(pieces: Sequence[Piece], old: bytes = b"") -> bytes:
     )
 
 
-async def seal(
-    store: ObjectReader, etag: ETag | None, pieces: Sequence[Piece | Checksummed]
-) -> list[Piece]:
+async def seal(store: Any, etag: ETag | None, pieces: Sequence[Piece | Checksummed]) -> list[Piece]:
     """Plan the checksums and write them."""
     return await ChecksumWriter.plan(pieces).run(store, REF, etag)
 
@@ -58,23 +56,20 @@ async def test_checksums_are_over_old_and_new_bytes_and_over_each_other() -> Non
     assert store.calls == [("get", "shard")]
 
 
-async def test_nothing_is_read_where_all_is_new() -> None:
-    """Unsealed ranges are not read either."""
-    store = Between(MemoryStore())
-
-    assert joined(await seal(store, None, [b"a", Checksummed([b"b"])])) == b"a" + sealed(b"b")
-    assert await seal(store, ETag('"e"'), [ByteRange(0, 5)]) == [ByteRange(0, 5)]
-    assert store.calls == []
-
-
 async def test_another_version_is_never_sealed() -> None:
-    """A replaced object raises, and the rewrite starts anew."""
+    """A replaced object raises, and the rewrite starts anew; unsealed ranges are not read."""
     memory = MemoryStore()
     etag = memory.place(REF, b"0123456789")
     memory.place(REF, b"9876543210")
-
     with pytest.raises(VersionChangedError):
         await seal(memory, etag, [Checksummed([ByteRange(0, 5)])])
+
+    store = Between(memory)
+    mended = [Checksummed([Checksummed([b"new"], ByteRange(0, 9))], ByteRange(0, 13))]
+    assert joined(await seal(store, None, [b"a", Checksummed([b"b"])])) == b"a" + sealed(b"b")
+    assert await seal(store, ETag('"e"'), [ByteRange(0, 5)]) == [ByteRange(0, 5)]
+    assert joined(await seal(store, ETag('"e"'), mended)) == sealed(sealed(b"new"))
+    assert store.calls == []
 
 
 async def test_what_is_large_goes_through_memory_bit_by_bit() -> None:
@@ -111,35 +106,36 @@ async def test_gaps_are_never_read_in_masses(step: int) -> None:
 async def test_the_old_checksum_is_compared_first() -> None:
     """The old checksum is verified over kept and dropped bytes, in one read."""
     memory = MemoryStore()
-    etag = memory.place(REF, sealed(sealed(b"01234") + b"56"))
+    etag = memory.place(REF, SMALL)
     store = Between(memory)
-    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
-    pieces = [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))]
 
-    assert joined(await seal(store, etag, pieces)) == sealed(sealed(b"23new") + b"56")
+    assert joined(await seal(store, etag, REWRITTEN)) == sealed(sealed(b"23new") + b"56")
     assert store.calls == [("get", "shard")]
 
 
-@pytest.mark.parametrize("at", range(15))
-async def test_damage_gets_no_new_checksum(at: int) -> None:
-    """A flipped bit anywhere raises: a new checksum would hide it."""
-    old = bytearray(sealed(sealed(b"01234") + b"56"))
-    old[at] ^= 1
+SMALL = sealed(sealed(b"01234") + b"56")
+REWRITTEN = [
+    Checksummed(
+        [Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9)), ByteRange(9, 11)],
+        ByteRange(0, 15),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "stop"),
+    [
+        *((SMALL[:at] + bytes([SMALL[at] ^ 1]) + SMALL[at + 1 :], 15) for at in range(15)),
+        (sealed(b"01234" + bytes(4) + b"56"), 9),
+    ],
+)
+async def test_damage_gets_no_new_checksum(old: bytes, stop: int) -> None:
+    """A flipped bit anywhere raises, under a right outer checksum too: a new one would hide it."""
     memory = MemoryStore()
-    etag = memory.place(REF, bytes(old))
-    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
+    etag = memory.place(REF, old)
 
-    with pytest.raises(DamagedError, match=r"shard: the checksum at the end of \[0, 15\)"):
-        await seal(memory, etag, [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
-
-
-async def test_damage_that_goes_need_not_be_looked_for() -> None:
-    """A shard can be mended by writing all of it."""
-    store = Between(MemoryStore())
-    pieces = [Checksummed([Checksummed([b"new"], ByteRange(0, 9))], ByteRange(0, 13))]
-
-    assert joined(await seal(store, ETag('"e"'), pieces)) == sealed(sealed(b"new"))
-    assert store.calls == []
+    with pytest.raises(DamagedError, match=rf"shard: the checksum at the end of \[0, {stop}\)"):
+        await seal(memory, etag, REWRITTEN)
 
 
 LARGE = sealed(sealed(random.Random(6).randbytes(2**20) * 66) + b"some, and an index")
@@ -179,16 +175,6 @@ async def test_damage_in_what_is_large_gets_no_new_checksum(at: int) -> None:
 
     with pytest.raises(DamagedError, match=rf"shard: .* end of \[0, {len(LARGE)}\)"):
         await seal(memory, etag, [NEW])
-
-
-async def test_damage_under_a_right_checksum_is_found() -> None:
-    """Each nested old checksum is verified."""
-    memory = MemoryStore()
-    etag = memory.place(REF, sealed(b"01234" + bytes(4) + b"56"))
-    inner = Checksummed([ByteRange(2, 4), b"new"], ByteRange(0, 9))
-
-    with pytest.raises(DamagedError, match=r"shard: the checksum at the end of \[0, 9\)"):
-        await seal(memory, etag, [Checksummed([inner, ByteRange(9, 11)], ByteRange(0, 15))])
 
 
 def test_what_is_kept_in_its_order_is_read_once() -> None:

@@ -1,29 +1,30 @@
-"""Which container a key belongs to."""
+"""The container that a key belongs to, and the name of its shard, from metadata alone."""
 
 import json
 import re
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
-from app.errors import (
-    BadKeyError,
-    DamagedError,
-    MetadataMissingError,
-    StorageDeniedError,
-)
+from app.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
 from app.formats.listing import Window
+from app.formats.reading import Read, Versioned, Weighable
 from app.formats.zarr.layout import ZarrLayout
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.storage.contract import Found, NotModified, Stat
+from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
+from tests.formats.case import Case
+from tests.formats.icechunk.case import CASES as REPOSITORIES
+from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.building import array_metadata, sharding
-from tests.resolve.stores import WatchedStore
+from tests.formats.zarr.case import CASES as ZARR
+from tests.resolve.stores import CallOn, WatchedStore
 from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 from tests.resolving import ROOT, known_formats
 
@@ -97,82 +98,56 @@ async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: st
 
 
 async def test_chunk_keys_cost_no_look_ups_of_their_own() -> None:
-    """An array encloses what is below it, however deep the key."""
-    case = _Case(lab1=_GROUP, lab1_vol=_ARRAY)
+    """An array, sharded or not, encloses what is below it, however deep."""
+    case = _Case(lab1=_GROUP, lab1_vol=_ARRAY, vol=array_metadata([4], [2], []), vol_sub=_GROUP)
     await case.find("lab1/vol/c/0/0")
     assert case.looked_at == ["", "lab1", "lab1/vol"]
     case.store.calls.clear()
     for key in ("lab1/vol/c/1/1", "lab1/vol/c/0/0/0/0", "lab1/vol/a/b/c/d"):
         await case.find(key)
-
     assert case.looked_at == []
 
-
-async def test_an_array_that_is_not_sharded_encloses_too() -> None:
-    """Nothing below any array is a node."""
-    plain = array_metadata([4], [2], [])
-    case = _Case(vol=plain, vol_sub=_GROUP)
-
     assert await case.find("vol/sub/zarr.json") == (ROOT.join("vol"), "sub/zarr.json")
-    assert case.looked_at == ["", "vol"]
+    assert case.looked_at == ["vol"]
 
 
 async def test_absence_of_a_marker_is_remembered() -> None:
-    """A directory without markers is not searched again for other keys."""
+    """A directory is not searched again for other keys, nor any that lies very deep."""
     case = _Case()
-    await case.find("a/b/x")
-    await case.find("a/b/y")
-    await case.find("a/z")
-
+    for key in ("a/b/x", "a/b/y", "a/z"):
+        await case.find(key)
     assert case.looked_at == ["", "a", "a/b"]
 
+    await case.find("a/" * 500 + "x")
+    assert len(case.looked_at) == 2 + 32 - 1
 
-async def test_a_damaged_marker_is_never_absence() -> None:
-    """A container that cannot be decoded is not passed through."""
+
+async def test_a_marker_that_cannot_be_read_is_never_absence() -> None:
+    """A container that cannot be decoded, or that the store denies, is not passed through."""
     case = _Case(vol={"zarr_format": 4})
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
         await case.find("vol/c/0/0")
-
-
-async def test_a_marker_that_is_denied_is_never_absence() -> None:
-    """When the store refuses the marker the look-up fails."""
     case = _Case(vol=_ARRAY)
     case.store.failure = StorageDeniedError(ROOT, "for the test")
     with pytest.raises(StorageDeniedError):
         await case.find("vol/c/0/0")
 
 
-async def test_no_container_is_looked_for_very_deep() -> None:
-    """A key of many segments costs no more reads than any other."""
-    case = _Case()
-    await case.find("a/" * 500 + "x")
-
-    assert len(case.looked_at) == 32
-
-
 class _Losing(Between):
     """A store that does not find the marker of ``a`` at the reads *lost*, counted from 0."""
 
-    def __init__(self, inner: MemoryStore, lost: range = range(0)) -> None:
-        super().__init__(inner)
+    def __init__(self, store: MemoryStore, lost: range = range(0)) -> None:
+        super().__init__(store)
         self.lost = lost
         self.reads = 0
 
-    def _loses(self, ref: ObjectRef) -> bool:
-        if ref != ROOT.join("a/zarr.json"):
-            return False
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Read or measure, or find nothing."""
+        found = await super().around(name, ref, call)
+        if name not in ("get", "stat") or ref != ROOT.join("a/zarr.json"):
+            return found
         self.reads += 1
-        return self.reads - 1 in self.lost
-
-    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Read, or find nothing."""
-        found = await super().get(ref, *args, **kwargs)
-        return None if self._loses(ref) else found
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Measure, or find nothing."""
-        found = await super().stat(ref)
-        return None if self._loses(ref) else found
+        return None if self.reads - 1 in self.lost else found
 
 
 _ALWAYS = range(10**9)
@@ -257,8 +232,12 @@ async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> 
 
 
 async def test_a_marker_that_is_found_again_was_never_absent() -> None:
-    """The time starts anew with the next read that misses it."""
-    _, store, one, wait = await _opened()
+    """The time starts anew with the next read that misses it; a written one counts as seen."""
+    memory, store, one, wait = await _opened()
+    await one.put("b/zarr.json", _PLAIN)
+    memory.remove(ROOT.join("b/zarr.json"))
+    with pytest.raises(MetadataMissingError):
+        await one.put("b/c/5", b"five")
     for _ in range(3):
         wait(61)
         store.lost = _ALWAYS
@@ -268,32 +247,9 @@ async def test_a_marker_that_is_found_again_was_never_absent() -> None:
         assert await one.read("a/c/0") == b"0000"
 
 
-async def test_a_marker_that_was_written_here_was_seen() -> None:
-    """A written marker counts as seen before any read."""
-    memory, _, one, _ = await _opened()
-    await one.put("b/zarr.json", _PLAIN)
-    memory.remove(ROOT.join("b/zarr.json"))
-
-    with pytest.raises(MetadataMissingError):
-        await one.put("b/c/5", b"five")
-
-
-@pytest.mark.parametrize("age_s", [0, 10, 100])
-async def test_what_others_removed_can_be_written_anew_at_once(age_s: float) -> None:
-    """Writing the metadata of an array needs no other metadata."""
-    memory, _, one, wait = await _opened()
-    memory.remove(ROOT.join("a/zarr.json"))
-    wait(age_s)
-
-    await one.put("a/zarr.json", _PLAIN)
-
-    assert await one.read("a/zarr.json") == _PLAIN
-    assert await one.read("a/c/0") == await stored(memory, "a/c/0")
-
-
 @pytest.mark.parametrize("prefix", ["a/", None])
 async def test_what_was_removed_here_is_absent_at_once(prefix: str | None) -> None:
-    """An array can be deleted and created again at once."""
+    """An array can be deleted and created again at once, also where others removed it."""
     memory, _, one, _ = await _opened()
     if prefix is not None:
         await one.eraser.erase(one.reading.dataset, VirtualKey(prefix))
@@ -303,9 +259,16 @@ async def test_what_was_removed_here_is_absent_at_once(prefix: str | None) -> No
     gone = [await one.read(f"a/{key}") for key in ("zarr.json", "c/0")]
     await one.put("a/zarr.json", _PLAIN)
     await one.put("a/c/5", b"five")
-
     assert gone == [None, None]
     assert await one.read("a/c/5") == await stored(memory, "a/c/5") == b"five"
+
+    for age_s in (0, 10, 100):
+        memory, _, one, wait = await _opened()
+        memory.remove(ROOT.join("a/zarr.json"))
+        wait(age_s)
+        await one.put("a/zarr.json", _PLAIN)
+        assert await one.read("a/zarr.json") == _PLAIN
+        assert await one.read("a/c/0") == await stored(memory, "a/c/0")
 
 
 def _configure(one: Replica, name: str) -> None:
@@ -397,15 +360,101 @@ async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_obj
     assert await one.read("a/c/0") == b"0000"
 
 
-@pytest.mark.parametrize("key", ["c", "c/0/1", "c.0.1", "c0/1", "0", "0.1", "7:0", "7.index"])
-def test_names_of_chunks(key: str) -> None:
-    """Keys of the chunks of every format are recognised by how they end."""
-    for name in (key, f"a/{key}", "s0/0-64_-8-0_0-64", "mesh/7:0:1", "spatial0/0_0_1"):
-        assert LIKE_A_CHUNK.search(name)
+@pytest.mark.parametrize(
+    ("key", "is_like_a_chunk"),
+    [
+        *((key, True) for key in ("c", "c/0/1", "c.0.1", "c0/1", "0", "0.1", "7:0", "7.index")),
+        *((key, True) for key in ("s0/0-64_-8-0_0-64", "mesh/7:0:1", "spatial0/0_0_1")),
+        *((key, False) for key in ("README.md", "c/a.txt", "zarr.json", "info", "", "c/", "cat")),
+        *((key, False) for key in ("2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray")),
+    ],
+)
+def test_names_of_chunks(key: str, *, is_like_a_chunk: bool) -> None:
+    """Keys of the chunks of every format are recognised by how they end, and no others."""
+    for name in (key, f"a/{key}"):
+        assert bool(LIKE_A_CHUNK.search(name)) is is_like_a_chunk
 
 
-@pytest.mark.parametrize("key", ["README.md", "c/a.txt", "zarr.json", "info", "", "c/", "cat"])
-def test_names_of_other_objects(key: str) -> None:
-    """Other names are not taken for those of chunks."""
-    for name in (key, f"a/{key}", "2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray"):
-        assert not LIKE_A_CHUNK.search(name)
+CONTAINERS = Containers(known_formats(whole_index_nbytes=0))
+
+
+class Recorded:
+    """Performs reads, and records their kinds."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        store = MemoryStore()
+        for key, data in objects.items():
+            store.place(ROOT.join(key), data)
+        self._fetch = DirectFetch(store)
+        self.kinds: set[str] = set()
+
+    async def __call__[T: Weighable](
+        self, read: Read[T], /, *, ever: bool = False
+    ) -> Versioned[T] | None:
+        """Perform *read*."""
+        self.kinds.add(read.kind)
+        return await self._fetch(read, ever=ever)
+
+    async def name(self, key: str) -> str | None:
+        """Name the shard of *key*."""
+        layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
+        return await layout.shard(rest, self)
+
+    async def stored_in(self, key: str) -> ObjectRef:
+        """Return the object of the chunk *key*, from its index."""
+        layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
+        shards = await layout.shards_at(rest, self)
+        shard = None if shards is None else shards.holding(rest)
+        survey = None if shard is None else await shard.survey(self)
+        assert survey is not None
+        return survey.whole.ref
+
+
+def together[T](names: Iterable[tuple[str, T]]) -> set[frozenset[str]]:
+    """Group keys by name."""
+    groups: defaultdict[T, set[str]] = defaultdict(set)
+    for key, name in names:
+        groups[name].add(key)
+    return set(map(frozenset, groups.values()))
+
+
+@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED], ids=str)
+async def test_keys_of_one_object_have_one_name(case: Case) -> None:
+    """Chunks have the same name exactly if they are in the same object; documents have none."""
+    objects = case.build(case.chunks)
+    fetch = Recorded(objects)
+
+    named = [(key, await fetch.name(key)) for key in case.chunks]
+
+    assert None not in dict(named).values()
+    documents = [key for key in objects if key.endswith(("zarr.json", "info"))]
+    assert documents
+    assert [await fetch.name(key) for key in documents] == [None] * len(documents)
+    assert together(named) == together([(key, await fetch.stored_in(key)) for key in case.chunks])
+
+
+@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED, *REPOSITORIES], ids=str)
+async def test_only_metadata_are_read(case: Case) -> None:
+    """No shard index and no manifest is read."""
+    fetch = Recorded(case.build(case.chunks))
+    for key in (*case.chunks, *case.absent):
+        await fetch.name(key)
+
+    assert fetch.kinds & {"metadata", "snapshot"}
+    assert not {kind for kind in fetch.kinds if "index" in kind or "manifest" in kind}
+
+
+@pytest.mark.parametrize("case", REPOSITORIES, ids=str)
+async def test_only_shards_of_repositories_have_names(case: Case) -> None:
+    """The same in each ref, so that requests meet a cached index; unsharded chunks have none."""
+    fetch = Recorded(case.build(case.chunks))
+    named = [(key, await fetch.name(key)) for key in case.chunks]
+
+    expected: list[tuple[str, object]] = [(key, None) for key in case.chunks]
+    if "sharded" in case.name:
+        cells = [key.split("/")[-2:] for key in case.chunks]
+        shards = [(int(i) // 2, int(j) // 2) for i, j in cells]
+        expected = list(zip(case.chunks, shards, strict=True))
+    assert together(named) == together(expected)
+    for key, name in named:
+        assert await fetch.name(f"@branch.main/{key}") == name

@@ -1,12 +1,16 @@
-"""Pages of keys, and the requests that they cost."""
+"""Pages of keys, the requests that they cost, and listings of trees of all formats."""
 
+import importlib
+import itertools
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageUnavailableError
 from app.formats.contract import Format
@@ -26,15 +30,23 @@ from app.model import (
     Stored,
     VirtualKey,
 )
-from app.resolve.bodies import Entity
+from app.resolve.bodies import Coding, Entity
 from app.resolve.containers import Containers
-from app.resolve.listing import Page, Root, list_page
+from app.resolve.listing import ListedKey, Page, Root, list_page
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
 from app.storage.wrappers import Call, TracedStore
-from tests.formats.zarr.building import array_metadata, encode_shard, sharding
+from tests.formats.case import Case
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
+from tests.formats.zarr.building import (
+    LITTLE,
+    array_metadata,
+    encode_shard,
+    sharding,
+)
 from tests.resolve.stores import Unlisted
-from tests.resolving import ROOT, Reading, reading
+from tests.resolving import ROOT, All, Reading, reading
 
 REF = ObjectRef("memory://bucket", "data/chunk")
 PLACE = Inline(b"1", ETag('"1"'))
@@ -95,7 +107,7 @@ def _keys(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
 async def test_pages_follow_one_another(limit: int) -> None:
-    """A page says where the next begins, unless it is the last."""
+    """A page says where the next begins, unless it is the last, or of no keys."""
     page = await _page("abcd", limit=limit)
     found, pages = _keys(page), 1
     while page.after is not None:
@@ -105,10 +117,6 @@ async def test_pages_follow_one_another(limit: int) -> None:
 
     assert found == list("abcd")
     assert pages == -(-4 // limit)
-
-
-async def test_a_page_of_no_keys_is_the_last() -> None:
-    """A page with limit 0 has no next page."""
     assert await _page("abcd", limit=0) == Page([], None)
 
 
@@ -123,13 +131,6 @@ async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
     assert _keys(await _page({**gaps, "x": PLACE}, Window("", "024000"))) == ["x"]
 
 
-async def test_keys_begin_with_the_path_of_the_container() -> None:
-    """So do the prefix and the start key."""
-    page = await _page("abc", Window("lab/", "lab/a"), 1, container="lab/")
-
-    assert (_keys(page), page.after) == (["lab/b"], "lab/b")
-
-
 @pytest.mark.parametrize(
     ("after", "expected"),
     [("lab", ["lab/a"]), ("kab/z", ["lab/a"]), ("lab/", ["lab/a"]), ("lac", []), ("z", [])],
@@ -137,10 +138,11 @@ async def test_keys_begin_with_the_path_of_the_container() -> None:
 async def test_a_listing_may_begin_outside_of_the_container(
     after: str, expected: list[str]
 ) -> None:
-    """A start before the container lists all, a start behind it nothing."""
+    """A start before it lists all, one behind it nothing; all keys begin with its path."""
     page = await _page("a", Window("lab/", after), container="lab/")
-
     assert _keys(page) == expected
+    page = await _page("abc", Window("lab/", "lab/a"), 1, container="lab/")
+    assert (_keys(page), page.after) == (["lab/b"], "lab/b")
 
 
 async def test_entries_are_told_like_entities() -> None:
@@ -194,6 +196,7 @@ class _Traced:
     """A resolver over a store whose calls are noted."""
 
     def __init__(self, store: MemoryStore) -> None:
+        self.store = store
         self.calls: list[tuple[str, str]] = []
 
         def note(call: Call) -> None:
@@ -226,24 +229,18 @@ async def test_a_page_reads_the_indexes_of_its_shards_and_few_folders(separator:
     assert traced.count("list") <= 30
 
 
-async def test_a_page_that_begins_in_the_middle_lists_no_more() -> None:
-    """Keys before the start are not examined."""
-    traced = _Traced(_cube())
-    found = await traced.page(Window("", "c/27/3/5"), 50)
-
-    assert len(found) == 50
-    assert traced.count("get", "c/") <= 15
-    assert traced.count("list") <= 8
-
-
 async def test_folded_keys_take_one_index_each() -> None:
-    """One present chunk proves a common prefix."""
+    """One present chunk proves a common prefix; keys before a start are not examined."""
     traced = _Traced(_cube())
     found = await traced.page(Window("c/", "", "/"))
-
     assert found == sorted(f"c/{n}/" for n in range(_SIDE))
     assert traced.count("get", "c/") <= _SHARDS
     assert traced.count("list") <= 40
+
+    traced = _Traced(traced.store)
+    assert len(await traced.page(Window("", "c/27/3/5"), 50)) == 50
+    assert traced.count("get", "c/") <= 15
+    assert traced.count("list") <= 8
 
 
 async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
@@ -262,44 +259,268 @@ async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
 
 
 async def test_a_damaged_shard_fails_the_page() -> None:
-    """A page without its chunks would say that they are absent."""
+    """A page without its chunks would say that they are absent; a replaced array is listed anew."""
     store = _cube()
     store.place(ROOT.join("c/0/0/0"), b"short")
     traced = _Traced(store)
-
     with pytest.raises(DamagedError, match="c/0/0/0"):
         await traced.page(Window("c/0/"))
     assert len(await traced.page(Window("c/4/"), 10)) == 10
 
-
-async def test_an_array_that_is_replaced_between_pages_is_listed_as_it_is() -> None:
-    """Indexes of its former shards are read again."""
     traced = _Traced(store := _cube())
     await traced.page(Window(""))
     metadata = array_metadata([4, 4, 4], [4, 4, 4], [sharding([2, 2, 2])])
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
-    store.place(ROOT.join("c/0/0/0"), encode_shard([b"x"] * 8))
-    traced.data.fetch.forget(ROOT.join("zarr.json"))
-    traced.data.fetch.forget(ROOT.join("c/0/0/0"))
-
-    cells = product(range(2), repeat=3)
-    expected = ["/".join(["c", *map(str, cell)]) for cell in cells]
+    replaced = {"zarr.json": json.dumps(metadata).encode(), "c/0/0/0": encode_shard([b"x"] * 8)}
+    for key, data in replaced.items():
+        store.place(ROOT.join(key), data)
+        traced.data.fetch.forget(ROOT.join(key))
+    expected = ["/".join(["c", *map(str, cell)]) for cell in product(range(2), repeat=3)]
     assert await traced.page(Window("c/")) == sorted(expected)
 
 
-async def test_a_store_that_cannot_list_says_so() -> None:
-    """An empty page would say that there are no keys."""
+async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
+    """All of a folder; a store that cannot list says so, as no page would say: no keys."""
+    data = reading(_cube())
+    found = [name async for name in data.resolver.list(data.dataset, VirtualKey("c/0/0/"))]
+    assert sorted(found) == sorted((str(n), 1) for n in range(_SIDE))
+
     store = Unlisted()
     store.place(ROOT.join("a"), b"1")
     data = reading(store)
-
     with pytest.raises(StorageUnavailableError, match="cannot be listed"):
         await data.resolver.page(data.dataset, Window(""), 1000)
 
 
-async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
-    """The HTML listing of a folder of chunks has all of them."""
-    data = reading(_cube())
-    found = [name async for name in data.resolver.list(data.dataset, VirtualKey("c/0/0/"))]
+BUCKET = ObjectRef("memory://bucket", "")
+NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])
+_FOLDERS = ("neuroglancer_precomputed", "zarr")
+_CASES: list[Case] = [
+    case
+    for folder in _FOLDERS
+    for case in importlib.import_module(f"tests.formats.{folder}.case").CASES
+]
+_REPOSITORIES: list[Case] = [
+    case
+    for case in importlib.import_module("tests.formats.icechunk.case").CASES
+    if "sharded" not in case.name
+]
 
-    assert sorted(found) == sorted((str(n), 1) for n in range(_SIDE))
+type Tree = tuple[dict[str, bytes], set[str]]
+"""What is stored, and the keys that can be asked for."""
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Tree:
+    """Draw a container of the conformance suite with some of its chunks."""
+    case = draw(st.sampled_from(_CASES))
+    chosen = draw(st.sets(st.sampled_from(sorted(case.chunks))))
+    chunks = {key: case.chunks[key] for key in chosen}
+    objects = case.build(chunks)
+    keys = {name for name in objects if case.is_metadata(name)} | chosen
+    if case.entry_suffix:
+        keys |= {f"{key}{case.entry_suffix}" for key in chosen}
+    return objects, keys
+
+
+@st.composite
+def repositories(draw: st.DrawFn) -> Tree:
+    """Draw a repository."""
+    case = draw(st.sampled_from(_REPOSITORIES))
+    documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
+    return case.build(case.chunks), documents | set(case.chunks)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Tree:
+    """Draw a sharded array of bytes, sparse or full, one element a chunk."""
+    ndim = draw(st.integers(0, 3))
+    size = st.integers(1, 25 if ndim == 1 else 12 if ndim == 2 else 5)
+    shape, shard = [draw(size) for _ in range(ndim)], [draw(st.integers(1, 4)) for _ in range(ndim)]
+    name, separator = draw(st.sampled_from(["default", "v2"])), draw(st.sampled_from("/."))
+    encoding = {"name": name, "configuration": {"separator": separator}}
+    head = ["c"] if name == "default" else []
+
+    def spell(coords: Sequence[int]) -> str:
+        return separator.join([*head, *map(str, coords)]) or "0"
+
+    cells = list(itertools.product(*map(range, shape)))
+    chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
+    codec = sharding([1] * ndim)
+    metadata = array_metadata(shape, shard, [codec], chunk_key_encoding=encoding)
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    for at in {tuple(i // n for i, n in zip(cell, shard, strict=True)) for cell in chosen}:
+        corner = [i * n for i, n in zip(at, shard, strict=True)]
+        inner = [tuple(map(sum, zip(corner, i, strict=True))) for i in _cells(shard)]
+        objects[spell(at)] = encode_shard([b"x" if cell in chosen else None for cell in inner])
+    beside = draw(st.sets(st.sampled_from(["a/b", "c.txt", "notes", "z/c/0/0", "z/c/1"])))
+    beside = {key for key in beside if separator == "/" or not key.startswith("c.")}
+    objects |= dict.fromkeys(beside, b"beside")
+    return objects, {"zarr.json", *beside, *map(spell, chosen)}
+
+
+@st.composite
+def unsharded(draw: st.DrawFn) -> Tree:
+    """Draw an array that is not sharded, or a group with odd objects."""
+    metadata = array_metadata([8, 8], [2, 2], [LITTLE])
+    if draw(st.booleans()):
+        metadata = {"zarr_format": 3, "node_type": "group"}
+    keys = draw(st.sets(st.sampled_from(["c/0/0", "c/0/3", "c/2/1", "c/x", "c.0.1", "0.1"])))
+    objects = {"zarr.json": json.dumps(metadata).encode(), **dict.fromkeys(keys, b"12")}
+    return objects, set(objects)
+
+
+@st.composite
+def volumes(draw: st.DrawFn) -> Tree:
+    """Draw a sharded volume of voxels, of which each is a chunk."""
+    bits = st.integers(0, 3)
+    chosen_sharding = {
+        **RAW_SHARDING,
+        "preshift_bits": draw(bits),
+        "minishard_bits": draw(bits),
+        "shard_bits": draw(bits),
+        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
+    }
+    shape = tuple(draw(st.integers(1, 12 if axis < 2 else 3)) for axis in range(3))
+    offset = [draw(st.integers(-12, 12)) for _ in range(3)]
+    step = [draw(st.integers(1, 60)) for _ in range(3)]
+    cells = list(itertools.product(*map(range, shape)))
+    chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
+    size = [n * each for n, each in zip(shape, step, strict=True)]
+    info = volume_info(chosen_sharding, size=size, voxel_offset=offset, chunk_sizes=[step])
+    chunks = {morton(cell, shape): b"1" for cell in chosen}
+    shards = build_shards(chunks, chosen_sharding)
+    objects = {"info": json.dumps(info).encode()}
+    keys = {
+        "s0/" + "_".join(f"{o + i * n}-{o + i * n + n}" for i, o, n in zip(*at, strict=True))
+        for at in ((cell, offset, step) for cell in chosen)
+    }
+    return {**objects, **{f"s0/{name}": data for name, data in shards.items()}}, keys | {"info"}
+
+
+def _cells(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, shape)))
+
+
+CONTAINERS = st.one_of(cases(), arrays(), volumes(), unsharded(), repositories())
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Draw containers side by side, below plain directories and groups, and plain objects."""
+    objects: dict[str, bytes] = {}
+    keys: set[str] = set()
+    taken: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        path = "/".join(draw(st.lists(NAMES, min_size=0, max_size=3)))
+        lead = f"{path}/" if path else ""
+        if any(lead.startswith(other) or other.startswith(lead) for other in taken):
+            continue
+        taken.append(lead)
+        stored, named = draw(CONTAINERS)
+        objects |= {lead + name: data for name, data in stored.items()}
+        keys |= {lead + name for name in named}
+    names = st.lists(NAMES, min_size=1, max_size=3)
+    for parts in draw(st.lists(names)) if "" not in taken else ():
+        key = "/".join(["plain", *parts])
+        if not any(f"{other}/".startswith(f"{key}/") for other in objects) and not any(
+            f"{key}/".startswith(f"{other}/") for other in objects
+        ):
+            objects[key] = b"plain"
+            keys.add(key)
+    return objects, keys
+
+
+def _store(objects: Mapping[str, bytes]) -> MemoryStore:
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.place(BUCKET.join(key), data)
+    return store
+
+
+async def _pages(data: Reading, window: Window, limit: int) -> list[list[ListedKey]]:
+    pages = []
+    after: str | None = window.after
+    while after is not None:
+        page = await data.resolver.page(data.dataset, window._replace(after=after), limit)
+        pages.append(page.entries)
+        after = page.after
+    return pages
+
+
+def _expected(keys: set[str], window: Window) -> list[str]:
+    wanted = sorted(key for key in keys if window.admits(key))
+    folded = [window.fold(key) for key in wanted]
+    found = [key if fold is None else fold for key, fold in zip(wanted, folded, strict=True)]
+    return [key for key in dict.fromkeys(found) if key != window.after]
+
+
+@st.composite
+def windows(draw: st.DrawFn, keys: set[str]) -> Window:
+    """Draw a window that begins and ends somewhere in, before or behind *keys*."""
+
+    def text() -> str:
+        key = draw(st.sampled_from(sorted(keys) or [""]))
+        cut = key[: draw(st.integers(0, len(key)))]
+        return cut + draw(st.sampled_from(["", "", "/", "0", "-", "z"]))
+
+    prefix = draw(st.one_of(st.just(""), st.builds(text)))
+    while "//" in prefix or prefix.startswith("/"):
+        prefix = prefix.replace("//", "/").removeprefix("/")
+    after = draw(st.one_of(st.just(""), st.builds(text)))
+    return Window(prefix, after, draw(st.sampled_from(["", "/"])))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
+@given(trees(), st.data())
+async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
+    """Pages of any size, from any start, have each key once."""
+    objects, keys = tree
+    served = reading(_store(objects), root=BUCKET)
+    window = data.draw(windows(keys))
+    limit = data.draw(st.sampled_from([1, 2, 3, 7, 1000]))
+    pages = await _pages(served, window, limit)
+    found = [entry.key for page in pages for entry in page]
+
+    assert found == _expected(keys, window)
+    assert max(map(len, pages)) <= limit
+
+
+@settings(max_examples=40)
+@given(trees())
+async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
+    """Size and version of each key are those of the entity."""
+    objects, _ = tree
+    served = reading(_store(objects), root=BUCKET)
+    for page in await _pages(served, Window(""), 1000):
+        for key, nbytes, etag, _ in page:
+            opening = served.resolver.open(served.dataset, VirtualKey(key), lambda _: All(None))
+            async with opening as opened:
+                assert opened is not None, key
+                entity = opened.entity
+            assert entity.coding in (Coding.PLAIN, Coding.GZIP)
+            assert (entity.length, entity.etag) == (nbytes, etag), key
+
+
+@settings(max_examples=40)
+@given(trees(), st.data())
+async def test_what_stays_is_listed_once_whatever_comes_and_goes(
+    tree: Tree, data: st.DataObject
+) -> None:
+    """Changes of other objects between pages disturb no key."""
+    objects, keys = tree
+    store = _store(objects)
+    served = reading(store, root=BUCKET, ttl_s=0)
+    limit = data.draw(st.integers(1, 5))
+    plain = [f"plain/{name}" for name in ("a", "b/c", "zz/1")]
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = await served.resolver.page(served.dataset, Window("", after), limit)
+        found += [entry.key for entry in page.entries]
+        after = page.after
+        name = BUCKET.join(data.draw(st.sampled_from(plain)))
+        if name.key not in objects:
+            store.place(name, b"new") if data.draw(st.booleans()) else store.remove(name)
+
+    assert len(found) == len(set(found))
+    assert set(found) - set(plain) == keys - set(plain)

@@ -1,10 +1,12 @@
-"""Reads that are performed, shared, cached and revalidated."""
+"""Reads that are performed each time, or shared, cached and revalidated."""
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,14 +16,20 @@ from app.errors import (
     DamagedError,
     StorageDeniedError,
     StorageUnavailableError,
+    VersionChangedError,
 )
-from app.formats.reading import DecodeError, Opaque, Read
+from app.formats.icechunk.envelope import memory_nbytes
+from app.formats.reading import DecodeError, Opaque, Read, Versioned
 from app.model import ByteRange, Condition, ETag, Fixed, ObjectRef, UnmodifiedSince
+from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
-from app.storage.contract import Stat
+from app.resolve.perform import DirectFetch, perform
+from app.storage.contract import Found, NotModified, Stat
+from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
 
 _TTL_S = 60.0
+_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -100,21 +108,14 @@ async def test_the_time_runs_from_the_question() -> None:
 
 
 async def test_failures_and_damage_are_not_cached() -> None:
-    """The next read asks the store again."""
+    """The next read asks the store again; an expired result is not returned for a failure."""
     case = _Case(b"bad")
     case.store.failure = StorageDeniedError(REF, "for the test")
     for error in (StorageDeniedError, DamagedError):
         with pytest.raises(error):
             await case.data()
     case.store.place(REF, b"mended")
-
     assert await case.data() == b"mended"
-
-
-async def test_a_failed_revalidation_is_a_failure() -> None:
-    """An expired result is not returned because the store fails."""
-    case = _Case()
-    await case.data()
     case.clock.now += _TTL_S
     case.store.failure = StorageUnavailableError(REF, "for the test")
     with pytest.raises(StorageUnavailableError):
@@ -124,50 +125,31 @@ async def test_a_failed_revalidation_is_a_failure() -> None:
 async def test_callers_of_one_read_share_it() -> None:
     """A hundred callers make one read and decode it once."""
     case = _Case()
-    found = await asyncio.gather(*(case.data() for _ in range(100)))
-
-    assert found == [b"old"] * 100
+    assert await asyncio.gather(*(case.data() for _ in range(100))) == [b"old"] * 100
     assert (len(case.store.calls), len(case.decoder.threads)) == (1, 1)
 
 
-async def test_what_was_forgotten_is_read_anew() -> None:
-    """After `forget` the read is unconditional."""
-    case = _Case()
-    await case.data()
-    case.store.place(REF, b"new")
-    case.fetch.forget(REF)
-    case.clock.now += 0.001
-
-    assert await case.data() == b"new"
-    assert case.store.calls[-1].if_none_match is None
-
-
-async def test_forgetting_concerns_one_object() -> None:
-    """Results of other objects stay fresh."""
+@pytest.mark.parametrize("others", [0, 2**16 + 1])
+async def test_what_was_forgotten_is_read_anew(others: int) -> None:
+    """After `forget` the read is unconditional, however many other objects are forgotten."""
     case = _Case()
     await case.data()
     case.fetch.forget(ObjectRef("memory://bucket", "data/other"))
     case.clock.now += 0.001
     await case.data()
-
     assert len(case.store.calls) == 1
-
-
-async def test_what_was_forgotten_is_not_known_again() -> None:
-    """Forgetting many other objects does not make it fresh again."""
-    case = _Case()
-    await case.data()
     case.store.place(REF, b"new")
     case.fetch.forget(REF)
-
-    for number in range(2**16 + 1):
+    for number in range(others):
         case.fetch.forget(ObjectRef("memory://bucket", str(number)))
 
     assert await case.data() == b"new"
+    assert case.store.calls[-1].if_none_match is None
 
 
-async def test_a_read_under_way_is_not_joined_after_forgetting() -> None:
-    """A read that began before `forget` may return the old version."""
+@pytest.mark.parametrize("is_under_way", [False, True])
+async def test_a_read_that_began_before_forgetting_is_not_believed(*, is_under_way: bool) -> None:
+    """Its result may be the old version: it is not joined, and for its callers only."""
     case = _Case()
     case.store.gate.clear()
     before = asyncio.create_task(case.data())
@@ -175,75 +157,58 @@ async def test_a_read_under_way_is_not_joined_after_forgetting() -> None:
     case.clock.now += 0.001
     case.fetch.forget(REF)
     case.clock.now += 0.001
-    after = asyncio.create_task(case.data())
-    await settle()
-    case.store.gate.set()
-    await asyncio.gather(before, after)
+    if is_under_way:
+        after = asyncio.create_task(case.data())
+        await settle()
+        case.store.gate.set()
+        await asyncio.gather(before, after)
+    else:
+        case.store.gate.set()
+        await before
+        await case.data()
 
     assert len(case.store.calls) == 2
-
-
-async def test_a_read_that_began_before_forgetting_is_not_believed() -> None:
-    """Its result is for its callers only; the next caller reads again."""
-    case = _Case()
-    case.store.gate.clear()
-    before = asyncio.create_task(case.data())
-    await settle()
-    case.clock.now += 0.001
-    case.fetch.forget(REF)
-    case.clock.now += 0.001
-    case.store.gate.set()
-    await before
-    await case.data()
-
-    assert len(case.store.calls) == 2
-
-
-async def test_a_read_of_a_version_never_goes_stale() -> None:
-    """Neither time nor `forget` outdates it."""
-    case = _Case()
-    pinned = case.read._replace(version=case.store.place(REF, b"old"))
-    await case.fetch(pinned)
-    case.clock.now += 1000 * _TTL_S
-    case.fetch.forget(REF)
-    case.clock.now += 0.001
-    found = await case.fetch(pinned)
-
-    assert found is not None
-    assert (found.value.data, len(case.store.calls)) == (b"old", 1)
 
 
 _FIXED = Fixed(ETag('"name"'))
 
 
-async def test_a_read_of_what_never_changes_never_goes_stale() -> None:
-    """It is unconditional, and neither time nor `forget` outdates it."""
+@pytest.mark.parametrize("is_fixed", [False, True])
+async def test_a_read_of_a_version_never_goes_stale(*, is_fixed: bool) -> None:
+    """Neither time nor `forget` outdates it; of what never changes it is unconditional."""
     case = _Case()
-    fixed = case.read._replace(version=_FIXED)
-    first = await case.fetch(fixed)
+    version = _FIXED if is_fixed else case.store.place(REF, b"old")
+    pinned = case.read._replace(version=version)
+    first = await case.fetch(pinned)
     case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
     case.fetch.forget(REF)
+    case.clock.now += 0.001
 
-    assert await case.fetch(fixed) is first
+    assert first is not None
+    assert first.value.data == b"old"
+    assert await case.fetch(pinned) is first
     (call,) = case.store.calls
-    assert (call.if_match, call.if_none_match) == (None, None)
+    assert (call.if_match, call.if_none_match) == (None if is_fixed else version, None)
 
 
-async def test_the_absence_of_what_never_changes_ends() -> None:
-    """A file may be read before it is written: absence expires after `ttl_s`."""
+@pytest.mark.parametrize("ever", [False, True])
+async def test_absence_ends(*, ever: bool) -> None:
+    """A file may be read before it is written: absence expires, for what never changes too."""
     case = _Case(None)
-    fixed = case.read._replace(version=_FIXED)
-    assert await case.fetch(fixed) is None
+    read = case.read if ever else case.read._replace(version=_FIXED)
+    assert await case.fetch(read, ever=ever) is None
     case.store.place(REF, b"new")
-    assert await case.fetch(fixed) is None
+    assert await case.fetch(read, ever=ever) is None
+    entry = await case.fetch.get_or_fetch(read, ever=ever)
+    assert entry.expires_at == case.clock.now + _TTL_S
     case.clock.now += _TTL_S
-    found = await case.fetch(fixed)
+    found = await case.fetch(read, ever=ever)
 
     assert found is not None
     assert found.value.data == b"new"
     case.clock.now += 1000 * _TTL_S
-    assert await case.fetch(fixed) is found
+    assert await case.fetch(read, ever=ever) is found
 
 
 @pytest.mark.parametrize("data", [b"old", None])
@@ -259,74 +224,39 @@ async def test_what_must_not_have_changed_is_damaged_where_it_has(
 
 
 async def test_a_read_for_ever_takes_any_known_version() -> None:
-    """It expires never, until another reader finds a new version."""
+    """It expires never, until another reader finds a new version, or the object is forgotten."""
     case = _Case()
     first = await case.fetch(case.read, ever=True)
     case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
     assert await case.fetch(case.read, ever=True) is first
+    assert (await case.fetch.get_or_fetch(case.read, ever=True)).expires_at == inf
     assert len(case.store.calls) == 1
     assert await case.data() == b"new"
-    found = await case.fetch(case.read, ever=True)
+    expires_at = case.clock.now + _TTL_S
+    assert (await case.fetch.get_or_fetch(case.read)).expires_at == expires_at
+    for data, reads in ((b"new", 2), (b"newer", 3)):
+        found = await case.fetch(case.read, ever=True)
 
-    assert found is not None
-    assert found.value.data == b"new"
-    assert len(case.store.calls) == 2
-
-
-async def test_what_was_there_once_can_be_forgotten() -> None:
-    """After `forget` a read for ever asks the store."""
-    case = _Case()
-    await case.fetch(case.read, ever=True)
-    case.store.place(REF, b"new")
-    case.fetch.forget(REF)
-    found = await case.fetch(case.read, ever=True)
-
-    assert found is not None
-    assert found.value.data == b"new"
-
-
-async def test_what_was_not_there_once_is_asked_for_again() -> None:
-    """Absence expires after `ttl_s` for a read for ever too."""
-    case = _Case(None)
-    assert await case.fetch(case.read, ever=True) is None
-    case.store.place(REF, b"new")
-    assert await case.fetch(case.read, ever=True) is None
-    case.clock.now += _TTL_S
-
-    assert await case.fetch(case.read, ever=True) is not None
-
-
-async def test_what_was_there_once_is_good_for_ever() -> None:
-    """A read for ever has no expiry, unless it found nothing."""
-    case = _Case()
-    other = case.read._replace(ref=ObjectRef("memory://bucket", "data/none"))
-
-    assert (await case.fetch.get_or_fetch(case.read, ever=True)).expires_at == inf
-    assert (await case.fetch.get_or_fetch(case.read)).expires_at == case.clock.now + _TTL_S
-    assert (await case.fetch.get_or_fetch(other, ever=True)).expires_at == case.clock.now + _TTL_S
+        assert found is not None
+        assert (found.value.data, len(case.store.calls)) == (data, reads)
+        case.store.place(REF, b"newer")
+        case.fetch.forget(REF)
 
 
 @pytest.mark.parametrize("data", [b"old", None])
 async def test_a_stat_is_cached(data: bytes | None) -> None:
-    """The store is asked for size and version once; an unknown stat is not one of absence."""
+    """The store is asked for size and version once, and never for those of another answer."""
     case = _Case(data)
     assert case.fetch.cached_stat(REF) is None
     first = await case.fetch.stat(REF)
 
     assert first.known == (None if data is None else Stat(3, case.store.place(REF, data)))
     assert first == await case.fetch.stat(REF) == case.fetch.cached_stat(REF)
+    other, told = ObjectRef("memory://bucket", "data/other"), Stat(3, ETag('"told"'))
+    case.fetch.put_stat(other, told, case.clock.now)
+    assert (await case.fetch.stat(other)).known == told
     assert case.store.methods == ["stat"]
-
-
-async def test_what_was_learned_needs_no_stat() -> None:
-    """A stat from another answer is cached."""
-    case = _Case()
-    stat = Stat(3, ETag('"told"'))
-    case.fetch.put_stat(REF, stat, case.clock.now)
-
-    assert (await case.fetch.stat(REF)).known == stat
-    assert case.store.calls == []
 
 
 @pytest.mark.parametrize("old", [b"old", None])
@@ -334,27 +264,21 @@ async def test_what_was_learned_needs_no_stat() -> None:
 async def test_the_generation_grows_when_something_known_changed(
     old: bytes | None, new: bytes | None
 ) -> None:
-    """New versions, disappearance and appearance count; confirmation does not."""
+    """New versions, disappearance and appearance count; confirmation and first reads do not."""
     case = _Case(old)
     case.read = case.read._replace(kind="shard-index")
     await case.data()
+    if old is not None:
+        await case.fetch(case.read._replace(request=ByteRange(0, 1)))
+    assert case.fetch.generation == 0
     case.store.remove(REF)
     if new is not None:
         case.store.place(REF, new)
     case.clock.now += _TTL_S
     await case.data()
+    await case.fetch.stat(REF)
 
     assert case.fetch.generation == (old != new)
-
-
-async def test_the_generation_does_not_grow_by_what_is_new() -> None:
-    """A first read contradicts nothing."""
-    case = _Case()
-    await case.data()
-    await case.fetch.stat(REF)
-    await case.fetch(case.read._replace(request=ByteRange(0, 1)))
-
-    assert case.fetch.generation == 0
 
 
 async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
@@ -370,12 +294,16 @@ async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
 
 
 def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
-    """Long names, which clients choose, count."""
+    """Long names, which clients choose, count, and are evicted like large values."""
     memory = MetadataCache(2**20)
     fetch = ReadCache(WatchedStore(), memory, ttl_s=_TTL_S)
     fetch.put_stat(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
-
     assert memory.currsize >= OVERHEAD_NBYTES + 1000
+
+    cache = SizedLRUCache[str, int](_MAX, lambda key, value: len(key) + value)
+    cache.put("a" * _MAX, 1)
+    cache.put("b", 1)
+    assert (cache.get("a" * _MAX), cache.currsize) == (None, 2)
 
 
 async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
@@ -391,14 +319,6 @@ async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
     assert (case.store.cancelled, len(case.memory)) == (1, 0)
 
 
-_MAX = 10
-
-
-def _cache() -> SizedLRUCache[str, int]:
-    """Make a cache of integers, each of which is its own size."""
-    return SizedLRUCache(_MAX, lambda _, value: value)
-
-
 _steps = st.lists(
     st.tuples(
         st.sampled_from(["put", "get", "pop"]),
@@ -412,7 +332,8 @@ _steps = st.lists(
 @given(_steps)
 def test_cache_evicts_the_least_recently_used(steps: list[tuple[str, str, int]]) -> None:
     """Entries and sizes agree with a naive model; a value over the limit is not kept."""
-    cache, model = _cache(), OrderedDict[str, int]()
+    cache = SizedLRUCache[str, int](_MAX, lambda _, value: value)
+    model = OrderedDict[str, int]()
     for verb, key, weight in steps:
         if verb == "get":
             assert cache.get(key) == model.get(key)
@@ -432,10 +353,158 @@ def test_cache_evicts_the_least_recently_used(steps: list[tuple[str, str, int]])
         assert cache.currsize <= _MAX
 
 
-def test_size_of_a_key_counts() -> None:
-    """A long key is evicted like a large value."""
-    cache = SizedLRUCache[str, int](_MAX, lambda key, value: len(key) + value)
-    cache.put("a" * _MAX, 1)
-    cache.put("b", 1)
+def refuse(_: bytes) -> Opaque:
+    """Refuse any bytes."""
+    raise DecodeError("not that")
 
-    assert (cache.get("a" * _MAX), cache.currsize) == (None, 2)
+
+async def test_nothing_is_remembered() -> None:
+    """Each read asks the store, and returns the current version."""
+    store = WatchedStore()
+    fetch, read = DirectFetch(store), Read("all", REF, ByteRange(1, 3), Opaque)
+
+    assert await fetch(read) is None
+    for data in (b"abcd", b"efgh"):
+        etag = store.place(REF, data)
+        found = await fetch(read)
+        assert found is not None
+        assert (found.value.data, found.etag, found.size) == (data[1:3], etag, 4)
+    assert store.methods == ["get"] * 3
+
+
+async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
+    """The error names the object, decoded in a thread or not, and holds nothing of the payload.
+
+    A traceback would keep it until the request is answered.
+    """
+    store = WatchedStore()
+    for size in (1, 2**20):
+        store.place(REF, bytes(size))
+        with pytest.raises(DamagedError, match="not that") as caught:
+            await perform(store, Read("all", REF, None, refuse))
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    store.place(REF, b"")
+    with pytest.raises(DamagedError, match="0 bytes are too few for its shard-index"):
+        await perform(store, Read("shard-index", REF, ByteRange(0, 4), Opaque))
+
+
+@dataclass(frozen=True)
+class _Thread:
+    """The thread that decoded something."""
+
+    ident: int
+    nbytes: int = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "is_apart"),
+    [
+        ("memory", b"a", True),
+        ("all", bytes(2**18), False),
+        ("all", bytes(2**18 + 1), True),
+        ("all", b"\x1f\x8b" + bytes(4094), False),
+        ("all", b"\x1f\x8b" + bytes(4095), True),
+        ("config", b"a", True),
+    ],
+)
+async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_apart: bool) -> None:
+    """Large, slow or compressed data is decoded in a thread."""
+    store = WatchedStore()
+    store.place(REF, data)
+    read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
+    if kind == "memory":  # however short: a few bytes of zstd can hold many
+        read = read._replace(memory_nbytes=lambda *_: 1)
+    found = await DirectFetch(store)(read)
+
+    assert found is not None
+    assert (found.value.ident != threading.get_ident()) is is_apart
+
+
+async def test_a_version_that_is_gone_has_changed() -> None:
+    """A replaced or deleted version is not absence; a known ETag is sent, and confirmed."""
+    store = WatchedStore()
+    read = Read("all", REF, None, Opaque, ETag('"other"'))
+    with pytest.raises(VersionChangedError):
+        await perform(store, read)
+    etag = store.place(REF, b"abcd")
+    with pytest.raises(VersionChangedError):
+        await perform(store, read)
+    assert isinstance(await perform(store, Read("all", REF, None, refuse), etag), NotModified)
+
+
+_LARGE = bytes(2**25) + b"the rest"
+
+
+@pytest.mark.parametrize("start", [0, 5])
+async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
+    """The second part is the rest, of the same version."""
+    store = WatchedStore()
+    etag = store.place(REF, _LARGE)
+    found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
+
+    assert found is not None
+    assert (found.value.data, found.size) == (_LARGE[start:], len(_LARGE))
+    assert [(call.request, call.if_match) for call in store.calls] == [
+        (ByteRange(start, start + 2**25), None),
+        (ByteRange(start + 2**25, len(_LARGE)), etag),
+    ]
+
+
+async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -> None:
+    """Parts of two versions are never joined."""
+
+    class Replacing(WatchedStore):
+        async def get(self, *args: Any, **conditions: Any) -> Found | NotModified | None:
+            found = await super().get(*args, **conditions)
+            self.place(REF, _LARGE + b"!")
+            return found
+
+    store = Replacing()
+    store.place(REF, _LARGE)
+    with pytest.raises(VersionChangedError):
+        await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
+
+
+async def test_what_takes_much_memory_waits_for_room() -> None:
+    """A large object is read once others have released memory."""
+    store = WatchedStore()
+    store.place(REF, _LARGE)
+    budget = ByteBudget(2**26, wait_s=20)
+    await budget.acquire(2**26)
+    read = Read("all", REF, ByteRange(0, 2**40), Opaque)
+    waiting = asyncio.create_task(perform(store, read, decoding=budget))
+    await asyncio.sleep(0.01)
+
+    assert (len(store.calls), waiting.done()) == (0, False)
+    budget.release(2**26)
+    found = await waiting
+    assert budget.held_bytes == 0
+    assert isinstance(found, Versioned)
+    assert found.value.nbytes == len(_LARGE)
+
+
+async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
+    """Each reserves its decoded size, however small the file is."""
+    store, counting = WatchedStore(), threading.Lock()
+    at_once: list[int] = [0]
+    running = 0
+
+    def decode(data: bytes) -> Opaque:
+        nonlocal running
+        with counting:
+            running += 1
+            at_once.append(running)
+        time.sleep(0.01)
+        with counting:
+            running -= 1
+        return Opaque(data)
+
+    file = envelope(bytes(2**20), REPO_INFO)
+    store.place(REF, file)
+    budget = ByteBudget(2 * memory_nbytes(file, 2**22), wait_s=20)
+    request = ByteRange(0, 2**22)
+    reads = [Read(f"{n}", REF, request, decode, memory_nbytes=memory_nbytes) for n in range(8)]
+    await asyncio.gather(*(perform(store, read, decoding=budget) for read in reads))
+
+    assert max(at_once) == 2
+    assert len(file) < 1000

@@ -1,13 +1,20 @@
 """Keys that refer to parts of objects elsewhere: which reads that takes, and what is damage."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 
-from app.errors import DamagedError
+from app.errors import DamagedError, ReadOnlyError
 from app.formats.contract import Format
+from app.formats.listing import NOTHING, ListingRules, Name
+from app.formats.reading import Fetch
+from app.formats.surveying import Collection, Listing, Shards
 from app.model import (
     EVERYTHING,
+    MISSING,
     ByteRange,
     ByteRequest,
     ETag,
@@ -24,15 +31,74 @@ from app.model import (
 )
 from app.resolve.bodies import Entity
 from app.storage.memory import MemoryStore
-from tests.resolve.pointers import Pointers
-from tests.resolve.stores import REF, Clock, WatchedStore
-from tests.resolving import All, Reading, gather, reading
+from tests.resolve.stores import REF, Clock, WatchedStore, look_up, read_key
+from tests.resolving import Reading, reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))
 NAME = Fixed(ETag('"name"'))
 STREAM_BYTES = 4096
 TTL_S = 60.0
 OTHER = ObjectRef("memory://bucket", "data/other")
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """A made-up format: everything is one container, in which *locations* are found."""
+
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    name: str = "pointers"
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Know of no such spelling."""
+        return None
+
+    def translator(self, directory: ObjectRef, name: str) -> None:
+        """Know of no documents."""
+
+    async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
+        """Refuse."""
+        raise ReadOnlyError(key)
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
+        """Open any directory."""
+        return self
+
+    def encloses(self, key: VirtualKey) -> bool:
+        """Hold everything."""
+        return True
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Look *key* up."""
+        return self.locations.get(key, MISSING)
+
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> None:
+        """Know of none."""
+
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
+        """Hide everything."""
+        return NOTHING
+
+    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
+        """Name the keys."""
+        return [Name(key) for key in self.locations]
+
+    async def collections(
+        self, fetch: Fetch, listing: Listing
+    ) -> Sequence[Collection | DamagedError]:
+        """Describe nothing."""
+        return ()
+
+    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
+        """Know of none."""
+        return None
+
+    def expects(self, path: str) -> bool:
+        """Expect none."""
+        return False
+
+    def names_below(self) -> Sequence[str] | None:
+        """Know of none."""
+        return ()
 
 
 class _Case:
@@ -52,20 +118,13 @@ class _Case:
         self, reads: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
     ) -> bytes | None:
         """Read a part, or all."""
-
-        def choose(entity: Entity) -> All:
-            return All(ByteRange(*reads) if reads else ByteRange(0, entity.length))
-
-        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), choose, asked)
-        async with opening as opened:
-            return None if opened is None else await gather(opened.body)
+        return await read_key(self.data, "key", reads, asked)
 
     async def look(self) -> Entity:
         """Look it up, as HEAD does."""
-        opening = self.data.resolver.open(self.data.dataset, VirtualKey("key"), lambda _: All(None))
-        async with opening as opened:
-            assert opened is not None
-            return opened.entity
+        entity = await look_up(self.data, "key")
+        assert entity is not None
+        return entity
 
     @property
     def etags(self) -> set[ETag]:
@@ -87,13 +146,16 @@ def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
 
 
 async def test_a_part_that_was_read_whole_is_at_hand() -> None:
-    """One read brings the bytes, the version and the size of the object, and no other follows."""
+    """One read brings bytes, version and size; after `ttl_s` the object may be another one."""
     case = _Case(_part(100, 200))
 
     assert await case.read() == DATA[100:200]
+    case.store.place(REF, DATA[::-1])
     assert await case.read() == DATA[100:200]
     assert await case.read((10, 20)) == DATA[110:120]
     assert case.requests == [("get", ByteRange(100, 200))]
+    case.clock.now += TTL_S
+    assert await case.read() == DATA[::-1][100:200]
 
 
 @pytest.mark.parametrize(
@@ -127,35 +189,18 @@ async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
 
 
 async def test_looking_at_a_part_reads_nothing_of_it() -> None:
-    """Its ETag has the object's version, the range, and the reference."""
+    """Its ETag has the object's version, the range, and the reference: versions may be numbers."""
     case = _Case(_part(100, 200))
     entity = await case.look()
     etag = case.store.place(OTHER, DATA)
 
     assert (entity.etag, entity.length) == (ETag(f'{etag[:-1]}-64-64-by"'), 100)
+    assert (await _Case(_part(100, 200, "two")).look()).etag != entity.etag
     assert not entity.is_lasting
     assert case.requests == [("stat", None)]
-
-
-async def test_a_part_of_a_replaced_object_is_read_anew() -> None:
-    """The first read finds the new version."""
-    case = _Case(_part(100, 200))
-    before = await case.look()
     case.store.place(REF, DATA[::-1])
-
     assert await case.read() == DATA[::-1][100:200]
-    assert (await case.look()).etag != before.etag
-
-
-async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> None:
-    """After `ttl_s` the object may be another one."""
-    case = _Case(_part(100, 200))
-    await case.read()
-    case.store.place(REF, DATA[::-1])
-    assert await case.read() == DATA[100:200]
-    case.clock.now += TTL_S
-
-    assert await case.read() == DATA[::-1][100:200]
+    assert (await case.look()).etag != entity.etag
 
 
 @pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
@@ -163,22 +208,13 @@ async def test_a_part_that_is_at_hand_is_looked_at_again_after_its_time() -> Non
 async def test_a_part_that_is_not_there_is_damage(
     data: bytes | None, asked: ByteRequest | None
 ) -> None:
-    """A missing or short object is damage that names it, not absence."""
+    """A missing or short object is damage that names it, not absence, until it is there."""
     case = _Case(_part(100, 200), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
         await case.read((0, 1), asked)
     assert len(case.requests) <= 2
-
-
-async def test_a_part_appears_once_its_object_is_there() -> None:
-    """Damage is not cached."""
-    case = _Case(_part(100, 200), None)
-    for data, modified in ((DATA[:150], 1), (None, 2)):
-        with pytest.raises(DamagedError):
-            await case.read()
-        case.clock.now += TTL_S * modified
-        case.store.place(REF, data or DATA)
-
+    case.clock.now += TTL_S
+    case.store.place(REF, DATA)
     assert await case.read() == DATA[100:200]
 
 
@@ -188,9 +224,13 @@ def _aged(start: int, stop: int) -> Referenced:
 
 
 async def test_objects_of_one_age_are_told_apart() -> None:
-    """Objects of one modification time differ by ETag, and ranges are not mixed."""
+    """They differ by ETag, and ranges are not mixed; a look reads a byte, to check the time."""
     case = _Case(_aged(100, 200))
+    await case.data.resolver._fetch.stat(REF)
+    case.store.calls.clear()
     first, data = await case.look(), await case.read()
+    looked = case.store.calls[0]
+    assert (looked.request, looked.if_match) == (ByteRange(100, 101), UnmodifiedSince(1000))
     case.store.place(REF, DATA[::-1], modified_s=1000)
     case.clock.now += TTL_S
     second = await case.look()
@@ -199,18 +239,6 @@ async def test_objects_of_one_age_are_told_apart() -> None:
     assert second.etag != first.etag
     assert await case.read((0, 50)) == DATA[::-1][100:150]
     assert {call.if_match for call in case.store.calls} <= {UnmodifiedSince(1000), *case.etags}
-
-
-async def test_looking_at_an_object_of_an_age_reads_a_byte() -> None:
-    """Only a read checks the modification time."""
-    case = _Case(_aged(100, 200))
-    await case.data.resolver._fetch.stat(REF)
-    case.store.calls.clear()
-    await case.look()
-
-    assert [(call.request, call.if_match) for call in case.store.calls] == [
-        (ByteRange(100, 101), UnmodifiedSince(1000))
-    ]
 
 
 @pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), None])
@@ -226,16 +254,10 @@ async def test_a_younger_object_is_another_one(asked: ByteRequest | None) -> Non
 @pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), ByteRange(0, 5), None])
 @pytest.mark.parametrize("at", [0, 100, len(DATA)])
 async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
-    """An empty part may lie at the end of the object."""
-    case = _Case(_part(at, at))
-
-    assert await case.read(asked=asked) == b""
-
-
-async def test_an_empty_part_of_no_object_is_damage() -> None:
-    """The object must exist."""
+    """An empty part may lie at the end of the object, which must exist."""
+    assert await _Case(_part(at, at)).read(asked=asked) == b""
     with pytest.raises(DamagedError):
-        await _Case(_part(0, 0), None).read()
+        await _Case(_part(at, at), None).read(asked=asked)
 
 
 @pytest.mark.parametrize("asked", [EVERYTHING, None])
@@ -267,15 +289,8 @@ async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
     assert case.requests == [("get", ByteRange(100, 150))]
 
 
-async def test_objects_of_one_version_are_told_apart() -> None:
-    """Some stores number the versions of each object from one."""
-    one, two = [await _Case(_part(0, 10, by)).look() for by in ("one", "two")]
-
-    assert one.etag != two.etag
-
-
 async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
-    """Its size and version are known without a read."""
+    """Size and version are known without one, and never outdated; what is inline needs no store."""
     case = _Case(_fixed(100, 200))
     entity = await case.look()
 
@@ -283,35 +298,49 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
     assert entity.is_lasting
     assert case.requests == []
     assert await case.read() == DATA[100:200]
+    case.clock.now += 1000 * TTL_S
+    case.data.fetch.forget(REF)
+    assert await case.read() == DATA[100:200]
     (call,) = case.store.calls
     assert (call.request, call.if_match) == (ByteRange(100, 200), None)
 
+    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
+    entity = await case.look()
+    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
+    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
+    assert case.requests == []
+
 
 @pytest.mark.parametrize("version", [NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))])
-@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
-@pytest.mark.parametrize("reads", [None, (0, 100), (99, 100)])
+@pytest.mark.parametrize(
+    ("data", "stop", "reads", "method"),
+    [
+        *(
+            (data, 200, reads, "get")
+            for data in (None, b"", DATA[:100], DATA[:199])
+            for reads in (None, (0, 100), (99, 100))
+        ),
+        *((data, 8192, None, "stream") for data in (None, b"", DATA[:100], DATA[:8191])),
+    ],
+)
 async def test_a_fixed_chunk_that_is_not_there_is_damage(
-    data: bytes | None, reads: tuple[int, int] | None, version: Fixed
+    data: bytes | None,
+    stop: int,
+    reads: tuple[int, int] | None,
+    method: str,
+    version: Fixed,
 ) -> None:
-    """One request finds that the object is missing or too short."""
-    case = _Case(_fixed(100, 200, version), data)
-    with pytest.raises(DamagedError, match=f"{REF}: is missing, or not as it was"):
+    """One request finds, before the first byte, that the object is missing or too short."""
+    case = _Case(_fixed(100, stop, version), data)
+    reason = "is missing, or not as it was" if method == "get" else ""
+    with pytest.raises(DamagedError, match=f"{REF}: {reason}"):
         await case.read(reads)
-    assert len(case.requests) == 1
-
-
-@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:8191]])
-async def test_a_large_fixed_chunk_that_is_not_there_is_damage(data: bytes | None) -> None:
-    """The error comes before the first byte."""
-    case = _Case(_fixed(100, 8192), data)
-    with pytest.raises(DamagedError, match=f"{REF}: "):
-        await case.read()
-    assert [method for method, _ in case.requests] == ["stream"]
+    assert [each for each, _ in case.requests] == [method]
 
 
 @pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
 async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> None:
-    """Only the version that the reference names is requested; a large chunk is streamed."""
+    """Only the version that the reference names is requested; that it was replaced is damage."""
     etag = WatchedStore().place(REF, DATA)
     for condition in (None, etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
         case = _Case(_fixed(100, stop, Fixed(etag, condition)))
@@ -319,36 +348,8 @@ async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> N
         assert await case.read() == DATA[100:stop]
         (call,) = case.store.calls
         assert (call.method, call.if_match) == (method, condition)
-
-
-@pytest.mark.parametrize("stop", [200, 8192])
-@pytest.mark.parametrize("condition", [ETag('"another"'), UnmodifiedSince(999)])
-async def test_a_checksum_that_does_not_hold_is_damage(
-    condition: ETag | UnmodifiedSince, stop: int
-) -> None:
-    """The object was replaced; a retry would not help."""
-    case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
-    with pytest.raises(DamagedError, match="not as it was when it was referred to"):
-        await case.read()
-    assert len(case.requests) == 1
-
-
-async def test_a_fixed_chunk_stays_at_hand_for_ever() -> None:
-    """Neither time nor `forget` outdates it."""
-    case = _Case(_fixed(100, 200))
-    await case.read()
-    case.clock.now += 1000 * TTL_S
-    case.data.fetch.forget(REF)
-
-    assert await case.read() == DATA[100:200]
-    assert len(case.requests) == 1
-
-
-async def test_what_is_inline_needs_no_store() -> None:
-    """Its version comes with it."""
-    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
-    entity = await case.look()
-
-    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
-    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
-    assert case.requests == []
+    for condition in (ETag('"another"'), UnmodifiedSince(999)):
+        case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
+        with pytest.raises(DamagedError, match="not as it was when it was referred to"):
+            await case.read()
+        assert len(case.requests) == 1

@@ -7,16 +7,7 @@ from itertools import count
 
 import pytest
 
-from app.errors import (
-    BusyError,
-    ClockSkewError,
-    ConflictError,
-    DamagedError,
-    LockedError,
-    ReadOnlyError,
-    StorageTimeoutError,
-    UnknownRepositoryError,
-)
+from app import errors
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_info import Availability, RepoInfo
 from app.formats.icechunk.repo_writer import TagCreated
@@ -110,19 +101,18 @@ def tagged(name: str) -> Repo:
 
 
 async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
-    """What was known of the file is old once it was replaced."""
+    """The old file is in `overwritten`, under the name that the log tells, with the newest first.
+
+    A plan without a change writes nothing.
+    """
     assert "t" not in (await swapping.info()).tags
-
+    assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
+    assert [each.ref.key async for each in swapping.store.list(ROOT.prefix)] == ["data/repo"]
     await swapping.changes.create_tag("t", encode_id(FIRST))
 
-    assert (await swapping.info()).tags["t"] == encode_id(FIRST)
-
-
-async def test_the_old_file_is_kept_as_it_was(swapping: Swapping) -> None:
-    """It is in `overwritten`, under the name that the log tells, with the newest first."""
-    await swapping.changes.create_tag("t", encode_id(FIRST))
-
-    (_, first) = (await swapping.info()).updates()
+    info = await swapping.info()
+    assert info.tags["t"] == encode_id(FIRST)
+    (_, first) = info.updates()
     assert first.backup_path is not None
     prefix, number, unique = first.backup_path.split(".")
     assert (prefix, int(number)) == ("repo", 32503680000000 - int(LATER_S * 1000))
@@ -138,7 +128,7 @@ async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
     assert set((await swapping.info()).tags) == {"theirs", "ours"}
 
     swapping.store.before = [lambda: swapping.place(tagged("same"))]
-    with pytest.raises(ConflictError):
+    with pytest.raises(errors.ConflictError):
         await swapping.changes.create_tag("same", encode_id(FIRST))
 
 
@@ -151,7 +141,7 @@ async def test_patience_has_an_end(swapping: Swapping) -> None:
         swapping.place(tagged(f"{next(numbers)}"))
 
     swapping.store.before = [race]
-    with pytest.raises(BusyError):
+    with pytest.raises(errors.BusyError):
         await swapping.changes.create_tag("t", encode_id(FIRST))
 
     assert len(swapping.pauses) == 95
@@ -164,43 +154,30 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
 
     def fail() -> None:
         swapping.place(tagged("t"))
-        raise StorageTimeoutError(ROOT.join("repo"), "no answer")
+        raise errors.StorageTimeoutError(ROOT.join("repo"), "no answer")
 
     await swapping.info()
     swapping.store.before = [fail]
-    with pytest.raises(StorageTimeoutError):
+    with pytest.raises(errors.StorageTimeoutError):
         await swapping.changes.create_tag("t", encode_id(FIRST))
 
     assert "t" in (await swapping.info()).tags
 
 
-async def test_what_is_done_already_is_not_done_again(swapping: Swapping) -> None:
-    """A plan without a change writes nothing."""
-    assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
-
-    listed = [each.ref.key async for each in swapping.store.list(ROOT.prefix)]
-    assert listed == ["data/repo"]
-
-
-async def test_times_rise(swapping: Swapping) -> None:
-    """A clock that is a little behind tells the first microsecond after the newest operation."""
-    swapping.store.now = NOON / 1e6 - 9.5
-    for name in ("a", "b"):
-        await swapping.changes.create_tag(name, encode_id(FIRST))
-
-    times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
-    assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
-
-
 async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
-    """Where the newest operation is in the future both times are told, and nothing is written."""
+    """Both times are told; one that is a little behind tells a microsecond after the newest."""
     swapping.store.now = NOON / 1e6 - 10.5
-    with pytest.raises(ClockSkewError) as raised:
+    with pytest.raises(errors.ClockSkewError) as raised:
         await swapping.changes.create_tag("t", encode_id(FIRST))
-
     assert "2023-11-14T22:13:20.000Z" in str(raised.value)
     assert "2023-11-14T22:13:09.500Z" in str(raised.value)
     assert "t" not in (await swapping.info()).tags
+
+    swapping.store.now += 1
+    for name in ("a", "b"):
+        await swapping.changes.create_tag(name, encode_id(FIRST))
+    times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
+    assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
 
 
 @pytest.mark.parametrize("availability", [Availability.READ_ONLY, Availability.OFFLINE])
@@ -209,7 +186,7 @@ async def test_a_locked_repository_is_only_unlocked(
 ) -> None:
     """Nothing but its status changes."""
     swapping.place(Repo(status={0: U8(availability), 1: U64(NOON), 2: "moving"}))
-    with pytest.raises(LockedError, match="moving"):
+    with pytest.raises(errors.LockedError, match="moving"):
         await swapping.changes.create_tag("t", encode_id(FIRST))
 
     await swapping.changes.set_status(Availability.ONLINE, None)
@@ -224,10 +201,10 @@ async def test_other_files_are_not_replaced(swapping: Swapping) -> None:
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
     change = Planned(None, TagCreated("t", FIRST))
     for repository, data, error in (
-        (old, Repo().file(), ReadOnlyError),
-        (opened.repository, b"no repository", DamagedError),
-        (opened.repository, Repo(more={13: b"new"}).file(), DamagedError),
-        (opened.repository, None, UnknownRepositoryError),
+        (old, Repo().file(), errors.ReadOnlyError),
+        (opened.repository, b"no repository", errors.DamagedError),
+        (opened.repository, Repo(more={13: b"new"}).file(), errors.DamagedError),
+        (opened.repository, None, errors.UnknownRepositoryError),
     ):
         swapping.store.remove(ROOT.join("repo"))
         if data is not None:

@@ -1,28 +1,24 @@
-"""From a virtual key to bytes: which reads that takes, and what it never does."""
+"""From a virtual key to bytes: the reads that takes, and metadata that are known and outdated."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from app.errors import (
-    BusyError,
-    DamagedError,
-    VersionChangedError,
-)
+from app.errors import BusyError, DamagedError, VersionChangedError
 from app.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
-from app.resolve.bodies import Body, Entity
+from app.resolve.bodies import Entity
 from app.resolve.containers import Dataset
 from app.storage.contract import Found, NotModified
-from tests.formats.zarr.building import (
-    build,
-    build_nested,
-    chunk_bytes,
-    encode_index,
-)
-from tests.resolve.stores import Clock, WatchedStore, holding, settle
-from tests.resolving import ROOT, All, gather, reading
+from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Watched
+from tests.formats.zarr import building as zarr
+from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
+from tests.resolve.stores import Clock, WatchedStore, holding, look_up, read_key, settle
+from tests.resolving import ROOT, All, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -45,7 +41,7 @@ class _Case:
         self.store = store or WatchedStore()
         self.clock = Clock()
         self.write(objects)
-        opened = reading(
+        self.data = reading(
             self.store,
             chunk_bytes=chunk_bytes,
             whole_index_nbytes=whole_index_nbytes,
@@ -55,8 +51,7 @@ class _Case:
             ttl_s=_TTL_S,
             clock=self.clock,
         )
-        self.fetch, self.chunks, self.budget = opened.fetch, opened.chunks, opened.budget
-        self.resolver, self.dataset = opened.resolver, opened.dataset
+        self.fetch, self.chunks, self.budget = self.data.fetch, self.data.chunks, self.data.budget
 
     def write(self, objects: Mapping[str, bytes]) -> None:
         """Store objects below the root."""
@@ -70,20 +65,11 @@ class _Case:
         reading: ByteRequest | None = EVERYTHING,
     ) -> bytes | None:
         """Read *part* of *key*, or all of it."""
-
-        def choose(entity: Entity) -> All:
-            return All(ByteRange(*part) if part else ByteRange(0, entity.length))
-
-        opening = self.resolver.open(self.dataset, VirtualKey(key), choose, reading)
-        async with opening as opened:
-            return None if opened is None else await gather(opened.body)
+        return await read_key(self.data, key, part, reading)
 
     async def stat(self, key: str) -> Entity | None:
         """Look *key* up without reading it, as HEAD does."""
-        opening = self.resolver.open(self.dataset, VirtualKey(key), lambda _: All(None))
-        async with opening as opened:
-            assert opened is None or opened.body == b""
-            return None if opened is None else opened.entity
+        return await look_up(self.data, key)
 
     async def warm(self, key: str = "zarr.json") -> None:
         """Resolve *key*, and reset the recorded calls."""
@@ -91,58 +77,49 @@ class _Case:
         self.store.calls.clear()
 
 
+def _everything(entity: Entity) -> All:
+    return All(ByteRange(0, entity.length))
+
+
 def _array(**options: object) -> _Case:
     return _Case(build(_CHUNKS), **options)  # type: ignore[arg-type]  # passed on
 
 
-async def test_a_cold_chunk_is_two_reads() -> None:
-    """After the metadata, a chunk of an unknown shard takes its index and its bytes."""
+async def test_what_is_known_is_not_read_again() -> None:
+    """A cold chunk takes its index and its bytes, a warm one its bytes, a cached one no read."""
     case = _array()
     await case.warm()
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-
-    assert [call.ref for call in case.store.calls] == [_SHARD, _SHARD]
-    assert case.store.methods == ["get", "get"]
-
-
-async def test_a_warm_chunk_is_one_read() -> None:
-    """With a known index exactly the bytes of its version are read."""
-    case = _array()
-    await case.warm("c/0/1")
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-
-    (call,) = case.store.calls
-    assert call.request == ByteRange(0, len(_CHUNKS["c/0/0"]))
-    assert call.if_match is not None
-
-
-async def test_a_cached_chunk_is_no_read() -> None:
-    """All of it and any range come from the chunk cache."""
-    case = _array()
-    await case.read("c/0/0")
+    assert await case.read("c/0/1") == _CHUNKS["c/0/1"]
+    assert [(call.method, call.ref) for call in case.store.calls] == [("get", _SHARD)] * 2
     case.store.calls.clear()
 
+    assert await case.read("c/0/0", (1, 3)) == _CHUNKS["c/0/0"][1:3]  # a part is not cached
+    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+    requests = [ByteRange(1, 3), ByteRange(0, len(_CHUNKS["c/0/0"]))]
+    assert [call.request for call in case.store.calls] == requests
+    assert all(call.if_match is not None for call in case.store.calls)
+
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
     assert await case.read("c/0/0", (1, 3)) == _CHUNKS["c/0/0"][1:3]
-    assert case.store.calls == []
+    assert len(case.store.calls) == 2
 
 
-async def test_a_part_of_a_chunk_reads_that_part() -> None:
-    """A range of a chunk is a range of its shard, and is not cached as the chunk."""
-    case = _array()
-    await case.warm("c/0/0")
-    assert await case.read("c/0/0", (1, 3)) == _CHUNKS["c/0/0"][1:3]
-    assert [call.request for call in case.store.calls] == [ByteRange(1, 3)]
-
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-
-
-async def test_a_hundred_callers_with_everything_cold_are_three_reads() -> None:
-    """Metadata, index and chunk are read once each."""
+async def test_a_hundred_callers_share_each_read() -> None:
+    """Metadata, index and chunk are read once each, and neighbours in one range; so are objects."""
     case = _array()
     await asyncio.gather(*(case.read("c/0/0") for _ in range(100)))
-
     assert len(case.store.calls) == 3
+
+    case = _array()
+    await case.warm("c/0/0")
+    keys = ("c/0/0", "c/0/1")
+    assert await asyncio.gather(*map(case.read, keys)) == [_CHUNKS[key] for key in keys]
+    assert len(case.store.calls) == 1
+
+    case = _Case({"a.bin": b"bytes"})
+    await case.warm()
+    assert await asyncio.gather(*(case.read("a.bin") for _ in range(100))) == [b"bytes"] * 100
+    assert case.store.methods == ["get"]
 
 
 async def test_looking_at_a_key_reads_no_chunk() -> None:
@@ -157,76 +134,43 @@ async def test_looking_at_a_key_reads_no_chunk() -> None:
         assert len(case.store.calls) == 1
 
 
-async def test_an_empty_chunk_of_a_warm_shard_is_no_read() -> None:
-    """The index proves absence."""
-    case = _array()
+async def test_an_index_proves_absence() -> None:
+    """So does the absence of the shard, for all its chunks by one read; and its deletion."""
+    case = _array(chunk_bytes=0)
     await case.warm("c/0/0")
-
     assert await case.read("c/1/1") is None
     assert case.store.calls == []
 
-
-async def test_an_absent_shard_is_asked_for_once() -> None:
-    """One read proves that all chunks of a missing shard are absent."""
-    case = _array()
-    await case.warm()
     assert [await case.read(f"c/2/{j}") for j in (0, 1)] == [None, None]
-
     assert len(case.store.calls) == 1
+    case.store.remove(_SHARD)
+    assert await case.read("c/0/0") is None
 
 
 async def test_a_large_index_is_read_by_entry() -> None:
-    """Of an index over the limit only one entry is read."""
+    """Of an index over the limit one entry is read; a shard in a shard still ends in one read."""
     case = _array(whole_index_nbytes=10)
     await case.warm()
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-
     requests = [call.request for call in case.store.calls]
     assert [getattr(request, "length", 0) for request in requests] == [1, 16, 5]
 
-
-async def test_a_nested_chunk_still_ends_in_one_read() -> None:
-    """With both indexes known a chunk of a shard inside a shard is one read."""
     case = _Case(build_nested({"c/0": b"zero", "c/1": b"one"}))
     await case.warm("c/0")
-
     assert await case.read("c/1") == b"one"
     assert len(case.store.calls) == 1
 
 
-async def test_neighbours_asked_for_together_are_one_read() -> None:
-    """Two chunks that lie side by side come in one range."""
-    case = _array()
-    await case.warm("c/0/0")
-    first, second = await asyncio.gather(case.read("c/0/0"), case.read("c/0/1"))
-
-    assert (first, second) == (_CHUNKS["c/0/0"], _CHUNKS["c/0/1"])
-    assert len(case.store.calls) == 1
-
-
-async def test_a_hundred_callers_of_an_object_are_one_read() -> None:
-    """Reads of unsharded objects are shared too."""
-    case = _Case({"a.bin": b"bytes"})
-    await case.warm()
-
-    assert await asyncio.gather(*(case.read("a.bin") for _ in range(100))) == [b"bytes"] * 100
-    assert case.store.methods == ["get"]
-
-
 async def test_an_object_whose_part_is_unknown_is_measured_first() -> None:
-    """If the part depends on the size, a stat comes first."""
-    case = _Case({"a.bin": b"bytes"})
+    """An empty object is not absent; a known one that was replaced is read in its new version."""
+    case = _Case({"a.bin": b"bytes", "empty.bin": b""}, chunk_bytes=0)
     await case.warm()
 
     assert await case.read("a.bin", (1, 3), reading=None) == b"yt"
     assert case.store.methods == ["stat", "get"]
-
-
-async def test_an_empty_object_is_there() -> None:
-    """An empty object is not absent."""
-    case = _Case({"a.bin": b""})
-
-    assert await case.read("a.bin") == b""
+    case.write({"a.bin": b"newer bytes"})
+    assert await case.read("a.bin") == b"newer bytes"
+    assert await case.read("empty.bin") == b""
 
 
 async def test_an_absent_object_is_asked_for_once() -> None:
@@ -248,52 +192,23 @@ async def test_an_absent_object_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize("reading", [EVERYTHING, None])
 async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
-    """More than the limit is streamed, and not cached."""
+    """More than the limit is streamed, an object or a range of a shard, and not cached."""
     data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
-    case = _Case({"large.bin": data})
-    await case.warm()
-    assert await case.read("large.bin", reading=reading) == data
-
-    assert case.store.methods == ["get" if reading else "stat", "stream"]
-    assert case.chunks.cache.currsize == 0
-
-
-async def test_a_large_chunk_streams() -> None:
-    """A chunk over the limit is a stream of a range of its shard."""
-    data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
-    case = _Case(build({"c/0/0": data}))
+    case = _Case(build({"c/0/0": data}) | {"large.bin": data})
     await case.warm("c/0/0")
+    assert await case.read("large.bin", reading=reading) == data
+    assert case.store.methods == ["get" if reading else "stat", "stream"]
 
-    def choose(entity: Entity) -> All:
-        return All(ByteRange(0, entity.length))
-
-    async with case.resolver.open(case.dataset, VirtualKey("c/0/0"), choose) as opened:
+    opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), _everything)
+    async with opening as opened:
         assert opened is not None
-        body: Body = opened.body
-        assert not isinstance(body, bytes)
-        pieces = [piece async for piece in body]
+        assert not isinstance(opened.body, bytes)
+        pieces = [piece async for piece in opened.body]
 
     assert b"".join(pieces) == data
     assert len(pieces) > 1
-    assert (case.store.methods, case.chunks.cache.currsize) == (["stream"], 0)
-
-
-async def test_an_overwritten_object_gives_the_new_bytes() -> None:
-    """A known object that was replaced is read in its new version."""
-    case = _Case({"a.bin": b"old"}, chunk_bytes=0)
-    await case.read("a.bin")
-    case.write({"a.bin": b"newer"})
-
-    assert await case.read("a.bin") == b"newer"
-
-
-async def test_a_deleted_shard_is_absent() -> None:
-    """The chunks of a deleted shard are absent."""
-    case = _array(chunk_bytes=0)
-    await case.warm("c/0/0")
-    case.store.remove(_SHARD)
-
-    assert await case.read("c/0/0") is None
+    assert case.store.methods[2:] == ["stream"]
+    assert case.chunks.cache.currsize == 0
 
 
 class _RestlessStore(WatchedStore):
@@ -348,14 +263,19 @@ async def test_a_known_absence_ends_with_its_time(objects: dict[str, bytes]) -> 
 
 
 async def test_damage_names_the_shard_and_is_not_remembered() -> None:
-    """A damaged shard is an error until it is mended."""
+    """It costs one read with fresh metadata, and is an error until the shard is mended."""
     case = _array()
     whole = build(_CHUNKS)["c/0/0"]
-    case.write({"c/0/0": whole[:-1] + bytes([whole[-1] ^ 1])})
-    with pytest.raises(DamagedError, match="data/c/0/0: the checksum"):
-        await case.read("c/0/0")
+    for damaged, reason in (
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "the checksum"),
+        (b"short" + encode_index([(0, 99)] * 4), ""),
+    ):
+        case.write({"c/0/0": damaged})
+        with pytest.raises(DamagedError, match=f"data/c/0/0: {reason}"):
+            await case.read("c/0/0")
+        case.clock.now += 0.1
+    assert [call.ref for call in case.store.calls] == [ROOT.join("zarr.json")] + [_SHARD] * 2
     case.write({"c/0/0": whole})
-    case.clock.now += 0.001
 
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
 
@@ -368,18 +288,6 @@ async def test_an_array_rewritten_otherwise_is_not_damaged() -> None:
     case.clock.now += 2
 
     assert await case.read("c/0/1") == _CHUNKS["c/0/1"]
-
-
-async def test_damage_of_a_shard_costs_one_read() -> None:
-    """With fresh metadata only the shard is read again."""
-    case = _array()
-    case.write({"c/0/0": b"short" + encode_index([(0, 99)] * 4)})
-    for _ in range(3):
-        with pytest.raises(DamagedError):
-            await case.read("c/0/0")
-        case.clock.now += 0.1
-
-    assert [call.ref for call in case.store.calls] == [ROOT.join("zarr.json")] + [_SHARD] * 3
 
 
 async def test_many_who_learn_that_a_shard_was_replaced_read_its_index_once() -> None:
@@ -407,28 +315,22 @@ async def test_what_is_read_before_its_size_is_known_is_in_flight() -> None:
     assert case.budget.held_bytes == 0
 
 
-async def test_bytes_are_in_flight_until_the_client_has_them() -> None:
-    """A body is reserved until it has been sent."""
-    case = _array(chunk_bytes=0)
-
-    def choose(entity: Entity) -> All:
-        return All(ByteRange(0, entity.length))
-
-    async with case.resolver.open(case.dataset, VirtualKey("c/0/0"), choose):
-        assert case.budget.held_bytes == len(_CHUNKS["c/0/0"])
-    assert case.budget.held_bytes == 0
-
-
 async def test_without_room_a_chunk_is_not_read() -> None:
-    """Without room in the budget the request ends with `BusyError`."""
+    """The request ends with `BusyError`; with room its bytes are held until they are sent."""
     case = _array(in_flight_bytes=8)
     await case.warm("c/0/0")
     async with holding(case.budget, 8):
         with pytest.raises(BusyError):
             await case.read("c/0/0")
-
     assert case.store.calls == []
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
+
+    async with case.data.resolver.open(
+        case.data.dataset, VirtualKey("c/0/0"), _everything
+    ) as opened:
+        assert opened is not None
+        assert opened.body == _CHUNKS["c/0/0"]
+        assert case.budget.held_bytes == len(_CHUNKS["c/0/0"])
+    assert case.budget.held_bytes == 0
 
 
 @pytest.mark.parametrize("key", ["c/0/0", "zarr.json", "notes.txt"])
@@ -451,9 +353,9 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     """The same key in another dataset is another entity."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
-    other = Dataset("other", ROOT.join("sub"), case.dataset.containers, "auto", b"")
+    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto", b"")
     first = await case.read("c/0/0")
-    case.dataset = other
+    case.data.dataset = other
 
     assert (first, await case.read("c/0/0")) == (_CHUNKS["c/0/0"], b"other")
 
@@ -462,6 +364,88 @@ async def test_the_root_is_listed_and_not_its_neighbours() -> None:
     """A listing of a root has no objects of a root whose name begins alike."""
     case = _Case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
     case.store.place(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
-    listed = [entry.name async for entry in case.resolver.list(case.dataset, VirtualKey(""))]
+    listed = [
+        entry.name async for entry in case.data.resolver.list(case.data.dataset, VirtualKey(""))
+    ]
 
     assert listed == ["notes.txt", "zarr.json"]
+
+
+_OLD = {
+    key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items() if number != 3
+}
+_NEW = {key: b"a longer " + chunk for key, chunk in _OLD.items()}
+_LONG_S = 30.0
+"""Less than metadata are good for."""
+
+
+def _rewrite(case: Watched, objects: Mapping[str, bytes]) -> None:
+    """Replace all objects by *objects*."""
+    for key in case.etags:
+        case.store.remove(ROOT.join(key))
+    for key, data in objects.items():
+        case.store.place(ROOT.join(key), data)
+
+
+@pytest.mark.parametrize("known", [[], [next(iter(_OLD))], list(_OLD)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_encoding": "gzip"},
+        {"minishard_index_encoding": "gzip"},
+        {"minishard_bits": 2},
+        {"preshift_bits": 0},
+        {"shard_bits": 5},
+        {"hash": "murmurhash3_x86_128"},
+        None,
+    ],
+    ids=str,
+)
+async def test_a_volume_sharded_otherwise(change: dict[str, Any] | None, known: list[str]) -> None:
+    """Its shards are never read with an outdated ``info``; missing ones do not prove absence."""
+    clock = Clock()
+    case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock, chunk_bytes=0)
+    await case.warm("info", *known)
+    if change is None:
+        _rewrite(case, {"info": json.dumps(volume_info(None)).encode(), **_NEW})
+    else:
+        _rewrite(case, precomputed.build(_NEW, sharding={**RAW_SHARDING, **change}))
+    clock.now += _LONG_S
+
+    assert {key: await case.read(key) for key in _NEW} == _NEW
+
+
+async def test_an_array_in_another_order() -> None:
+    """Only the metadata say which chunk is where; index and checksum look alike."""
+    clock = Clock()
+    chunks = {"c/0/0": b"first", "c/0/1": b"second", "c/1/0": b"third"}
+    case = Watched(zarr.build(chunks), clock=clock)
+    await case.warm("zarr.json")
+    other = zarr.build({"c/0/0": b"first", "c/0/1": b"third", "c/1/0": b"second"})
+    transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
+    metadata = json.loads(other["zarr.json"])
+    metadata["codecs"].insert(0, transpose)
+    _rewrite(case, {**other, "zarr.json": json.dumps(metadata).encode()})
+    clock.now += _LONG_S
+
+    assert {key: await case.read(key) for key in chunks} == chunks
+
+
+async def test_metadata_are_confirmed_beside_a_new_index() -> None:
+    """By one conditional read, and none for a while; what was read within seconds belongs to it."""
+    clock = Clock()
+    case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock)
+    await case.warm("info")
+    clock.now += 4
+    await case.read("s0/-1-2_5-8_0-1")
+    assert "info" not in case.keys
+
+    case = Watched(precomputed.build(_OLD, sharding=RAW_SHARDING), clock=clock)
+    await case.warm("info")
+    clock.now += _LONG_S
+    await case.read("s0/-1-2_5-8_0-1")
+    confirmed = [call for call in case.store.calls if call.ref == ROOT.join("info")]
+    await case.read("s0/5-6_5-8_0-1")
+
+    assert [call.if_none_match for call in confirmed] == [case.etags["info"]]
+    assert case.keys.count("info") == 1

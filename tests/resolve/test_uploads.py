@@ -4,6 +4,7 @@ import gzip
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ from app.model import ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.uploads import Completion, PartName, Upload, Uploads
-from app.storage.contract import UPLOADS, ObjectHeaders, ObjectStore
+from app.storage.contract import UPLOADS, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
-from tests.resolve.writers import Between, Replica, chunks_of, replica, stored, zarr_json
+from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored
 from tests.resolving import ROOT
 
 MAX = 100
@@ -79,9 +80,7 @@ class Process:
 @pytest.fixture
 def memory() -> MemoryStore:
     """Put a sharded array without any chunk into a store."""
-    store = MemoryStore()
-    store.place(ROOT.join("a/zarr.json"), zarr_json())
-    return store
+    return filled()
 
 
 @pytest.fixture
@@ -90,10 +89,29 @@ def clock() -> Clock:
     return Clock(1.7e9)
 
 
-def process(store: ObjectStore, clock: Clock, max_nbytes: int = MAX) -> Process:
+def process(store: Any, clock: Clock) -> Process:
     """Start a process over *store*."""
     own = replica(store)
-    return Process(Uploads(store, own.writer, max_nbytes=max_nbytes, clock=clock), own)
+    return Process(Uploads(store, own.writer, max_nbytes=MAX, clock=clock), own)
+
+
+@pytest.fixture
+def store(memory: MemoryStore) -> Between:
+    """Watch the store."""
+    return Between(memory)
+
+
+@pytest.fixture
+def one(store: Between, clock: Clock) -> Process:
+    """Start a process."""
+    return process(store, clock)
+
+
+@pytest.fixture
+async def begun(one: Process) -> tuple[str, PartName]:
+    """Begin an upload of ``notes/long``, and upload a part."""
+    upload = await one.create("notes/long")
+    return upload, await one.put("notes/long", upload, 1, b"ab")
 
 
 async def left(store: MemoryStore) -> list[str]:
@@ -102,25 +120,24 @@ async def left(store: MemoryStore) -> list[str]:
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
 
 
-async def test_processes_take_turns(memory: MemoryStore, clock: Clock) -> None:
-    """Each step may run in another process; only the record of completion is left."""
-    one, two = process(memory, clock), process(memory, clock)
-    upload = await one.create("notes/long")
-    second = await two.put("notes/long", upload, 2, b"cd")
-    first = await one.put("notes/long", upload, 1, b"ab")
-
+async def test_processes_take_turns(one: Process, memory: MemoryStore, clock: Clock) -> None:
+    """Each step may run in another process; the coding of the whole is given at the beginning."""
+    two, data = process(memory, clock), gzip.compress(b"text")
+    upload = await one.create("notes/long", is_gzip=True)
+    second = await two.put("notes/long", upload, 2, data[9:])
+    first = await one.put("notes/long", upload, 1, data[:9])
     etag = await two.complete("notes/long", upload, first, second)
 
-    assert await stored(memory, "notes/long") == b"abcd"
+    assert await stored(memory, "notes/long") == data
+    assert await one.replica.read("notes/long") == b"text"
     stat = await memory.stat(ROOT.join("notes/long"))
     assert stat is not None
     assert stat.etag == etag
     assert await left(memory) == ["done"]
 
 
-async def test_an_inner_chunk_comes_in_parts(memory: MemoryStore, clock: Clock) -> None:
+async def test_an_inner_chunk_comes_in_parts(one: Process, memory: MemoryStore) -> None:
     """It is written to its shard on completion."""
-    one = process(memory, clock)
     upload = await one.create("a/c/3")
     parts = [await one.put("a/c/3", upload, n, b"%d%d" % (n, n)) for n in (1, 2)]
     assert await stored(memory, "a/c/0") is None
@@ -131,26 +148,16 @@ async def test_an_inner_chunk_comes_in_parts(memory: MemoryStore, clock: Clock) 
     assert await one.replica.read("a/c/3") == b"1122"
 
 
-async def test_parts_carry_the_md5_of_what_is_in_them(memory: MemoryStore, clock: Clock) -> None:
-    """As in S3; a part that is sent again is the same."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-
-    first = await one.put("notes/long", upload, 1, b"ab")
-
-    assert first.md5 == hashlib.md5(b"ab", usedforsecurity=False).hexdigest()
-    assert await one.put("notes/long", upload, 1, b"ab") == first
-    assert len(await left(memory)) == 2
-
-
 async def test_the_client_chooses_among_parts_of_one_number(
-    memory: MemoryStore, clock: Clock
+    one: Process, memory: MemoryStore
 ) -> None:
-    """Parts are chosen by ETag; others are left out and removed."""
-    one = process(memory, clock)
+    """By ETag, which is the MD5 as in S3, the same if it is sent again; others are removed."""
     upload = await one.create("notes/long")
     wrong = await one.put("notes/long", upload, 1, b"??")
     first = await one.put("notes/long", upload, 1, b"ab")
+    assert first.md5 == hashlib.md5(b"ab", usedforsecurity=False).hexdigest()
+    assert await one.put("notes/long", upload, 1, b"ab") == first
+    assert len(await left(memory)) == 3
     await one.put("notes/long", upload, 3, b"no")
 
     with pytest.raises(BadPartError):
@@ -161,11 +168,11 @@ async def test_the_client_chooses_among_parts_of_one_number(
     assert await left(memory) == ["done"]
 
 
-async def test_ids_are_of_one_key(memory: MemoryStore, clock: Clock) -> None:
-    """Ids of other keys, and invalid ids, are unknown."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+async def test_ids_are_of_one_key(
+    one: Process, begun: tuple[str, PartName], memory: MemoryStore
+) -> None:
+    """Others are unknown, and so is an upload that was given up, of which nothing is left."""
+    upload, part = begun
     for key, name in (
         ("notes/other", upload),
         ("notes/long", "0" * 32),
@@ -180,26 +187,21 @@ async def test_ids_are_of_one_key(memory: MemoryStore, clock: Clock) -> None:
         with pytest.raises(UnknownUploadError):
             await one.abort(key, name)
     assert await left(memory) == [f"00001.{part.md5}", "upload"]
-
-
-async def test_what_is_given_up_is_gone(memory: MemoryStore, clock: Clock) -> None:
-    """Abort removes all parts."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+    listed = [each.ref.key async for each in memory.list(ROOT.prefix)]
+    assert listed == ["data/a/zarr.json", "data/notes/one"]  # no uploads without their prefix
 
     await one.abort("notes/long", upload)
-
     assert await left(memory) == []
     with pytest.raises(UnknownUploadError):
         await one.complete("notes/long", upload, part)
 
 
-async def test_who_did_not_hear_of_it_asks_again(memory: MemoryStore, clock: Clock) -> None:
+async def test_who_did_not_hear_of_it_asks_again(
+    one: Process, begun: tuple[str, PartName], memory: MemoryStore, clock: Clock
+) -> None:
     """A repeated completion gets the same answer, but not with other parts or another key."""
-    one, two = process(memory, clock), process(memory, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+    two = process(memory, clock)
+    upload, part = begun
     etag = await one.complete("notes/long", upload, part, demand=lambda names: not names)
 
     again = await two.complete("notes/long", upload, part, demand=lambda names: not names)
@@ -213,16 +215,16 @@ async def test_who_did_not_hear_of_it_asks_again(memory: MemoryStore, clock: Clo
         await two.put("notes/long", upload, 1, b"ab")
 
 
-async def test_two_who_complete_at_once_both_succeed(memory: MemoryStore, clock: Clock) -> None:
+async def test_two_who_complete_at_once_both_succeed(
+    begun: tuple[str, PartName], memory: MemoryStore, store: Between, clock: Clock
+) -> None:
     """Parts may disappear during the second completion."""
-    store = Between(memory)
-    one, two = process(memory, clock), process(store, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+    other, two = process(memory, clock), process(store, clock)
+    upload, part = begun
     etags: list[ETag | None] = []
 
     async def be_faster() -> None:
-        etags.append(await one.complete("notes/long", upload, part))
+        etags.append(await other.complete("notes/long", upload, part))
 
     def between(call: str, ref: ObjectRef) -> object:
         return be_faster() if call == "get" and part.md5 in ref.key and not etags else None
@@ -232,11 +234,18 @@ async def test_two_who_complete_at_once_both_succeed(memory: MemoryStore, clock:
     assert await two.complete("notes/long", upload, part) in etags
 
 
-async def test_demands_are_of_the_moment_of_completion(memory: MemoryStore, clock: Clock) -> None:
-    """After a failed precondition the parts remain for another attempt."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+async def test_demands_are_of_the_moment_of_completion(
+    one: Process, begun: tuple[str, PartName], memory: MemoryStore
+) -> None:
+    """After a failed one, or a refused whole, the parts remain for another attempt."""
+
+    def refuse(body: bytes) -> None:
+        raise BadBodyError(body.decode())
+
+    upload, part = begun
+    with pytest.raises(BadBodyError, match="ab"):
+        await one.complete("notes/long", upload, part, check=refuse)
+    assert await stored(memory, "notes/long") is None
     await one.replica.put("notes/long", b"another's")
 
     with pytest.raises(PreconditionFailedError):
@@ -247,53 +256,15 @@ async def test_demands_are_of_the_moment_of_completion(memory: MemoryStore, cloc
     assert await stored(memory, "notes/long") == b"ab"
 
 
-async def test_gzip_is_remembered(memory: MemoryStore, clock: Clock) -> None:
-    """The coding given at creation applies to the whole."""
-    one = process(memory, clock)
-    data = gzip.compress(b"text")
-    upload = await one.create("notes/long", is_gzip=True)
-    parts = [
-        await one.put("notes/long", upload, 1, data[:9]),
-        await one.put("notes/long", upload, 2, data[9:]),
-    ]
-
-    await one.complete("notes/long", upload, *parts)
-
-    assert await stored(memory, "notes/long") == data
-    assert await one.replica.read("notes/long") == b"text"
-
-
-async def test_the_whole_is_checked(memory: MemoryStore, clock: Clock) -> None:
-    """The check runs before the write."""
-    one = process(memory, clock)
+async def test_parts_too_large_together_are_refused(one: Process, store: Between) -> None:
+    """Before they are read, and a part if those before it are as large."""
     upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
-
-    def refuse(body: bytes) -> None:
-        raise BadBodyError(body.decode())
-
-    with pytest.raises(BadBodyError, match="ab"):
-        await one.complete("notes/long", upload, part, check=refuse)
-    assert await stored(memory, "notes/long") is None
-
-
-async def test_a_part_too_many_is_refused(memory: MemoryStore, clock: Clock) -> None:
-    """A part is refused if the parts before it are as large."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-    for number in (1, 2):
-        await one.put("notes/long", upload, number, bytes(MAX // 2))
-    await one.put("notes/long", upload, 2, bytes([1]) * (MAX // 2))
-
+    for number, byte in ((1, b"0"), (2, b"0"), (2, b"1")):
+        await one.put("notes/long", upload, number, byte * (MAX // 2))
     with pytest.raises(TooLargeError):
         await one.put("notes/long", upload, 3, bytes(MAX // 2))
     await one.put("notes/long", upload, 10_000, b"")
 
-
-async def test_parts_too_large_together_are_refused(memory: MemoryStore, clock: Clock) -> None:
-    """They are refused before they are read."""
-    store = Between(memory)
-    one = process(store, clock)
     upload = await one.create("notes/long")
     parts = [
         await one.put("notes/long", upload, 3, bytes(MAX // 3)),
@@ -302,16 +273,13 @@ async def test_parts_too_large_together_are_refused(memory: MemoryStore, clock: 
     small = await one.put("notes/long", upload, 2, b"12")
     large = await one.put("notes/long", upload, 1, bytes(MAX - 1))
     store.calls.clear()
-
     with pytest.raises(TooLargeError):
         await one.complete("notes/long", upload, large, small, *parts)
     assert not any("0000" in name for call, name in store.calls if call == "get")
 
 
-async def test_bytes_are_held_while_parts_are_joined(memory: MemoryStore, clock: Clock) -> None:
+async def test_bytes_are_held_while_parts_are_joined(one: Process, store: Between) -> None:
     """Parts and body are reserved while joining, then the body only."""
-    store = Between(memory)
-    one = process(store, clock)
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, bytes(MAX))
     held: dict[str, int] = {}
@@ -327,12 +295,11 @@ async def test_bytes_are_held_while_parts_are_joined(memory: MemoryStore, clock:
     assert one.budget.held_bytes == 0
 
 
-async def test_what_is_written_is_acknowledged(memory: MemoryStore, clock: Clock) -> None:
+async def test_what_is_written_is_acknowledged(
+    one: Process, begun: tuple[str, PartName], store: Between, memory: MemoryStore
+) -> None:
     """A failure to remove the parts does not fail the completion."""
-    store = Between(memory)
-    one = process(store, clock)
-    upload = await one.create("notes/long")
-    part = await one.put("notes/long", upload, 1, b"ab")
+    upload, part = begun
 
     def fail(call: str, ref: ObjectRef) -> None:
         if call == "put" and ref.key.endswith("done"):
@@ -347,9 +314,10 @@ async def test_what_is_written_is_acknowledged(memory: MemoryStore, clock: Clock
     assert await left(memory) == ["done"]
 
 
-async def test_what_was_abandoned_is_removed(memory: MemoryStore, clock: Clock) -> None:
+async def test_what_was_abandoned_is_removed(
+    one: Process, memory: MemoryStore, clock: Clock
+) -> None:
     """Open uploads are removed after a day, records of completed ones after an hour."""
-    one = process(memory, clock)
     folder = ROOT.join(UPLOADS)
 
     def place(name: str, age_s: float) -> None:
@@ -372,9 +340,10 @@ async def test_what_was_abandoned_is_removed(memory: MemoryStore, clock: Clock) 
     assert sorted(await left(memory)) == ["00001.0"] * 3 + ["done"] + ["upload"] * 3
 
 
-async def test_the_folder_is_looked_through_once_an_hour(memory: MemoryStore, clock: Clock) -> None:
+async def test_the_folder_is_looked_through_once_an_hour(
+    one: Process, memory: MemoryStore, clock: Clock
+) -> None:
     """Each process sweeps once an hour."""
-    one = process(memory, clock)
     await one.create("notes/long")
     stale = f"{int(clock.now - 25 * HOUR_S):08x}{'0' * 24}.upload"
     memory.place(ROOT.join(UPLOADS + stale), b"{}", modified_s=int(clock.now - 25 * HOUR_S))
@@ -386,12 +355,3 @@ async def test_the_folder_is_looked_through_once_an_hour(memory: MemoryStore, cl
 
     assert len(await left(memory)) == 3
     assert await memory.get(ROOT.join(UPLOADS + stale)) is None
-
-
-async def test_uploads_are_hidden(memory: MemoryStore, clock: Clock) -> None:
-    """Listings without their prefix leave uploads out."""
-    one = process(memory, clock)
-    upload = await one.create("notes/long")
-    await one.put("notes/long", upload, 1, b"ab")
-
-    assert [each.ref.key async for each in memory.list(ROOT.prefix)] == ["data/a/zarr.json"]

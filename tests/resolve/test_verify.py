@@ -66,6 +66,10 @@ def shard(*entries: tuple[int, int], body: bytes = b"", pack: str = "<QQ") -> by
     return body + checked(b"".join(struct.pack(pack, *entry) for entry in entries))
 
 
+PLAIN = array([sharding(1, [BYTES])])
+"""Of shards of four chunks, without checksums."""
+
+
 def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:
     """Put *objects* into a store, and open its root."""
     store = store or MemoryStore()
@@ -88,7 +92,7 @@ SOUND = shard((0, 2), (2, 2), EMPTY, (5, 3), body=b"aabb.ccc")
 async def test_a_sound_shard_is_counted() -> None:
     """Shards, inner chunks and their bytes are counted; progress is told."""
     seen: list[int] = []
-    root = root_of({"a/zarr.json": array([sharding(1, [BYTES])]), "a/c/0": SOUND, "a/c/1": SOUND})
+    root = root_of({"a/zarr.json": PLAIN, "a/c/0": SOUND, "a/c/1": SOUND})
 
     report = await verify(root, chunks=True, on_shard=lambda r: seen.append(r.shards))
 
@@ -116,56 +120,66 @@ async def test_a_damaged_index_is_told_with_object_and_key(
     data: bytes, key: str, reason: str
 ) -> None:
     """The key is the first inner chunk that the damage concerns."""
-    report = await report_of(
-        {"a/zarr.json": array([sharding(1, [BYTES])]), "a/c/0": SOUND, "a/c/1": data}
-    )
+    report = await report_of({"a/zarr.json": PLAIN, "a/c/0": SOUND, "a/c/1": data})
 
     assert [(d.object, d.key) for d in report.damages] == [(f"{BUCKET}/a/c/1", key)]
     assert reason in report.damages[0].reason
 
 
-async def test_chunks_are_checked_by_their_own_checksum() -> None:
-    """Only `chunks` reads the inner chunks, and then each checksum counts."""
-    first, second = checked(b"one"), checked(b"two")[:-1] + b"?"
-    data = shard((0, 7), (7, 7), (14, 2), EMPTY, body=first + second + b"xx")
-    objects = {"zarr.json": array([sharding(1, [BYTES, CRC])]), "c/0": data}
+@pytest.mark.parametrize(
+    ("codecs", "data", "keys", "reason"),
+    [
+        (
+            [sharding(1, [BYTES, CRC])],
+            shard(
+                *((0, 7), (7, 7), (14, 2), EMPTY),
+                body=checked(b"one") + checked(b"two")[:-1] + b"?" + b"xx",
+            ),
+            ["c/5", "c/6"],
+            "the checksum of the inner chunk does not match",
+        ),
+        (
+            [sharding(1, [BYTES]), CRC],
+            checked(SOUND)[:4] + b"!" + checked(SOUND)[5:],
+            ["c/4"],
+            "the checksum behind the shard does not match",
+        ),
+    ],
+)
+async def test_chunks_are_checked_by_their_own_checksum(
+    codecs: list[Any], data: bytes, keys: list[str], reason: str
+) -> None:
+    """Only `chunks` reads them; a ``crc32c`` after the sharding codec covers the whole shard."""
+    objects = {"zarr.json": array(codecs), "c/1": data}
+    if CRC in codecs:
+        objects["c/0"] = checked(SOUND)
 
     assert (await report_of(objects)).damages == []
     damages = (await report_of(objects, chunks=True)).damages
-    assert [damage.key for damage in damages] == ["c/1", "c/2"]
-    assert {damage.reason for damage in damages} == {
-        "the checksum of the inner chunk does not match"
-    }
-
-
-async def test_a_checksum_behind_the_shard_is_checked_with_the_chunks() -> None:
-    """A ``crc32c`` after the sharding codec covers the whole shard."""
-    codecs = [sharding(1, [BYTES]), CRC]
-    good = checked(SOUND)
-    bad = checked(SOUND)[:4] + b"!" + checked(SOUND)[5:]
-    objects = {"zarr.json": array(codecs), "c/0": good, "c/1": bad}
-
-    assert (await report_of(objects)).damages == []
-    assert [(d.key, d.reason) for d in (await report_of(objects, chunks=True)).damages] == [
-        ("c/4", "the checksum behind the shard does not match")
-    ]
+    assert [damage.key for damage in damages] == keys
+    assert {damage.reason for damage in damages} == {reason}
 
 
 async def test_shards_inside_of_shards_are_checked() -> None:
-    """Damage of an inner shard's index is told by the first chunk in that inner shard."""
+    """Damage of an inner index is told by its first chunk; only the outer one is described."""
     inner = shard((0, 1), (1, 1), body=b"ab")
     broken = inner[:-1] + b"?"
     outer = shard((0, len(inner)), (len(inner), len(broken)), body=inner + broken)
     codecs = [sharding(2, [sharding(1, [BYTES])])]
 
     report = await report_of({"zarr.json": array(codecs), "c/1": outer})
-
     assert report.chunks == 2
     assert [damage.key for damage in report.damages] == ["c/6"]
 
+    outer = shard((0, len(inner)), EMPTY, body=inner)
+    root = root_of({"zarr.json": array(codecs), "c/1": outer})
+    found = (await inspect_key(root, VirtualKey("c/4"))).shard
+    assert found is not None
+    assert (found.entries, found.empty, found.used_nbytes) == (2, 1, len(inner))
+
 
 async def test_without_a_listing_the_grid_is_walked() -> None:
-    """Consolidated metadata names the arrays, and absent shards are no damage."""
+    """Consolidated metadata names arrays, or nothing is claimed; absent shards are no damage."""
     node = array([sharding(1, [BYTES])], shape=16)
     root = root_of(
         {"zarr.json": group(a=node), "a/zarr.json": node, "a/c/0": SOUND, "a/c/3": SOUND[:-1]},
@@ -176,15 +190,20 @@ async def test_without_a_listing_the_grid_is_walked() -> None:
 
     assert (report.arrays, report.shards, len(report.damages)) == (1, 2, 1)
     assert report.damages[0].key == "a/c/12"
+    bare = b'{"zarr_format": 3, "node_type": "group"}'
+    with pytest.raises(StorageUnavailableError):
+        await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
 
 
 async def test_without_a_listing_only_names_below_the_root_are_followed() -> None:
-    """Names that lead elsewhere are not, and a node that does not exist is no array."""
+    """None that lead elsewhere, or are no node; with one, no directory of chunks holds arrays."""
     node = array([BYTES])
     names = ["a", "gone", ".", "..", "../data", "a//b"]
     objects = {"zarr.json": group(**dict.fromkeys(names, node)), "a/zarr.json": node}
 
     reports = await inspect_root(root_of(objects | {"a//b/zarr.json": node}, Unlisted()))
+    assert [report.path for report in reports] == ["a"]
+    reports = await inspect_root(root_of({"a/zarr.json": PLAIN, "a/c/zarr.json": PLAIN}))
     assert [report.path for report in reports] == ["a"]
 
 
@@ -197,22 +216,6 @@ async def test_shards_that_can_neither_be_listed_nor_tried_are_reported() -> Non
     assert (report.arrays, report.shards) == (1, 0)
     assert [(d.object, d.key) for d in report.damages] == [(f"{BUCKET}/s0/", "s0")]
     assert "too many" in report.damages[0].reason
-
-
-async def test_no_container_is_searched_inside_of_an_array() -> None:
-    """A directory of chunks holds no arrays."""
-    node = array([sharding(1, [BYTES])])
-    reports = await inspect_root(root_of({"a/zarr.json": node, "a/c/zarr.json": node}))
-
-    assert [report.path for report in reports] == ["a"]
-
-
-async def test_without_listing_and_consolidated_metadata_nothing_is_claimed() -> None:
-    """What cannot be found out is an error, not a clean report."""
-    bare = b'{"zarr_format": 3, "node_type": "group"}'
-
-    with pytest.raises(StorageUnavailableError):
-        await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
 
 
 async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
@@ -231,70 +234,47 @@ async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
     assert [damage.key for damage in report.damages] == ["broken/zarr.json"]
 
 
-async def test_an_index_at_the_start_is_overlapped_by_what_begins_in_it() -> None:
-    """An entry that begins at the end of the index is sound."""
+async def test_overlaps_are_found_whatever_the_order() -> None:
+    """A long chunk over two others; an entry at the end of an index at the start is sound."""
+    data = shard((5, 1), (0, 9), (7, 1), EMPTY, body=b"a" * 9)
+    report = await report_of({"zarr.json": PLAIN, "c/0": data})
+    assert [damage.key for damage in report.damages] == ["c/0", "c/2"]
+
     codec = sharding(1, [BYTES])
     codec["configuration"]["index_location"] = "start"
     data = shard((0, 2), (67, 2), (68, 2), EMPTY) + b"aabb"
     report = await report_of({"zarr.json": array([codec]), "c/0": data})
-
     assert [damage.key for damage in report.damages] == ["c/0", "c/1"]
     assert all("overlaps the shard index" in damage.reason for damage in report.damages)
 
 
-async def test_entries_that_share_bytes_are_found_whatever_their_order() -> None:
-    """A long chunk over two others is reported with both."""
-    data = shard((5, 1), (0, 9), (7, 1), EMPTY, body=b"a" * 9)
-    report = await report_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": data})
-
-    assert [damage.key for damage in report.damages] == ["c/0", "c/2"]
-
-
-async def test_inspect_counts_what_an_index_leaves_over() -> None:
-    """Empty entries, used bytes, and gaps are counted."""
-    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
-
+@pytest.mark.parametrize("checksums", [0, 2])
+async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
+    """Empty entries, used bytes, and gaps are counted; checksums behind the shard are no gap."""
+    data = checked(checked(SOUND)) if checksums else SOUND
+    codecs = [sharding(1, [BYTES])] + [CRC] * checksums
+    root = root_of({"zarr.json": array(codecs), "c/0": data})
     found = await inspect_shard(root, VirtualKey("c/0"))
 
     assert found is not None
     assert found == (await inspect_key(root, VirtualKey("c/2"))).shard
     assert (found.entries, found.empty, found.used_nbytes) == (4, 1, 7)
     assert (found.gaps, found.gap_nbytes) == (1, 1)
+    assert isinstance(root.store, MemoryStore)
+    root.store.place(ObjectRef(BUCKET, "c/0"), data[:-1] + b"?")
+    assert len((await verify(root, chunks=True)).damages) == 1  # no cached index is used
 
 
 async def test_only_a_shard_is_inspected_as_one() -> None:
     """Another key is the caller's mistake, an absent shard is `None`, and damage is raised."""
     damaged = shard((0, 99), EMPTY, EMPTY, EMPTY)
-    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": damaged})
+    root = root_of({"zarr.json": PLAIN, "c/0": damaged})
 
     with pytest.raises(BadKeyError):
         await inspect_shard(root, VirtualKey("c/0/0"))
     assert await inspect_shard(root, VirtualKey("c/1")) is None
     with pytest.raises(DamagedError, match="ends past"):
         await inspect_shard(root, VirtualKey("c/0"))
-
-
-async def test_inspect_takes_no_checksum_for_a_gap() -> None:
-    """Checksums behind the shard belong to it."""
-    codecs = [sharding(1, [BYTES]), CRC, CRC]
-    root = root_of({"zarr.json": array(codecs), "c/0": checked(checked(SOUND))})
-
-    found = await inspect_shard(root, VirtualKey("c/0"))
-
-    assert found is not None
-    assert (found.gaps, found.gap_nbytes) == (1, 1)
-
-
-async def test_inspect_tells_of_a_shard_in_a_shard_only_that_it_is_there() -> None:
-    """The outermost index is described, and its entries are shards."""
-    inner = shard((0, 1), EMPTY, body=b"a")
-    outer = shard((0, len(inner)), EMPTY, body=inner)
-    root = root_of({"zarr.json": array([sharding(2, [sharding(1, [BYTES])])]), "c/1": outer})
-
-    found = (await inspect_key(root, VirtualKey("c/4"))).shard
-
-    assert found is not None
-    assert (found.entries, found.empty, found.used_nbytes) == (2, 1, len(inner))
 
 
 @pytest.mark.parametrize("damaged", [b"[]", array([BYTES]).replace(b"[8]", b"8")])
@@ -325,13 +305,3 @@ async def test_a_large_shard_is_checked_to_its_last_chunk() -> None:
         ("c/5", "inner chunk 5 at [32, 40) overlaps inner chunk 4 at [32, 40)"),
         (f"c/{count - 1}", "the checksum of the inner chunk does not match"),
     ]
-
-
-async def test_shards_are_read_anew() -> None:
-    """Verify does not use cached indexes."""
-    root = root_of({"zarr.json": array([sharding(1, [BYTES])]), "c/0": SOUND})
-    await inspect_shard(root, VirtualKey("c/0"))
-    assert isinstance(root.store, MemoryStore)
-    root.store.place(ObjectRef(BUCKET, "c/0"), SOUND[:-1] + b"?")
-
-    assert len((await verify(root, chunks=False)).damages) == 1

@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import (
-    BusyError,
-    PreconditionFailedError,
-    ReadOnlyError,
-    ShardgateError,
-    StorageUnavailableError,
-    TooLargeError,
-    UnwritableError,
-)
+from app import errors
+from app.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
 from app.formats.contract import Target
 from app.formats.reading import Fetch
 from app.model import ObjectRef, VirtualKey
@@ -44,16 +37,8 @@ def memory() -> MemoryStore:
     return filled()
 
 
-async def test_an_object_is_written_unchanged(memory: MemoryStore) -> None:
-    """A reader that knew the old object sees the new; deleting an absent one is no error."""
-    one = replica(memory)
-    for body in (b"one", b"two", None, None):
-        await one.put("notes/one", body)
-        assert await one.read("notes/one") == body
-
-
 async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:
-    """Only the version that fulfilled the precondition is replaced."""
+    """Only the version that fulfilled it is replaced; who is never fast enough is told."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
     left = [b"by another"]
@@ -63,48 +48,31 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
             await other.put("notes/new", left.pop())
 
     store.between = lambda call, _: be_faster() if call == "put" else None
-
     with pytest.raises(PreconditionFailedError, match="notes/new"):
         await one.put("notes/new", b"ours", lambda names: not names)
     assert await stored(memory, "notes/new") == b"by another"
 
-
-async def test_who_is_never_fast_enough_is_told_to_come_back(memory: MemoryStore) -> None:
-    """An object that others replace all the time ends in `BusyError`."""
-    store = Between(memory)
-    one, other = replica(store), replica(memory)
-
-    async def be_faster() -> None:
+    async def be_always_faster() -> None:
         await other.put("notes/one", b"%d" % len(store.calls))
 
-    store.between = lambda call, _: be_faster() if call == "put" else None
-
-    with pytest.raises(BusyError, match="notes/one"):
+    store.between = lambda call, _: be_always_faster() if call == "put" else None
+    with pytest.raises(errors.BusyError, match="notes/one"):
         await one.put("notes/one", b"ours", bool)
 
 
-async def test_an_object_that_came_as_gzip_is_told_so_later(memory: MemoryStore) -> None:
-    """A store that keeps headers keeps the coding; readers get the inflated body."""
-    one = replica(memory)
+@pytest.mark.parametrize("keeps_headers", [False, True])
+async def test_an_object_that_came_as_gzip(memory: MemoryStore, *, keeps_headers: bool) -> None:
+    """A store with headers keeps gzip and coding, another one the inflated body; readers get it."""
 
-    await one.put("notes/new", gzip.compress(b"text"), is_gzip=True)
-
-    assert await stored(memory, "notes/new") != b"text"
-    assert await one.read("notes/new") == b"text"
-
-
-async def test_a_store_without_codings_gets_what_the_gzip_holds(memory: MemoryStore) -> None:
-    """A store without headers gets the inflated body."""
-
-    class Plain(Between):
+    class Store(Between):
         def keeps_headers(self, _: object) -> bool:
-            return False
+            return keeps_headers
 
-    one = replica(Plain(memory))
+    one, data = replica(Store(memory)), gzip.compress(b"text")
+    await one.put("notes/new", data, is_gzip=True)
 
-    await one.put("notes/new", gzip.compress(b"text"), is_gzip=True)
-
-    assert await stored(memory, "notes/new") == b"text"
+    assert await stored(memory, "notes/new") == (data if keeps_headers else b"text")
+    assert await one.read("notes/new") == b"text"
 
 
 async def test_attributes_are_written_back_through_the_unsharded_view(memory: MemoryStore) -> None:
@@ -125,53 +93,43 @@ async def test_attributes_are_written_back_through_the_unsharded_view(memory: Me
 
 
 async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) -> None:
-    """Conditions are checked against the ETag of the served document."""
+    """Conditions are checked against the ETag of the served document, those of a delete too."""
     one = replica(memory)
-    names: list[str] = []
-
-    def demand(told: object) -> bool:
-        names.extend(map(str, told if isinstance(told, (list, tuple)) else ()))
-        return False
-
-    with pytest.raises(PreconditionFailedError):
-        await one.put("a/zarr.json", zarr_json(), demand)
+    document = json.loads(await one.read("a/zarr.json") or b"")
+    etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
     async with one.reading.resolver.open(
         one.reading.dataset, VirtualKey("a/zarr.json"), lambda _: All(None)
     ) as opened:
         assert opened is not None
-        assert opened.entity.etag in names
+        assert opened.entity.etag == etag
 
-
-async def test_a_document_is_removed_in_the_version_that_readers_know(
-    memory: MemoryStore,
-) -> None:
-    """The served ETag fulfils the condition of a delete, another one does not."""
-    one = replica(memory)
-    document = json.loads(await one.read("a/zarr.json") or b"")
-    etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
-
-    with pytest.raises(PreconditionFailedError):
-        await one.put("a/zarr.json", None, lambda names: '"x"' in names)
+    for body in (zarr_json(), None):
+        with pytest.raises(PreconditionFailedError):
+            await one.put("a/zarr.json", body, lambda names: '"x"' in names)
+    etag = await one.put("a/zarr.json", zarr_json(), lambda names: etag in names)
     await one.put("a/zarr.json", None, lambda names: etag in names)
-
     assert await stored(memory, "a/zarr.json") is None
 
 
 async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
-    """After an error the cached state is outdated."""
+    """After an error the cached state is outdated; to delete what is absent is no error."""
     store = Between(memory)
     one = replica(store)
     assert await one.read("notes/one") == b"one"
 
     async def fail_after(_: str, ref: ObjectRef) -> None:
         memory.place(ref, b"two")
-        raise StorageUnavailableError(ref, "the answer was lost")
+        raise errors.StorageUnavailableError(ref, "the answer was lost")
 
     store.between = lambda call, ref: fail_after(call, ref) if call == "put" else None
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(errors.StorageUnavailableError):
         await one.put("notes/one", b"two")
-
     assert await one.read("notes/one") == b"two"
+
+    store.between = lambda *_: None
+    for body in (b"three", b"four", None, None):
+        await one.put("notes/one", body)
+        assert await one.read("notes/one") == body
 
 
 async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemoryStore) -> None:
@@ -193,14 +151,6 @@ async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemorySt
     assert kept["consolidated_metadata"]["metadata"]["a"]["chunk_grid"] == other_grid
 
 
-async def test_a_document_that_nobody_would_read_is_refused(memory: MemoryStore) -> None:
-    """Metadata over the limit would make the array unreadable."""
-    one = replica(memory)
-
-    with pytest.raises(TooLargeError, match="metadata"):
-        await one.put("a/zarr.json", zarr_json(attributes={"k": "x" * 2**16}))
-
-
 @pytest.mark.parametrize("later_s", [0, 10**9])
 async def test_an_array_made_elsewhere_is_not_taken_for_objects(
     memory: MemoryStore, later_s: int
@@ -218,11 +168,13 @@ async def test_an_array_made_elsewhere_is_not_taken_for_objects(
 
 
 async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: MemoryStore) -> None:
-    """Each key gets its own outcome."""
+    """Each key gets its own outcome; of one that is given twice the last counts."""
     one = replica(memory)
     given: dict[str, bytes | None] = {f"a/c/{n}": b"%04d" % n for n in range(16)}
     given |= {"a/c/99": b"0000", "notes/new": b"new", "notes/one": None, "a/c/3": b"short"}
 
+    with pytest.raises(errors.TooLargeError, match="metadata"):
+        await one.put("a/zarr.json", zarr_json(attributes={"k": "x" * 2**16}))
     outcomes = dict(zip(given, await put_each(one, given), strict=True))
 
     assert sorted(changes for changes, _ in one.rewrites) == [7, 8]
@@ -231,20 +183,13 @@ async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: Mem
         "a/c/3",
     }
     assert outcomes["notes/one"] is None
+    several = [KeyWrite(VirtualKey("a/c/3"), body) for body in (b"1111", b"2222")]
+    twice = await one.writer.put_each(one.reading.dataset, several)
+    assert twice[0] == twice[1]
+    assert chunks_of(await stored(memory, "a/c/0") or b"")[3] == b"2222"
     assert chunks_of(await stored(memory, "a/c/1") or b"") == {
         n: b"%04d" % (8 + n) for n in range(8)
     }
-
-
-async def test_of_a_key_that_is_given_twice_the_last_counts(memory: MemoryStore) -> None:
-    """The result is that of two writes in turn."""
-    one = replica(memory)
-    several = [KeyWrite(VirtualKey("a/c/3"), body) for body in (b"1111", b"2222")]
-
-    outcomes = await one.writer.put_each(one.reading.dataset, several)
-
-    assert outcomes[0] == outcomes[1]
-    assert chunks_of(await stored(memory, "a/c/0") or b"") == {3: b"2222"}
 
 
 def huge_2022() -> dict[str, bytes]:
@@ -286,13 +231,13 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
 
     class Unsafe(Between):
         async def verify_conditional_writes(self, root: object) -> None:
-            raise UnwritableError(f"{root}: ignores conditions")
+            raise errors.UnwritableError(f"{root}: ignores conditions")
 
     one = replica(Unsafe(memory))
 
-    with pytest.raises(UnwritableError):
+    with pytest.raises(errors.UnwritableError):
         await one.put("notes/new", b"new")
-    with pytest.raises(UnwritableError):
+    with pytest.raises(errors.UnwritableError):
         await put_each(one, {"notes/new": b"new"})
     assert await stored(memory, "notes/new") is None
 
@@ -332,30 +277,23 @@ async def test_others_have_their_turn_while_many_keys_are_written(
     assert 0 < longest <= 100
 
 
-async def test_a_prefix_is_taken_away_with_all_below(memory: MemoryStore) -> None:
-    """Shards and metadata of an array are deleted, and nothing else."""
+@pytest.mark.parametrize(
+    ("prefix", "count", "left"), [("a/", 3, []), ("a/c/", 16, ["a/zarr.json"])]
+)
+async def test_a_prefix_is_taken_away_with_all_below(
+    memory: MemoryStore, prefix: str, count: int, left: list[str]
+) -> None:
+    """Shards and metadata of an array are deleted, or its chunks only, and nothing else."""
     one = replica(memory)
     await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
     memory.place(ROOT.join("ab"), b"beside")
 
-    count = await one.eraser.erase(one.reading.dataset, VirtualKey("a/"))
-
-    assert count == 3
+    assert await one.eraser.erase(one.reading.dataset, VirtualKey(prefix)) == count
     assert [listed.ref.key async for listed in memory.list(ROOT.prefix)] == [
-        ROOT.join("ab").key,
-        ROOT.join("notes/one").key,
+        ROOT.join(key).key for key in (*left, "ab", "notes/one")
     ]
     assert await one.read("a/c/3") is None
-
-
-async def test_sharded_meshes_are_taken_away_as_a_whole(memory: MemoryStore) -> None:
-    """A directory of meshes can be deleted, though no single one can be written."""
-    for name, data in build_meshes({"8": b"eight"}, sharding=RAW_SHARDING).items():
-        memory.place(ROOT.join(f"mesh/{name}"), data)
-    one = replica(memory)
-
-    assert await one.eraser.erase(one.reading.dataset, VirtualKey("mesh/")) == 2
-    assert [listed async for listed in memory.list(ROOT.join("mesh/").prefix)] == []
+    assert (await one.read("a/zarr.json") is None) == (not left)
 
 
 def _files_of_repository(folder: Path) -> dict[str, bytes]:
@@ -367,28 +305,20 @@ def _files_of_repository(folder: Path) -> dict[str, bytes]:
 async def test_a_repository_is_not_taken_away_with_what_is_around_it(
     memory: MemoryStore, tmp_path: Path
 ) -> None:
-    """A prefix with a repository below is read-only."""
+    """A prefix with a repository below is read-only; meshes go, though none can be written."""
     files = _files_of_repository(tmp_path)
     for name, data in files.items():
         memory.place(ROOT.join(f"x/lab/{name}"), data)
     memory.place(ROOT.join("x/beside"), b"it")
+    for name, data in build_meshes({"8": b"eight"}, sharding=RAW_SHARDING).items():
+        memory.place(ROOT.join(f"mesh/{name}"), data)
     one = replica(memory)
 
     with pytest.raises(ReadOnlyError):
         await one.eraser.erase(one.reading.dataset, VirtualKey("x/"))
-
     assert len([each async for each in memory.list(ROOT.join("x/"))]) == len(files) + 1 > 4
-
-
-async def test_chunks_are_taken_away_without_their_array(memory: MemoryStore) -> None:
-    """Objects right in the array's own directory stay."""
-    one = replica(memory)
-    await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
-
-    assert await one.eraser.erase(one.reading.dataset, VirtualKey("a/c/")) == 16
-
-    assert await stored(memory, "a/c/0") is await stored(memory, "a/c/1") is None
-    assert await one.read("a/zarr.json") is not None
+    assert await one.eraser.erase(one.reading.dataset, VirtualKey("mesh/")) == 2
+    assert [listed async for listed in memory.list(ROOT.join("mesh/").prefix)] == []
 
 
 async def test_shards_of_an_array_made_elsewhere_are_no_objects(memory: MemoryStore) -> None:

@@ -2,27 +2,19 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import iter_unpack
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from app.model import ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget
 from app.resolve.rewrite import Rewrites
 from app.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
-from app.storage.contract import (
-    Conflict,
-    Found,
-    Listed,
-    NotModified,
-    ObjectHeaders,
-    ObjectStore,
-    Stat,
-)
+from app.storage.contract import Found, ObjectHeaders
 from app.storage.memory import MemoryStore
+from tests.resolve.stores import CallOn, Tapped
 from tests.resolving import ROOT, Reading, reading
 
 PER_SHARD: Final = 8
@@ -108,7 +100,7 @@ class Replica:
         return await self.reading.read(key)
 
 
-def replica(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> Replica:
+def replica(store: Any, clock: Callable[[], float] = time.monotonic) -> Replica:
     """Start a process over *store*."""
     told: list[tuple[int, int]] = []
     looked = reading(store, clock=clock)
@@ -126,64 +118,21 @@ async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]
     return list(await one.writer.put_each(one.reading.dataset, several))
 
 
-class Between:
+class Between(Tapped):
     """Store that calls *between* before each call, which may write or raise."""
 
+    taps: ClassVar[tuple[str, ...]] = (*Tapped.taps, "verify_conditional_writes")
+
     def __init__(
-        self, inner: ObjectStore, between: Callable[[str, ObjectRef], Any] = lambda *_: None
+        self, store: MemoryStore, between: Callable[[str, ObjectRef], Any] = lambda *_: None
     ) -> None:
-        self.inner = inner
+        super().__init__(store)
         self.between = between
         self.calls: list[tuple[str, str]] = []
 
-    async def _tell(self, call: str, ref: ObjectRef) -> None:
-        self.calls.append((call, ref.key.removeprefix(f"{ROOT.key}/")))
-        if (waiting := self.between(call, ref)) is not None:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Note the call, and do the other thing before it."""
+        self.calls.append((name, ref.key.removeprefix(f"{ROOT.key}/")))
+        if (waiting := self.between(name, ref)) is not None:
             await waiting
-
-    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Read."""
-        await self._tell("get", ref)
-        return await self.inner.get(ref, *args, **kwargs)
-
-    def stream(
-        self, *args: Any, **kwargs: Any
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Read in pieces."""
-        return self.inner.stream(*args, **kwargs)
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Measure."""
-        await self._tell("stat", ref)
-        return await self.inner.stat(ref)
-
-    def list(self, *args: Any, **kwargs: Any) -> AsyncIterator[Listed]:
-        """List."""
-        return self.inner.list(*args, **kwargs)
-
-    async def check_reachable(self, root: ObjectRef) -> None:
-        """Reach."""
-        await self.inner.check_reachable(root)
-
-    async def aclose(self) -> None:
-        """Close."""
-        await self.inner.aclose()
-
-    async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Ask."""
-        await self._tell("safety", root)
-        await self.inner.verify_conditional_writes(root)
-
-    def keeps_headers(self, ref: ObjectRef) -> bool:
-        """Ask."""
-        return self.inner.keeps_headers(ref)
-
-    async def put(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> ETag | Conflict:
-        """Write."""
-        await self._tell("put", ref)
-        return await self.inner.put(ref, *args, **kwargs)
-
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
-        """Remove."""
-        await self._tell("delete", ref)
-        return await self.inner.delete(ref, expected=expected)
+        return await call()

@@ -1,13 +1,18 @@
-"""Callers, and datasets that not all of them may see."""
+"""Callers, and services whose datasets not all of them may see."""
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx
+from pydantic import SecretStr
 
+from app.http.instrumentation import InstrumentedApp
 from app.settings import CallerSettings, DatasetSettings, Settings
+from tests.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
 """Ana may read what is private, Bob may write to it, Eve may do neither.
@@ -59,3 +64,57 @@ def settings(folder: Path, **more: Any) -> Settings:
         },
         **more,
     )
+
+
+KEY_ID: Final = "AN-ACCESS-KEY-ID"
+SECRET: Final = "a secret+of/some=length"
+_CALLERS: Final = {"ann": CallerSettings(access_key_id=KEY_ID, secret_access_key=SecretStr(SECRET))}
+
+
+class Served(NamedTuple):
+    """The service, and what requests said of their bodies."""
+
+    url: str
+    payloads: list[bytes]
+
+
+class _Listener:
+    """Listens to what is signed of bodies."""
+
+    def __init__(self, behind: Any, payloads: list[bytes]) -> None:
+        self.begin = behind.begin
+        self.refuse = behind.refuse
+        self._behind = behind
+        self._payloads = payloads
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._payloads += [
+            value for name, value in scope.get("headers", ()) if name == b"x-amz-content-sha256"
+        ]
+        await self._behind(scope, receive, send)
+
+
+def _listen(app: InstrumentedApp, payloads: list[bytes]) -> InstrumentedApp:
+    app.app = _Listener(app.app, payloads)
+    return app
+
+
+@contextmanager
+def signing_service(folder: Path) -> Generator[Served]:
+    """Serve two empty folders below *folder*, ``lab`` and ``repo``, to who has the key."""
+    datasets = {}
+    for name in ("lab", "repo"):
+        (folder / name).mkdir()
+        url = (folder / name).as_uri()
+        datasets[name] = DatasetSettings(url=url, writable=True, read=("ann",), write=("ann",))
+    payloads: list[bytes] = []
+    settings = Settings(callers=_CALLERS, datasets=datasets)
+    with serving(settings, around=lambda app: _listen(app, payloads)) as url:
+        yield Served(url, payloads)
+
+
+def environ() -> dict[str, str]:
+    """Give programs the key, and nothing of what this machine has for other servers."""
+    others = ("AWS_", "RESTIC_", "HTTP_PROXY", "http_proxy")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    return kept | {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}

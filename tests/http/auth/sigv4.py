@@ -1,4 +1,4 @@
-"""A client of S3 that signs, written from the specification: it shares no code with the service."""
+"""A client of S3 that signs, written from the specification alone, and the service's check."""
 
 import hashlib
 import hmac
@@ -7,6 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote_plus
+
+import pytest
+from pydantic import SecretStr
+
+from app.errors import SignatureError
+from app.http.auth.sigv4 import Signatures, SignedRequest
+from app.settings import CallerSettings
 
 NOW: Final = datetime(2013, 5, 24, tzinfo=UTC).timestamp()
 KEY_ID: Final = "AKIAIOSFODNN7EXAMPLE"
@@ -166,3 +173,28 @@ def _joined(headers: Headers) -> Iterable[tuple[str, str]]:
 
 def _names(headers: Headers) -> str:
     return ";".join(name for name, _ in _joined(headers))
+
+
+CALLERS: Final = {
+    "ann": CallerSettings(access_key_id=KEY_ID, secret_access_key=SecretStr(SECRET)),
+    "bob": CallerSettings(access_key_id="B0B", secret_access_key=SecretStr("another")),
+    "tim": CallerSettings(token_sha256=("0" * 64,)),
+}
+
+
+def check(scope: Scope, *, at: float = NOW) -> SignedRequest | None:
+    """Let the service check a request at some time."""
+    return Signatures(CALLERS, clock=lambda: at).check(scope)
+
+
+def who(scope: Scope, *, at: float = NOW) -> str | None:
+    """Name who signed."""
+    signed = check(scope, at=at)
+    return None if signed is None else signed.caller.name
+
+
+def code_of(scope: Scope, *, at: float = NOW) -> str:
+    """Tell S3's name for what is wrong."""
+    with pytest.raises(SignatureError) as refused:
+        check(scope, at=at)
+    return refused.value.code

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from math import inf
 
 import pytest
@@ -22,100 +23,70 @@ def configured() -> BearerTokens:
     return BearerTokens({"ana": caller("secret"), "bob": caller("other")}, [])
 
 
-@pytest.mark.parametrize("token", [b"", b"secre", b"\xff", b"x" * 100_000])
+DIGEST = caller("secret").token_sha256[0]
+
+
+@pytest.mark.parametrize(
+    "token", [b"", b"secre", b"\xff", b"x" * 100_000, DIGEST.encode(), bytes.fromhex(DIGEST)]
+)
 async def test_other_tokens_are_refused(token: bytes) -> None:
-    """Whatever they look like."""
+    """Whatever they look like: who reads the configuration learns no credentials."""
     with pytest.raises(UnauthenticatedError):
         await configured().identify(b"Bearer " + token)
 
 
-async def test_the_digest_is_no_token() -> None:
-    """Who reads the configuration learns no credentials."""
-    digest = caller("secret").token_sha256[0]
+def known_until(until_s: float) -> Callable[[str], Awaitable[Identity]]:
+    """Know everybody as Ana until then."""
 
-    for token in digest.encode(), bytes.fromhex(digest):
-        with pytest.raises(UnauthenticatedError):
-            await configured().identify(b"Bearer " + token)
+    async def identify(_: str) -> Identity:
+        return Identity(ANA, until_s)
+
+    return identify
 
 
 async def test_a_token_is_asked_of_each_who_may_know() -> None:
-    """The first who knows it tells; afterwards nobody is asked."""
+    """The first who knows it tells; nobody is asked afterwards, until it has run out."""
     asked = []
 
     async def never(token: str) -> Identity | None:
         asked.append(token)
         return None
 
-    async def always(token: str) -> Identity | None:
-        asked.append(token)
-        return Identity(ANA, time.time() + 60)
-
-    bearers = BearerTokens({}, [never, always, never])
+    bearers = BearerTokens({}, [never, known_until(time.time() + 60), never])
     assert [await bearers.identify(b"Bearer a.b") for _ in range(2)] == [ANA, ANA]
-    assert asked == ["a.b", "a.b"]
+    assert asked == ["a.b"]
+
+    bearers = BearerTokens({}, [known_until(time.time() - 1)])
+    await bearers.identify(b"Bearer token")
+    assert bearers.cached(b"Bearer token") is None
 
 
 async def test_a_token_is_shown_in_a_header_or_a_path() -> None:
-    """What is good in a path is not good as a header that looks like it."""
+    """What is good in a path is no header; what is spelled at length would take memory."""
     bearers = configured()
-    for shown in b"bearer secret", b"BEARER  secret ", "secret", "%73ecret":
+    long = b"Bearer " + b" " * 5000 + b"secret"
+    for shown in b"bearer secret", b"BEARER  secret ", "secret", "%73ecret", long:
         assert await bearers.identify(shown) == ANA
 
-    assert bearers.cached(b"secret") is None
-
-
-async def test_what_has_run_out_is_asked_for_again() -> None:
-    """A token is recalled as long as it was said to be good."""
-
-    async def once(_: str) -> Identity | None:
-        return Identity(ANA, time.time() - 1)
-
-    bearers = BearerTokens({}, [once])
-    await bearers.identify(b"Bearer token")
-
-    assert bearers.cached(b"Bearer token") is None
+    assert bearers.cached(b"secret") is bearers.cached(long) is None
 
 
 async def test_who_cannot_tell_is_no_refusal() -> None:
     """An issuer that is away says nothing of the token, and neither is it remembered."""
     failures = [StorageUnavailableError(ObjectRef("s3://a", "b"), "away")]
 
-    async def away(_: str) -> Identity | None:
+    async def away(token: str) -> Identity | None:
         if failures:
             raise failures.pop()
-        return Identity(ANA, time.time() + 60)
+        return await known_until(inf)(token)
 
     bearers = BearerTokens({}, [away])
     with pytest.raises(StorageUnavailableError):
         await bearers.identify(b"Bearer token")
-
     assert await bearers.identify(b"Bearer token") == ANA
 
 
-async def test_memory_is_bounded() -> None:
-    """Whoever signs many tokens does not fill it."""
-
-    async def always(_: str) -> Identity | None:
-        return Identity(ANA, time.time() + 60)
-
-    bearers = BearerTokens({}, [always])
-    for number in range(5000):
-        await bearers.identify(b"Bearer %d" % number)
-
-    assert len(bearers._cached) == 4096
-
-
-async def test_what_is_spelled_at_length_is_not_remembered() -> None:
-    """One token can be shown in many ways, each of which would take memory."""
-    bearers = configured()
-    shown = b"Bearer " + b" " * 5000 + b"secret"
-
-    assert await bearers.identify(shown) == ANA
-    assert bearers.cached(shown) is None
-
-
 SENT = b"Bearer secret"
-
 NOW = 100.0
 
 
@@ -126,12 +97,8 @@ def dataset(reader: str = "ana", name: str = "em") -> Dataset:
 
 
 async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Authenticator:
-    """Know who has *shown* a token, which is good until then."""
-
-    async def tell(_: str) -> Identity:
-        return Identity(ANA, until_s)
-
-    bearers = BearerTokens({}, [tell])
+    """Know who has *sent* a token, which is good until then."""
+    bearers = BearerTokens({}, [known_until(until_s)])
     await bearers.identify(sent)
     return Authenticator(
         Datasets({"em": dataset()}), bearers, Signatures({}), Hosts("127.0.0.1", ())
@@ -167,26 +134,23 @@ async def test_a_reader_is_cached_while_the_token_is_good() -> None:
 
 
 async def test_who_may_not_read_is_not_cached() -> None:
-    """Nor who names another host."""
+    """Nor who names another host; a header that looks like a path is no token."""
     authenticator = await authenticator_of()
-
     assert cached(authenticator, reader="bob") is None
     headers = {b"host": b"evil.example", b"authorization": SENT}
     assert authenticator.cached_reader(dataset(), headers, NOW, None) is None
 
-
-async def test_a_header_that_looks_like_a_path_is_no_token() -> None:
-    """Nor becomes one when the same was sent in a path."""
     authenticator = await authenticator_of(sent="secret")
-
     assert cached(authenticator, segment=b"/~secret") == ANA
     assert cached(authenticator, sent=b"/~secret") is None
 
 
-async def test_the_cache_of_readers_is_bounded() -> None:
-    """However many datasets they read."""
-    authenticator = await authenticator_of()
+async def test_the_caches_are_bounded() -> None:
+    """However many tokens somebody signs, and however many datasets they read."""
+    authenticator, bearers = await authenticator_of(), BearerTokens({}, [known_until(inf)])
     for number in range(5000):
         assert cached(authenticator, name=f"em{number}") == ANA
+        await bearers.identify(b"Bearer %d" % number)
 
     assert len(authenticator._readers) <= 4096
+    assert len(bearers._cached) == 4096

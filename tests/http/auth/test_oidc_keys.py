@@ -1,14 +1,19 @@
-"""`app.http.auth.oidc`: which keys of issuers are read, when, and what they are good for."""
+"""`app.http.auth.oidc`: keys of issuers, read over TLS too, and what they are good for."""
 
 import asyncio
 import gzip
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+import ssl
+from collections.abc import AsyncGenerator, Generator, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
+import oidc_provider_mock
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +24,7 @@ from app.http.auth.oidc import (
     KEYS_S,
     RETRY_S,
     IssuerKeys,
+    Issuers,
     VerificationKey,
     decode_jwks,
     open_client,
@@ -58,52 +64,34 @@ async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str 
 async def test_keys_are_where_the_configuration_says(
     issuer: Issuer, client: httpx.AsyncClient
 ) -> None:
-    """It is found below the URL of the issuer."""
+    """It is below the URL of the issuer, after one slash (Discovery §4), or none is read."""
     assert await kids(client, issuer.settings) == ["first"]
     assert [seen.path for seen in issuer.server.seen] == [DISCOVERY, JWKS]
+    there = f"{issuer.url}{JWKS}"
+    elsewhere = IssuerSettings(url="https://elsewhere.example", audience=AUDIENCE, jwks_url=there)
+    assert await kids(client, elsewhere) == ["first"]
+    assert issuer.reads(DISCOVERY) == 1
 
-
-async def test_a_slash_at_the_end_belongs_to_the_name_only(
-    issuer: Issuer, client: httpx.AsyncClient
-) -> None:
-    """The configuration has one slash before it (OpenID Connect Discovery §4)."""
-    issuer.configure(issuer=f"{issuer.url}/", jwks_uri=f"{issuer.url}{JWKS}")
-
+    issuer.configure(issuer=f"{issuer.url}/", jwks_uri=there)
     assert await kids(client, IssuerSettings(url=f"{issuer.url}/", audience="x")) == ["first"]
-
-
-async def test_keys_may_be_where_the_settings_say(
-    issuer: Issuer, client: httpx.AsyncClient
-) -> None:
-    """Then no configuration is read."""
-    settings = IssuerSettings(
-        url="https://elsewhere.example",
-        audience=AUDIENCE,
-        jwks_url=f"{issuer.url}{JWKS}",
-    )
-
-    assert await kids(client, settings) == ["first"]
-    assert issuer.reads(DISCOVERY) == 0
 
 
 @pytest.mark.parametrize("path", [DISCOVERY, JWKS])
 @pytest.mark.parametrize(
-    "fault",
+    "wrong",
     [
-        Fault.DENY,
-        Fault.ERROR,
-        Fault.STALL,
-        Fault.STALL_BODY,
-        Fault.RESET,
-        Fault.CUT,
-        Fault.GARBAGE,
+        *("DENY", "ERROR", "STALL", "STALL_BODY", "RESET", "CUT", "GARBAGE"),
+        *(b"", b"<html></html>", b"[" * 100_000, gzip.compress(b"{}", mtime=0), b"\xff\xfe"),
     ],
 )
 async def test_an_issuer_that_fails_cannot_be_reached(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, fault: Fault
+    issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: str | bytes
 ) -> None:
-    """However it fails, and soon."""
-    issuer.server.fail(fault, path=path)
+    """However it fails, and soon; so with what is no document, such as a page to log in."""
+    if isinstance(wrong, str):
+        issuer.server.fail(Fault[wrong], path=path)
+    else:
+        issuer.server.objects[path] = wrong
 
     with pytest.raises(IssuerUnavailableError):
         await kids(client, issuer.settings)
@@ -113,27 +101,21 @@ async def test_an_issuer_that_fails_cannot_be_reached(
 async def test_a_redirect_is_not_followed(
     issuer: Issuer, client: httpx.AsyncClient, path: str
 ) -> None:
-    """It could lead to where nobody but we can go."""
+    """It could lead to where nobody but we can go; a huge document is refused, told so or not."""
+    for fault in (None, Fault.CHUNKED):
+        sound = issuer.server.objects[path]
+        issuer.server.objects[path] = sound + b" " * 1024**2
+        if fault is not None:
+            issuer.server.fail(fault, path=path)
+        with pytest.raises(IssuerUnavailableError, match="more than"):
+            await kids(client, issuer.settings)
+        issuer.server.objects[path] = sound
+
     issuer.server.objects["/other/place"] = issuer.server.objects[path]
     issuer.server.redirects[path] = f"{issuer.url}/other/place"
-
     with pytest.raises(IssuerUnavailableError, match="302"):
         await kids(client, issuer.settings)
     assert issuer.reads("/other/place") == 0
-
-
-@pytest.mark.parametrize("path", [DISCOVERY, JWKS])
-@pytest.mark.parametrize("faults", [[], [Fault.CHUNKED]])
-async def test_a_huge_document_is_refused(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, faults: list[Fault]
-) -> None:
-    """Whether it says its length or not."""
-    issuer.server.objects[path] += b" " * 1024**2
-    for fault in faults:
-        issuer.server.fail(fault, path=path)
-
-    with pytest.raises(IssuerUnavailableError, match="more than"):
-        await kids(client, issuer.settings)
 
 
 @pytest.mark.parametrize(
@@ -161,20 +143,6 @@ async def test_a_configuration_that_is_not_of_the_issuer_is_refused(
     with pytest.raises(IssuerUnavailableError):
         await kids(client, issuer.settings)
     assert issuer.reads() == 0
-
-
-@pytest.mark.parametrize("path", [DISCOVERY, JWKS])
-@pytest.mark.parametrize(
-    "body", [b"", b"<html></html>", b"[" * 100_000, gzip.compress(b"{}", mtime=0), b"\xff\xfe"]
-)
-async def test_what_is_no_document_is_refused(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, body: bytes
-) -> None:
-    """A page that says to log in first, for example."""
-    issuer.server.objects[path] = body
-
-    with pytest.raises(IssuerUnavailableError):
-        await kids(client, issuer.settings)
 
 
 class Source:
@@ -207,35 +175,20 @@ class Source:
         return await self.jwks.find(kid, "RS256") is not None
 
 
-async def test_keys_are_read_once() -> None:
-    """They are kept for an hour."""
-    source = Source("a")
-
-    assert await source.has("a")
-    source.now += KEYS_S - 1
-    assert await source.has("a")
-
-    assert source.reads == 1
-
-
-async def test_a_withdrawn_key_is_good_for_an_hour_at_most() -> None:
-    """Then they are read anew before anything is believed."""
+async def test_keys_are_read_once_an_hour() -> None:
+    """A withdrawn key is good until then; one that is not known makes the keys be read."""
     source = Source("a")
     assert await source.has("a")
     source.publish("b")
-    source.now += KEYS_S
-
+    source.now += KEYS_S - 1
+    assert await source.has("a")
+    assert source.reads == 1
+    source.now += 1
     assert not await source.has("a")
 
-
-async def test_a_new_key_is_found() -> None:
-    """One that is not known makes the keys be read."""
-    source = Source("a")
-    assert await source.has("a")
-    source.publish("a", "b")
+    source.publish("b", "c")
     source.now += APART_S
-
-    assert await source.has("b")
+    assert await source.has("c")
 
 
 async def test_a_flood_of_unknown_keys_reads_them_seldom() -> None:
@@ -250,31 +203,29 @@ async def test_a_flood_of_unknown_keys_reads_them_seldom() -> None:
 
 
 async def test_all_who_wait_share_a_read() -> None:
-    """A crowd at the start asks the issuer once."""
-    source = Source("a")
-    source.pause.clear()
-
-    async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(source.has("a")) for _ in range(20)]
-        await asyncio.sleep(0)
-        source.pause.set()
-
-    assert all(each.result() for each in asked)
-    assert source.reads == 1
-
-
-async def test_a_read_goes_on_when_all_have_left() -> None:
-    """Clients that come and go keep the keys from nobody."""
+    """A crowd asks the issuer once, the read goes on when some have left, and closing ends it."""
     source = Source("a")
     source.pause.clear()
     leaving = asyncio.create_task(source.has("a"))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
-    source.pause.set()
 
-    assert await source.has("a")
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(source.has("a")) for _ in range(20)]
+        await asyncio.sleep(0)
+        source.pause.set()
+    assert all(each.result() for each in asked)
     assert source.reads == 1
+
+    source = Source("a")
+    source.pause.clear()
+    waiting = asyncio.create_task(source.has("a"))
+    await asyncio.sleep(0)
+    await source.jwks.aclose()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await source.jwks.aclose()
 
 
 async def test_known_keys_are_good_while_the_issuer_is_away() -> None:
@@ -294,48 +245,21 @@ async def test_known_keys_are_good_while_the_issuer_is_away() -> None:
     assert await source.has("b")
 
 
-async def test_without_keys_nobody_can_tell() -> None:
-    """That is an error of its own, until they can be read."""
+async def test_without_keys_nobody_can_tell(caplog: pytest.LogCaptureFixture) -> None:
+    """That is an error of its own until they can be read; its reason is for the operator only."""
     source = Source("a")
     source.can_be_reached = False
-    for _ in range(5):
-        with pytest.raises(IssuerUnavailableError):
-            await source.has("a")
+    with caplog.at_level(logging.WARNING, logger="app"):
+        for _ in range(5):
+            with pytest.raises(IssuerUnavailableError) as caught:
+                await source.has("a")
+            assert "unplugged" not in str(caught.value)
+    assert "unplugged" in caplog.text
     assert source.reads == 1
 
     source.can_be_reached = True
     source.now += APART_S
-
     assert await source.has("a")
-
-
-async def test_the_reason_is_for_the_operator(caplog: pytest.LogCaptureFixture) -> None:
-    """A client does not learn what our network looks like."""
-    source = Source("a")
-    source.can_be_reached = False
-
-    with (
-        caplog.at_level(logging.WARNING, logger="app"),
-        pytest.raises(IssuerUnavailableError) as caught,
-    ):
-        await source.has("a")
-
-    assert "unplugged" in caplog.text
-    assert "unplugged" not in str(caught.value)
-
-
-async def test_closing_ends_a_read() -> None:
-    """Nothing is left behind."""
-    source = Source("a")
-    source.pause.clear()
-    waiting = asyncio.create_task(source.has("a"))
-    await asyncio.sleep(0)
-
-    await source.jwks.aclose()
-    await asyncio.wait([waiting])
-
-    assert waiting.cancelled()
-    await source.jwks.aclose()
 
 
 def decode(*jwks: object) -> tuple[VerificationKey, ...]:
@@ -349,29 +273,25 @@ def public(kid: str = "first", kind: str = "RSA", **members: object) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("kind", "algorithms"),
+    ("kind", "members", "algorithms"),
     [
-        ("RSA", {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}),
-        ("P-256", {"ES256"}),
-        ("P-384", {"ES384"}),
-        ("P-521", {"ES512"}),
-        ("Ed25519", {"EdDSA"}),
-        ("Ed448", {"EdDSA"}),
+        ("RSA", {}, {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}),
+        ("RSA", {"alg": "PS256"}, {"PS256"}),
+        ("P-256", {}, {"ES256"}),
+        ("P-384", {}, {"ES384"}),
+        ("P-521", {}, {"ES512"}),
+        ("Ed25519", {}, {"EdDSA"}),
+        ("Ed448", {}, {"EdDSA"}),
     ],
 )
-def test_a_key_tells_the_algorithms(kind: str, algorithms: set[str]) -> None:
-    """Not the token that is to be checked with it."""
-    (key,) = decode(public(kind=kind))
+def test_a_key_tells_the_algorithms(
+    kind: str, members: dict[str, Any], algorithms: set[str]
+) -> None:
+    """Not the token that is to be checked with it; what it declares is all that it is good for."""
+    (key,) = decode(public(kind=kind, **members))
 
     assert key.kid == "first"
     assert key.algorithms == algorithms
-
-
-def test_a_key_may_be_for_one_algorithm() -> None:
-    """What it declares is all that it is good for."""
-    (key,) = decode(public(alg="PS256"))
-
-    assert key.algorithms == {"PS256"}
 
 
 @pytest.mark.parametrize(
@@ -410,33 +330,26 @@ def test_what_is_no_set_of_keys_is_refused(data: bytes) -> None:
         decode_jwks(data)
 
 
-async def find(
-    keys: Sequence[VerificationKey], kid: str | None, algorithm: str
-) -> VerificationKey | None:
-    """Find a key among those of an issuer."""
-
-    async def read() -> Sequence[VerificationKey]:
-        return keys
-
-    return await IssuerKeys(read).find(kid, algorithm)
-
-
 async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
     """A key of another kind that has the name is not the one; unnamed, there is one that fits."""
     keys = decode(public("a"), public("b"), public("b", "P-256"))
 
-    assert await find(keys, "b", "ES256") == keys[2]
-    assert await find(keys, "b", "RS512") == keys[1]
-    assert await find(keys, "a", "ES256") is None
-    assert await find(keys, "c", "RS256") is None
-    assert await find(keys, None, "ES256") == keys[2]
-    assert await find(keys, None, "RS256") is None
+    async def read() -> Sequence[VerificationKey]:
+        return keys
+
+    for kid, algorithm, expected in (
+        ("b", "ES256", keys[2]),
+        ("b", "RS512", keys[1]),
+        ("a", "ES256", None),
+        ("c", "RS256", None),
+        (None, "ES256", keys[2]),
+        (None, "RS256", None),
+    ):
+        assert await IssuerKeys(read).find(kid, algorithm) == expected
 
 
 VALUES = st.none() | st.integers() | st.text(max_size=12) | st.lists(st.text(), max_size=2)
-
 MEMBERS = st.sampled_from(["kty", "crv", "alg", "use", "kid", "n", "e", "x", "y"])
-
 KINDS = st.sampled_from(["RSA", "P-256", "Ed25519", "Ed448"])
 
 
@@ -445,3 +358,92 @@ def test_no_key_is_too_odd(kind: str, members: dict[str, object]) -> None:
     """It is passed over, or is good for nothing but what only its owner can do."""
     for key in decode({**public("first", kind), **members}):
         assert key.algorithms <= ALGORITHMS
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Make an authority that nobody else knows."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls_issuer(authority: trustme.CA) -> Generator[Issuer]:
+    """Run an issuer with a certificate of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with FaultyServer(tls=context).running() as server:
+        yield Issuer(server)
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust the authority, as an operator does."""
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+
+
+async def kids_over_tls(issuer: Issuer) -> list[str | None]:
+    """Read the names of the keys with a client that is opened now."""
+    async with open_client(2) as client:
+        return [key.kid for key in await read_keys(client, issuer.settings, 2)]
+
+
+@pytest.mark.usefixtures("trusting")
+async def test_keys_of_a_trusted_issuer_come_over_tls(tls_issuer: Issuer) -> None:
+    """`SSL_CERT_FILE` names who vouches; not even this machine may say what the keys are."""
+    assert await kids_over_tls(tls_issuer) == ["first"]
+    with FaultyServer().running() as plain:
+        plain.objects[JWKS] = tls_issuer.server.objects[JWKS]
+        tls_issuer.configure(issuer=tls_issuer.url, jwks_uri=f"{plain.url}{JWKS}")
+
+        with pytest.raises(IssuerUnavailableError, match="not https"):
+            await kids_over_tls(tls_issuer)
+        assert plain.seen == []
+
+
+async def test_an_issuer_that_nobody_vouches_for_is_not_asked(tls_issuer: Issuer) -> None:
+    """Whoever sits in between could say anything."""
+    with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+        await kids_over_tls(tls_issuer)
+    assert tls_issuer.server.seen == []
+
+
+CLIENT = "gateway"
+CALLBACK = "http://127.0.0.1/callback"
+
+
+@pytest.fixture(scope="module")
+def provider() -> Generator[str]:
+    """Run a provider that knows ada."""
+    with oidc_provider_mock.run_server_in_thread() as server:
+        url = f"http://localhost:{server.server_port}"
+        claims = {"groups": ["lab"], "realm_access": {"roles": ["reader"]}}
+        httpx.put(f"{url}/users/ada", json=claims).raise_for_status()
+        yield url
+
+
+def log_in(provider: str) -> str:
+    """Log ada in, and get her token."""
+    asked = {"client_id": CLIENT, "redirect_uri": CALLBACK, "response_type": "code"}
+    allowed = httpx.post(
+        f"{provider}/oauth2/authorize",
+        params={**asked, "scope": "openid profile"},
+        data={"sub": "ada"},
+    )
+    (code,) = parse_qs(urlsplit(allowed.headers["Location"]).query)["code"]
+    exchanged = {"grant_type": "authorization_code", "code": code, "redirect_uri": CALLBACK}
+    answer = httpx.post(f"{provider}/oauth2/token", data=exchanged, auth=(CLIENT, "secret"))
+    return str(answer.json()["id_token"])
+
+
+async def test_who_has_logged_in_is_known(provider: str) -> None:
+    """By nothing but the URL of the provider and the audience."""
+    settings = IssuerSettings(
+        url=provider, audience=CLIENT, claims=("groups", "realm_access.roles")
+    )
+    async with Issuers({"sso": settings}) as issuers:
+        known = await issuers.identify(log_in(provider))
+
+    assert known is not None
+    assert known.caller.name == "sso:ada"
+    assert known.caller.grants == {"public", "sso:lab", "sso:reader"}

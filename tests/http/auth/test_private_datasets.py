@@ -75,50 +75,28 @@ def test_what_one_may_not_see_is_as_if_it_did_not_exist(
 
 
 def test_nobody_is_asked_for_credentials(people: People) -> None:
-    """A reader of Zarr would take 404 for fill value."""
+    """A reader of Zarr would take 404 for fill value; who has no rights finds nothing."""
     answer = people.ask("GET", f"/private/{KEY}")
 
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.headers["access-control-allow-origin"] == "*"
-
-
-def test_who_has_no_rights_finds_nothing(people: People) -> None:
-    """To ask again, with the same credentials, would not help."""
     assert people.ask("GET", f"/private/{KEY}", "eve").status_code == 404
 
 
-@pytest.mark.parametrize("who", ["ana", "bob"])
-def test_who_may_read_or_write_reads(people: People, who: str) -> None:
-    """A rule to write is one to read as well; the second answer comes the short way."""
-    answers = [people.ask("GET", f"/private/{KEY}", who) for _ in range(2)]
-
-    assert [answer.content for answer in answers] == [TEXT, TEXT]
-
-
-def test_what_was_read_by_one_is_not_for_all(people: People) -> None:
-    """An answer in the cache asks for credentials as any other does."""
-    for who in "ana", None, "eve", "ana":
+def test_who_may_read_or_write_reads(people: People) -> None:
+    """The second answer comes the short way, and asks for credentials as any other does."""
+    for who in "ana", None, "bob", "eve", "ana", "bob":
         answer = people.ask("GET", f"/private/{KEY}", who)
-        assert (answer.content == TEXT) == (who == "ana")
+        assert (answer.content == TEXT) is (who in {"ana", "bob"})
 
 
-def test_private_answers_are_kept_by_their_reader_only(people: People) -> None:
-    """No proxy hands them to others, and no link tells where they came from."""
-    headers = people.ask("GET", f"/private/{KEY}", "ana").headers
-
-    assert headers["cache-control"] == "private, max-age=60"
-    assert headers["vary"] == "Authorization"
-    assert headers["referrer-policy"] == "no-referrer"
-
-
-@pytest.mark.parametrize("path", ["none", "group", "", "?list-type=2"])
-def test_all_that_is_kept_varies(people: People, path: str) -> None:
-    """A page of links, a redirect and absence are for who asked, as bytes are."""
+@pytest.mark.parametrize("path", [KEY, "none", "group", "", "?list-type=2"])
+def test_private_answers_are_kept_by_their_reader_only(people: People, path: str) -> None:
+    """Bytes, links, a redirect and absence: no proxy hands them on, no link tells where from."""
     (people.folder / "private" / "group").mkdir(exist_ok=True)
-    (people.folder / "private" / "group" / "zarr.json").write_text(
-        '{"zarr_format": 3, "node_type": "group"}'
-    )
+    group = '{"zarr_format": 3, "node_type": "group"}'
+    (people.folder / "private" / "group" / "zarr.json").write_text(group)
     slash = "" if path.startswith("?") else "/"
     headers = people.ask("GET", f"/private{slash}{path}", "ana").headers
 
@@ -129,15 +107,8 @@ def test_all_that_is_kept_varies(people: People, path: str) -> None:
 
 def test_a_balancer_is_told_nothing_of_private_shards(people: People) -> None:
     """Who is no trusted proxy gets the hash of what they ask for, of unknown datasets as well."""
-    (people.folder / "private" / "shards").mkdir(exist_ok=True)
-    zarr.create_array(
-        people.folder / "private" / "shards",
-        shape=(8,),
-        chunks=(1,),
-        shards=(8,),
-        dtype="u1",
-        overwrite=True,
-    )
+    folder = people.folder / "private" / "shards"
+    zarr.create_array(folder, shape=(8,), chunks=(1,), shards=(8,), dtype="u1", overwrite=True)
     names = {people.ask("GET", f"/_shard/private/shards/c/{n}").headers["x-shard"] for n in (0, 1)}
 
     assert len(names) == 2
@@ -170,18 +141,14 @@ def test_a_signed_body_cannot_be_left_out(people: People) -> None:
 
 
 def test_a_reader_may_not_write(people: People) -> None:
-    """Who sees the dataset is told why."""
+    """Who sees the dataset is told why; what is named in `write` is enough, in a path too."""
     answer = people.ask("PUT", f"/private/{KEY}", "ana", content=b"x")
+    path = f"/~{quote(TOKENS['bob'], safe='')}/private/other"
 
     assert (answer.status_code, answer.json()["detail"]) == (403, "ana may not write to private")
-
-
-def test_a_writer_may_write(people: People) -> None:
-    """What is named in `write` is enough."""
-    put = people.ask("PUT", "/private/new", "bob", content=b"x")
-
-    assert put.status_code == 200
+    assert people.ask("PUT", "/private/new", "bob", content=b"x").status_code == 200
     assert (people.folder / "private" / "new").read_bytes() == b"x"
+    assert people.ask("PUT", path, content=b"x").status_code == 200
 
 
 @pytest.mark.parametrize(("who", "status"), [(None, 401), ("ana", 403), ("bob", 200)])
@@ -190,40 +157,51 @@ def test_what_all_may_read_is_written_by_some(people: People, who: str | None, s
     assert people.ask("PUT", "/open/new", who, content=b"x").status_code == status
 
 
-def test_what_is_public_looks_at_no_credentials(people: People) -> None:
-    """Clients of S3 send some everywhere."""
-    given = {"authorization": "Bearer wrong"}
-
-    assert people.ask("GET", f"/open/{KEY}", headers=given).content == TEXT
-
-
 @pytest.mark.parametrize(
-    "given",
+    ("path", "given"),
     [
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Bearer"},
-        {"authorization": "Bearer " + "x" * 20_000},
-        {"authorization": "Bearer \u00e9"},
-        {"authorization": "Basic YW5hOnRva2VuLW9mLWFuYQ=="},
-        {"authorization": TOKENS["ana"]},
-        {"cookie": f"token={TOKENS['ana']}"},
-        {"x-api-key": TOKENS["ana"]},
-        {"referer": f"/~{TOKENS['ana']}/private/"},
+        *(
+            (f"/private/{KEY}", given)
+            for given in (
+                {"authorization": "Bearer wrong"},
+                {"authorization": "Bearer"},
+                {"authorization": "Bearer " + "x" * 20_000},
+                {"authorization": "Bearer \u00e9"},
+                {"authorization": "Basic YW5hOnRva2VuLW9mLWFuYQ=="},
+                {"authorization": TOKENS["ana"]},
+                {"cookie": f"token={TOKENS['ana']}"},
+                {"x-api-key": TOKENS["ana"]},
+                {"referer": f"/~{TOKENS['ana']}/private/"},
+            )
+        ),
+        *(
+            (f"/private/{KEY}?{name}={TOKENS['ana']}", {})
+            for name in ("token", "access_token", "X-Amz-Security-Token")
+        ),
+        (f"/~wrong/private/{KEY}", {}),
+        ("/api/datasets", {"authorization": "Bearer wrong"}),
     ],
 )
-def test_a_token_is_good_in_its_place_only(people: People, given: dict[str, str]) -> None:
-    """A wrong token, and a good one where none is looked for, are the same."""
+def test_a_token_is_good_in_its_place_only(
+    people: People, path: str, given: dict[str, str]
+) -> None:
+    """Elsewhere, as in queries, which are in every log, a good one is a wrong one.
+
+    Of the API a list without what was hoped for would be taken for the whole.
+    """
     encoded = {name.encode(): value.encode("latin-1") for name, value in given.items()}
-    answer = httpx.get(f"{people.url}/private/{KEY}", headers=encoded)
+    answer = httpx.get(f"{people.url}{path}", headers=encoded)
 
     assert answer.status_code == 401
     assert TOKENS["ana"] not in answer.text
 
 
-@pytest.mark.parametrize("query", ["token", "access_token", "X-Amz-Security-Token"])
-def test_a_token_in_the_query_is_none(people: People, query: str) -> None:
-    """Queries are in every log."""
-    assert people.ask("GET", f"/private/{KEY}?{query}={TOKENS['ana']}").status_code == 401
+def test_what_is_public_looks_at_no_credentials(people: People) -> None:
+    """Clients of S3 send some everywhere."""
+    given = {"authorization": "Bearer wrong"}
+
+    assert people.ask("GET", f"/open/{KEY}", headers=given).content == TEXT
+    assert people.ask("GET", "/healthz", headers=given).status_code == 200
 
 
 @pytest.mark.parametrize("tilde", ["~", "%7E", "%7e"])
@@ -235,30 +213,13 @@ def test_a_token_goes_into_the_path(people: People, who: str, tilde: str) -> Non
     assert [people.ask("GET", path).content for _ in range(2)] == [TEXT, TEXT]
 
 
-def test_a_wrong_token_in_the_path_is_refused(people: People) -> None:
-    """It is no part of the key."""
-    assert people.ask("GET", f"/~wrong/private/{KEY}").status_code == 401
-
-
-def test_a_token_in_the_path_writes_too(people: People) -> None:
-    """It is the same token."""
-    path = f"/~{quote(TOKENS['bob'], safe='')}/private/other"
-
-    assert people.ask("PUT", path, content=b"x").status_code == 200
-
-
 def test_a_token_alone_leads_to_the_start_page(people: People) -> None:
-    """Links from there keep the token."""
+    """Links from there are relative, keep the token and do not hold it."""
     token = quote(TOKENS["bob"], safe="")
     answer = people.ask("GET", f"/~{token}")
-
-    assert (answer.status_code, answer.headers["location"]) == (307, f"./~{token}/")
-
-
-def test_pages_below_a_token_lead_on_below_it(people: People) -> None:
-    """Links are relative, and do not hold the token."""
     page = people.ask("GET", f"/~{TOKENS['ana']}/private/")
 
+    assert (answer.status_code, answer.headers["location"]) == (307, f"./~{token}/")
     assert f'href="./{KEY}"' in page.text
     assert TOKENS["ana"] not in page.text
     assert page.headers["referrer-policy"] == "no-referrer"
@@ -268,28 +229,15 @@ def test_pages_below_a_token_lead_on_below_it(people: People) -> None:
     ("who", "seen"), [(None, ["open"]), ("eve", ["open"]), ("ana", ["open", "private"])]
 )
 def test_lists_have_what_one_may_see(people: People, who: str | None, seen: list[str]) -> None:
-    """Neither list tells of others."""
+    """No list tells of others; a probe of readiness has no credentials, and waits for all."""
     for path in "/", "/api/datasets":
         listed = people.ask("GET", path, who).json()["datasets"]
         assert [dataset["name"] for dataset in listed] == seen
-
-
-def test_clients_of_s3_list_what_all_may_see(people: People) -> None:
-    """ListBuckets without credentials has the public datasets."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=people.url,
-        region_name="us-east-1",
-        config=Config(signature_version=UNSIGNED),
-    )
-
-    assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["open"]
-
-
-def test_readiness_names_what_one_may_see(people: People) -> None:
-    """A probe has no credentials, and waits for all datasets."""
-    assert people.ask("GET", "/readyz").json()["datasets"] == {"open": "ok"}
-    assert set(people.ask("GET", "/readyz", "ana").json()["datasets"]) == {"open", "private"}
+    assert people.ask("GET", "/readyz", who).json()["datasets"] == dict.fromkeys(seen, "ok")
+    if who is None:
+        config = Config(signature_version=UNSIGNED)
+        s3 = boto3.client("s3", "us-east-1", endpoint_url=people.url, config=config)
+        assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == seen
 
 
 @pytest.mark.parametrize(("who", "status"), [(None, 401), ("ana", 403)])
@@ -322,35 +270,22 @@ def test_nothing_is_copied_out_of_what_one_may_not_read(people: People, is_part:
     assert copy("ana", "open/free").status_code == 403
 
 
-def test_wrong_credentials_are_told_of_by_the_api(people: People) -> None:
-    """A list without what was hoped for would be taken for the whole."""
-    given = {"authorization": "Bearer wrong"}
-
-    assert people.ask("GET", "/api/datasets", headers=given).status_code == 401
-    assert people.ask("GET", "/healthz", headers=given).status_code == 200
-
-
-def test_the_start_page_shows_what_a_token_opens(people: People) -> None:
-    """Below the token there is more on it than elsewhere, and links stay there."""
-    asked = {"accept": "text/html"}
-    below = people.ask("GET", f"/~{TOKENS['ana']}/", headers=asked)
-    elsewhere = people.ask("GET", "/", headers=asked)
-
-    assert (below.status_code, elsewhere.status_code) == (200, 200)
-    assert 'href="./private/"' in below.text
-    assert "private" not in elsewhere.text
-
-
 @pytest.mark.parametrize(("name", "said"), [(None, 0), ("ana", 0), ("bob", 2)])
 def test_the_start_page_tells_each_what_they_may(
     people: People, name: str | None, said: int
 ) -> None:
-    """A dataset is writable to those only who may write to it."""
-    page = people.ask("GET", "/", name, headers={"accept": "text/html"}).text
+    """A dataset is writable to those only who may write to it, and private ones are not shown."""
+    html = {"accept": "text/html"}
+    lead = "" if name is None else f"/~{quote(TOKENS[name], safe='')}"
+    page = people.ask("GET", "/", name, headers=html).text
+    below = people.ask("GET", f"{lead}/", headers=html)
 
-    assert page.count("· writable") == said
+    assert page.count("· writable") == below.text.count("· writable") == said
     listed = people.ask("GET", "/", name).json()["datasets"]
     assert sum(each["writable"] for each in listed) == said
+    assert below.status_code == 200
+    assert ('href="./private/"' in below.text) is (name is not None)
+    assert ("private" in below.text) is (name is not None)
 
 
 def test_a_list_below_a_token_leads_on_below_it(people: People) -> None:

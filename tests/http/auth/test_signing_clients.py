@@ -24,16 +24,11 @@ from botocore.exceptions import ClientError
 from minio import Minio
 from obstore.store import S3Store
 
-from tests.http.auth.signing_service import KEY_ID, SECRET, Served, environ, signing_service
+from tests.http.auth.people import KEY_ID, SECRET, Served, environ, signing_service
 
 KEYS: Final = [
-    "plain",
-    "a b/c  d",
-    "\u00fc/\u65e5\u672c",
-    "a+b",
-    "a%2Fb/%20",
-    "x=1/y&z;w",
-    "(z)!~*'$,:@",
+    *("plain", "a b/c  d", "\u00fc/\u65e5\u672c", "a+b"),
+    *("a%2Fb/%20", "x=1/y&z;w", "(z)!~*'$,:@"),
 ]
 DATA: Final = bytes(range(256)) * 3
 PART: Final = 5 * 1024**2
@@ -76,6 +71,11 @@ def open_obstore(url: str) -> S3Store:
         secret_access_key=SECRET,
         client_options={"allow_http": True},
     )
+
+
+def open_minio(url: str) -> Minio:
+    """Open MinIO's client."""
+    return Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -148,38 +148,38 @@ def test_signatures_of_the_older_kind_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"ChecksumAlgorithm": "SHA256"}])
 def test_uploads_in_parts_by_boto3(url: str, extra: dict[str, str]) -> None:
-    """Each step and each part is signed."""
+    """Each step and part is signed; what it streams, as over TLS, says that it is not."""
     client, name = open_boto3(url), "boto3/large"
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
     client.upload_fileobj(io.BytesIO(LARGE), "lab", name, Config=config, ExtraArgs=extra)
-
     assert client.get_object(Bucket="lab", Key=name)["Body"].read() == LARGE
 
-
-def test_what_boto3_streams_without_a_digest(url: str) -> None:
-    """As it does over TLS: the payload is not signed, and says so."""
     client = open_boto3(url, s3={"payload_signing_enabled": False})
     client.put_object(Bucket="lab", Key="unsigned", Body=io.BytesIO(DATA))
-
     assert client.get_object(Bucket="lab", Key="unsigned")["Body"].read() == DATA
 
 
-@pytest.mark.parametrize(
-    ("key_id", "secret", "code"),
-    [
+def test_uploads_in_parts_by_obstore_and_minio(url: str) -> None:
+    """Each part is signed with its digest, and the length need not be known beforehand."""
+    store, minio = open_obstore(url), open_minio(url)
+    obstore.put(store, "obstore-large", LARGE, chunk_size=PART, use_multipart=True)
+    minio.put_object("lab", "minio-large", io.BytesIO(LARGE), -1, part_size=PART)
+
+    assert obstore.get(store, "minio-large").bytes().to_bytes() == LARGE
+    with minio.get_object("lab", "obstore-large") as read:
+        assert read.read() == LARGE
+
+
+def test_wrong_keys_are_told_as_amazon_tells_them(url: str) -> None:
+    """With its status and its code, so that clients understand."""
+    for key_id, secret, code in (
         (KEY_ID, "another", "SignatureDoesNotMatch"),
         ("another", SECRET, "InvalidAccessKeyId"),
-    ],
-)
-def test_wrong_keys_are_told_as_amazon_tells_them(
-    url: str, key_id: str, secret: str, code: str
-) -> None:
-    """With its status and its code, so that clients understand."""
-    with pytest.raises(ClientError) as refused:
-        open_boto3(url, key_id, secret).list_objects_v2(Bucket="lab")
-
-    assert refused.value.response["Error"]["Code"] == code
-    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+    ):
+        with pytest.raises(ClientError) as refused:
+            open_boto3(url, key_id, secret).list_objects_v2(Bucket="lab")
+        assert refused.value.response["Error"]["Code"] == code
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -210,14 +210,6 @@ def test_obstore(url: str, key: str) -> None:
     assert obstore.list(store, prefix=f"obstore/{key}").collect() == []
 
 
-def test_uploads_in_parts_by_obstore(url: str) -> None:
-    """Each part is signed with its digest."""
-    store = open_obstore(url)
-    obstore.put(store, "obstore-large", LARGE, chunk_size=PART, use_multipart=True)
-
-    assert obstore.get(store, "obstore-large").bytes().to_bytes() == LARGE
-
-
 @pytest.mark.parametrize("key", KEYS)
 def test_tensorstore(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its s3 key-value store, which signs by code of its own."""
@@ -237,8 +229,7 @@ def test_tensorstore(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("key", KEYS)
 def test_minio(url: str, key: str) -> None:
     """MinIO's library: it writes, reads, lists, presigns and deletes."""
-    client = Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
-    name = f"minio/{key}"
+    client, name = open_minio(url), f"minio/{key}"
 
     client.put_object("lab", name, io.BytesIO(DATA), len(DATA), metadata={"mtime": "b"})
     with client.get_object("lab", name, offset=2, length=5) as read:
@@ -247,15 +238,6 @@ def test_minio(url: str, key: str) -> None:
     assert [each.object_name for each in listed] == [name]
     assert httpx.get(client.presigned_get_object("lab", name)).content == DATA
     client.remove_object("lab", name)
-
-
-def test_uploads_in_parts_by_minio(url: str) -> None:
-    """Of a length that it does not know beforehand."""
-    client = Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
-    client.put_object("lab", "minio-large", io.BytesIO(LARGE), -1, part_size=PART)
-
-    with client.get_object("lab", "minio-large") as read:
-        assert read.read() == LARGE
 
 
 def program(name: str) -> str:

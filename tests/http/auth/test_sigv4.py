@@ -1,4 +1,4 @@
-"""`app.http.auth.sigv4`: signatures of requests and of frames."""
+"""`app.http.auth.sigv4`: signatures of requests."""
 
 import re
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from app.errors import SignatureError
 from app.http.auth.access import Caller
 from app.http.auth.sigv4 import Signatures
-from tests.http.auth.checking import CALLERS, check, code_of, who
 from tests.http.auth.sigv4 import (
+    CALLERS,
     HOST,
     KEY_ID,
     NOW,
@@ -25,11 +25,13 @@ from tests.http.auth.sigv4 import (
     Scope,
     Signer,
     authorization,
+    check,
+    code_of,
+    who,
     with_header,
 )
 
 ANN: Final = Caller("ann", frozenset({"public", "ann"}))
-
 SIGNER: Final = Signer()
 
 
@@ -72,19 +74,14 @@ def test_examples_of_the_specification(request_: Request, signature: str) -> Non
 
 
 def test_the_presigned_example_of_the_specification() -> None:
-    """So is that of a URL which is good for a day, and no longer."""
+    """It is good for a day, and no longer; signatures show who has signed."""
     scope = SIGNER.presigned(Request(path="/test.txt"), 86400)
-
     signature = b"aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+
     assert scope["query_string"].endswith(signature)
     assert who(scope) == who(scope, at=NOW + 86400) == "ann"
     assert code_of(scope, at=NOW + 86401) == "AccessDenied"
-
-
-def test_callers_keep_the_rules_that_name_them() -> None:
-    """What a signature shows is who has signed."""
     signed = check(SIGNER.signed(PLAIN))
-
     assert signed is not None
     assert signed.caller == ANN
     assert who(Signer("B0B", "another").signed(PLAIN)) == "bob"
@@ -130,88 +127,74 @@ def test_paths_are_signed_as_they_are_sent(
 
 @pytest.mark.parametrize(
     ("sent", "other"),
-    [("/lab/a%20b", "/lab/a+b"), ("/lab/a%2Fb", "/lab/a/b"), ("/lab/b", "/lab/a/../b")],
+    [
+        *(("/lab/a%20b", "/lab/a+b"), ("/lab/a%2Fb", "/lab/a/b"), ("/lab/b", "/lab/a/../b")),
+        *(
+            (sent, other)
+            for other in ("/lab/a#b", "/lab/a\tb", "/lab/\u00fc")
+            for sent in (other, other.partition("#")[0], other.replace("\t", ""))
+        ),
+    ],
 )
 def test_another_spelling_of_the_path_is_another_path(sent: str, other: str) -> None:
-    """Nothing is decoded or resolved before it is compared."""
+    """Nothing is decoded or resolved before it is compared, and what no client sends is refused."""
     scope = SIGNER.signed(Request(path=sent))
 
     assert code_of({**scope, "raw_path": other.encode()}) == "SignatureDoesNotMatch"
 
 
-def test_spaces_in_headers_count_once() -> None:
-    """As the specification has it."""
-    scope = SIGNER.signed(replace(PLAIN, headers=(HOST, ("x-amz-meta-a", "a  b"))))
-
-    assert who(with_header(scope, "x-amz-meta-a", " a b ")) == "ann"
-
-
 def test_repeated_headers_are_signed_in_their_order() -> None:
-    """All values of one count."""
+    """All values of one count; spaces in them count once, as the specification has it."""
     headers = (HOST, ("x-amz-meta-a", "1"), ("x-amz-meta-a", "2"))
     scope = SIGNER.signed(replace(PLAIN, headers=headers))
-
     assert who(scope) == "ann"
     swapped = with_header(with_header(scope, "x-amz-meta-a", "2"), "x-amz-meta-b", None)
     swapped["headers"].append((b"x-amz-meta-a", b"1"))
     assert code_of(swapped) == "SignatureDoesNotMatch"
 
-
-@pytest.mark.parametrize("late_s", [-900, 0, 900])
-def test_clocks_may_differ_by_fifteen_minutes(late_s: int) -> None:
-    """Either way."""
-    assert who(SIGNER.signed(PLAIN), at=NOW + late_s) == "ann"
+    spaced = SIGNER.signed(replace(PLAIN, headers=(HOST, ("x-amz-meta-a", "a  b"))))
+    assert who(with_header(spaced, "x-amz-meta-a", " a b ")) == "ann"
 
 
-@pytest.mark.parametrize("late_s", [-86400, -901, 901, 86400])
-def test_clocks_may_not_differ_by_more(late_s: int) -> None:
-    """So long can a request be replayed, and no longer."""
-    assert code_of(SIGNER.signed(PLAIN), at=NOW + late_s) == "RequestTimeTooSkewed"
+SKEWED: Final = "RequestTimeTooSkewed"
+EXPIRED: Final = "AccessDenied"
+NO_TIME: Final = "AuthorizationQueryParametersError"
 
 
 @pytest.mark.parametrize(
-    ("expires", "late_s", "is_good"),
-    [(1, 1, True), (1, 2, False), (1, -900, True), (1, -901, False), (604800, 604800, True)],
+    ("expires", "late_s", "code"),
+    [
+        *((None, late_s, None) for late_s in (-900, 0, 900)),
+        *((None, late_s, SKEWED) for late_s in (-86400, -901, 901, 86400)),
+        *((expires, late_s, None) for expires, late_s in ((1, 1), (1, -900), (604800, 604800))),
+        *((expires, late_s, EXPIRED) for expires, late_s in ((1, 2), (1, -901))),
+        *(
+            (expires, 0, NO_TIME)
+            for expires in ("0", "604801", "-1", "", "1.5", "9" * 50, "\u0663")
+        ),
+    ],
 )
-def test_presigned_urls_are_good_for_as_long_as_they_say(
-    expires: int, late_s: int, *, is_good: bool
+def test_signatures_are_good_for_a_time(
+    expires: int | str | None, late_s: int, code: str | None
 ) -> None:
-    """From the time that they were signed at, whoever's clock is late."""
-    scope = SIGNER.presigned(PLAIN, expires)
+    """Clocks may differ by fifteen minutes; a URL tells how long it is good, a week at most."""
+    scope = SIGNER.signed(PLAIN) if expires is None else SIGNER.presigned(PLAIN, expires)
 
-    if is_good:
+    if code is None:
         assert who(scope, at=NOW + late_s) == "ann"
     else:
-        assert code_of(scope, at=NOW + late_s) == "AccessDenied"
-
-
-@pytest.mark.parametrize("expires", ["0", "604801", "-1", "", "1.5", "9" * 50, "\u0663"])
-def test_presigned_urls_are_good_for_a_week_at_most(expires: str) -> None:
-    """And for some time at least."""
-    assert code_of(SIGNER.presigned(PLAIN, expires)) == "AuthorizationQueryParametersError"
+        assert code_of(scope, at=NOW + late_s) == code
 
 
 def test_nobody_signs_with_the_key_of_another() -> None:
-    """Nor with one that nobody has."""
+    """An unknown key costs what a known one does: only then it is refused."""
     assert code_of(Signer(secret="another").signed(PLAIN)) == "SignatureDoesNotMatch"
     assert code_of(Signer("AKID").signed(PLAIN)) == "InvalidAccessKeyId"
     assert code_of(Signer("", "").signed(PLAIN)) == "AuthorizationHeaderMalformed"
-
-
-def test_an_unknown_key_costs_what_a_known_one_costs() -> None:
-    """Its signature is computed too: only then is it refused."""
     signatures = Signatures(CALLERS, clock=lambda: NOW)
     with pytest.raises(SignatureError, match="access key id"):
         signatures.check(Signer("AKID").signed(PLAIN))
-
     assert signatures._derive_key.cache_info().misses == 1
-
-
-@pytest.mark.parametrize("region", ["eu-central-1", "auto", "US", "x" * 64])
-def test_any_region_may_be_signed_for(region: str) -> None:
-    """There is but one here, whatever clients call it."""
-    assert who(Signer(region=region).signed(PLAIN)) == "ann"
-    assert who(Signer(region=region).presigned(PLAIN)) == "ann"
 
 
 @pytest.mark.parametrize("sign", [SIGNER.signed, SIGNER.presigned])
@@ -232,30 +215,16 @@ def test_other_payloads_are_refused(payload: str) -> None:
     assert code_of(SIGNER.signed(replace(PLAIN, payload=payload))) == "InvalidArgument"
 
 
-def test_a_signed_header_says_what_the_body_is() -> None:
-    """One without it, as old versions of curl send, is refused with S3's name for that."""
+def test_what_is_signed_says_what_the_body_is() -> None:
+    """A header that old versions of curl do not send; a URL says only that it is unsigned."""
     scope = SIGNER.signed(PLAIN)
     value = authorization(scope).replace("x-amz-content-sha256;", "")
     without = with_header(scope, "x-amz-content-sha256", None)
-
-    assert code_of(with_header(without, "authorization", value)) == "MissingSecurityHeader"
-
-
-def test_a_presigned_url_says_only_that_its_body_is_not_signed() -> None:
-    """As Amazon's library for JavaScript lets it say; a digest there would not be compared."""
     query = "X-Amz-Content-Sha256="
 
+    assert code_of(with_header(without, "authorization", value)) == "MissingSecurityHeader"
     assert who(SIGNER.presigned(replace(PLAIN, query=query + UNSIGNED))) == "ann"
     assert code_of(SIGNER.presigned(replace(PLAIN, query=query + "0" * 64))) == "InvalidArgument"
-
-
-@pytest.mark.parametrize("path", ["/lab/a#b", "/lab/a\tb", "/lab/\u00fc"])
-def test_paths_that_no_client_sends_are_refused(path: str) -> None:
-    """They would be signed as other paths."""
-    for signed in (path, path.partition("#")[0], path.replace("\t", "")):
-        scope = {**SIGNER.signed(Request(path=signed)), "raw_path": path.encode()}
-
-        assert code_of(scope) == "SignatureDoesNotMatch"
 
 
 def test_no_secret_is_shown() -> None:
@@ -283,8 +252,11 @@ def test_no_secret_is_shown() -> None:
     ],
 )
 def test_other_scopes_are_refused(signer: Signer) -> None:
-    """What is signed for something else is not good here."""
+    """Signed for something else it is not good; regions are all one, whatever they are called."""
     assert code_of(signer.signed(PLAIN)) == "AuthorizationHeaderMalformed"
+    for region in ("eu-central-1", "auto", "US", "x" * 64):
+        assert who(Signer(region=region).signed(PLAIN)) == "ann"
+        assert who(Signer(region=region).presigned(PLAIN)) == "ann"
 
 
 MALFORMED: Final[list[tuple[str, str]]] = [
@@ -314,13 +286,17 @@ def test_malformed_headers_are_refused(old: str, new: str) -> None:
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
 def test_the_parts_of_the_header_come_in_any_order(order: tuple[int, ...]) -> None:
-    """With or without spaces between them, as clients differ."""
+    """With or without spaces between them, but no header that signatures build on comes twice."""
     scope = SIGNER.signed(PLAIN)
     algorithm, _, rest = authorization(scope).partition(" ")
     parts = rest.split(", ")
     value = f"{algorithm} {','.join(parts[at] for at in order)}"
 
     assert who(with_header(scope, "authorization", value)) == "ann"
+    for name in (b"authorization", b"x-amz-date", b"x-amz-content-sha256", b"host"):
+        repeated = (name, dict(scope["headers"])[name])
+        code = code_of({**scope, "headers": [*scope["headers"], repeated]})
+        assert code == "AuthorizationHeaderMalformed"
 
 
 @pytest.mark.parametrize(
@@ -357,47 +333,29 @@ def test_a_request_is_signed_in_one_way(value: str | None) -> None:
     assert code_of(with_header(scope, "authorization", value)) == "InvalidArgument"
 
 
-@pytest.mark.parametrize("name", ["authorization", "x-amz-date", "x-amz-content-sha256", "host"])
-def test_what_signatures_build_on_is_not_repeated(name: str) -> None:
-    """Whoever reads the first would do something else than who reads the last."""
-    scope = SIGNER.signed(PLAIN)
-    value = dict(scope["headers"])[name.encode()]
-
-    repeated = {**scope, "headers": [*scope["headers"], (name.encode(), value)]}
-    assert code_of(repeated) == "AuthorizationHeaderMalformed"
-
-
 PARAMETERS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize("spell", [str, str.lower])
-def test_nor_are_parameters(name: str, spell: Callable[[str], str]) -> None:
-    """In whatever case."""
+def test_parameters_of_urls_are_there_once(name: str) -> None:
+    """All of them make a presigned URL, and none comes again in whatever case."""
     scope = SIGNER.presigned(PLAIN)
     query = scope["query_string"]
 
-    repeated = query + f"&{spell('X-Amz-' + name)}=1".encode()
-    assert code_of({**scope, "query_string": repeated}) == "AuthorizationQueryParametersError"
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_nor_is_any_missing(name: str) -> None:
-    """All of them make a presigned URL."""
-    scope = SIGNER.presigned(PLAIN)
-    query = re.sub(rf"&?X-Amz-{name}=[^&]*".encode(), b"", scope["query_string"])
-
-    assert code_of({**scope, "query_string": query}) == "AuthorizationQueryParametersError"
+    for wrong in (
+        query + f"&X-Amz-{name}=1".encode(),
+        query + f"&x-amz-{name.lower()}=1".encode(),
+        re.sub(rf"&?X-Amz-{name}=[^&]*".encode(), b"", query),
+    ):
+        code = code_of({**scope, "query_string": wrong})
+        assert code == "AuthorizationQueryParametersError"
 
 
 TEXT: Final = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="%#?"))
-
 SPELLED: Final = st.text(st.sampled_from("abc/-_.~@+=:!*'()")).map(lambda text: "/" + text)
-
 PAIRS: Final = st.lists(
     st.tuples(st.sampled_from("abcde"), st.text("xyz19-_.~", max_size=5)), max_size=3
 )
-
 REQUESTS: Final = st.builds(
     Request,
     st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),

@@ -3,9 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +28,11 @@ from app.resolve.icechunk.sessions import Sessions
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
+from tests.resolve.stores import CallOn, Tapped
 from tests.sessions import GROUP, array_document
 
 ROOT: Final = ObjectRef("memory://repo", "")
 _LIMIT: Final = 2**26
-
-type Call = Callable[[], Awaitable[Any]]
 
 
 def files_of_repository(folder: Path) -> Mapping[str, bytes]:
@@ -71,27 +69,6 @@ async def opened_by_library(store: MemoryStore, folder: Path) -> icechunk.Reposi
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
 
 
-class Tapped:
-    """Store whose reads, writes and deletions go through `around`."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
-        """Do *call*, the method *name* on *ref*."""
-        return await call()
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._store, name)
-        if name not in ("get", "put", "delete", "stat"):
-            return call
-
-        async def tapped(ref: ObjectRef, *args: Any, **options: Any) -> Any:
-            return await self.around(name, ref, partial(call, ref, *args, **options))
-
-        return tapped
-
-
 class Dying(Tapped):
     """Store out of reach from one call on, which is done or not."""
 
@@ -101,7 +78,7 @@ class Dying(Tapped):
         """Calls before that one."""
         self._is_done = is_done
 
-    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Count, and fail."""
         self.left -= 1
         if self.left >= 0:

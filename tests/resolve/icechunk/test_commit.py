@@ -1,7 +1,9 @@
-"""Commits in one process, with a wrong clock and a failing store."""
+"""Commits in one process: a wrong clock, a failing store, and one of very many chunk files."""
 
+import asyncio
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -9,12 +11,15 @@ from typing import Final
 import icechunk
 import pytest
 
+from app.concurrency import yield_to_loop
 from app.errors import ClockSkewError, CommitConflictError, StorageTimeoutError
 from app.formats.icechunk.changes import ChangeSet, NodeDocument
+from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_writer import WriteId
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
+from app.resolve.icechunk.commit_files import ChunkFiles
+from app.storage.contract import NO_HEADERS, Conflict, Expected, Listed, ObjectHeaders
 from app.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Replica
 from tests.writable_repositories import Place, new_place
@@ -137,19 +142,13 @@ async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
     assert changed.new_groups == {"/", "/a", "/b", "/c"}
 
 
-@pytest.mark.parametrize("ahead_s", [1200.0, -1200.0])
-async def test_a_wrong_clock_commits_nothing(committing: Committing, ahead_s: float) -> None:
-    """The times of snapshots must increase."""
-    committing.ahead_s = ahead_s
-
-    with pytest.raises(ClockSkewError):
-        await committing.add("root")
-
+async def test_what_cannot_be_known_commits_nothing(committing: Committing) -> None:
+    """Times of snapshots must increase; changes of a commit without its log are a conflict."""
+    for committing.ahead_s in (1200.0, -1200.0):
+        with pytest.raises(ClockSkewError):
+            await committing.add("root")
+    committing.ahead_s = 0.0
     assert committing.messages() == []
-
-
-async def test_what_nothing_tells_of_is_a_conflict(committing: Committing) -> None:
-    """Without its transaction log the changes of a commit are unknown."""
     parent = (await committing.add("root")).snapshot_id
     repo = committing.place.open()
     session = repo.writable_session("main")
@@ -161,3 +160,49 @@ async def test_what_nothing_tells_of_is_a_conflict(committing: Committing) -> No
 
     assert [each["kind"] for each in raised.value.conflicts] == ["missing_transaction_log"]
     assert raised.value.actual_parent == theirs
+
+
+class CrowdedStore(LocalStore):
+    """Lists other chunk files first, without end if *crowd* is `None`."""
+
+    def __init__(self, crowd: int | None) -> None:
+        super().__init__()
+        self.crowd = crowd
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Make names up."""
+        others = 0
+        while self.crowd is None or others < self.crowd:
+            others += 1
+            name = prefix.key + encode_id(secrets.token_bytes(12))[1:]
+            yield Listed(ObjectRef(prefix.bucket, name), 1)
+            await yield_to_loop(others)
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+@pytest.mark.parametrize("crowd", [0, 2000, None])
+@pytest.mark.parametrize("count", [3, 1000])
+async def test_chunk_files_are_found_however_many_there_are(
+    tmp_path: Path, crowd: int | None, count: int
+) -> None:
+    """Missing files are left out; an endless listing is given up."""
+    store = CrowdedStore(crowd)
+    place = new_place(tmp_path)
+    place.create()
+    directory = ObjectRef(place.folder.as_uri(), "")
+    opened = (await Replica.of(store, directory=directory)).opened
+    ids = [secrets.token_bytes(12) for _ in range(count)]
+    (place.folder / "chunks").mkdir()
+    for number, chunk_id in enumerate(ids[1:], 1):
+        (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
+
+    info = await opened.info()
+    assert info is not None
+
+    async with asyncio.timeout(20):
+        found = await ChunkFiles(store).lengths(opened, info, dict.fromkeys(ids, 1))
+
+    assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}

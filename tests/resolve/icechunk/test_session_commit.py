@@ -9,13 +9,8 @@ from typing import Any, Final
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-from app.errors import (
-    BusyError,
-    ConflictError,
-    ShardgateError,
-    StorageUnavailableError,
-    UnknownSessionError,
-)
+from app import errors
+from app.errors import ShardgateError
 from app.formats.icechunk.conflicts import Policy
 from app.model import ObjectRef
 from app.resolve.icechunk.session_commit import SessionCommit
@@ -23,17 +18,15 @@ from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
-    Call,
     Dying,
     Replica,
-    Tapped,
     contents,
     document,
     opened_by_library,
     ref,
     stored,
 )
-from tests.resolve.stores import Clock
+from tests.resolve.stores import CallOn, Clock, Tapped
 
 OVER_S: Final = 30
 """Longer than a lease."""
@@ -56,26 +49,25 @@ class Late(Tapped):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self._order: tuple[str, str, Between] | None = None
-        self._is_after = False
+        self._order: tuple[str, str, Between, bool] | None = None
 
     def before(self, call: str, name: str, between: Between) -> None:
         """Do *between* before the next *call* of an object whose key has *name* in it."""
-        self._order, self._is_after = (call, name, between), False
+        self._order = (call, name, between, False)
 
     def after(self, call: str, name: str, between: Between) -> None:
         """Do it once the call is done, before its answer."""
-        self._order, self._is_after = (call, name, between), True
+        self._order = (call, name, between, True)
 
-    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Do the call, and the other thing if this is the call."""
         if self._order is None or self._order[0] != name or self._order[1] not in ref.key:
             return await call()
-        between, self._order = self._order[2], None
-        if not self._is_after:
+        (*_, between, is_after), self._order = self._order, None
+        if not is_after:
             await between()
         answer = await call()
-        if self._is_after:
+        if is_after:
             await between()
         return answer
 
@@ -152,7 +144,7 @@ async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene:
 
     scene.store.after("put", f"{session_id}/", sweep)
 
-    with pytest.raises(UnknownSessionError):
+    with pytest.raises(errors.UnknownSessionError):
         await scene.put(scene.late, session_id, 2)
 
 
@@ -167,7 +159,7 @@ async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> 
 
     scene.store.before("get", f"{session_id}/", discard)
 
-    with pytest.raises((BusyError, UnknownSessionError)):
+    with pytest.raises((errors.BusyError, errors.UnknownSessionError)):
         await scene.late.commit(session_id)
     await scene.demand(tmp_path, commits=0)
 
@@ -180,7 +172,7 @@ async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_pa
     elsewhere = entry._replace(key=f"{shelf}f/{name}")
     await move(scene.memory, entry, elsewhere)
 
-    with pytest.raises(StorageUnavailableError, match="was listed, and does not exist"):
+    with pytest.raises(errors.StorageUnavailableError, match="was listed, and does not exist"):
         await scene.late.commit(session_id)
     await scene.demand(tmp_path / "before", commits=0)
 
@@ -221,11 +213,14 @@ async def test_what_is_written_after_another_one_failed_is_committed(
     """A late swap commits while the session was reopened and written to."""
     session_id = await scene.begin()
 
+    async def refuse(*_: Any) -> Any:
+        raise errors.ConflictError("for certain")
+
     async def fail() -> None:
         scene.clock.now += OVER_S
         store = await scene.other.enter(session_id)
-        with pytest.raises(ConflictError):
-            await SessionCommit(store.session, _refuse, None).run()
+        with pytest.raises(errors.ConflictError):
+            await SessionCommit(store.session, refuse, None).run()
         await scene.put(scene.other, session_id, 2)
 
     scene.store.before("put", "repo", fail)
@@ -303,7 +298,3 @@ async def test_a_commit_is_made_once(
         assert history[0] == made.snapshot_id
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 8
-
-
-async def _refuse(*_: Any) -> Any:
-    raise ConflictError("for certain")

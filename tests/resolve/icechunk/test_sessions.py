@@ -1,4 +1,4 @@
-"""Sessions: memory and concurrency are bounded, expired ones are swept."""
+"""Sessions and their documents: bounded in memory and calls, swept, never older than the call."""
 
 import asyncio
 import gc
@@ -8,29 +8,34 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.errors import ShardgateError
+from app.errors import ConflictError, ShardgateError
 from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.session import ChunkAddress
+from app.formats.icechunk.session import (
+    ChunkAddress,
+    SessionDocument,
+    decode_session,
+    encode_session,
+)
 from app.formats.icechunk.snapshot import StoredSnapshot
 from app.model import ObjectRef
+from app.resolve.icechunk.session_objects import Edit, SessionDocumentStore
 from app.resolve.icechunk.session_store import SessionStore
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
-    Call,
     Replica,
-    Tapped,
     contents,
     document,
     ref,
     stored,
 )
-from tests.resolve.stores import Clock
+from tests.resolve.stores import REF, CallOn, Clock, Tapped, WatchedStore
 from tests.sessions import array_document
 
 MIB = 1024**2
@@ -47,7 +52,7 @@ class Watched(Tapped):
         self.most: Counter[str] = Counter()
         self.listed: list[str] = []
 
-    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Count, and let others run."""
         self._running[name] += 1
         self.most |= Counter({name: self._running[name], "tasks": len(asyncio.all_tasks())})
@@ -161,22 +166,12 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     assert [name for name in names if kept in name]
 
 
-async def test_a_damaged_session_does_not_prevent_another(files: Mapping[str, bytes]) -> None:
-    """It is left where it is."""
-    replica = await Replica.of(memory := stored(files))
-    name = ROOT.join(f"sessions/{await replica.begin()}.session")
-    memory.place(name, b"damaged")
-
-    await replica.begin()
-    assert await memory.stat(name) is not None
-
-
 class Stuck(Tapped):
     """Store whose next deletion does not end."""
 
     is_stuck = True
 
-    async def around(self, name: str, ref: ObjectRef, call: Call) -> Any:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Wait for ever, once."""
         if name == "delete" and self.is_stuck:
             self.is_stuck = False
@@ -212,7 +207,7 @@ async def written(replica: Replica) -> str:
 
 
 async def test_a_commit_asks_for_a_few_chunks_at_a_time(files: Mapping[str, bytes]) -> None:
-    """Tasks and reads are bounded, whatever the number of chunks."""
+    """Tasks and reads are bounded, whatever the number of chunks, and deletions of a journal."""
     session_id = await written(await Replica.of(store := Watched(stored(files))))
     store.most.clear()
     other = await Replica.of(store)
@@ -221,6 +216,13 @@ async def test_a_commit_asks_for_a_few_chunks_at_a_time(files: Mapping[str, byte
     assert 1 < store.most["get"] <= store.most["tasks"] <= FEW
     found = await contents(await other.enter(session_id))
     assert found[f"b/c/{CHUNKS - 1}"] == bytes([1, (CHUNKS - 1) % 256])
+
+    left = (await other.enter(await written(other))).session
+    await other.sessions.discard((await other.enter(session_id)).session)
+    store.most.clear()
+    await other.sessions.discard(left)
+    assert 1 < store.most["delete"] <= FEW
+    assert [key async for key in store.list(ROOT.join("sessions/"))] == []
 
 
 async def test_a_commit_looks_through_changed_arrays_only(files: Mapping[str, bytes]) -> None:
@@ -241,22 +243,121 @@ async def test_a_commit_looks_through_changed_arrays_only(files: Mapping[str, by
     assert json.loads(found["g/b/zarr.json"])["shape"] == [4]
 
 
-async def test_a_journal_is_removed_many_entries_at_a_time(files: Mapping[str, bytes]) -> None:
-    """Deletions run concurrently, up to a bound."""
-    replica = await Replica.of(store := Watched(stored(files)))
-    session = (await replica.enter(await written(replica))).session
-    store.most.clear()
-    await replica.sessions.discard(session)
-
-    assert 1 < store.most["delete"] <= FEW
-    assert [key async for key in store.list(ROOT.join("sessions/"))] == []
-
-
 async def test_many_sessions_are_asked_for_at_a_time(files: Mapping[str, bytes]) -> None:
-    """They are read concurrently, and listed by id."""
-    replica = await Replica.of(store := Watched(stored(files)))
+    """They are read concurrently, and listed by id; a damaged one is left where it is."""
+    replica = await Replica.of(store := Watched(memory := stored(files)))
     begun = sorted([await replica.begin() for _ in range(40)])
     store.most.clear()
-
     assert list(await replica.sessions.list_all(replica.opened)) == begun
     assert 1 < store.most["get"] <= FEW
+
+    name = ROOT.join(f"sessions/{begun[0]}.session")
+    memory.place(name, b"damaged")
+    await replica.begin()
+    assert await memory.stat(name) is not None
+
+
+BEGUN = SessionDocument("main", "P", 512, 0, 1e9)
+_LIMIT = 2**20
+
+
+def documents_of(store: MemoryStore) -> SessionDocumentStore:
+    """Open the document in *store*, as a replica does."""
+    return SessionDocumentStore(store, REF, limit_nbytes=_LIMIT)
+
+
+def placed() -> WatchedStore:
+    """Return a store with a session."""
+    store = WatchedStore()
+    store.place(REF, encode_session(BEGUN))
+    return store
+
+
+def counting() -> Edit:
+    """Return an edit that counts."""
+    return lambda document: document and replace(document, attempt=document.attempt + 1)
+
+
+async def test_a_call_during_a_read_waits_for_the_next_read() -> None:
+    """Its result is not older than the call; all waiting calls share one read."""
+    store = placed()
+    documents = documents_of(store)
+    store.gate.clear()
+    first = asyncio.create_task(documents.read())
+    await asyncio.sleep(0.01)
+    assert len(store.calls) == 1
+    store.place(REF, encode_session(replace(BEGUN, attempt=7)))
+    late = [asyncio.create_task(documents.read()) for _ in range(10)]
+    await asyncio.sleep(0)
+    store.gate.set()
+    await first
+
+    assert [each and each.attempt for each in await asyncio.gather(*late)] == [7] * 10
+    assert len(store.calls) == 2
+
+
+async def test_pending_edits_share_one_swap() -> None:
+    """Each applies to the result of the one before; a refused one affects no other."""
+    store = placed()
+    documents = documents_of(store)
+
+    def refuse(_: SessionDocument | None) -> SessionDocument:
+        raise ConflictError("not this one")
+
+    *made, refused = await asyncio.gather(
+        *(documents.edit(counting()) for _ in range(5)),
+        documents.edit(refuse),
+        return_exceptions=True,
+    )
+    found = await store.get(REF)
+
+    assert isinstance(refused, ConflictError)
+    assert sorted(each.attempt for each in made if isinstance(each, SessionDocument)) == [
+        *range(1, 6)
+    ]
+    assert isinstance(found, Found)
+    assert decode_session(found.data, _LIMIT).attempt == 5
+
+
+async def test_two_replicas_lose_no_edit() -> None:
+    """The loser of a race applies its edit to the new document."""
+    store = placed()
+    stores = [documents_of(store) for _ in range(2)]
+    await asyncio.gather(*(stores[n % 2].edit(counting()) for n in range(20)))
+
+    assert await stores[0].read() == replace(BEGUN, attempt=20)
+
+
+async def test_a_missing_document_is_none() -> None:
+    """It cannot be edited."""
+    documents = documents_of(WatchedStore())
+
+    def demand_none(document: SessionDocument | None) -> SessionDocument | None:
+        assert document is None
+        raise ConflictError("there is none")
+
+    assert await documents.read() is None
+    with pytest.raises(ConflictError):
+        await documents.edit(demand_none)
+
+
+async def test_the_loop_runs_between_many_edits() -> None:
+    """Each edit may copy thousands of nodes."""
+    documents = documents_of(placed())
+    turns, seen = 0, set[int]()
+
+    def change(document: SessionDocument | None) -> SessionDocument | None:
+        seen.add(turns)
+        return counting()(document)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        others = group.create_task(take_turns())
+        await asyncio.gather(*(documents.edit(change) for _ in range(1000)))
+        others.cancel()
+    assert len(seen) > 10

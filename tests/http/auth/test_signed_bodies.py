@@ -1,0 +1,370 @@
+"""`app.http.auth.sigv4`: signatures of bodies and of their frames, also at the service."""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadBodyError, SignatureError
+from app.http.auth.sigv4 import ChunkSigner
+from app.http.body import decode_aws_chunked
+from tests.http.auth.people import KEY_ID, SECRET, signing_service
+from tests.http.auth.sigv4 import (
+    UNSIGNED,
+    Headers,
+    Request,
+    Scope,
+    Signer,
+    check,
+    seed_of,
+)
+
+SIGNER: Final = Signer()
+SEALED: Final = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+TRAILED: Final = f"{SEALED}-TRAILER"
+PUT: Final = Request("PUT", "/lab/k", payload=SEALED)
+PIECES: Final = (b"a" * 65536, b"a" * 1024)
+
+
+def seal_of(request: Request, signer: Signer = SIGNER) -> ChunkSigner:
+    """Let the service check a request, whose body it will check by the seal."""
+    signed = check(signer.signed(request))
+    assert signed is not None
+    assert signed.chunks is not None
+    return signed.chunks
+
+
+def framed(
+    pieces: Sequence[bytes], trailers: Headers | None = None, request: Request = PUT
+) -> bytes:
+    """Sign a request and the frames of its body."""
+    payload = SEALED if trailers is None else TRAILED
+    request = replace(request, payload=payload)
+    return SIGNER.frames(seed_of(SIGNER.signed(request)), pieces, trailers)
+
+
+def unframed(
+    data: bytes, length: int, payload: str = SEALED
+) -> tuple[bytes, Mapping[bytes, bytes]]:
+    """Let the service take the frames off."""
+    return decode_aws_chunked(data, length, seal_of(replace(PUT, payload=payload)).chain())
+
+
+EXAMPLE: Final = Request(
+    "PUT",
+    "/examplebucket/chunkObject.txt",
+    headers=(
+        ("host", "s3.amazonaws.com"),
+        ("x-amz-storage-class", "REDUCED_REDUNDANCY"),
+        ("content-encoding", "aws-chunked"),
+        ("x-amz-decoded-content-length", "66560"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "trailers", "signatures"),
+    [
+        (
+            ("content-length", "66824"),
+            None,
+            (
+                b"ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648",
+                b"0055627c9e194cb4542bae2aa5492e3c1575bbb81b612b7d234b86a503ef5497",
+                b"b6c6ea8a5354eaf15b3cb7646744f4275b71ea724fed81ceb9323e279d449df9",
+            ),
+        ),
+        (
+            ("x-amz-trailer", "x-amz-checksum-crc32c"),
+            [("x-amz-checksum-crc32c", "sOO8/Q==")],
+            (
+                b"b474d8862b1487a5145d686f57f013e54db672cee1c953b3010fb58501ef5aa2",
+                b"1c1344b170168f8e65b41376b44b20fe354e373826ccbbe2c1d40a8cae51e5c7",
+                b"2ca2aba2005185cf7159c6277faf83795951dd77a3a99e6e65d5c9f85863f992",
+                b"d81f82fc3505edab99d459891051a732e8730629a2e4a59689829ca17fe2e435",
+            ),
+        ),
+    ],
+)
+def test_the_examples_of_the_specification(
+    header: tuple[str, str], trailers: Headers | None, signatures: tuple[bytes, ...]
+) -> None:
+    """The signatures of frames that Amazon publishes are what tests sign, and are right."""
+    payload = SEALED if trailers is None else TRAILED
+    request = replace(EXAMPLE, headers=(*EXAMPLE.headers, header), payload=payload)
+    data = framed(PIECES, trailers, request)
+    body, read = decode_aws_chunked(data, 66560, seal_of(request).chain())
+
+    assert trailers or (len(data), read) == (66824, {})
+    assert all(signature in data for signature in signatures)
+    assert body == b"".join(PIECES)
+
+
+@pytest.mark.parametrize("payload", ["0" * 64, UNSIGNED, "STREAMING-UNSIGNED-PAYLOAD-TRAILER"])
+def test_other_bodies_have_no_signatures_in_them(payload: str) -> None:
+    """They are compared with the digest that is signed, or not at all, as their client chose."""
+    signed = check(SIGNER.signed(replace(PUT, payload=payload)))
+
+    assert signed is not None
+    assert signed.chunks is None
+
+
+BODIES: Final = st.lists(st.binary(min_size=1, max_size=40), max_size=4)
+SOME_TRAILERS: Final = st.none() | st.lists(
+    st.tuples(st.sampled_from(["x-amz-checksum-crc32", "a"]), st.text("Aa0/=", max_size=8)),
+    max_size=2,
+    unique_by=lambda trailer: trailer[0],
+)
+
+
+@given(BODIES, SOME_TRAILERS)
+def test_bodies_arrive_whole(pieces: list[bytes], trailers: Headers | None) -> None:
+    """However they are cut into frames."""
+    payload, body = SEALED if trailers is None else TRAILED, b"".join(pieces)
+
+    found, read = unframed(framed(pieces, trailers), len(body), payload)
+    assert found == body
+    told = {name.encode(): value.encode() for name, value in trailers or ()}
+    assert told.items() <= read.items()
+
+
+@given(BODIES, SOME_TRAILERS, st.data())
+def test_no_byte_of_a_body_can_be_changed(
+    pieces: list[bytes], trailers: Headers | None, data: st.DataObject
+) -> None:
+    """Nor of a size, a signature or a trailer, unless it means the same."""
+    payload, body = SEALED if trailers is None else TRAILED, b"".join(pieces)
+    right = framed(pieces, trailers)
+    at = data.draw(st.integers(0, len(right) - 1))
+    bits = data.draw(st.integers(1, 255))
+    wrong = right[:at] + bytes([right[at] ^ bits]) + right[at + 1 :]
+
+    try:
+        found = unframed(wrong, len(body), payload)
+    except (BadBodyError, SignatureError):
+        return
+    assert found == unframed(right, len(body), payload)
+
+
+FRAMES: Final = framed([b"abc", b"def"])
+FIRST: Final = FRAMES[: FRAMES.index(b"abc") + 5]
+SECOND: Final = FRAMES[len(FIRST) : FRAMES.index(b"def") + 5]
+LAST: Final = FRAMES[len(FIRST) + len(SECOND) :]
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        (SECOND + FIRST + LAST, 6),
+        (SECOND + LAST, 3),
+        (FIRST + LAST, 3),
+        (FIRST + FIRST + SECOND + LAST, 9),
+        (LAST, 0),
+        (b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n", 6),
+        (FIRST + SECOND + b"0\r\n\r\n", 6),
+        (FIRST + b"3;chunk-signature=\r\ndef\r\n" + LAST, 6),
+        (FRAMES.replace(b"chunk-signature", b"chunk-signatur"), 6),
+        (framed([b"abc", b"def"], request=replace(PUT, path="/lab/other")), 6),
+        (FRAMES.removesuffix(b"\r\n") + b"x-amz-checksum-crc32:AAAAAA==\r\n\r\n", 6),
+    ],
+)
+def test_frames_are_a_chain(data: bytes, length: int) -> None:
+    """Each is signed over the one before, the first over the request; nothing follows the last."""
+    with pytest.raises(SignatureError) as refused:
+        unframed(data, length)
+
+    assert refused.value.code == "SignatureDoesNotMatch"
+
+
+TRAILED_FRAMES: Final = framed([b"abc"], [("a", "1"), ("b", "2")])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"a:1\r\n", b""),
+        (b"a:1\r\n", b"a:1\r\na:1\r\n"),
+        (b"a:1\r\n", b"a:2\r\n"),
+        (b"a:1\r\nb:2\r\n", b"b:2\r\na:1\r\n"),
+        (b"x-amz-trailer-signature:", b"x-amz-trailer-signature:0"),
+        (b"x-amz-trailer-signature:", b"x-amz-trailer-signatur:"),
+        (b"a:1\r\nb:2\r\n", b""),
+        (b"\r\n\r\n", b"\r\nc:3\r\n\r\n"),
+    ],
+)
+def test_trailers_are_signed_together(old: bytes, new: bytes) -> None:
+    """Their signature comes last, and a body that announces them does not end without."""
+    with pytest.raises(SignatureError):
+        unframed(FRAMES, 6, TRAILED)
+    assert unframed(TRAILED_FRAMES, 3, TRAILED)[0] == b"abc"
+    assert old in TRAILED_FRAMES
+
+    with pytest.raises(SignatureError):
+        unframed(TRAILED_FRAMES.replace(old, new), 3, TRAILED)
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve two empty folders to who signs."""
+    with (
+        signing_service(tmp_path_factory.mktemp("data")) as served,
+        httpx.Client(base_url=served.url, timeout=20) as opened,
+    ):
+        yield opened
+
+
+class Sender:
+    """Sends signed requests to the service."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self._signer = Signer(KEY_ID, SECRET, timestamp)
+        self._client = client
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *more: tuple[str, str],
+        signed: str | None = None,
+    ) -> httpx.Response:
+        """Sign the digest of *body*, or what is *signed* instead of it, and *more* headers."""
+        request = self._request(method, path, signed or hashlib.sha256(body).hexdigest(), *more)
+        return self._deliver(self._signer.signed(request), body)
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        trailers: Headers | None = None,
+        instead: tuple[bytes, bytes] = (b"", b""),
+    ) -> httpx.Response:
+        """Sign *body* in frames of 64 KiB, and send the second of *instead* for the first."""
+        more = [("x-amz-decoded-content-length", str(len(body)))]
+        payload = SEALED if trailers is None else TRAILED
+        scope = self._signer.signed(self._request(method, path, payload, *more))
+        pieces = [body[at : at + 65536] for at in range(0, len(body), 65536)]
+        data = self._signer.frames(seed_of(scope), pieces, trailers)
+        return self._deliver(scope, data.replace(*instead, 1))
+
+    def _request(self, method: str, path: str, payload: str, *more: tuple[str, str]) -> Request:
+        host = ("host", f"{self._client.base_url.host}:{self._client.base_url.port}")
+        path, _, query = path.partition("?")
+        return Request(method, path, query, (host, *more), payload)
+
+    def _deliver(self, scope: Scope, body: bytes) -> httpx.Response:
+        path = (scope["raw_path"] + b"?" + scope["query_string"]).decode().removesuffix("?")
+        return self._client.request(
+            scope["method"], path, content=body, headers=dict(scope["headers"])
+        )
+
+
+@pytest.fixture
+def sender(client: httpx.Client) -> Sender:
+    """Sign as of now."""
+    return Sender(client)
+
+
+@pytest.fixture
+def path() -> str:
+    """Name a key that is not there."""
+    return f"/lab/key{next(_numbers)}"
+
+
+@pytest.mark.parametrize("size", [0, 3, 70_000, 1_000_000])
+@pytest.mark.parametrize("trailers", [None, []])
+def test_signed_frames_are_stored(
+    sender: Sender, path: str, size: int, trailers: Headers | None
+) -> None:
+    """Small ones and large ones."""
+    body = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
+
+    assert sender.stream("PUT", path, body, trailers=trailers).status_code == 200
+    assert sender.send("GET", path).content == body
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_a_wrong_frame_is_not_stored(sender: Sender, path: str, size: int) -> None:
+    """Neither is any other of that body; the answer is S3's."""
+    answer = sender.stream("PUT", path, b"a" * size, instead=(b"aaa", b"aab"))
+
+    assert answer.status_code == 403
+    assert "<Code>SignatureDoesNotMatch</Code>" in answer.text
+    assert sender.send("GET", path).status_code == 404
+
+
+@pytest.mark.parametrize(("checksum", "status"), [(b"NSRBwg==", 200), (b"NSRBwh==", 400)])
+def test_frames_that_are_not_signed_are_summed_up(
+    sender: Sender, path: str, checksum: bytes, status: int
+) -> None:
+    """As botocore sends them over TLS; a body that announces signed frames has them."""
+    body = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % checksum
+    more = [("x-amz-decoded-content-length", "3"), ("x-amz-trailer", "x-amz-checksum-crc32")]
+    payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+
+    assert sender.send("PUT", path, b"abc", signed=SEALED).status_code == 411
+    assert sender.send("GET", path).status_code == 404
+    assert sender.send("PUT", path, body, *more, signed=payload).status_code == status
+
+
+DELETION: Final = b"<Delete><Object><Key>kept</Key></Object></Delete>"
+OF_A_KEY: Final = "/lab/kept"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", OF_A_KEY, b"abc"),
+        ("POST", "/lab?delete", DELETION),
+        ("PUT", "/lab/k?partNumber=1&uploadId=UPLOAD", b"abc"),
+        ("POST", "/lab/k?uploadId=UPLOAD", b"<CompleteMultipartUpload/>"),
+        ("POST", "/api/datasets", b'{"name": "repo"}'),
+        ("POST", "/api/datasets/REPO/chunks", b"abc"),
+        ("POST", "/api/datasets/REPO/commits", b'{"message": "", "changes": []}'),
+        ("POST", "/api/datasets/REPO/sessions", b"{}"),
+        ("PUT", "/REPO/@session.SESSION/zarr.json", b"{}"),
+    ],
+)
+def test_every_body_is_what_was_signed(
+    sender: Sender, made: dict[str, str], method: str, path: str, body: bytes
+) -> None:
+    """Whatever takes it; where signed frames are not taken at all, they are refused."""
+    for name, value in made.items():
+        path = path.replace(name, value)
+
+    told = sender.send(method, path, body, signed=hashlib.sha256(b"other").hexdigest())
+    assert told.status_code == 400
+    assert "x-amz-content-sha256" in told.text
+    framed_wrongly = sender.stream(method, path, body, instead=(body, body[::-1]))
+    assert framed_wrongly.status_code in {403, 415}
+    assert sender.send("GET", OF_A_KEY).text == "kept"
+
+
+@pytest.fixture(scope="module")
+def made(client: httpx.Client) -> dict[str, str]:
+    """Make what requests are about, with signed requests of each kind, one as sent to proxies."""
+    sender = Sender(client)
+    assert sender.stream("PUT", OF_A_KEY, b"kept").status_code == 200
+    upload = sender.send("POST", "/lab/k?uploads").text
+    assert sender.stream("POST", "/api/datasets", b'{"name": "repo"}').status_code == 201
+    session = sender.send("POST", "/api/datasets/repo/sessions", b"{}").json()["session_id"]
+    with httpx.Client(base_url=client.base_url, proxy=str(client.base_url)) as proxied:
+        assert Sender(proxied).send("GET", OF_A_KEY).text == "kept"
+    return {
+        "UPLOAD": upload.partition("<UploadId>")[2].partition("<")[0],
+        "REPO": "repo",
+        "SESSION": session,
+    }

@@ -54,8 +54,8 @@ def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
 
 
 def over_s3fs(url: str, path: str) -> Any:
-    """Open the same with s3fs."""
-    options = {"key": KEYS, "secret": KEYS, "endpoint_url": url}
+    """Open the same with s3fs; a folder that it caches from a flat listing may lack folders."""
+    options = {"key": KEYS, "secret": KEYS, "endpoint_url": url, "use_listings_cache": False}
     return FsspecStore.from_url(f"s3://data/{path}", storage_options=options)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 import icechunk
 import zarr
 
-FIXTURES: Final = Path("../shared/fixtures")
 ROOT_ID: Final = "1CECHNKREP0F1RSTCMT0"
 METADATA: Final[dict[str, Any]] = {"who": "é🧊", "n": [1, 2.5, None, {"deep": True}]}
 _CONTAINERS: Final = {
@@ -187,18 +186,3 @@ BUILDERS: Final[dict[str, Callable[[Path], Written]]] = {
     "version-1-expired": version_1_expired,
     "migrated": migrated,
 }
-FIXTURE_NAMES: Final = (
-    "icechunk-test-repo-v1",
-    "icechunk-test-repo-v2",
-    "icechunk-split-repo-v2",
-    "icechunk-expire-repo-v2-by-working-copy",
-)
-
-
-def open_fixture(name: str) -> Written | None:
-    """Open a repository that another version of the library wrote; `None` where it is not."""
-    folder = (FIXTURES / name).resolve()
-    if not folder.exists():
-        return None
-    storage = icechunk.local_filesystem_storage(str(folder))
-    return Written(icechunk.Repository.open(storage), folder)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.repositories import BUILDERS, Written, open_fixture
 from tests.serving import serving
 
 
@@ -50,12 +48,3 @@ def serve(folder: Path, **more: Any) -> Generator[Api]:
         httpx.Client(base_url=url, timeout=20) as client,
     ):
         yield Api(client)
-
-
-def obtain(name: str, factory: pytest.TempPathFactory) -> Written:
-    """Write the repository *name*, or open that of another version of the library."""
-    if name in BUILDERS:
-        return BUILDERS[name](factory.mktemp(name))
-    if (written := open_fixture(name)) is None:
-        pytest.skip(f"there is no {name} among the fixtures")
-    return written

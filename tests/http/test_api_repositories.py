@@ -17,7 +17,6 @@ from tests.clients.icechunk.model import kind_of
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.repositories import (
     BUILDERS,
-    FIXTURE_NAMES,
     ROOT_ID,
     Written,
     create,
@@ -25,13 +24,13 @@ from tests.repositories import (
     plain,
     version_1,
 )
-from tests.serving_repositories import Api, obtain, serve
+from tests.serving_repositories import Api, serve
 
 
-@pytest.fixture(scope="module", params=[*BUILDERS, *FIXTURE_NAMES])
+@pytest.fixture(scope="module", params=BUILDERS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Return repositories with all kinds of history."""
-    return obtain(request.param, tmp_path_factory)
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
-from tests.repositories import BUILDERS, FIXTURE_NAMES, Written, array, create, open_fixture
+from tests.repositories import BUILDERS, Written, array, create
 
 LIMIT = 1 << 20
 NOON_UTC = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
@@ -294,18 +294,14 @@ CONTAINERS = {
     VirtualContainer("lab", "s3://lab/", "s3"),
     VirtualContainer(None, "file:///data/", "local_file_system"),
 }
-NAMES = [name for name in (*BUILDERS, *FIXTURE_NAMES) if "1" not in name]
+NAMES = [name for name in BUILDERS if "1" not in name]
 """Repositories of version 2."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Give repositories with all kinds of history."""
-    if (build := BUILDERS.get(request.param)) is not None:
-        return build(tmp_path_factory.mktemp(request.param))
-    if (fixture := open_fixture(request.param)) is None:
-        pytest.skip(f"there is no {request.param}")
-    return fixture
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

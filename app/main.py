@@ -29,11 +29,12 @@ from app.http.shard_affinity import ShardAffinity
 from app.http.start_page import OverviewCache, StartPage, figures_of
 from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
-from app.observability.metrics import CountingCommitter, CountingSessions, Metrics
+from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.icechunk.commit import Committer
 from app.resolve.icechunk.commit_files import ChunkFiles
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.session_routing import KeyHandlers, KeyRouter
@@ -149,7 +150,7 @@ def _share(
         _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
         budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
         rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
-        sessions=CountingSessions(stores, fetch, events=metrics.sessions),
+        sessions=Sessions(stores, fetch, on_event=metrics.on_session),
     )
     metrics.caches.watch_budget("bodies", shared.budget)
     metrics.caches.watch_budget("rewrites", shared.rewriting)
@@ -218,7 +219,7 @@ def _build_routes(
     limits = shared.settings.limits
     swaps = RepoSwaps(shared.stores, shared.fetch)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
-    committer = CountingCommitter(swaps, rewriting, commits=shared.metrics.commits)
+    committer = Committer(swaps, rewriting, shared.metrics.on_commit)
     bodies = RequestBodyReader(shared.budget, timeout_s=limits.timeout_s)
     commits = build_commits(
         datasets,

@@ -25,14 +25,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.errors import CommitConflictError, RangeNotSatisfiedError, ShardgateError
-from app.formats.icechunk.session import SessionDocument
+from app.errors import RangeNotSatisfiedError, ShardgateError
 from app.model import ObjectRef
 from app.observability.requests import NO_DATASET, Outcome
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.commit import CommitResult, Committer
-from app.resolve.icechunk.session import Session
-from app.resolve.icechunk.sessions import Sessions
 from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import WriteNotice, WriteWay
 from app.storage.wrappers import Call
@@ -62,15 +58,23 @@ class Metrics(Collector):
         self.registry.register(self.caches)
         counter = partial(Counter, registry=self.registry)
         text = "Commits to Icechunk repositories, by what became of them"
-        self.commits = counter("shardgate_commits", text, ["outcome"])
+        self._commits = counter("shardgate_commits", text, ["outcome"])
         text = "Sessions of Icechunk repositories that were begun, and discarded"
-        self.sessions = counter("shardgate_sessions", text, ["event"])
+        self._sessions = counter("shardgate_sessions", text, ["event"])
         for outcome in "made", "conflict", "failed":
-            self.commits.labels(outcome)
+            self._commits.labels(outcome)
         for event in "begun", "discarded":
-            self.sessions.labels(event)
+            self._sessions.labels(event)
         for collector in ProcessCollector, PlatformCollector, GCCollector:
             collector(registry=self.registry)
+
+    def on_commit(self, outcome: str) -> None:
+        """Count a commit: ``made``, ``conflict`` or ``failed``."""
+        self._commits.labels(outcome).inc()
+
+    def on_session(self, event: str) -> None:
+        """Count a session: ``begun`` or ``discarded``."""
+        self._sessions.labels(event).inc()
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -256,41 +260,3 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: _Samples) 
     for values, value in samples:
         family.add_metric(values, value)
     return family
-
-
-class CountingCommitter(Committer):
-    """Counts commits by outcome: ``made``, ``conflict``, ``failed``."""
-
-    def __init__(self, *args: Any, commits: Counter) -> None:
-        super().__init__(*args)
-        self._commits = commits
-
-    async def commit(self, *args: Any, **kwargs: Any) -> CommitResult:
-        """Commit, and count the outcome."""
-        try:
-            committed = await super().commit(*args, **kwargs)
-        except Exception as error:
-            is_conflict = isinstance(error, CommitConflictError)
-            self._commits.labels("conflict" if is_conflict else "failed").inc()
-            raise
-        self._commits.labels("made").inc()
-        return committed
-
-
-class CountingSessions(Sessions):
-    """Counts sessions that are ``begun``, and ``discarded`` by their clients."""
-
-    def __init__(self, *args: Any, events: Counter) -> None:
-        super().__init__(*args)
-        self._events = events
-
-    async def create(self, *args: Any) -> tuple[str, SessionDocument]:
-        """Begin a session, and count it."""
-        created = await super().create(*args)
-        self._events.labels("begun").inc()
-        return created
-
-    async def discard(self, session: Session) -> None:
-        """Discard a session, and count it."""
-        await super().discard(session)
-        self._events.labels("discarded").inc()

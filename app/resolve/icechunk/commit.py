@@ -114,10 +114,16 @@ class PreparedCommit(NamedTuple):
 
 
 class Committer:
-    """Commits changes to branches."""
+    """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
 
-    def __init__(self, swaps: RepoSwaps, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        swaps: RepoSwaps,
+        budget: ByteBudget,
+        on_commit: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self._swaps = swaps
+        self._on_commit = on_commit
         self._budget = budget
         """For manifests that are rewritten."""
         self._locks = WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock]()
@@ -151,6 +157,22 @@ class Committer:
         `StorageError`. After `StorageError` the outcome is unknown; repeating the same request
         finds or makes the commit.
         """
+        try:
+            committed = await self._commit(opened, changes, request, tip)
+        except Exception as error:
+            is_conflict = isinstance(error, CommitConflictError)
+            self._on_commit("conflict" if is_conflict else "failed")
+            raise
+        self._on_commit("made")
+        return committed
+
+    async def _commit(
+        self,
+        opened: OpenedRepository,
+        changes: ChangeSet,
+        request: CommitRequest,
+        tip: BranchTip | None,
+    ) -> CommitResult:
         check_metadata(request.metadata)
         await self._swaps.store.verify_conditional_writes(opened.directory)
         files = CommitFiles(opened, self._swaps.store, self._budget)

@@ -100,7 +100,10 @@ class SessionStores(StoreWrapper):
 
 
 class Sessions:
-    """Creates, opens and ends sessions; their keys are served by *stores*."""
+    """Creates, opens and ends sessions; their keys are served by *stores*.
+
+    *on_event* is called with ``begun`` and ``discarded``.
+    """
 
     def __init__(
         self,
@@ -109,9 +112,11 @@ class Sessions:
         *,
         lifetime_s: float = LIFETIME_S,
         clock: Callable[[], float] = time.time,
+        on_event: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._store = store
         self._fetch = fetch
+        self._on_event = on_event
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
@@ -147,6 +152,7 @@ class Sessions:
         with suppress(StorageError, TimeoutError):  # the next session created continues
             async with asyncio.timeout(_SWEEP_S):
                 await self._sweep(opened)
+        self._on_event("begun")
         return session_id, document
 
     async def open(self, repository: Repository, session_id: str, fetch: Fetch) -> SessionStore:
@@ -194,6 +200,7 @@ class Sessions:
 
         await session.documents.edit(edit)
         await self._remove(session.location)
+        self._on_event("discarded")
 
     async def _sweep(self, opened: OpenedRepository) -> None:
         count = 0

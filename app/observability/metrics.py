@@ -91,15 +91,17 @@ class Metrics(Collector):
             yield metric
 
 
-class RequestMetrics:
-    """Requests by label; children are cached, as ``labels`` costs five times a count."""
+class RequestMetrics(Collector):
+    """Requests by label: plain numbers, read when they are scraped.
+
+    Two counters of the library take a sixth of the processor time of a cached chunk.
+    """
 
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
-        text = "Requests that are answered, or whose client has gone; no dataset is all else"
-        labels = ["dataset", "method", "outcome"]
-        self._requests = Counter("shardgate_requests", text, labels, registry=registry)
-        text = "Bytes of bodies sent to clients"
-        self._sent = Counter("shardgate_sent_bytes", text, ["dataset"], registry=registry)
+        self._requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """By dataset, method and outcome."""
+        self._sent_nbytes = dict.fromkeys((NO_DATASET, *datasets), 0)
+        registry.register(self)
         self._seconds = Histogram(
             "shardgate_request_seconds",
             "Time from the head of a request to the end of its answer, if anything was waited for",
@@ -107,34 +109,31 @@ class RequestMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._seconds_of = cache(self._seconds.labels)
         text = "Requests under way, which wait for a store, a client or their turn"
         self.in_flight = Gauge("shardgate_requests_in_flight", text, registry=registry)
         text = "Connections of clients, busy and idle"
         self.connections = Gauge("shardgate_connections", text, registry=registry)
-        self._children = cache(self._resolve)
-        for dataset in (NO_DATASET, *datasets):
-            self._sent.labels(dataset)
 
     def count(
         self, dataset: str, method: str, outcome: Outcome, nbytes: int, seconds: float | None = None
     ) -> None:
         """Count a finished request with *nbytes* of body; *seconds* unless nothing was awaited."""
-        requests, sent = self._children(dataset, method, outcome)
-        requests.inc()
-        sent.inc(nbytes)
+        self._requests[dataset, method, outcome] += 1
+        self._sent_nbytes[dataset] += nbytes
         if seconds is not None:
-            self._seconds.labels(method, outcome).observe(seconds)
+            self._seconds_of(method, outcome).observe(seconds)
 
-    def _resolve(self, dataset: str, method: str, outcome: Outcome) -> tuple[Counter, Counter]:
-        return self._requests.labels(dataset, method, outcome), self._sent.labels(dataset)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        text = "Requests that are answered, or whose client has gone; no dataset is all else"
+        yield _counter("requests", text, ["dataset", "method", "outcome"], self._requests.items())
+        sent = [((dataset,), nbytes) for dataset, nbytes in self._sent_nbytes.items()]
+        yield _counter("sent_bytes", "Bytes of bodies sent to clients", ["dataset"], sent)
 
     def totals(self) -> tuple[int, int]:
         """Return the number of requests, and of bytes sent, since the start."""
-        requests, sent = (
-            sum(sample.value for metric in counter.collect() for sample in metric.samples)
-            for counter in (self._requests, self._sent)
-        )
-        return int(requests), int(sent)
+        return sum(self._requests.values()), sum(self._sent_nbytes.values())
 
 
 class StoreMetrics:

@@ -100,7 +100,7 @@ class RequestMetrics(Collector):
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
         self._requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """By dataset, method and outcome."""
-        self._sent_nbytes = dict.fromkeys((NO_DATASET, *datasets), 0)
+        self._sent_nbytes = defaultdict(int, dict.fromkeys((NO_DATASET, *datasets), 0))
         registry.register(self)
         self._seconds = Histogram(
             "shardgate_request_seconds",

@@ -37,7 +37,7 @@ from app.http.responses import (
     request_id,
 )
 from app.http.write import WritePlane, allowed_methods
-from app.model import Inline, Stored, VirtualKey
+from app.model import Stored, VirtualKey
 from app.observability.requests import note_caller
 from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.containers import Dataset
@@ -58,7 +58,6 @@ class _KnownKey(NamedTuple):
     dataset: Dataset
     key: VirtualKey
     found: CachedEntity
-    source: Stored | Inline
     head: bytes
     """The headers of the response, but for those that depend on the request."""
 
@@ -102,7 +101,7 @@ class DataPlane:
             if caller is None:
                 return None
             if hot is not None:
-                body = self._resolver.recall_body(hot.found, hot.source)
+                body = self._resolver.recall_body(hot.found)
                 if body is not None:
                     return self._complete(hot, headers, caller, HTTPStatus.OK, body)
             return self._begin(raw_path, headers, dataset, key, caller)
@@ -135,7 +134,7 @@ class DataPlane:
             return None
         fields, more = parts
         head = entity_head(fields) + encode_headers(more)
-        known = _KnownKey(dataset, key, found, entity.source, head)
+        known = _KnownKey(dataset, key, found, head)
         is_plain = isinstance(entity.source, Stored) and entity.coding is Coding.PLAIN
         if is_plain and is_unconditional(headers):
             if len(self._hot) >= _MAX_HOT:

@@ -102,11 +102,11 @@ class Resolver:
         found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         return found if found is not None and self._is_fresh(found) else None
 
-    def recall_body(self, found: CachedEntity, source: Stored | Inline) -> bytes | None:
-        """Return the whole body at *source*, to which *found* led, if it is cached and fresh."""
-        if not self._is_fresh(found):
+    def recall_body(self, found: CachedEntity) -> bytes | None:
+        """Return the stored bytes that *found* led to, whole, if both are cached and fresh."""
+        if found.entity is None or isinstance(found.entity.source, Inline):
             return None
-        return source.data if isinstance(source, Inline) else self._chunks.cached(source)
+        return self._chunks.cached(found.entity.source) if self._is_fresh(found) else None
 
     def open[C: Choice](
         self,

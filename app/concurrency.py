@@ -219,17 +219,27 @@ class SingleFlight[K: Hashable]:
     async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for the call of *key* in progress, or start *call*."""
         if key not in self._flights:
-            self._flights[key] = _Flight(asyncio.create_task(call()))
+            self.start(key, call)
         flight: _Flight[T] = self._flights[key]
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiters -= 1
-            if flight.task.done() or flight.waiters == 0:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+            if not (flight.waiters or flight.task.done()):
+                self._remove(key, flight)
                 flight.task.cancel()
+
+    def start(self, key: K, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Start *call*, which ends even if no caller waits for it."""
+        flight = self._flights[key] = _Flight(asyncio.create_task(call()))
+        flight.task.add_done_callback(lambda _: self._remove(key, flight))
+
+    def _remove(self, key: K, flight: _Flight[Any]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if flight.task.done() and not flight.task.cancelled():
+            flight.task.exception()  # else asyncio logs it if no caller waits
 
 
 class Unshared[K: Hashable]:

@@ -142,13 +142,14 @@ def _share(
     )
     fetch = build(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.cache, fetch.counters)
+    bodies = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
     shared = Shared(
         settings,
         metrics,
         stores,
         fetch,
-        _chunk_reader(stores, limits, settings.cache.chunk_bytes, metrics),
-        budget=ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s),
+        _chunk_reader(stores, bodies, limits, settings.cache.chunk_bytes, metrics),
+        budget=bodies,
         rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
         sessions=Sessions(stores, fetch, on_event=metrics.on_session),
     )
@@ -174,7 +175,7 @@ def _open_router(shared: Shared) -> tuple[KeyRouter, Sequence[Rewrites]]:
     plain, rewrites = _open_handlers(shared, shared.stores, shared.fetch, shared.chunks)
     fetch = ReadCache(sessions.stores, shared.fetch.cache, ttl_s=0, is_shared=False)
     shared.metrics.caches.watch("index", fetch.cache, fetch.counters)
-    chunks = _chunk_reader(sessions.stores, limits, 0, shared.metrics)
+    chunks = _chunk_reader(sessions.stores, shared.budget, limits, 0, shared.metrics)
     of_sessions, more = _open_handlers(shared, sessions.stores, fetch, chunks)
     containers = Containers(session_formats(limits))
     return KeyRouter(plain, of_sessions, sessions, containers, shared.fetch), (rewrites, more)
@@ -201,10 +202,15 @@ def _open_handlers(
 
 
 def _chunk_reader(
-    stores: ObjectReader, limits: LimitSettings, max_bytes: int, metrics: Metrics
+    stores: ObjectReader,
+    bodies: ByteBudget,
+    limits: LimitSettings,
+    max_bytes: int,
+    metrics: Metrics,
 ) -> ChunkReader:
     chunks = ChunkReader(
         stores,
+        bodies,
         max_bytes=max_bytes,
         max_gap_bytes=limits.coalesce_gap_bytes,
         max_span_bytes=limits.stream_bytes,

@@ -204,8 +204,8 @@ class LimitSettings(Section):
     """Largest minishard index, mesh manifest, or inflated gzip chunk."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
     """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
-    coalesce_gap_bytes: ByteSize = ByteSize(4 * 1024)
-    """Largest gap across which concurrent reads of an object are merged."""
+    coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
+    """Largest gap across which concurrent reads are merged, if that is faster than two."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
     """Largest body that is read whole and cached; larger ones are streamed."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)

@@ -78,9 +78,11 @@ def weed() -> Path:
 
 @pytest.fixture(scope="session")
 def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
-    """Run a SeaweedFS with an empty bucket for the whole session."""
-    with running(weed, tmp_path_factory.mktemp("seaweedfs")) as server:
+    """Run a SeaweedFS with an empty bucket for the whole session; a soak fills gigabytes."""
+    folder = tmp_path_factory.mktemp("seaweedfs")
+    with running(weed, folder) as server:
         yield server
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -88,10 +88,10 @@ def reading(
 ) -> Reading:
     """Put a resolver together as the service does."""
     fetch = ReadCache(store, MetadataCache(index_bytes), ttl_s=ttl_s, clock=clock)
-    chunks = ChunkReader(
-        store, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
-    )
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
+    chunks = ChunkReader(
+        store, budget, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
+    )
     resolver = Resolver(
         store,
         fetch,

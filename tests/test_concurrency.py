@@ -1,6 +1,7 @@
 """Bounded fan-out, threads and batches."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -324,3 +325,19 @@ async def test_a_caller_that_gets_an_error_can_try_again_at_once(flight: _Flight
     flight.end.set()
 
     assert await asyncio.gather(*tasks) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("failure", [None, LookupError("for the test")])
+async def test_a_call_goes_on_though_nobody_waits(
+    flight: _Flight, failure: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that was started ahead ends by itself, and nothing is logged of its failure."""
+    flight.failure = failure
+    flight.table.start("a", flight)
+    await settle()
+    flight.end.set()
+    await settle()
+    gc.collect()
+
+    assert (flight.begun, flight.cancelled, len(flight.table)) == (1, 0, 0)
+    assert not caplog.records

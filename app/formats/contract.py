@@ -187,5 +187,8 @@ class Format(Protocol):
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
         """Return the translator of the document *name* in *directory*, if it needs one."""
 
+    def markers(self, directory: ObjectRef) -> Sequence[Read[Any]]:
+        """Return the reads that opening *directory* may begin with."""
+
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory*; `None` without a marker. Raises: `DamagedError` for an invalid one."""

@@ -113,10 +113,14 @@ class DocumentFormat:
         found = (dialect.translator(directory) for dialect in self.dialects)
         return next(filter(None, found), None)
 
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
+    def markers(self, directory: ObjectRef) -> tuple[Read[Marked]]:
         request = ByteRange(0, self.limit_bytes + 1)
         decode = MarkerDecoder(self.dialects, self.limit_bytes)
-        found = await fetch(Read("metadata", directory.join(self.marker), request, decode))
+        return (Read("metadata", directory.join(self.marker), request, decode),)
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
+        (read,) = self.markers(directory)
+        found = await fetch(read)
         if found is None or found.value.dialect is None:
             return None
         spec = Versioned(found.value.spec, found.etag, found.size)

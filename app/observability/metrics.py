@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Final
 
 from prometheus_client import (
@@ -211,8 +212,12 @@ class CacheMetrics(Collector):
         text = "Look-ups: at hand, on the way for others (joined), or asked of a store (miss)"
         yield _counter("cache_lookups", text, ["cache", "result"], self._lookups())
         text = "Chunks that came with a read that was begun for a neighbour"
-        merged = sum(each.merged for group in self._counters.values() for each in group)
+        counters = list(chain(*self._counters.values()))
+        merged = sum(each.merged for each in counters)
         yield _counter("coalesced_chunks", text, [], [((), merged)])
+        text = "Bytes of stores that were read between neighbours, for no request"
+        unread = sum(each.unread_nbytes for each in counters)
+        yield _counter("coalesced_gap_bytes", text, [], [((), unread)])
         yield _gauge("cache_entries", "Entries held", ["cache"], self._sums(len))
         held = self._sums(lambda each: each.currsize)
         yield _gauge("cache_bytes", "Weight of the entries held", ["cache"], held)

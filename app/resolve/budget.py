@@ -54,6 +54,13 @@ class ByteBudget:
                 raise BusyError(f"no room for {nbytes} more bytes in flight") from None
             raise
 
+    def take(self, nbytes: int) -> bool:
+        """Reserve *nbytes* if they fit at once; return whether they do."""
+        fits = not self._waiting and self._fits(nbytes, 0)
+        if fits:
+            self._held += nbytes
+        return fits
+
     @asynccontextmanager
     async def room(self, nbytes: int) -> AsyncGenerator[None]:
         """Reserve *nbytes* for the duration of the block; see `acquire`."""

@@ -1,12 +1,15 @@
 """Read the bytes of located chunks: cached, shared, and merged with their neighbours."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Coroutine, Iterable
+import itertools
+import time
+from collections import defaultdict, deque
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
+from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import CHUNK, CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import Found, ObjectReader
 
@@ -14,6 +17,12 @@ _OVERHEAD_NBYTES: Final = 1024
 _TURNS: Final = 4
 _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
+_ALWAYS_NBYTES: Final = 4 * 1024
+"""Gaps that are read whatever a request costs."""
+_FIRST_RATE: Final = 50e6
+_LARGE_NBYTES: Final = 256 * 1024
+"""Longer reads show the rate of a store, shorter ones its latency."""
+_WEIGHT: Final = 1 / 8
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -37,6 +46,33 @@ def plan_reads(
                 continue
         spans.append(wanted)
     return spans
+
+
+class StoreCost:
+    """Latency in seconds and rate in bytes a second of a store's reads: moving averages.
+
+    Both are weighted exponentially, a new read by 1/8; the first one counts alone.
+    """
+
+    __slots__ = ("latency_s", "rate")
+
+    def __init__(self) -> None:
+        self.latency_s: float | None = None
+        self.rate = _FIRST_RATE
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Take a read into account."""
+        if self.latency_s is None or nbytes < _LARGE_NBYTES:
+            latency_s = max(0.0, seconds - nbytes / self.rate)
+            before_s = latency_s if self.latency_s is None else self.latency_s
+            self.latency_s = before_s + (latency_s - before_s) * _WEIGHT
+        elif seconds > self.latency_s:
+            self.rate += (nbytes / (seconds - self.latency_s) - self.rate) * _WEIGHT
+
+    @property
+    def gap_nbytes(self) -> int:
+        """Bytes that are read in the time in which a request waits for its first one."""
+        return max(_ALWAYS_NBYTES, int((self.latency_s or 0.0) * self.rate))
 
 
 class _PendingChunk:
@@ -74,10 +110,14 @@ class _PendingChunk:
 
 
 class _SpanRead:
-    __slots__ = ("chunks", "source", "task")
+    __slots__ = ("chunks", "source", "task", "unread_nbytes")
 
-    def __init__(self, source: Stored, call: Coroutine[Any, Any, bytes]) -> None:
+    def __init__(
+        self, source: Stored, unread_nbytes: int, call: Coroutine[Any, Any, bytes]
+    ) -> None:
         self.source = source
+        self.unread_nbytes = unread_nbytes
+        """Bytes in gaps between the chunks."""
         self.chunks: list[_PendingChunk] = []
         self.task = asyncio.create_task(call)
 
@@ -92,12 +132,24 @@ class ChunkReader:
     The chunks of one object version that are requested at the same time form a window. A few turns
     of the event loop (20 µs) collect the requests that have arrived already. Only if some of these
     are neighbours, so that more are likely to come, the window lasts `_WINDOW_S`.
+
+    Neighbours are read together across a gap of up to *max_gap_bytes* where reading it takes less
+    time than another request, as measured for the store, and where *budget* has room for it.
     """
 
     def __init__(
-        self, store: ObjectReader, *, max_bytes: int, max_gap_bytes: int, max_span_bytes: int
+        self,
+        store: ObjectReader,
+        budget: ByteBudget,
+        *,
+        max_bytes: int,
+        max_gap_bytes: int,
+        max_span_bytes: int,
     ) -> None:
         self._store = store
+        self._budget = budget
+        self._costs = defaultdict[str, StoreCost](StoreCost)
+        """By bucket."""
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
         self.cache = SizedLRUCache[Stored, bytes](
@@ -157,38 +209,48 @@ class ChunkReader:
             self._start_reads(version)
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
-        ranges = [each.chunk.byte_range for each in self._windows[version]]
-        around = [*ranges, *self._spans.get(version, ())]
-        starts, stops = {each.start for each in around}, {each.stop for each in around}
-        return bool(
-            starts & {each.stop for each in ranges} or stops & {each.start for each in ranges}
+        wanted = {each.chunk.byte_range for each in self._windows[version]}
+        around = sorted([*wanted, *self._spans.get(version, ())])
+        max_gap_bytes = self._gap_bytes(version)
+        return any(
+            after.start - before.stop <= max_gap_bytes and not wanted.isdisjoint((before, after))
+            for before, after in itertools.pairwise(around)
         )
+
+    def _gap_bytes(self, version: _ObjectVersion) -> int:
+        return min(self._max_gap_bytes, self._costs[version[0].bucket].gap_nbytes)
 
     def _start_reads(self, version: _ObjectVersion) -> None:
         chunks = self._windows.pop(version)
-        spans = plan_reads(
-            [each.chunk.byte_range for each in chunks],
-            max_gap_bytes=self._max_gap_bytes,
-            max_span_bytes=self._max_span_bytes,
-        )
+        runs = self._plan([each.chunk.byte_range for each in chunks], max_gap_bytes=0)
+        spans = self._plan(runs, self._gap_bytes(version)) if len(runs) > 1 else runs
+        unread_nbytes = _total(spans) - _total(runs)
+        if unread_nbytes and not self._budget.take(unread_nbytes):
+            spans = runs
         self.counters.merged += len(chunks) - len(spans)
-        reads = [self._start(version, span) for span in spans]
-        at = 0
-        for pending in sorted(chunks, key=lambda each: each.chunk.byte_range):
-            while spans[at].stop < pending.chunk.byte_range.stop:
-                at += 1
-            pending.read = reads[at]
-            reads[at].chunks.append(pending)
+        waiting = deque(sorted(chunks, key=lambda each: each.chunk.byte_range))
+        for span in spans:
+            inside = [run for run in runs if span.start <= run.start < span.stop]
+            read = self._start(version, span, span.length - _total(inside))
+            while waiting and waiting[0].chunk.byte_range.stop <= span.stop:
+                read.chunks.append(pending := waiting.popleft())
+                pending.read = read
 
-    def _start(self, version: _ObjectVersion, span: ByteRange) -> _SpanRead:
+    def _plan(self, ranges: Sequence[ByteRange], max_gap_bytes: int) -> list[ByteRange]:
+        return plan_reads(ranges, max_gap_bytes=max_gap_bytes, max_span_bytes=self._max_span_bytes)
+
+    def _start(self, version: _ObjectVersion, span: ByteRange, unread_nbytes: int) -> _SpanRead:
         ref, etag = version
         source = Stored(ref, span, etag)
-        read = _SpanRead(source, self._get(source))
+        read = _SpanRead(source, unread_nbytes, self._get(source))
         read.task.add_done_callback(lambda _: self._end(version, read))
+        self.counters.unread_nbytes += unread_nbytes
         self._spans[version].append(span)
         return read
 
     def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
+        if read.unread_nbytes:
+            self._budget.release(read.unread_nbytes)
         self._spans[version].remove(read.source.byte_range)
         if not self._spans[version]:
             del self._spans[version]
@@ -212,15 +274,21 @@ class ChunkReader:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
         ref, byte_range, version = span
         kind_of_read.set(CHUNK)
+        began_at = time.monotonic()
         try:
             found = await self._store.get(ref, byte_range, if_match=condition_of(version))
         except (RangeNotSatisfiedError, VersionChangedError) as error:
             raise lost(ref, version) from error
         if not isinstance(found, Found):
             raise lost(ref, version)
+        self._costs[ref.bucket].note(len(found.data), time.monotonic() - began_at)
         is_whole = isinstance(version, Fixed) and found.byte_range.stop == found.size
         if len(found.data) != (found.byte_range if is_whole else byte_range).length:
             raise TruncatedReadError(
                 ref, f"{len(found.data)} bytes came instead of {byte_range.length}"
             )
         return found.data
+
+
+def _total(ranges: Iterable[ByteRange]) -> int:
+    return sum(each.length for each in ranges)

@@ -1,9 +1,9 @@
 """Find the container of a key: its nearest ancestor that has a marker."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Document, Format, Layout, Stray, Target, Translator
@@ -18,6 +18,9 @@ LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)
 _ZARR2_KEY: Final = re.compile(r"(?:^|/)([0-9]+(?:[./][0-9]+)*)$", re.ASCII)
 MAX_DEPTH: Final = 32
 """Directories searched for containers on the way to a key; each costs a read of every marker."""
+
+_MAX_LIKELY: Final = 8
+"""Directories whose markers are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ class MissingArray(PassThrough):
         return Stray(self.root.join(key))
 
 
+type Prefetch = Callable[[Read[Any]], None]
+"""Starts a read whose result is likely to be asked for."""
+
+
 class Container(NamedTuple):
     """The container of a key."""
 
@@ -105,11 +112,16 @@ class Containers:
         found = await self.search(root, key, fetch)
         return found.layout, found.rest
 
-    async def search(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Container:
-        """Return the container of *key*, and those around it."""
+    async def search(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
+    ) -> Container:
+        """Return the container of *key*, and those around it.
+
+        *prefetch* is called with reads of markers that are likely to follow.
+        """
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
-        container, fault = await self._search(root, key, fetch)
+        container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
         if isinstance(fault, MetadataMissingError):
@@ -120,23 +132,27 @@ class Containers:
         return container
 
     async def _search(
-        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch
     ) -> tuple[Container, MetadataMissingError | DamagedError | None]:
         found = self.around(root)
+        formats: Sequence[Format] = self.formats
         rest = key
         fault: MetadataMissingError | DamagedError | None = None
         outer: list[tuple[Layout, int]] = []
         directory, start = root, 0
         for _ in range(MAX_DEPTH):
+            for read in _likely_markers(formats, root, key, start):
+                prefetch(read)
             try:
-                layout = await self.open(directory, fetch)
+                opened = await self._open(directory, fetch)
             except MetadataMissingError as error:
                 if self._translator(error.ref) is None:
                     raise
-                layout, fault = None, error
-            if layout is not None:
-                found, rest, fault = layout, VirtualKey(key[start:]), None
-                outer.append((layout, start))
+                opened, fault = None, error
+            if opened is not None:
+                fmt, found = opened
+                formats, rest, fault = (fmt,), VirtualKey(key[start:]), None
+                outer.append((found, start))
             elif any(each.expects(key[begin : start - 1]) for each, begin in outer):
                 reason = "has no metadata, though consolidated metadata describe an array there"
                 fault = fault or DamagedError(directory, reason)
@@ -163,9 +179,13 @@ class Containers:
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
+        opened = await self._open(directory, fetch)
+        return None if opened is None else opened[1]
+
+    async def _open(self, directory: ObjectRef, fetch: Fetch) -> tuple[Format, Layout] | None:
         for fmt in self.formats:
             if (layout := await fmt.open(directory, fetch)) is not None:
-                return layout
+                return fmt, layout
         return None
 
     def around(self, root: ObjectRef) -> Layout:
@@ -208,6 +228,24 @@ class Containers:
             if not (start := key.find("/", start) + 1):
                 break
         return True
+
+
+def _likely_markers(
+    formats: Sequence[Format], root: ObjectRef, key: VirtualKey, start: int
+) -> Iterator[Read[Any]]:
+    """Yield the markers of the directory before *start*; of a sole format, those below it too.
+
+    Chunks of Zarr arrays follow the directory ``c`` or lie in that of the array itself.
+    """
+    end = key.rfind("/c/", max(0, start - 1))
+    last = end + 1 if end >= 0 else key.rfind("/") + 1
+    for _ in range(_MAX_LIKELY if len(formats) == 1 else 1):
+        directory = root.join(key[: max(0, start - 1)])
+        for fmt in formats:
+            yield from fmt.markers(directory)
+        if start >= last:
+            return
+        start = key.find("/", start) + 1
 
 
 @dataclass(frozen=True, slots=True)

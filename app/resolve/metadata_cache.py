@@ -52,6 +52,8 @@ class CacheCounters:
     """Look-ups that started a read of a store."""
     merged: int = 0
     """Chunks read together with a neighbour."""
+    unread_nbytes: int = 0
+    """Bytes that were read between such chunks, for no request."""
 
 
 class SizedLRUCache[K: Hashable, V](LRUCache[K, V]):
@@ -145,6 +147,12 @@ class ReadCache:
         else:
             self._note_hit(read)
         return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
+
+    def prefetch(self, read: Read[Any]) -> None:
+        """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
+        flight, flights = (read, self._forgotten_at(read.ref)), self._flights
+        if isinstance(flights, SingleFlight) and read not in self.cache and flight not in flights:
+            flights.start(flight, lambda: self._perform(read))
 
     async def refresh(self, read: Read[Any]) -> bool:
         """Perform *read* again, and return whether it found another version than the cached one."""

@@ -51,7 +51,8 @@ class Routes:
 
     async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
         """Search the container of *key*, and keep the route; *tracker* has read nothing yet."""
-        found = await dataset.containers.search(dataset.root, key, tracker)
+        search = dataset.containers.search
+        found = await search(dataset.root, key, tracker, self._fetch.prefetch)
         if found.layout.encloses(found.rest) and tracker.is_current:
             directory = key[: len(key) - len(found.rest)]
             for name in _names(dataset, key):

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, commits, comparing, costs, manifest, throughput, writing
+from . import blocks, commits, comparing, costs, far, manifest, throughput, writing
 from .data import write_arrays, write_many_shards
 from .figures import Figure, describe, show, write_json
 from .repositories import write_same
@@ -47,6 +47,8 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from manifest.measure(home / "g", store)
         if "l" in options.only:
             yield from costs.measure_start(home / "l", store)
+        if "m" in options.only:
+            yield from far.measure(home / "m", root, store)
     if "h" in options.only:
         yield from writing.measure(home / "h")
     if "i" in options.only:
@@ -70,10 +72,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdefghijkl",
+        default="abcdefghijklm",
         metavar="a,b,…",
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
-        "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start",
+        "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
+        "m: far store",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -85,8 +88,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdefghijkl"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i, j, k, l")
+    if not parts or set(parts) - set("abcdefghijklm"):
+        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i, j, k, l, m")
     return parts
 
 

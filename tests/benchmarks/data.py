@@ -48,6 +48,19 @@ def write_arrays(root: Path) -> None:
     _write_volume(root / "volume", data)
 
 
+def write_morton(path: Path, *, edge: int, per_shard: int) -> None:
+    """Write a cube of *edge*³ random chunks, and the same unsharded as ``PATH-plain``."""
+    shape = tuple(edge * size for size in INNER)
+    data = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    shards = tuple(per_shard * size for size in INNER)
+    for name, shard_shape in (path.name, shards), (f"{path.name}-plain", None):
+        array = zarr.create_array(
+            path.with_name(name), shape=shape, chunks=INNER, shards=shard_shape, dtype="uint8",
+            compressors=None,
+        )  # fmt: skip
+        array[...] = data
+
+
 def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8]) -> None:
     spec = {
         "driver": "zarr3",

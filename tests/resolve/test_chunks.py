@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
-from app.resolve.chunks import ChunkReader, plan_reads
+from app.resolve.budget import ByteBudget
+from app.resolve.chunks import ChunkReader, StoreCost, plan_reads
 from app.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore
 
@@ -26,8 +27,9 @@ class _Case:
     def __init__(self, store: WatchedStore | None = None, max_bytes: int = 2**20) -> None:
         self.store = store or WatchedStore()
         self.etag = self.store.place(REF, _DATA)
+        self.budget = ByteBudget(2**26, wait_s=0.2)
         self.reader = ChunkReader(
-            self.store, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
+            self.store, self.budget, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
         )
 
     def chunk(self, start: int, stop: int) -> Stored:
@@ -271,7 +273,9 @@ async def test_nothing_is_left_of_who_leaves_early(turns: int) -> None:
         await asyncio.sleep(0)
     task.cancel()
     await _settle()
-    assert not any(table for table in vars(case.reader).values() if isinstance(table, dict))
+    tables = {name: each for name, each in vars(case.reader).items() if isinstance(each, dict)}
+    del tables["_costs"]
+    assert not any(tables.values())
     case.store.calls.clear()
     await case.read((10, 20))
     assert case.requests == [ByteRange(10, 20)]
@@ -378,3 +382,52 @@ def test_what_could_be_one_read_is(ranges: list[ByteRange], gap: int, limit: int
         first = next(each for each in sorted(ranges) if each.start == b.start)
         assert a.stop <= b.start
         assert b.start - a.stop > gap or first.stop - a.start > limit
+
+
+class _LateStore(WatchedStore):
+    """Answers after a while."""
+
+    async def get(self, *args: Any, **kwargs: Any) -> Found | NotModified | None:
+        """Wait, read."""
+        await asyncio.sleep(0.05)
+        return await super().get(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("store", "requests"), [(WatchedStore, 2), (_LateStore, 1)])
+async def test_gaps_are_bridged_where_a_request_takes_longer(
+    store: type[WatchedStore], requests: int
+) -> None:
+    """A chunk further on is read along from a store that answers late, not from a quick one."""
+    case = _Case(store())
+    case.etag = case.store.place(REF, bytes(2**18))
+    case.reader = ChunkReader(
+        case.store, case.budget, max_bytes=0, max_gap_bytes=2**20, max_span_bytes=2**22
+    )
+    await case.read((5000, 5010))
+    case.store.calls.clear()
+
+    await case.read((0, 10), (200_000, 200_010))
+
+    assert len(case.requests) == requests
+    assert case.reader.counters.unread_nbytes == (199_990 if requests == 1 else 0)
+    assert case.budget.held_bytes == 0
+
+
+async def test_gaps_are_not_bridged_without_room_for_them() -> None:
+    """Bytes that no request asked for are read only where they fit among those in flight."""
+    case = _Case()
+    await case.budget.acquire(2**26 - 4)
+    await case.read((0, 10), (20, 30))
+
+    assert case.requests == [ByteRange(0, 10), ByteRange(20, 30)]
+
+
+@given(st.floats(0, 1), st.floats(1e6, 1e9))
+def test_latency_and_rate_are_learned(latency_s: float, rate: float) -> None:
+    """Short and long reads in turn tell how many bytes are worth a request, within a third."""
+    cost = StoreCost()
+    for nbytes in (1000, 8 * 2**20) * 60:
+        cost.note(nbytes, latency_s + nbytes / rate)
+
+    expected = max(4096, latency_s * rate)
+    assert expected * 0.6 - 5000 <= cost.gap_nbytes <= expected * 1.4 + 5000

@@ -59,6 +59,10 @@ class Pointers:
         """Refuse."""
         raise ReadOnlyError(key)
 
+    def markers(self, directory: ObjectRef) -> tuple[()]:
+        """Need none."""
+        return ()
+
     async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
         """Open any directory."""
         return self

@@ -71,6 +71,12 @@ class _Case:
         """Look *key* up without reading it, as HEAD does."""
         return await look_up(self.data, key)
 
+    @property
+    def reads(self) -> list[ObjectRef]:
+        """Objects that were read, but for markers of other formats."""
+        markers = {ROOT.join(name) for name in ("info", "repo", "refs/branch.main/ref.json")}
+        return [call.ref for call in self.store.calls if call.ref not in markers]
+
     async def warm(self, key: str = "zarr.json") -> None:
         """Resolve *key*, and reset the recorded calls."""
         await self.stat(key)
@@ -108,7 +114,7 @@ async def test_a_hundred_callers_share_each_read() -> None:
     """Metadata, index and chunk are read once each, and neighbours in one range; so are objects."""
     case = _array()
     await asyncio.gather(*(case.read("c/0/0") for _ in range(100)))
-    assert len(case.store.calls) == 3
+    assert len(case.reads) == 3
 
     case = _array()
     await case.warm("c/0/0")
@@ -228,7 +234,7 @@ async def test_an_object_that_never_holds_still_is_an_error() -> None:
     with pytest.raises(VersionChangedError):
         await case.read("c/0/0")
 
-    assert len(case.store.calls) <= 2 * 16 + 3
+    assert len(case.reads) <= 2 * 16 + 3
     assert case.budget.held_bytes == 0
 
 
@@ -274,7 +280,7 @@ async def test_damage_names_the_shard_and_is_not_remembered() -> None:
         with pytest.raises(DamagedError, match=f"data/c/0/0: {reason}"):
             await case.read("c/0/0")
         case.clock.now += 0.1
-    assert [call.ref for call in case.store.calls] == [ROOT.join("zarr.json")] + [_SHARD] * 2
+    assert case.reads == [ROOT.join("zarr.json")] + [_SHARD] * 2
     case.write({"c/0/0": whole})
 
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]

@@ -1,16 +1,18 @@
 """`app.resolve.routes`: keys of known containers are found at once, and never in another one."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from app.model import VirtualKey
+from app.model import ObjectRef, VirtualKey
+from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.resolve.stores import Clock
-from tests.resolving import ROOT, Reading, reading
+from tests.resolving import ROOT, Reading, known_formats, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
@@ -93,3 +95,44 @@ async def test_the_order_of_requests_does_not_matter(first: str) -> None:
     found = [await data.resolver.find_container(data.dataset, VirtualKey(key)) for key in keys]
 
     assert [each.rest for each in found] == ["c/0/0", "zarr.json", "zarr.json", "zarr.json", "c/0"]
+
+
+class _FarStore(MemoryStore):
+    """Answers after a while, and records which reads are waited for together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[set[str]] = []
+        self._running = 0
+
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
+        """Wait, read."""
+        if not self._running:
+            self.waits.append(set())
+        self.waits[-1].add(ref.key.removeprefix("data/"))
+        self._running += 1
+        await asyncio.sleep(0.02)
+        self._running -= 1
+        return await super().get(ref, *args, **kwargs)
+
+
+async def test_markers_are_asked_for_together() -> None:
+    """All of a directory of any format, and of a known one in all directories on the way."""
+    store = _FarStore()
+    for key in "zarr.json", "g/zarr.json":
+        store.place(ROOT.join(key), _GROUP)
+    _place(store, "g/a", zarr.build(_CHUNKS))
+    shard = [{"g/a/c/0/0"}] * 2
+    below = {"g/zarr.json", "g/a/zarr.json"}
+
+    assert await reading(store).read("g/a/c/0/0") == _CHUNKS["c/0/0"]
+    assert store.waits == [
+        {"zarr.json", "info", "repo", "refs/branch.main/ref.json"},
+        below,
+        *shard,
+    ]
+
+    store.waits.clear()
+    (only, *_) = known_formats()
+    assert await reading(store, formats=(only,)).read("g/a/c/0/0") == _CHUNKS["c/0/0"]
+    assert store.waits == [{"zarr.json"} | below, *shard]

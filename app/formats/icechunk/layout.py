@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter, floordiv, lt
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from app.formats.listing import (
     Steps,
     Window,
 )
-from app.formats.reading import DecodeError, Fetch
+from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
 from app.formats.zarr.layout import Shard, ShardReader
 from app.formats.zarr.survey import describe
@@ -86,6 +86,10 @@ class Icechunk:
 
     def translator(self, _: ObjectRef, __: str) -> None:
         """Return `None`: no documents are translated."""
+
+    def markers(self, directory: ObjectRef) -> tuple[Read[Any], Read[Any]]:
+        refs, files = RepoRefs(directory, self.limit_nbytes), FileRefs(directory)
+        return refs.read, files.read(MAIN)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; its existence is cached without expiry."""

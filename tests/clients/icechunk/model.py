@@ -207,6 +207,9 @@ class Draft:
                 self._move(path, step)
 
     def _put(self, path: str, node: Node) -> None:
+        """Put a document, unless only its spelling would change, which counts as an update."""
+        if self.tree.get(path) == node:
+            return
         self.tree[path] = node
         self.edits.append(Put(path, node.document))
 

@@ -148,7 +148,7 @@ class InstrumentedApp:
     ) -> RequestContext:
         dataset, key = self._split(raw_path)
         is_public = self._is_public.get(dataset, self._is_all_public)
-        client = self._client(peer, headers)
+        client = self._client(peer, headers) if self._proxies else peer
         request = RequestContext(method, dataset, key, client, is_private=not is_public)
         if self._tracing is not None:
             self._tracing.begin(request, headers.get(b"traceparent"))
@@ -205,8 +205,6 @@ class InstrumentedApp:
 
     def _client(self, peer: bytes, headers: RequestHeaders) -> bytes:
         """Return the address of the client, which *peer* may be a proxy of."""
-        if not self._proxies:
-            return peer
         return client_of(peer.decode(), headers, self._proxies).encode()
 
     def _split(self, raw_path: bytes) -> tuple[str, str]:

@@ -318,7 +318,7 @@ def _common_headers(fields: EntityFields) -> Headers:
             (b"accept-ranges", b"bytes"),
             (b"content-length", b"%d" % length),
             (b"content-type", stored.content_type.encode() or content_type(key)),
-            *((METADATA + name.encode(), value.encode()) for name, value in stored.metadata),
+            *[(METADATA + name.encode(), value.encode()) for name, value in stored.metadata],
         ]
     if not is_public:
         headers += _PRIVATE

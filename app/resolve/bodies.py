@@ -56,9 +56,9 @@ class Entity(NamedTuple):
         """Make the entity of a part of an object; its ETag is the object's with the range."""
         if isinstance(place, Inline):
             return Entity(place.etag, len(place.data), place, modified_s=modified_s)
-        _, byte_range, version = place
-        tag = f'{etag_of(version)[:-1]}-{byte_range.start:x}-{byte_range.length:x}"'
-        return Entity(ETag(tag), byte_range.length, place, modified_s=modified_s)
+        _, (start, stop), version = place
+        tag = f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"'
+        return Entity(ETag(tag), stop - start, place, modified_s=modified_s)
 
     def referenced(self, by: str, *, is_lasting: bool) -> "Entity":
         """Return the entity with *by*, which identifies the reference, in its ETag."""
@@ -159,16 +159,17 @@ class BodyReader:
         data = self.at_hand(entity, wanted)
         if data is not None or wanted is None or isinstance(entity.source, Inline):
             return data or b""
-        if wanted.length > self._stream_bytes:
+        if (nbytes := wanted.length) > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
-        await held.reserve(wanted.length)
-        is_whole = wanted.length == entity.length
+        await held.reserve(nbytes)
+        is_whole = nbytes == entity.length
         if entity.first is not None and (data := _cut(entity.first, wanted)) is not None:
             if is_whole:
                 self._chunks.cache.put(entity.source, data)
             return data
-        place = entity.source.byte_range.narrow(wanted)
-        chunk = Stored(entity.source.ref, place, entity.source.version)
+        chunk = entity.source
+        if not is_whole:
+            chunk = chunk._replace(byte_range=chunk.byte_range.narrow(wanted))
         return await self._chunks.read(chunk, keep=is_whole)
 
     async def inflate(self, held: ByteReservation, entity: Entity) -> Entity:

@@ -72,7 +72,8 @@ class ByteBudget:
 
     def release(self, nbytes: int) -> None:
         self._held -= nbytes
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _fits(self, nbytes: int, held_nbytes: int) -> bool:
         if held_nbytes:

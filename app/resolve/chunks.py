@@ -1,11 +1,11 @@
 """Read the bytes of located chunks: cached, shared, and merged with their neighbours."""
 
 import asyncio
-import itertools
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
@@ -113,13 +113,32 @@ class _SpanRead:
     __slots__ = ("chunks", "source", "task", "unread_nbytes")
 
     def __init__(
-        self, source: Stored, unread_nbytes: int, call: Coroutine[Any, Any, bytes]
+        self,
+        source: Stored,
+        unread_nbytes: int,
+        chunks: list[_PendingChunk],
+        call: Coroutine[Any, Any, bytes],
     ) -> None:
         self.source = source
         self.unread_nbytes = unread_nbytes
         """Bytes in gaps between the chunks."""
-        self.chunks: list[_PendingChunk] = []
+        self.chunks = chunks
         self.task = asyncio.create_task(call)
+
+
+class _PlannedRead(NamedTuple):
+    span: ByteRange
+    chunks: list[_PendingChunk]
+    """By range."""
+
+    @property
+    def unread_nbytes(self) -> int:
+        """Bytes of the span that are in none of the chunks."""
+        reached, nbytes = self.span.start, 0
+        for start, stop in (each.chunk.byte_range for each in self.chunks):
+            nbytes += max(0, start - reached)
+            reached = max(reached, stop)
+        return nbytes
 
 
 class ChunkReader:
@@ -203,7 +222,9 @@ class ChunkReader:
         loop = asyncio.get_running_loop()
         if turn < _TURNS:
             loop.call_soon(self._turn, version, turn + 1)
-        elif self._has_neighbours(version):
+        elif (len(self._windows[version]) > 1 or version in self._spans) and (
+            self._has_neighbours(version)
+        ):
             loop.call_later(_WINDOW_S, self._start_reads, version)
         else:
             self._start_reads(version)
@@ -214,7 +235,7 @@ class ChunkReader:
         max_gap_bytes = self._gap_bytes(version)
         return any(
             after.start - before.stop <= max_gap_bytes and not wanted.isdisjoint((before, after))
-            for before, after in itertools.pairwise(around)
+            for before, after in pairwise(around)
         )
 
     def _gap_bytes(self, version: _ObjectVersion) -> int:
@@ -222,31 +243,44 @@ class ChunkReader:
 
     def _start_reads(self, version: _ObjectVersion) -> None:
         chunks = self._windows.pop(version)
-        runs = self._plan([each.chunk.byte_range for each in chunks], max_gap_bytes=0)
-        spans = self._plan(runs, self._gap_bytes(version)) if len(runs) > 1 else runs
-        unread_nbytes = _total(spans) - _total(runs)
+        if len(chunks) == 1:
+            self._start(version, chunks[0].chunk.byte_range, 0, chunks)
+            return
+        reads = self._split(chunks, self._gap_bytes(version))
+        unread_nbytes = sum(each.unread_nbytes for each in reads)
         if unread_nbytes and not self._budget.take(unread_nbytes):
-            spans = runs
-        self.counters.merged += len(chunks) - len(spans)
-        waiting = deque(sorted(chunks, key=lambda each: each.chunk.byte_range))
-        for span in spans:
-            inside = [run for run in runs if span.start <= run.start < span.stop]
-            read = self._start(version, span, span.length - _total(inside))
-            while waiting and waiting[0].chunk.byte_range.stop <= span.stop:
-                read.chunks.append(pending := waiting.popleft())
-                pending.read = read
+            reads = self._split(chunks, 0)
+        self.counters.merged += len(chunks) - len(reads)
+        for each in reads:
+            self._start(version, each.span, each.unread_nbytes, each.chunks)
 
-    def _plan(self, ranges: Sequence[ByteRange], max_gap_bytes: int) -> list[ByteRange]:
-        return plan_reads(ranges, max_gap_bytes=max_gap_bytes, max_span_bytes=self._max_span_bytes)
+    def _split(self, chunks: Sequence[_PendingChunk], max_gap_bytes: int) -> list[_PlannedRead]:
+        """Divide *chunks* into reads, each chunk in one of them."""
+        ranges = sorted({each.chunk.byte_range for each in chunks})
+        limits = {"max_gap_bytes": max_gap_bytes, "max_span_bytes": self._max_span_bytes}
+        reads = [_PlannedRead(span, []) for span in plan_reads(ranges, **limits)]
+        at = 0
+        for pending in sorted(chunks, key=lambda each: each.chunk.byte_range):
+            while reads[at].span.stop < pending.chunk.byte_range.stop:
+                at += 1
+            reads[at].chunks.append(pending)
+        return reads
 
-    def _start(self, version: _ObjectVersion, span: ByteRange, unread_nbytes: int) -> _SpanRead:
+    def _start(
+        self,
+        version: _ObjectVersion,
+        span: ByteRange,
+        unread_nbytes: int,
+        chunks: list[_PendingChunk],
+    ) -> None:
         ref, etag = version
         source = Stored(ref, span, etag)
-        read = _SpanRead(source, unread_nbytes, self._get(source))
+        read = _SpanRead(source, unread_nbytes, chunks, self._get(source))
         read.task.add_done_callback(lambda _: self._end(version, read))
+        for pending in chunks:
+            pending.read = read
         self.counters.unread_nbytes += unread_nbytes
         self._spans[version].append(span)
-        return read
 
     def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
         if read.unread_nbytes:
@@ -273,6 +307,7 @@ class ChunkReader:
     async def _get(self, span: Stored) -> bytes:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
         ref, byte_range, version = span
+        nbytes = byte_range.length
         kind_of_read.set(CHUNK)
         began_at = time.monotonic()
         try:
@@ -282,13 +317,8 @@ class ChunkReader:
         if not isinstance(found, Found):
             raise lost(ref, version)
         self._costs[ref.bucket].note(len(found.data), time.monotonic() - began_at)
-        is_whole = isinstance(version, Fixed) and found.byte_range.stop == found.size
-        if len(found.data) != (found.byte_range if is_whole else byte_range).length:
-            raise TruncatedReadError(
-                ref, f"{len(found.data)} bytes came instead of {byte_range.length}"
-            )
+        if isinstance(version, Fixed) and found.byte_range.stop == found.size:
+            nbytes = found.byte_range.length
+        if len(found.data) != nbytes:
+            raise TruncatedReadError(ref, f"{len(found.data)} bytes came instead of {nbytes}")
         return found.data
-
-
-def _total(ranges: Iterable[ByteRange]) -> int:
-    return sum(each.length for each in ranges)

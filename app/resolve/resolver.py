@@ -39,7 +39,7 @@ from app.resolve.metadata_cache import (
     retry_until_consistent,
 )
 from app.resolve.routes import Routes
-from app.storage.contract import Found, ObjectHeaders, ObjectReader, Stat
+from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
@@ -60,7 +60,7 @@ class CachedEntity(NamedTuple):
             return OVERHEAD_NBYTES
         source, headers = self.entity.source, self.entity.headers
         nbytes = len(source.data) if isinstance(source, Inline) else 0
-        return OVERHEAD_NBYTES + nbytes + headers.nbytes
+        return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
 
 
 class _LookUp(NamedTuple):

@@ -42,8 +42,8 @@ class Routes:
                 continue
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
-            if layout.encloses(rest) and not any(
-                each.encloses(VirtualKey(key[start:])) for each, start in outer
+            if layout.encloses(rest) and not (
+                outer and any(each.encloses(VirtualKey(key[start:])) for each, start in outer)
             ):
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)

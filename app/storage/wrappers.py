@@ -274,10 +274,19 @@ class TracedStore(StoreWrapper):
         request: ByteRequest | None = None,
         **conditions: Unpack[ReadConditions],
     ) -> Found | NotModified | None:
-        with _Timer(self._on_call, "get", ref, request) as timer:
+        began_at, nbytes, failure = time.perf_counter(), 0, None
+        try:
             found = await self._inner.get(ref, request, **conditions)
-            timer.nbytes = len(found.data) if isinstance(found, Found) else 0
+            nbytes = len(found.data) if isinstance(found, Found) else 0
+        except BaseException as error:
+            failure = error
+            raise
+        else:
             return found
+        finally:
+            seconds = time.perf_counter() - began_at
+            self._on_call(Call("get", ref, request, seconds, nbytes, failure))
+            failure = None  # else the error would refer to this frame, and the frame to it
 
     @asynccontextmanager
     async def stream(

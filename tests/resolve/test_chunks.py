@@ -159,10 +159,12 @@ async def test_neighbours_elsewhere_make_nobody_wait(monkeypatch: pytest.MonkeyP
     )
 )
 def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
-    """Each caller gets the bytes of its own range."""
+    """Each caller gets the bytes of its own range, and gaps are held no longer than read."""
 
     async def run() -> None:
-        assert await _Case().read(*ranges) == [_DATA[start:stop] for start, stop in ranges]
+        case = _Case()
+        assert await case.read(*ranges) == [_DATA[start:stop] for start, stop in ranges]
+        assert case.budget.held_bytes == 0
 
     asyncio.run(run())
 

@@ -87,12 +87,8 @@ class ShardingLevel:
 
     def entry(self, origin: tuple[int, ...]) -> int:
         """Return the index entry of the inner chunk that holds the array element *origin*."""
-        return sum(
-            at // chunk % count * stride
-            for at, chunk, count, stride in zip(
-                origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True
-            )
-        )
+        axes = zip(origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True)
+        return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
 
 
 @dataclass(frozen=True, slots=True)

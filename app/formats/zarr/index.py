@@ -1,6 +1,6 @@
 """The shard index: offset and nbytes of every inner chunk ("Binary shard format")."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
 from typing import Final
@@ -62,18 +62,18 @@ class IndexCodec:
     has_checksum: bool
     trailer_nbytes: int = 0
     """Checksums of the codecs after this one, at the very end of the shard."""
+    nbytes: int = field(init=False, compare=False)
+    """The encoded size, which is the same in every shard."""
+    request: ByteRange | SuffixRange = field(init=False, compare=False)
+    """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
 
-    @property
-    def nbytes(self) -> int:
-        """The encoded size, which is the same in every shard."""
-        return self.entry_count * ENTRY_NBYTES + CHECKSUM_NBYTES * self.has_checksum
-
-    @property
-    def request(self) -> ByteRange | SuffixRange:
-        """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
+    def __post_init__(self) -> None:
+        nbytes = self.entry_count * ENTRY_NBYTES + CHECKSUM_NBYTES * self.has_checksum
+        object.__setattr__(self, "nbytes", nbytes)
+        request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
         if self.location is IndexLocation.START:
-            return ByteRange(0, self.nbytes)
-        return SuffixRange(self.nbytes + self.trailer_nbytes)
+            request = ByteRange(0, nbytes)
+        object.__setattr__(self, "request", request)
 
     @property
     def entry(self) -> "IndexCodec":

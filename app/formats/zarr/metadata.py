@@ -74,7 +74,7 @@ class ArraySpec:
 
     def origin(self, coords: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the first array element of the inner chunk at *coords*; `None` off the array."""
-        origin = tuple(map(mul, coords, self.inner_chunk_shape))
+        origin = tuple(map(mul, coords, self.unsharded.levels[-1].inner_chunk_shape))
         return origin if all(map(lt, origin, self.shape)) else None
 
     def shard_key(self, origin: tuple[int, ...]) -> str:

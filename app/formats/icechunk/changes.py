@@ -35,9 +35,9 @@ _COLUMNS: Final = {
 _KINDS: Final = ("chunk_id", "inline", "location")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkChanges:
-    """Changed chunks of one array."""
+    """Changed chunks of one array; equal only if identical, since they are large."""
 
     coords: Coords
     """Of shape ``(count, ndim)``, in C order, each once."""

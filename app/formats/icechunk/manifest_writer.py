@@ -21,13 +21,13 @@ from app.formats.icechunk.chunk_tables import (
     write_table_vector,
     write_tables,
 )
+from app.formats.icechunk.config import WHOLE
 from app.formats.icechunk.coords import Coords, Places, U32s, inside, number_rows, sort_columns
 from app.formats.icechunk.envelope import FileType, seal_envelope
 from app.formats.icechunk.flatbuffers import U32, FlatBufferReader, FlatBufferWriter
 from app.formats.icechunk.manifest import MANIFEST, Manifest
 from app.formats.icechunk.payloads import PayloadKind, Payloads
 from app.formats.icechunk.snapshot import ManifestFile, ManifestRef
-from app.formats.icechunk.splitting import WHOLE, Splits
 from app.formats.reading import DecodeError
 from app.model import UnmodifiedSince
 
@@ -55,15 +55,30 @@ _TEXT_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestsRewrite:
-    """A change of the chunks of an array."""
+class ArrayRewrite:
+    """An array whose manifests are to be rewritten."""
 
     node_id: bytes
     grid: tuple[int, ...]
     """Chunks along each dimension after the change: references outside are dropped."""
-    refs: tuple[ManifestRef, ...]
+    manifests: tuple[ManifestRef, ...]
+    """Manifests before the commit; none if the number of dimensions was another."""
     changes: ChunkChanges
-    splits: Splits | None = None
+    """All inside of *grid*."""
+    splits: tuple[int, ...] | None = None
+    """Chunks that a manifest spans, by dimension; `None` keeps all in one manifest."""
+    path: str = ""
+    leaving: tuple[ManifestRef, ...] = ()
+    """Manifests that may have chunks outside of *grid*, which belong into the log."""
+
+    def dropped(self, manifests: Mapping[bytes, Manifest]) -> tuple[Coords, ...]:
+        """Return the chunks outside of *grid* in *manifests*, by id, that are *leaving*."""
+        found: list[Coords] = []
+        for object_id, extents in self.leaving:
+            coords = manifests[object_id].coords(self.node_id, len(extents))
+            start, stop = tuple(low for low, _ in extents), tuple(high for _, high in extents)
+            found.append(coords[inside(coords, stop, start) & ~inside(coords, self.grid)])
+        return tuple(coords for coords in found if len(coords))
 
 
 class NewManifest(NamedTuple):
@@ -84,7 +99,7 @@ class RewrittenManifests(NamedTuple):
 
 
 class _ManifestPlan(NamedTuple):
-    rewrite: ManifestsRewrite
+    rewrite: ArrayRewrite
     sizes: tuple[int, ...]
     changed: frozenset[_Cell]
     kept: tuple[tuple[_Rank, ManifestRef], ...]
@@ -118,13 +133,14 @@ class _ReferenceBatches(NamedTuple):
         return any(field in batch.columns for batch in self.batches)
 
 
-def needed_manifests(rewrite: ManifestsRewrite) -> frozenset[bytes]:
+def needed_manifests(rewrite: ArrayRewrite) -> frozenset[bytes]:
     """Return the ids of the manifests that have to be read for *rewrite*."""
-    return frozenset(ref.object_id for _, ref in _plan(rewrite).opened)
+    opened = (ref for _, ref in _plan(rewrite).opened)
+    return frozenset(ref.object_id for ref in (*opened, *rewrite.leaving))
 
 
 def rewrite_manifests(
-    rewrite: ManifestsRewrite,
+    rewrite: ArrayRewrite,
     manifests: Mapping[bytes, Manifest],
     new_id: Callable[[], bytes],
     level: int = _LEVEL,
@@ -145,14 +161,14 @@ def rewrite_manifests(
     return RewrittenManifests(kept, tuple(new), tuple(ref for _, ref in ranked))
 
 
-def _plan(rewrite: ManifestsRewrite) -> _ManifestPlan:
+def _plan(rewrite: ArrayRewrite) -> _ManifestPlan:
     """Keep manifests that lie in one box of the grid without changes, as the library does."""
     grid, coords = rewrite.grid, rewrite.changes.coords
-    sizes = (rewrite.splits or Splits.whole(len(grid))).sizes
+    sizes = rewrite.splits or (WHOLE,) * len(grid)
     changed = frozenset(number_rows(_cells(coords[inside(coords, grid)], sizes))[0])
     kept: list[tuple[_Rank, ManifestRef]] = []
     opened: list[tuple[int, ManifestRef]] = []
-    for number, ref in enumerate(rewrite.refs, 1):
+    for number, ref in enumerate(rewrite.manifests, 1):
         extents = _visible(ref, len(grid))
         if extents is None or any(
             start >= min(stop, count) for (start, stop), count in zip(extents, grid, strict=True)

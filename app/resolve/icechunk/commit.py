@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
 from app.concurrency import bounded_gather, retry_conflicts
@@ -34,10 +34,17 @@ from app.formats.icechunk.changes import (
     demand_of_natives,
     edit,
 )
-from app.formats.icechunk.commit import Outcome, apply_changes
-from app.formats.icechunk.config import Config
+from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
+from app.formats.icechunk.config import Config, parse_splitting
 from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
+from app.formats.icechunk.coords import Coords
 from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.manifest_writer import (
+    ArrayRewrite,
+    RewrittenManifests,
+    needed_manifests,
+    rewrite_manifests,
+)
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
 from app.formats.icechunk.repo_writer import (
     Amended,
@@ -49,16 +56,17 @@ from app.formats.icechunk.repo_writer import (
     marked,
     moment_after,
 )
-from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
+    write_transaction_log,
 )
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.commit_files import ChunkFiles, CommitFiles, new_object_id
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.chunk_files import ChunkFiles, new_object_id, put_new
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
 from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from app.storage.contract import CONFLICT, Conflict
 
@@ -66,6 +74,8 @@ _ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
+_MEMORY_PER_BYTE: Final = 16
+_MEMORY_PER_CHANGE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,10 @@ class CommitResult(NamedTuple):
     snapshot_id: str
     parent_id: str | None
 
+    @classmethod
+    def of(cls, snapshot: SnapshotInfo) -> Self:
+        return cls(snapshot.snapshot_id, snapshot.parent_id)
+
 
 class BranchTip(NamedTuple):
     """Tip of a branch according to *info*."""
@@ -99,18 +113,6 @@ class BranchTip(NamedTuple):
     @property
     def snapshot_id(self) -> str:
         return self.snapshot.snapshot_id
-
-
-class PreparedCommit(NamedTuple):
-    """Written snapshot that no branch refers to yet."""
-
-    tip: SnapshotInfo
-    change: NewCommit | Amended
-
-    @property
-    def result(self) -> CommitResult:
-        new = self.change.snapshot
-        return CommitResult(new.snapshot_id, new.parent_id)
 
 
 class Committer:
@@ -175,8 +177,7 @@ class Committer:
     ) -> CommitResult:
         check_metadata(request.metadata)
         await self._swaps.store.verify_conditional_writes(opened.directory)
-        files = CommitFiles(opened, self._swaps.store, self._budget)
-        builder = CommitBuilder(opened, request, files, self._swaps.now_us)
+        builder = CommitBuilder(opened, request, self._swaps, self._budget)
         found = tip or await self.find(opened, request)
 
         async def attempt() -> CommitResult | Conflict:
@@ -196,13 +197,13 @@ class Committer:
     ) -> CommitResult | BranchTip:
         """Move the branch from *tip* to a new commit; return the new tip if it has moved."""
         opened, request = builder.opened, builder.request
-        prepared = await builder.build(changes, tip)
+        change = await builder.build(changes, tip)
 
         def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
             found = _find(request, info, opened)
-            if isinstance(found, CommitResult) or found.snapshot != prepared.tip:
+            if isinstance(found, CommitResult) or found.snapshot != tip.snapshot:
                 return Planned(found)
-            return Planned(prepared.result, prepared.change)
+            return Planned(CommitResult.of(change.snapshot), change)
 
         try:
             return await self._swaps.update(opened, plan)
@@ -247,22 +248,27 @@ async def commit_edits(
 
 
 class CommitBuilder:
-    """Writes the snapshot of one commit, again for each tip that it is rebased onto."""
+    """Writes the files of one commit, again for each tip that it is rebased onto.
+
+    Manifests that a rebase does not affect are reused. Nothing refers to the files until the branch
+    moves; those of failed commits are garbage.
+    """
 
     def __init__(
         self,
         opened: OpenedRepository,
         request: CommitRequest,
-        files: CommitFiles,
-        now_us: Callable[[], int],
+        swaps: RepoSwaps,
+        budget: ByteBudget,
     ) -> None:
         self.opened = opened
         self.request = request
-        self._now_us = now_us
-        self._files = files
+        self._swaps = swaps
+        self._budget = budget
+        self._rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = {}
         self._rebases = 0
 
-    async def build(self, changes: ChangeSet, tip: BranchTip) -> PreparedCommit:
+    async def build(self, changes: ChangeSet, tip: BranchTip) -> NewCommit | Amended:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
         opened, request = self.opened, self.request
         may_be_empty = request.allow_empty
@@ -273,22 +279,69 @@ class CommitBuilder:
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
-        applied = await asyncio.to_thread(apply_changes, changes, base)
+        config = _config(opened, tip.info)
+        splitting = await opened.decode_in_thread(
+            opened.repo, lambda: parse_splitting(config.splitting)
+        )
+        applied = await asyncio.to_thread(apply_changes, changes, base, splitting)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
-        staged = await self._files.write_manifests(applied, _config(opened, tip.info))
-        rewritten = {each.rewrite.node_id: each.rewritten for each in staged}
-        files = [file for each in staged for file in each.files]
+        rewritten = await self._write_manifests(applied, config.compression_level)
         name = opened.repository.file("snapshots", base.object_id)
-        outcome = await opened.decode_in_thread(name, lambda: applied.finish(rewritten, files))
-        snapshot = await asyncio.to_thread(self._snapshot, tip, base, outcome)
-        log = outcome.log
+        applied = await opened.decode_in_thread(name, lambda: applied.finish(rewritten))
+        snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
+        log = applied.log
         if request.amend:
             (amended,) = await _read_logs(opened, [_Log(tip.snapshot_id, is_pruned=False)])
             if amended is not None:
                 log = await asyncio.to_thread(merge_logs, amended, log)
-        await self._files.write_snapshot(snapshot, log)
-        return PreparedCommit(tip.snapshot, self._change(tip, snapshot))
+        object_id = snapshot.object_id
+        data, log_data = await asyncio.to_thread(
+            lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
+        )
+        files = [("snapshots", object_id, data), ("transactions", object_id, log_data)]
+        await bounded_gather(self._put, files)
+        return self._change(tip, snapshot)
+
+    async def _write_manifests(self, applied: Applied, level: int) -> dict[bytes, Rewritten]:
+        async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
+            before, rewritten = self._rewritten.get(array.node_id, (None, None))
+            if rewritten is None or before != array:
+                rewritten = await self._rewrite(array, level, applied.manifest_files)
+                self._rewritten[array.node_id] = array, rewritten
+            return array.node_id, rewritten
+
+        return dict(await bounded_gather(rewrite, applied.rewrites))
+
+    async def _rewrite(
+        self, array: ArrayRewrite, level: int, known: Mapping[bytes, ManifestFile]
+    ) -> Rewritten:
+        opened = self.opened
+        needed = sorted(await asyncio.to_thread(needed_manifests, array))
+        nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
+        nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
+        async with self._budget.room(nbytes):
+            read = await bounded_gather(
+                lambda each: opened.repository.manifest(each, opened.fetch), needed
+            )
+            manifests = dict(zip(needed, read, strict=True))
+
+            def merge() -> tuple[RewrittenManifests, tuple[Coords, ...]]:
+                made = rewrite_manifests(array, manifests, new_object_id, level)
+                return made, array.dropped(manifests)
+
+            name = opened.directory.join(f"manifests ({array.path})")
+            made, dropped = await opened.decode_in_thread(name, merge)
+            files = [("manifests", new.file.object_id, new.data) for new in made.new]
+            await bounded_gather(self._put, files)
+        return Rewritten(made.refs, dropped, tuple(new.file for new in made.new))
+
+    async def _put(self, file: tuple[str, bytes, bytes]) -> None:
+        """Write a file of a folder, id and content; raise `ConflictError` if it is too large."""
+        repository, (kind, object_id, data) = self.opened.repository, file
+        name = repository.file(kind, object_id)
+        demand_readable(name, data, repository.limit_nbytes)
+        await put_new(self._swaps.store, name, data)
 
     async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
         if (found := await self._read_snapshot(tip.snapshot_id)) is None:
@@ -340,19 +393,19 @@ class CommitBuilder:
         whole: Mapping[str, object] = {"kind": kind, "path": "/", "count": 0, "chunks": []}
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
-    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, outcome: Outcome) -> StoredSnapshot:
+    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            flushed_at_us = moment_after(base.flushed_at_us, self._now_us())
+            flushed_at_us = moment_after(base.flushed_at_us, self._swaps.now_us())
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(
             new_object_id(),
-            outcome.nodes,
-            outcome.manifest_files,
+            applied.nodes,
+            applied.manifest_files,
             flushed_at_us,
             request.message,
             metadata,
@@ -377,7 +430,7 @@ def _find(
 ) -> CommitResult | BranchTip:
     """Look up the commit that *request* has made before, or else the tip of its branch."""
     if (made := find_write(info, request.write_id)) is not None:
-        return CommitResult(made.snapshot_id, made.parent_id)
+        return CommitResult.of(made)
     require_unlocked(info, opened.repo)
     if (tip_id := info.branches.get(request.branch)) is None:
         raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")

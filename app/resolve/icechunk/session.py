@@ -26,7 +26,7 @@ from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.reading import Fetch
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.bodies import Entity
-from app.resolve.icechunk.commit_files import put_chunk_file
+from app.resolve.icechunk.chunk_files import put_chunk_file
 from app.resolve.icechunk.repository import read_snapshot
 from app.resolve.icechunk.session_objects import (
     SessionDocumentStore,

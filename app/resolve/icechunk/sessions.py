@@ -34,7 +34,7 @@ from app.formats.icechunk.session import (
 )
 from app.formats.reading import DecodeError, Fetch
 from app.model import ObjectRef
-from app.resolve.icechunk.commit_files import put_new
+from app.resolve.icechunk.chunk_files import put_new
 from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Entities, Session, entity_nbytes

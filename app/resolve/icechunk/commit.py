@@ -47,9 +47,8 @@ from app.formats.icechunk.manifest_writer import (
 )
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
 from app.formats.icechunk.repo_writer import (
-    Amended,
     FutureError,
-    NewCommit,
+    NewSnapshot,
     WriteId,
     check_metadata,
     find_write,
@@ -268,7 +267,7 @@ class CommitBuilder:
         self._rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = {}
         self._rebases = 0
 
-    async def build(self, changes: ChangeSet, tip: BranchTip) -> NewCommit | Amended:
+    async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
         opened, request = self.opened, self.request
         may_be_empty = request.allow_empty
@@ -412,7 +411,7 @@ class CommitBuilder:
             base.extra,
         )
 
-    def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewCommit | Amended:
+    def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewSnapshot:
         new = SnapshotInfo(
             snapshot.object_id,
             tip.snapshot.parent if self.request.amend else tip.snapshot.object_id,
@@ -421,8 +420,7 @@ class CommitBuilder:
             snapshot.metadata,
             tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
-        kind = Amended if self.request.amend else NewCommit
-        return kind(self.request.branch, new)
+        return NewSnapshot(self.request.branch, new, self.request.amend)
 
 
 def _find(

@@ -32,7 +32,7 @@ from app.formats.icechunk.manifest_writer import batch_references
 from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder, decode_messagepack
 from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
 from app.formats.icechunk.repository import read_ref_file
-from app.formats.icechunk.session import decode_entry, decode_session, read_chunk_grid
+from app.formats.icechunk.session import decode_entry, decode_session, read_chunks
 from app.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
@@ -107,7 +107,7 @@ DECODERS: Final = {
     ),
     "commit.read_document": Decoder(read_document, [ARRAY], (DecodeError,)),
     "commit.read_grid": Decoder(read_grid, [ARRAY], (DecodeError,)),
-    "session.read_chunk_grid": Decoder(read_chunk_grid, [ARRAY], (DecodeError,)),
+    "session.read_chunks": Decoder(read_chunks, [ARRAY], (DecodeError,)),
     "config.read_config": Decoder(
         read_config,
         [b"inline_chunk_threshold_bytes: 5\nvirtual_chunk_containers:\n  a:\n    b: c"],

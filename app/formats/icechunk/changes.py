@@ -206,18 +206,23 @@ def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> Change
     return editing.finish()
 
 
+class _EditedNode(NamedTuple):
+    node_id: bytes
+    document: bytes
+    is_array: bool
+
+
 class _Editing:
     """Nodes of a snapshot while edits are applied."""
 
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
-        self._ids = {path: node.node_id for path, node in parent.nodes.items()}
-        self._paths = SortedPaths(self._ids)
-        self._arrays = {path for path, node in parent.nodes.items() if node.array is not None}
-        self._documents = {node.node_id: node.document for node in parent.nodes.values()}
-        self._new: dict[bytes, NodeDocument] = {}
-        self._updated: dict[bytes, bytes] = {}
-        self._deleted: set[bytes] = set()
+        self._before = {node.node_id: node.document for node in parent.nodes.values()}
+        self._nodes = {
+            path: _EditedNode(node.node_id, node.document, node.array is not None)
+            for path, node in parent.nodes.items()
+        }
+        self._paths = SortedPaths(self._nodes)
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
 
     def apply(self, each: Edit) -> None:
@@ -225,49 +230,46 @@ class _Editing:
             case PutNode():
                 self._put(each)
             case DeleteNode(path):
-                self._delete(self._existing(path))
+                self._existing(path)
+                self._delete(path)
             case SetChunks(path, coords):
-                if self._existing(path) not in self._arrays:
+                node = self._existing(path)
+                if not node.is_array:
                     raise BadBodyError(f"{path} is no array, and has no chunks")
                 if len(coords):
-                    self._chunks[self._ids[path]].append(each)
+                    self._chunks[node.node_id].append(each)
 
     def finish(self) -> ChangeSet:
+        new, updated, deleted = {}, {}, dict(self._before)
+        for path, (node_id, document, _) in self._nodes.items():
+            before = deleted.pop(node_id, None)
+            if before is None:
+                new[node_id] = NodeDocument(path, document)
+            elif document != before:
+                updated[node_id] = document
         chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
-        return ChangeSet(self._new, self._updated, frozenset(self._deleted), chunks=chunks)
+        return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
         path, document, is_array = each
-        if path in self._ids and (path in self._arrays) != is_array:
+        old = self._nodes.get(path)
+        if old is not None and old.is_array != is_array:
             self._delete(path)
-        if (node_id := self._ids.get(path)) is None:
-            node_id = self._ids[path] = self._new_id()
+            old = None
+        if old is None:
             self._paths.add(path)
-            self._new[node_id] = NodeDocument(path, document)
-        elif node_id in self._new:
-            self._new[node_id] = NodeDocument(path, document)
-        elif document != self._documents[node_id]:
-            self._updated[node_id] = document
-        else:
-            self._updated.pop(node_id, None)
-        if is_array:
-            self._arrays.add(path)
+        node_id = self._new_id() if old is None else old.node_id
+        self._nodes[path] = _EditedNode(node_id, document, is_array)
 
     def _delete(self, path: str) -> None:
         for each in self._paths.take(path):
-            node_id = self._ids.pop(each)
-            self._arrays.discard(each)
-            self._new.pop(node_id, None)
-            self._updated.pop(node_id, None)
-            self._chunks.pop(node_id, None)
-            if node_id in self._documents:
-                self._deleted.add(node_id)
+            self._chunks.pop(self._nodes.pop(each).node_id, None)
 
-    def _existing(self, path: str) -> str:
-        if path not in self._ids:
+    def _existing(self, path: str) -> _EditedNode:
+        if path not in self._nodes:
             raise BadBodyError(f"there is no node {path}: not in the parent, or deleted before")
-        return path
+        return self._nodes[path]
 
 
 def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:

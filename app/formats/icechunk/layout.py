@@ -1,6 +1,6 @@
 """Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter, floordiv, lt
@@ -62,13 +62,13 @@ _BATCH: Final = 500
 _NOWHERE: Final = ObjectRef("", "")
 
 
-class KeyBlock(NamedTuple):
+class KeyBlock[N](NamedTuple):
     """Keys of a node that follow one another: its document, or all its chunks."""
 
     start: str
     folder: str
     """Path of the node with a trailing slash; empty for the root."""
-    node: SnapshotNode
+    node: N
     chunks: Chunks | None
 
 
@@ -192,7 +192,7 @@ class RepositoryLayout(Layout):
         after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
         within = window._replace(prefix=path, after=after)
         folded = None
-        for block in key_blocks(snapshot, within):
+        for block in key_blocks(sound_nodes(snapshot), within):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, run):
                     if isinstance(location, Referenced):
@@ -258,7 +258,7 @@ class RepositoryLayout(Layout):
     async def _items(
         self,
         snapshot: Snapshot,
-        block: KeyBlock,
+        block: KeyBlock[SnapshotNode],
         window: Window,
         fetch: Fetch,
         run: RunInThread,
@@ -301,15 +301,23 @@ class RepositoryLayout(Layout):
         return None if referred is None else (found[3], *referred)
 
 
-def key_blocks(snapshot: Snapshot, window: Window) -> list[KeyBlock]:
-    """Return the blocks of sound nodes that may have keys in *window*, in key order."""
-    found = []
+def sound_nodes(snapshot: Snapshot) -> Iterator[tuple[str, SnapshotNode, Chunks | None]]:
+    """Iterate over the nodes that have keys: their paths, and the chunks of those that have any."""
     for path, node in snapshot.nodes.items():
-        if path in snapshot.orphans or isinstance(node, DecodeError):
-            continue
+        if isinstance(node, SnapshotNode) and path not in snapshot.orphans:
+            chunks = node.chunks
+            yield path, node, chunks if chunks and chunks.manifests else None
+
+
+def key_blocks[N](
+    nodes: Iterable[tuple[str, N, Chunks | None]], window: Window
+) -> list[KeyBlock[N]]:
+    """Return the blocks of *nodes*, with their paths, that may have keys in *window*, in order."""
+    found = []
+    for path, node, chunks in nodes:
         folder = f"{path}/" if path else ""
         found.append(KeyBlock(folder + DOCUMENT, folder, node, None))
-        if (chunks := node.chunks) is not None and chunks.manifests:
+        if chunks is not None:
             found.append(KeyBlock(folder + chunks.keys.beginning(), folder, node, chunks))
     wanted = (block for block in found if window.meets(block.start))
     return sorted(wanted, key=attrgetter("start"))

@@ -9,6 +9,7 @@ written.
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import lt
 from struct import pack
 from typing import Any, Final, NamedTuple
 
@@ -315,7 +316,11 @@ class Chunks:
     keys: ChunkKeys
     """Keys of the chunks that are stored: shards, where the array is sharded."""
     grid: tuple[int, ...]
-    manifests: tuple[ManifestRef, ...]
+    manifests: tuple[ManifestRef, ...] = ()
+
+    def has(self, coords: tuple[int, ...]) -> bool:
+        """Return whether *coords* are inside of the grid."""
+        return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class Session:
             if stored is not None:
                 entity = None if stored.entry is None else self.entity_of(stored.entry)
                 return FoundChunk(entity, stored.etag)
-        if node.chunks is None or not node.manifests:
+        if node.chunks is None:
             return FoundChunk(None, None)
         found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
         entity = None if found is None else await self._entity_in_parent(found[1])
@@ -254,7 +254,7 @@ class Session:
     async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
         """Look up a chunk of the parent, and return its manifest and its reference."""
         node, coords = address
-        if node.chunks is None or not node.manifests:
+        if node.chunks is None:
             return None
         return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
 

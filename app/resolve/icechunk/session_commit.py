@@ -46,6 +46,7 @@ from app.formats.icechunk.session import (
     ViewedNode,
     make_changes,
 )
+from app.formats.icechunk.snapshot import Chunks
 from app.resolve.icechunk.commit import CommitResult
 from app.resolve.icechunk.session import Session, poll_pauses
 
@@ -219,15 +220,15 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):
-        if node.grid is not None:
-            changes = await _gather_array(session, node)
+        if node.chunks is not None:
+            changes = await _gather_array(session, node, node.chunks)
             if len(changes.payloads):
                 found[node.node_id] = changes
     return found
 
 
-async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
-    journal, grid = session.journal, node.grid
+async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
+    journal = session.journal
     payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
@@ -238,9 +239,9 @@ async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
             payloads[coords] = stored.entry
 
     listed = await journal.entries(node.node_id)
-    inside = [coords for coords in listed if grid and grid.has(coords)]
+    inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=_READS_AT_ONCE)
-    return await asyncio.to_thread(_sorted_changes, payloads, len(grid.shape) if grid else 0)
+    return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
 
 
 def _sorted_changes(

@@ -192,7 +192,7 @@ def read_snapshot(name: str, data: bytes) -> None:
     for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
         with suppress(DecodeError):
             decode(data)
-    SnapshotHeaderDecoder(name, MOST)(data).metadata.decode()
+    SnapshotHeaderDecoder(object_id, MOST)(data).metadata.decode()
 
 
 def read_manifest(name: str, data: bytes) -> None:
@@ -212,7 +212,7 @@ FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
     "overwritten": read_repo,
     "snapshots": read_snapshot,
     "manifests": read_manifest,
-    "transactions": lambda name, data: TransactionLogDecoder(name, MOST)(data),
+    "transactions": lambda name, data: TransactionLogDecoder(decode_id(name) or b"", MOST)(data),
     "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
 }
 """How the files of each folder of a repository are read."""

@@ -1,12 +1,19 @@
 """Envelope of metadata files: a header, then a zstd frame ("Binary File Format")."""
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zstandard
 
 from app.formats.compression import decompress_zstd, zstd_capacity
-from app.formats.icechunk.flatbuffers import decoded_nbytes
+from app.formats.icechunk.flatbuffers import (
+    FlatBufferReader,
+    TableType,
+    decoded_nbytes,
+    required,
+)
+from app.formats.icechunk.ids import encode_id
 from app.formats.reading import DecodeError
 
 HEADER_NBYTES: Final = 39
@@ -27,6 +34,31 @@ class FileType(IntEnum):
     TRANSACTION_LOG = 4
     REPO_INFO = 6
 
+    @property
+    def spelled(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class FileDecoder:
+    """Decodes the file *object_id*, of at most *limit_nbytes* decompressed."""
+
+    object_id: bytes
+    limit_nbytes: int
+
+    def open(
+        self, data: bytes, file_type: FileType, root: TableType, most_nbytes: int = 2**63
+    ) -> tuple[FlatBufferReader, list[Any]]:
+        """Open a file, and read its *root*, a table whose first field is the id."""
+        limit_nbytes = min(self.limit_nbytes, most_nbytes)
+        version, payload = open_envelope(data, file_type, limit_nbytes)
+        reader = FlatBufferReader(payload, limit_nbytes, version)
+        row = reader.root(root)
+        if (found := required(row[0], "id")) != self.object_id:
+            wanted = encode_id(self.object_id)
+            raise DecodeError(f"it is the {file_type.spelled} {encode_id(found)}, not {wanted}")
+        return reader, row
+
 
 class Envelope(NamedTuple):
     """Content of a file."""
@@ -44,8 +76,7 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
     if version not in _VERSIONS:
         raise DecodeError(f"the file follows version {version} of the specification, not 1 or 2")
     if found != file_type:
-        name = file_type.name.lower().replace("_", " ")
-        raise DecodeError(f"the file is of type {found}, not a {name}")
+        raise DecodeError(f"the file is of type {found}, not a {file_type.spelled}")
     if compression > 1:
         raise DecodeError(f"the file is compressed by unknown algorithm {compression}")
     body = memoryview(data)[HEADER_NBYTES:]

@@ -11,7 +11,7 @@ from operator import add
 from struct import Struct, pack, pack_into
 from typing import Any, Final, NamedTuple
 
-from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
+from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
 from app.formats.reading import DecodeError
 
 U16: Final = Struct("<H")
@@ -350,9 +350,3 @@ def required[T](value: T | None, name: str) -> T:
     if value is None:
         raise DecodeError(f"it has no {name}")
     return value
-
-
-def check_object_id(found: bytes | None, kind: str, object_id: str) -> None:
-    """Check that the file says that it is the *kind* of thing called *object_id*."""
-    if (spelled := encode_id(required(found, "id"))) != object_id:
-        raise DecodeError(f"it is the {kind} {spelled}, not {object_id}")

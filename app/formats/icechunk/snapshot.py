@@ -14,7 +14,7 @@ from struct import pack
 from typing import Any, Final, NamedTuple
 
 from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
+from app.formats.icechunk.envelope import FileDecoder, FileType, seal_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     NODE_ID,
@@ -29,12 +29,11 @@ from app.formats.icechunk.flatbuffers import (
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
-    check_object_id,
     required,
     structs_of,
     tables_of,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.icechunk.repo_info import (
     METADATA,
     VERSION,
@@ -74,7 +73,7 @@ _SNAPSHOT: Final = TableType(
     tables_of(_MANIFEST_FILE),
     DATA,
 )
-_ID, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
+_, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
 _MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
 _NO_DATA: Final = (TableType(), ())
 
@@ -157,15 +156,11 @@ class StoredSnapshot:
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshotDecoder:
-    """Decodes the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: bytes
-    limit_nbytes: int
+class StoredSnapshotDecoder(FileDecoder):
+    """Decodes the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> StoredSnapshot:
-        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
         for at in reader.targets(required(root[_NODES], "nodes")):
@@ -185,17 +180,6 @@ class StoredSnapshotDecoder:
             extra=reader.read(DATA, root[_EXTRA]),
             nbytes=nbytes + _ITEM_NBYTES * len(manifest_files),
         )
-
-
-def _open_snapshot(
-    data: bytes, object_id: str, limit_nbytes: int
-) -> tuple[FlatBufferReader, list[Any]]:
-    """Open a file, and return its root table with positions of the targets of offsets."""
-    version, payload = open_envelope(data, FileType.SNAPSHOT, limit_nbytes)
-    reader = FlatBufferReader(payload, limit_nbytes, version)
-    root = reader.root(_SNAPSHOT.lazy)
-    check_object_id(root[_ID], "snapshot", object_id)
-    return reader, root
 
 
 def _read_stored_node(reader: FlatBufferReader, at: int) -> StoredNode:
@@ -291,17 +275,13 @@ def _array_row(array: StoredArray) -> tuple[TableType, tuple[Any, ...]]:
     return _ARRAY, ((), names, refs, array.dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotHeaderDecoder:
-    """Decodes the header of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: str
-    limit_nbytes: int
+class SnapshotHeaderDecoder(FileDecoder):
+    """Decodes the header of the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> SnapshotInfo:
-        reader, root = _open_snapshot(data, self.object_id, self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         return SnapshotInfo(
-            required(decode_id(self.object_id), "id"),
+            self.object_id,
             root[_PARENT_ID],
             checked_us(root[_FLUSHED_AT]),
             required(reader.read(TEXT, root[_MESSAGE]), "message"),
@@ -376,15 +356,11 @@ class Snapshot:
         return iter(sorted(names))
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotDecoder:
-    """Decodes the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: bytes
-    limit_nbytes: int
+class SnapshotDecoder(FileDecoder):
+    """Decodes the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> Snapshot:
-        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []
         for at in () if root[_NODES] is None else reader.targets(root[_NODES]):

@@ -38,7 +38,7 @@ from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
 from app.formats.icechunk.config import Config, parse_splitting
 from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from app.formats.icechunk.coords import Coords
-from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     RewrittenManifests,
@@ -291,7 +291,7 @@ class CommitBuilder:
         snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
         log = applied.log
         if request.amend:
-            (amended,) = await _read_logs(opened, [_Log(tip.snapshot_id, is_pruned=False)])
+            (amended,) = await _read_logs(opened, [_Log(tip.snapshot.object_id, is_pruned=False)])
             if amended is not None:
                 log = await asyncio.to_thread(merge_logs, amended, log)
         object_id = snapshot.object_id
@@ -344,7 +344,7 @@ class CommitBuilder:
 
     async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
         if (found := await self._read_snapshot(tip.snapshot_id)) is None:
-            name = self.opened.repository.file("snapshots", _decoded(tip.snapshot_id))
+            name = self.opened.repository.file("snapshots", tip.snapshot.object_id)
             raise DamagedError(name, "does not exist, and the repository lists it")
         return found
 
@@ -475,9 +475,9 @@ def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotIn
 
 
 class _Log(NamedTuple):
-    """Name of a log."""
+    """Log of a snapshot."""
 
-    snapshot_id: str
+    object_id: bytes
     is_pruned: bool
     """True if its snapshot has expired, so that the log may be deleted too."""
 
@@ -486,8 +486,8 @@ def _logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
     """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
     for info in chain:
         for pruned in info.pruned_ancestor_tx_logs:
-            yield _Log(encode_id(pruned), is_pruned=True)
-        yield _Log(info.snapshot_id, is_pruned=False)
+            yield _Log(pruned, is_pruned=True)
+        yield _Log(info.object_id, is_pruned=False)
 
 
 async def _read_logs(
@@ -498,16 +498,10 @@ async def _read_logs(
 
 
 async def _read_log(opened: OpenedRepository, wanted: _Log) -> TransactionLog | None:
-    repository, object_id = opened.repository, _decoded(wanted.snapshot_id)
-    decode = TransactionLogDecoder(wanted.snapshot_id, repository.limit_nbytes)
+    repository, object_id = opened.repository, wanted.object_id
+    decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
     log = await repository.read("transactions", object_id, decode, opened.fetch)
     if log is None and not wanted.is_pruned:
         name = repository.file("transactions", object_id)
         raise DamagedError(name, "does not exist, so that the changes of the snapshot are unknown")
     return log
-
-
-def _decoded(snapshot_id: str) -> bytes:
-    if (object_id := decode_id(snapshot_id)) is None:
-        raise ValueError(f"not an id: {snapshot_id}")
-    return object_id

@@ -70,7 +70,7 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
     if not isinstance(found, Found):
         raise ConflictError(f"{ref} was deleted during the creation of a repository")
     try:
-        header = SnapshotHeaderDecoder(encode_id(ROOT_ID), _LIMIT_NBYTES)(found.data)
+        header = SnapshotHeaderDecoder(ROOT_ID, _LIMIT_NBYTES)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
     return header.flushed_at_us

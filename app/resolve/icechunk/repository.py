@@ -120,7 +120,7 @@ class OpenedRepository:
         while wanted is not None and (object_id := decode_id(wanted)) is not None:
             limit = self.repository.limit_nbytes
             name = self.repository.file("snapshots", object_id)
-            decode = SnapshotHeaderDecoder(wanted, limit)
+            decode = SnapshotHeaderDecoder(object_id, limit)
             request = ByteRange(0, limit + 1)
             read = Read("snapshot-header", name, request, decode, memory_nbytes=memory_nbytes)
             found = await self.fetch(read)

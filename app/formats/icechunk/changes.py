@@ -5,7 +5,7 @@ Chunks are columns, not objects: one request may set a million of them.
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from app.errors import BadBodyError, NotAllowedError
-from app.formats.icechunk.config import VirtualContainer
+from app.formats.icechunk.config import Config, VirtualContainer
 from app.formats.icechunk.coords import Coords, last_of_each
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Native
@@ -303,18 +303,50 @@ class SortedPaths:
         return [path, *below]
 
 
-def demand_of_natives(changes: ChangeSet) -> Mapping[bytes, int]:
-    """Return the least size of each chunk file that *changes* refer to, in bytes."""
+def check_references(
+    changes: ChangeSet, config: Config, allowed: Sequence[Allowed]
+) -> Mapping[bytes, int]:
+    """Check inline chunks and virtual references against *config*, and return the least size of
+    each chunk file that *changes* refer to, in bytes. Raises: `NotAllowedError`, `BadBodyError`.
+    """
     wanted: dict[bytes, int] = {}
+    locations: set[bytes] = set()
+    most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
         payloads = changed.payloads
+        for data in payloads.values_of(PayloadKind.INLAID):
+            if len(data) > most_nbytes:
+                raise BadBodyError(
+                    f"an inline chunk has {len(data)} bytes, and the repository allows "
+                    f"{most_nbytes}: POST it to /chunks"
+                )
+        locations.update(payloads.values_of(PayloadKind.VIRTUAL))
         rows = payloads.rows[payloads.of_kind(PayloadKind.NATIVE)]
         stops = np.zeros(len(payloads.values), np.int64)
         np.maximum.at(stops, rows["value"], rows["stop"])
         for number in np.flatnonzero(stops).tolist():
             chunk_id = payloads.values[number]
             wanted[chunk_id] = max(wanted.get(chunk_id, 0), int(stops[number]))
+    _check_virtual(sorted(map(bytes.decode, locations)), allowed, config.containers)
     return wanted
+
+
+def _check_virtual(
+    locations: Sequence[str], allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
+) -> None:
+    """Check that this service and the library, in *containers*, may follow virtual references."""
+    named = {each.name: each.url_prefix for each in containers if each.name is not None}
+    prefixes = tuple(each.url_prefix for each in containers)
+    for location in locations:
+        try:
+            resolve(location, allowed, named)
+        except DecodeError as error:
+            raise BadBodyError(str(error)) from None
+        if not location.startswith(("vcc://", *prefixes)):
+            raise NotAllowedError(
+                f"no virtual chunk container of the repository has {location[:200]!r}: the "
+                "library would not read it"
+            )
 
 
 def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
@@ -332,39 +364,3 @@ def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
                 continue
             chunk = f"chunk {row.tolist()} refers to {byte_range} of {encode_id(chunk_id)}"
             raise BadBodyError(f"{chunk}, which {found}")
-
-
-def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
-    """Check that no inline chunk has more than *most_nbytes*. Raises: `BadBodyError`."""
-    for data in _values_of(PayloadKind.INLAID, changes):
-        if len(data) > most_nbytes:
-            raise BadBodyError(
-                f"an inline chunk has {len(data)} bytes, and the repository allows "
-                f"{most_nbytes}: POST it to /chunks"
-            )
-
-
-def check_virtual(
-    changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
-) -> None:
-    """Check that this service and the library, in *containers*, may follow all virtual references.
-    Raises: `NotAllowedError`, `BadBodyError`.
-    """
-    named = {each.name: each.url_prefix for each in containers if each.name is not None}
-    prefixes = tuple(each.url_prefix for each in containers)
-    locations = {each.decode() for each in _values_of(PayloadKind.VIRTUAL, changes)}
-    for location in sorted(locations):
-        try:
-            resolve(location, allowed, named)
-        except DecodeError as error:
-            raise BadBodyError(str(error)) from None
-        if not location.startswith(("vcc://", *prefixes)):
-            raise NotAllowedError(
-                f"no virtual chunk container of the repository has {location[:200]!r}: the "
-                "library would not read it"
-            )
-
-
-def _values_of(kind: PayloadKind, changes: ChangeSet) -> Iterator[bytes]:
-    for changed in changes.chunks.values():
-        yield from changed.payloads.values_of(kind)

@@ -253,7 +253,7 @@ class RepositoryLayout(Layout):
                 return Trace("virtual", name, location)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
+        return RefSurvey(self.repository, ref or MAIN.name, fetch, chunks).findings()
 
     async def _items(
         self,

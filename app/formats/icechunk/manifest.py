@@ -306,16 +306,6 @@ class _RefLayout(NamedTuple):
 class LocationCodec:
     """Decompresses the locations of a manifest, each by itself; thread-safe."""
 
-    __slots__ = (
-        "_decompressor",
-        "_kept",
-        "_lock",
-        "_max_kept",
-        "algorithm",
-        "dictionary",
-        "nbytes",
-    )
-
     def __init__(self, algorithm: int, dictionary: bytes | None, payload_nbytes: int = 0) -> None:
         self.algorithm = algorithm
         self.dictionary = dictionary if algorithm == _ZSTD else None

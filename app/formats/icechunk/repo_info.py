@@ -384,9 +384,9 @@ class NamedSnapshots(Mapping[str, str]):
 
     __slots__ = ("_ids", "faults")
 
-    def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str]) -> None:
+    def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str] | None = None) -> None:
         self._ids = ids
-        self.faults = faults
+        self.faults = faults or {}
 
     def __getitem__(self, name: str) -> str:
         if (fault := self.faults.get(name)) is not None:

@@ -28,10 +28,8 @@ from app.formats.documents import Json
 from app.formats.icechunk.changes import (
     ChangeSet,
     Edit,
-    check_inlaid,
     check_natives,
-    check_virtual,
-    demand_of_natives,
+    check_references,
     edit,
 )
 from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
@@ -246,6 +244,7 @@ async def commit_edits(
     return await committer.commit(opened, changes, request, found)
 
 
+@dataclass(slots=True)
 class CommitBuilder:
     """Writes the files of one commit, again for each tip that it is rebased onto.
 
@@ -253,19 +252,12 @@ class CommitBuilder:
     moves; those of failed commits are garbage.
     """
 
-    def __init__(
-        self,
-        opened: OpenedRepository,
-        request: CommitRequest,
-        swaps: RepoSwaps,
-        budget: ByteBudget,
-    ) -> None:
-        self.opened = opened
-        self.request = request
-        self._swaps = swaps
-        self._budget = budget
-        self._rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = {}
-        self._rebases = 0
+    opened: OpenedRepository
+    request: CommitRequest
+    swaps: RepoSwaps
+    budget: ByteBudget
+    _rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = field(default_factory=dict)
+    _rebases: int = 0
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
@@ -319,7 +311,7 @@ class CommitBuilder:
         needed = sorted(await asyncio.to_thread(needed_manifests, array))
         nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
-        async with self._budget.room(nbytes):
+        async with self.budget.room(nbytes):
             read = await bounded_gather(
                 lambda each: opened.repository.manifest(each, opened.fetch), needed
             )
@@ -340,7 +332,7 @@ class CommitBuilder:
         repository, (kind, object_id, data) = self.opened.repository, file
         name = repository.file(kind, object_id)
         demand_readable(name, data, repository.limit_nbytes)
-        await put_new(self._swaps.store, name, data)
+        await put_new(self.swaps.store, name, data)
 
     async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
         if (found := await self._read_snapshot(tip.snapshot_id)) is None:
@@ -396,7 +388,7 @@ class CommitBuilder:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            flushed_at_us = moment_after(base.flushed_at_us, self._swaps.now_us())
+            flushed_at_us = moment_after(base.flushed_at_us, self.swaps.now_us())
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
         except ValueError as error:
@@ -442,11 +434,8 @@ def _find(
 async def _check_references(
     files: ChunkFiles, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
-    config = _config(opened, info)
-    await asyncio.to_thread(check_inlaid, changes, config.inline_chunk_threshold_bytes)
-    allowed = opened.repository.allowed
-    await asyncio.to_thread(check_virtual, changes, allowed, config.containers)
-    wanted = await asyncio.to_thread(demand_of_natives, changes)
+    config, allowed = _config(opened, info), opened.repository.allowed
+    wanted = await asyncio.to_thread(check_references, changes, config, allowed)
     lengths = await files.lengths(opened, info, wanted)
     if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
         await asyncio.to_thread(check_natives, changes, lengths)

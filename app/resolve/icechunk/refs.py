@@ -1,7 +1,7 @@
 """Branches, tags, containers and status of a repository, listed and changed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -20,7 +20,7 @@ from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo
 from app.formats.icechunk.repo_writer import RefChange, StatusChanged
 from app.formats.icechunk.repository import unescape
-from app.formats.icechunk.virtual import is_allowed
+from app.formats.icechunk.virtual import is_allowed, without_secrets
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
@@ -85,16 +85,20 @@ async def read_branches(opened: OpenedRepository, after: str | None, limit: int)
     """Read up to *limit* of the branches behind the name *after*."""
     await opened.info()
     refs = await opened.repository.refs.branches(opened.fetch, opened.listing)
-    branches, last = _page(refs, after, limit)
-    return BranchPage(branches, _faults(refs), last)
+    return BranchPage(*_page(refs, after, limit))
 
 
 async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
     """Read up to *limit* of the tags behind the name *after*."""
-    deleted = await _deleted_tags(opened)
+    if (info := await opened.info()) is not None:
+        deleted = await opened.decode_in_thread(opened.repo, info.deleted_tags)
+    else:
+        names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
+        stored = (name.removeprefix(_TAG).removesuffix(_DELETED) for name in names)
+        deleted = sorted(map(unescape, stored))
     refs = await opened.repository.refs.tags(opened.fetch, opened.listing)
-    tags, last = _page(refs, after, limit)
-    return TagPage(tags, _faults(refs), deleted, last)
+    tags, damaged, last = _page(refs, after, limit)
+    return TagPage(tags, damaged, deleted, last)
 
 
 async def list_containers(root: Root, path: str) -> list[ContainerReport | DamageReport]:
@@ -109,38 +113,18 @@ async def list_containers(root: Root, path: str) -> list[ContainerReport | Damag
         return [DamageReport(path, str(damage.ref), damage.reason)]
     allowed = opened.repository.allowed
     return [
-        ContainerReport(name, _without_secrets(url), store, is_allowed(url, allowed))
+        ContainerReport(name, without_secrets(url), store, is_allowed(url, allowed))
         for name, url, store in ((each.name, each.url_prefix, each.store) for each in containers)
     ]
 
 
-async def _deleted_tags(opened: OpenedRepository) -> list[str]:
-    if (info := await opened.info()) is not None:
-        return await opened.decode_in_thread(opened.repo, info.deleted_tags)
-    names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
-    return sorted(unescape(name.removeprefix(_TAG).removesuffix(_DELETED)) for name in names)
-
-
-def _page(refs: Mapping[str, str], after: str | None, limit: int) -> tuple[list[Named], str | None]:
+def _page(
+    refs: NamedSnapshots, after: str | None, limit: int
+) -> tuple[list[Named], list[DamagedName], str | None]:
     names = sorted(name for name in refs if after is None or name > after)
     page = [Named(name, refs[name]) for name in names[:limit]]
-    return page, names[limit - 1] if len(names) > limit else None
-
-
-def _faults(refs: Mapping[str, str]) -> list[DamagedName]:
-    """Return damaged refs, which only version 2 keeps beside others."""
-    return (
-        [DamagedName(*fault) for fault in refs.faults.items()]
-        if isinstance(refs, NamedSnapshots)
-        else []
-    )
-
-
-def _without_secrets(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    rest = rest.partition("?")[0].partition("#")[0]
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    damaged = [DamagedName(*fault) for fault in refs.faults.items()]
+    return page, damaged, names[limit - 1] if len(names) > limit else None
 
 
 class Feature(IntEnum):

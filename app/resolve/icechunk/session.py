@@ -1,13 +1,11 @@
 """Session of a repository: its current state, and its chunks in the journal or the parent."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
-from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.repository import Repository, named_by
@@ -75,36 +73,23 @@ class FoundChunk(NamedTuple):
         return is_as_expected(None if self.entity is None else self.entity.etag, expected)
 
 
+@dataclass(eq=False)
 class Session:
     """State of a session as last read, and the means to read and change it."""
 
-    def __init__(  # noqa: PLR0913 - its parts
-        self,
-        location: SessionLocation,
-        repository: Repository,
-        store: ObjectStore,
-        fetch: Fetch,
-        journal: SessionJournal,
-        *,
-        entities: Entities,
-        lifetime_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.location = location
-        self.repository = repository
-        self.store = store
-        self.fetch = fetch
-        self.journal = journal
-        self.documents = SessionDocumentStore(
-            store, location.document, limit_nbytes=repository.limit_nbytes
-        )
-        self.clock = clock
-        self._entities = entities
-        self._cache_key = object()
-        self._lifetime_s = lifetime_s
-        self._view: SessionView | None = None
-        self._viewed: SessionDocument | None = None
-        self._document_nbytes: tuple[SessionDocument | None, int] = None, 0
+    location: SessionLocation
+    repository: Repository
+    store: ObjectStore
+    fetch: Fetch
+    journal: SessionJournal
+    documents: SessionDocumentStore
+    entities: Entities
+    lifetime_s: float
+    clock: Callable[[], float]
+    _cache_key: object = field(default_factory=object, init=False)
+    _view: SessionView | None = field(default=None, init=False)
+    _viewed: SessionDocument | None = field(default=None, init=False)
+    _document_nbytes: tuple[SessionDocument | None, int] = field(default=(None, 0), init=False)
 
     @property
     def nbytes(self) -> int:
@@ -169,16 +154,16 @@ class Session:
 
     def renewed(self, document: SessionDocument) -> SessionDocument:
         """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
-        until_s = min(self.clock() + self._lifetime_s, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < self._lifetime_s / _RENEWALS:
+        until_s = min(self.clock() + self.lifetime_s, document.created_at_s + MAX_AGE_S)
+        if until_s - document.expires_at_s < self.lifetime_s / _RENEWALS:
             return document
         return replace(document, expires_at_s=until_s)
 
     def recall(self, key: str, etag: ETag) -> Entity | None:
-        return self._entities.get((self._cache_key, key, etag))
+        return self.entities.get((self._cache_key, key, etag))
 
     def remember(self, key: str, entity: Entity) -> None:
-        self._entities.put((self._cache_key, key, entity.etag), entity)
+        self.entities.put((self._cache_key, key, entity.etag), entity)
 
     def _view_of(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
         return SessionView(document, parent, self.location.document)
@@ -186,7 +171,7 @@ class Session:
     async def _snapshot(self, snapshot_id: str) -> StoredSnapshot:
         found = await read_snapshot(self.repository, snapshot_id, self.fetch)
         if found is None:
-            name = self.repository.file("snapshots", decode_id(snapshot_id) or b"")
+            name = self.repository.directory.join(f"snapshots/{snapshot_id}")
             raise DamagedError(name, "does not exist, and a session is based on it")
         return found
 

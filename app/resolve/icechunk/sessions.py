@@ -181,9 +181,10 @@ class Sessions:
                 self._store,
                 fetch,
                 SessionJournal(self._store, location, self._entries),
-                entities=self._entities,
-                lifetime_s=self._lifetime_s,
-                clock=self._clock,
+                self._documents(repository, session_id),
+                self._entities,
+                self._lifetime_s,
+                self._clock,
             )
             store = self.stores.add(SessionStore(session, root))
         await store.session.read()
@@ -193,7 +194,7 @@ class Sessions:
         """Return the documents of the live sessions of a repository, ordered by session id."""
 
         async def read(session_id: str) -> SessionDocument | None:
-            document = await self._documents(opened, session_id).read()
+            document = await self._documents(opened.repository, session_id).read()
             if document is None or isinstance(document.state, Discarded):
                 return None
             return document if document.expires_at_s > self._clock() else None
@@ -224,7 +225,7 @@ class Sessions:
             self._sweep_at[location] = self._clock() + _SWEEP_AGAIN_S
             try:
                 with suppress(ShardgateError):
-                    await self._tidy(location, self._documents(opened, session_id))
+                    await self._tidy(location, self._documents(opened.repository, session_id))
             except asyncio.CancelledError:
                 self._sweep_at.pop(location, None)
                 raise
@@ -232,10 +233,9 @@ class Sessions:
             if count == _MAX_SWEPT:
                 return
 
-    def _documents(self, opened: OpenedRepository, session_id: str) -> SessionDocumentStore:
-        name = SessionLocation(opened.directory, session_id).document
-        limit_nbytes = opened.repository.limit_nbytes
-        return SessionDocumentStore(self._store, name, limit_nbytes=limit_nbytes)
+    def _documents(self, repository: Repository, session_id: str) -> SessionDocumentStore:
+        name = SessionLocation(repository.directory, session_id).document
+        return SessionDocumentStore(self._store, name, repository.limit_nbytes)
 
     async def _tidy(self, location: SessionLocation, documents: SessionDocumentStore) -> None:
         """Remove one session if it has ended, or its journal if it is committed.

@@ -353,18 +353,17 @@ def _plan_rewrite(
     if before is not None and before.array is not None and len(before.array.grid) != len(grid):
         leaving, old = old, ()
     else:
-        leaving = tuple(ref for ref in old if not _fits(ref, grid))
+        # Early writers gave scalars a dimension.
+        fitting = (ref for ref in old if len(ref.extents) == len(grid))
+        leaving = tuple(
+            ref
+            for ref in fitting
+            if any(stop > count for (_, stop), count in zip(ref.extents, grid, strict=True))
+        )
     if not leaving and not len(chunks.coords):
         return None
     splits = splitting.splits(node.path, node.array.names, len(grid))
     return ArrayRewrite(node.node_id, grid, old, chunks, splits, node.path, leaving)
-
-
-def _fits(ref: ManifestRef, grid: tuple[int, ...]) -> bool:
-    """Return whether *grid* has all chunks of *ref*; early writers gave scalars a dimension."""
-    if len(ref.extents) != len(grid):
-        return True
-    return all(stop <= count for (_, stop), count in zip(ref.extents, grid, strict=True))
 
 
 def _check_chunks(path: str, grid: tuple[int, ...], chunks: ChunkChanges) -> None:

@@ -9,7 +9,7 @@ an array among manifests. For each dimension the first rule counts that matches 
 size for the dimension: the number of chunks that a manifest spans.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -158,20 +158,15 @@ def _plain(node: Node | None) -> Json:
     value: Json = None
     match node:
         case MappingNode():
-            value = dict(_plain_members(node))
+            if not all(isinstance(key, ScalarNode) for key, _ in node.value):
+                raise DecodeError("unsupported YAML: a key is not a string")
+            value = {key.value: _plain(item) for key, item in node.value}
         case ScalarNode() if node.tag != _NULL:
             value = node.value
             value.encode()
     if node is not None and node.tag.startswith("!"):
         return {node.tag[1:]: value}
     return value
-
-
-def _plain_members(node: MappingNode) -> Iterator[tuple[str, Json]]:
-    for key, value in node.value:
-        if not isinstance(key, ScalarNode):
-            raise DecodeError("unsupported YAML: a key is not a string")
-        yield key.value, _plain(value)
 
 
 class _ArrayAxis(NamedTuple):
@@ -201,7 +196,8 @@ class Splitting:
         """
         rules = [rule for rule in self.rules if rule.matches(path)]
         axes = map(_ArrayAxis, range(ndim), names or (None,) * ndim)
-        return tuple(_size(rules, axis) for axis in axes)
+        found = ((rule.size(axis) for rule in rules) for axis in axes)
+        return tuple(next((size for size in sizes if size is not None), WHOLE) for sizes in found)
 
 
 def parse_splitting(document: Json) -> Splitting:
@@ -212,11 +208,6 @@ def parse_splitting(document: Json) -> Splitting:
         raise DecodeError("manifest.splitting is not an object")
     rules = document.get("split_sizes")
     return Splitting(tuple(map(_parse_rule, _items(rules if rules is not None else []))))
-
-
-def _size(rules: Sequence[_Rule], axis: _ArrayAxis) -> int:
-    found = (rule.size(axis) for rule in rules)
-    return next((size for size in found if size is not None), WHOLE)
 
 
 def _parse_rule(document: Json) -> _Rule:

@@ -104,11 +104,9 @@ def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     return Metadata(reader.version, tuple(items))
 
 
-def _write_items(writer: FlatBufferWriter, metadata: Metadata) -> int:
-    return writer.tables(_ITEM, metadata.items)
-
-
-METADATA: Final = Field("I", _read_items, _write_items)
+METADATA: Final = Field(
+    "I", _read_items, lambda writer, metadata: writer.tables(_ITEM, metadata.items)
+)
 
 
 def decode_messagepack(data: bytes) -> Json:
@@ -270,13 +268,11 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
 def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]) -> int:
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
-    return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
-
-
-def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
-    object_id, _, flushed_at_us, message, metadata, pruned = snapshot
-    items = metadata if metadata.items else None
-    return object_id, parent, flushed_at_us, message, items, pruned or None
+    rows = [
+        (id_, indexes[parent], at_us, message, metadata if metadata.items else None, pruned or None)
+        for id_, parent, at_us, message, metadata, pruned in snapshots
+    ]
+    return writer.tables(_SNAPSHOT, rows)
 
 
 def _update(

@@ -75,7 +75,7 @@ _SNAPSHOT: Final = TableType(
 )
 _, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
 _MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
-_NO_DATA: Final = (TableType(), ())
+_NO_DATA: Final[tuple[TableType, tuple[Any, ...]]] = (TableType(), ())
 
 _PATH: Final = 1
 _NODE_NBYTES: Final = 1024
@@ -263,16 +263,14 @@ def write_snapshot(snapshot: StoredSnapshot) -> bytes:
 
 
 def _node_row(node: StoredNode) -> tuple[Any, ...]:
-    kind, data = (GROUP, _NO_DATA) if node.array is None else (ARRAY, _array_row(node.array))
+    kind, data, array = GROUP, _NO_DATA, node.array
+    if array is not None:
+        names = None if array.names is None else [(name,) for name in array.names]
+        refs = [
+            (id_, [pack("<2I", *extent) for extent in extents]) for id_, extents in array.manifests
+        ]
+        kind, data = ARRAY, (_ARRAY, ((), names, refs, array.dimensions))
     return node.node_id, node.path, node.document, kind, data, node.extra
-
-
-def _array_row(array: StoredArray) -> tuple[TableType, tuple[Any, ...]]:
-    names = None if array.names is None else [(name,) for name in array.names]
-    refs = [
-        (ref.object_id, [pack("<2I", *extent) for extent in ref.extents]) for ref in array.manifests
-    ]
-    return _ARRAY, ((), names, refs, array.dimensions)
 
 
 class SnapshotHeaderDecoder(FileDecoder):
@@ -366,8 +364,9 @@ class SnapshotDecoder(FileDecoder):
         for at in () if root[_NODES] is None else reader.targets(root[_NODES]):
             table = reader.table(_NODE.lazy, at)
             path = required(reader.read(TEXT, table[_PATH]), "path")
-            if (reason := _misplaced(path, nodes)) is not None:
-                faults.append((path, reason))
+            if not is_node_path(path) or path[1:] in nodes:
+                reason = "another node has the same path"
+                faults.append((path, reason if is_node_path(path) else "no path of a node"))
                 continue
             node = nodes[path[1:]] = _read_node(reader, table)
             reader.spend(_weigh(node))
@@ -390,12 +389,6 @@ class SnapshotDecoder(FileDecoder):
 def is_node_path(path: str) -> bool:
     """Return `True` for an absolute path in its canonical spelling."""
     return path == "/" or (path.startswith("/") and {"", ".", ".."}.isdisjoint(path[1:].split("/")))
-
-
-def _misplaced(path: str, nodes: Mapping[str, object]) -> str | None:
-    if not is_node_path(path):
-        return "no path of a node"
-    return "another node has the same path" if path[1:] in nodes else None
 
 
 def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[str, str]:

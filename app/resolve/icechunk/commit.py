@@ -6,7 +6,7 @@ moved is rebased onto the new tip, unless the two conflict.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -263,7 +263,9 @@ class CommitBuilder:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
         opened, request = self.opened, self.request
         may_be_empty = request.allow_empty
-        base = await self._read_tip(tip)
+        if (base := await self._read_snapshot(tip.snapshot_id)) is None:
+            name = opened.repository.file("snapshots", tip.snapshot.object_id)
+            raise DamagedError(name, "does not exist, and the repository lists it")
         if tip.snapshot_id != request.parent_id:
             if request.amend:
                 self._refuse(tip.snapshot_id, "branch_moved")
@@ -334,12 +336,6 @@ class CommitBuilder:
         demand_readable(name, data, repository.limit_nbytes)
         await put_new(self.swaps.store, name, data)
 
-    async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
-        if (found := await self._read_snapshot(tip.snapshot_id)) is None:
-            name = self.opened.repository.file("snapshots", tip.snapshot.object_id)
-            raise DamagedError(name, "does not exist, and the repository lists it")
-        return found
-
     async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
         return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
 
@@ -363,7 +359,12 @@ class CommitBuilder:
         raise CommitConflictError(request.parent_id, tip_id, conflicts)
 
     async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
-        wanted, found, nbytes = list(_logs_of(chain)), list[TransactionLog](), 0
+        found, nbytes = list[TransactionLog](), 0
+        wanted = [
+            _Log(object_id, is_pruned=object_id != info.object_id)
+            for info in chain
+            for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
+        ]
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
@@ -469,14 +470,6 @@ class _Log(NamedTuple):
     object_id: bytes
     is_pruned: bool
     """True if its snapshot has expired, so that the log may be deleted too."""
-
-
-def _logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
-    """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
-    for info in chain:
-        for pruned in info.pruned_ancestor_tx_logs:
-            yield _Log(pruned, is_pruned=True)
-        yield _Log(info.object_id, is_pruned=False)
 
 
 async def _read_logs(

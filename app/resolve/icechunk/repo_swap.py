@@ -40,7 +40,7 @@ from app.formats.icechunk.repository import REPO, RepoRefs
 from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, ObjectRef
+from app.model import ByteRange, ObjectRef
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
 from app.resolve.metadata_cache import ReadCache
@@ -140,20 +140,18 @@ class RepoSwaps:
         if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
             return CONFLICT
         await demand_clock(self.store, backup, began_s)
-        swapped = await self._swap(ref, prepared.data, found.etag)
-        return CONFLICT if swapped is CONFLICT else prepared
-
-    async def _swap(self, ref: ObjectRef, data: bytes, expected: ETag) -> ETag | Conflict:
         try:
-            return await self.store.put(ref, [data], expected=expected)
+            swapped = await self.store.put(ref, [prepared.data], expected=found.etag)
         finally:
             self.fetch.forget(ref)
+        return CONFLICT if swapped is CONFLICT else prepared
 
     def _prepare[T](
         self, ref: ObjectRef, limit: int, data: bytes, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T]:
         now_us = self.now_us()
-        backup = _backup_name(now_us // 1000)
+        number = max(0, _YEAR_3000_MS - now_us // 1000)  # sorts before those of earlier backups
+        backup = f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
         try:
             info = RepoInfoDecoder(limit)(data)
             answer, change = plan(info)
@@ -178,12 +176,6 @@ def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
             f"{name} would exceed {limit_nbytes} bytes, and could not be read again: "
             "limits.repository_file_bytes"
         )
-
-
-def _backup_name(now_ms: int) -> str:
-    """Return a name that sorts before those of earlier backups."""
-    number = max(0, _YEAR_3000_MS - now_ms)
-    return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
 
 
 async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> None:

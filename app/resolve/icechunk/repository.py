@@ -29,7 +29,6 @@ from app.formats.icechunk.repo_info import (
     RepoInfoDecoder,
     SnapshotInfo,
     Status,
-    Update,
     Value,
     is_backup,
 )
@@ -237,16 +236,15 @@ class RefTip:
 
 async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:
     """Read the commit of each of *states*."""
-    return [await _read_tip(opened, state) for state in states]
-
-
-async def _read_tip(opened: OpenedRepository, state: State) -> RefTip:
-    try:
-        async with aclosing(opened.ancestry(state.snapshot_id)) as ancestors:
-            newest = await anext(ancestors)
-    except UnknownRefError:
-        return RefTip(state.ref, state.snapshot_id, "", None)
-    return RefTip(state.ref, state.snapshot_id, newest.message, newest.flushed_at)
+    tips = []
+    for ref, snapshot_id in states:
+        try:
+            async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
+                newest = await anext(ancestors)
+            tips.append(RefTip(ref, snapshot_id, newest.message, newest.flushed_at))
+        except UnknownRefError:
+            tips.append(RefTip(ref, snapshot_id, "", None))
+    return tips
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +331,10 @@ def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int
             continue
         if len(operations) == limit:
             return _FilePage(operations, is_all=False, oldest=newer)
-        operations.append(_operation(update, place.name))
+        fields = {key: _field(value) for key, value in update.fields.items()}
+        backup = update.backup_path or place.name
+        operations.append(Operation(update.kind, update.updated_at, backup, fields))
     return _FilePage(operations, is_all=True, oldest=newer)
-
-
-def _operation(update: Update, name: str | None) -> Operation:
-    fields = {key: _field(value) for key, value in update.fields.items()}
-    return Operation(update.kind, update.updated_at, update.backup_path or name, fields)
 
 
 def _field(value: Value) -> str | int | bool | SetStatus | None:

@@ -123,7 +123,7 @@ class _TheirChanges:
         return (node for node in self.now.values() if node.node_id not in self.before)
 
     def former_path(self) -> str | None:
-        """Return the former path of a node that they former_path, if there is one."""
+        """Return the former path of a node that they moved, if there is one."""
         for log in self._logs:
             for path in log.former_paths:
                 return path

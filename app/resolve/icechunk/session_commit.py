@@ -170,37 +170,39 @@ class SessionCommit:
                     raise
 
     async def _reopen(self) -> None:
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.require_live(document)
+        def edit(document: SessionDocument) -> SessionDocument:
             if not self._is_mine(document):
                 return document
             return replace(document, state=OPEN, attempt=document.attempt + 1)
 
-        await self.session.documents.edit(edit)
+        await self._edit(edit)
 
     async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
         """Mark the session unless it was reopened; a later request finds an unmarked commit."""
 
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.require_live(document)
+        def edit(document: SessionDocument) -> SessionDocument:
             if isinstance(document.state, Committed) or document.attempt != attempt:
                 return document
             return replace(document, state=Committed(*made, self.key))
 
         with suppress(ShardgateError):
-            await self.session.documents.edit(edit)
+            await self._edit(edit)
 
-    async def _set_state(self, edit: Callable[[State, float], State]) -> SessionDocument:
+    async def _set_state(self, set_state: Callable[[State, float], State]) -> SessionDocument:
         session = self.session
 
-        def change(document: SessionDocument | None) -> SessionDocument:
-            document = session.require_live(document)
-            state = edit(document.state, session.clock())
+        def edit(document: SessionDocument) -> SessionDocument:
+            state = set_state(document.state, session.clock())
             if state is document.state:
                 return document
             return replace(session.renewed(document), state=state)
 
-        return session.require_live(await session.documents.edit(change))
+        return await self._edit(edit)
+
+    async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
+        session = self.session
+        edited = await session.documents.edit(lambda document: edit(session.require_live(document)))
+        return session.require_live(edited)
 
     def _sealed(self, now_s: float) -> Sealed:
         return Sealed(now_s + _LEASE_S, self._owner)

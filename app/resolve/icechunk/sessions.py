@@ -284,20 +284,13 @@ class KeyHandlers(NamedTuple):
     eraser: Eraser
 
 
-class RoutedKey(NamedTuple):
-    """A key, with the dataset and the reader that it belongs to."""
-
-    resolver: Resolver
+class _Routed(NamedTuple):
+    handlers: KeyHandlers
     dataset: Dataset
-    key: VirtualKey
-
-
-class _RoutedSession(NamedTuple):
-    dataset: Dataset
-    """Keys of the session as a dataset of plain Zarr."""
-    lead: str
+    """For keys of a session, the session as a dataset of plain Zarr."""
+    lead: str = ""
     """Beginning of the keys of the session, with the slash."""
-    store: SessionStore
+    store: SessionStore | None = None
 
     def rest(self, key: str) -> VirtualKey:
         return VirtualKey(key.removeprefix(self.lead))
@@ -316,18 +309,19 @@ class KeyRouter:
     containers: Containers
     fetch: ReadCache
 
-    async def route(self, dataset: Dataset, key: VirtualKey) -> RoutedKey:
+    async def route(
+        self, dataset: Dataset, key: VirtualKey
+    ) -> tuple[Resolver, Dataset, VirtualKey]:
         """Return the reader of *key*, with the dataset and the key that it takes."""
-        if (routed := await self._find(dataset, key)) is None:
-            return RoutedKey(self.plain.resolver, dataset, key)
-        return RoutedKey(self.of_sessions.resolver, routed.dataset, routed.rest(key))
+        routed = await self._find(dataset, key)
+        return routed.handlers.resolver, routed.dataset, routed.rest(key)
 
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
         """List keys as `Resolver.page` does; those of a session where the prefix names one."""
         routed = await self._find(dataset, window.prefix)
-        if routed is None or not window.prefix.startswith(routed.lead):
-            return await self.plain.resolver.page(dataset, window, limit)
         lead = routed.lead
+        if not (lead and window.prefix.startswith(lead)):
+            return await self.plain.resolver.page(dataset, window, limit)
         if window.after > lead and not window.after.startswith(lead):
             return Page([], None)
         after = routed.rest(window.after) if window.after.startswith(lead) else ""
@@ -338,10 +332,9 @@ class KeyRouter:
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
         """Write one key as `Writer.put` does."""
-        if (routed := await self._find(dataset, write.key)) is None:
-            return await self.plain.writer.put(dataset, write)
-        inside, writer = routed.inside(write), self.of_sessions.writer
-        if await routed.store.is_whole_chunk(inside.key):
+        routed = await self._find(dataset, write.key)
+        inside, writer = routed.inside(write), routed.handlers.writer
+        if routed.store is not None and await routed.store.is_whole_chunk(inside.key):
             return await writer.put_whole(routed.dataset, inside)
         return await writer.put(routed.dataset, inside)
 
@@ -349,49 +342,47 @@ class KeyRouter:
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:
         """Raise what `put` would for *key*, whatever the body."""
-        if (routed := await self._find(dataset, key)) is None:
-            await self.plain.writer.demand_place(dataset, key, headers)
-        else:
-            writer = self.of_sessions.writer
-            await writer.demand_place(routed.dataset, routed.rest(key), headers)
+        routed = await self._find(dataset, key)
+        await routed.handlers.writer.demand_place(routed.dataset, routed.rest(key), headers)
 
     async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
         """Write many keys; in sessions documents come first, since chunks need their array."""
-        by_session: defaultdict[str | None, list[KeyWrite]] = defaultdict(list)
+        by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for each in writes:
-            by_session[session_prefix(each.key)].append(each)
+            by_session[session_prefix(each.key) or ""].append(each)
         outcomes: dict[VirtualKey, Outcome] = {}
         for prefix, some in by_session.items():
             try:
-                routed = prefix and await self._find(dataset, f"{prefix}/")
+                routed = await self._find(dataset, f"{prefix}/")
             except ShardgateError as error:
                 outcomes |= {each.key: error for each in some}
                 continue
-            if not routed:
-                outcomes |= _by_key(some, await self.plain.writer.put_each(dataset, some))
-                continue
-            for is_document in (True, False):
-                part = [each for each in some if (node_path(each.key) is not None) is is_document]
-                writer, inside = self.of_sessions.writer, list(map(routed.inside, part))
-                outcomes |= _by_key(part, await writer.put_each(routed.dataset, inside))
+            documents = [each for each in some if node_path(each.key) is not None]
+            chunks = [each for each in some if node_path(each.key) is None]
+            for part in (some,) if routed.store is None else (documents, chunks):
+                inside = list(map(routed.inside, part))
+                found = await routed.handlers.writer.put_each(routed.dataset, inside)
+                outcomes |= zip((each.key for each in part), found, strict=True)
         return [outcomes[each.key] for each in writes]
 
     async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
         """Delete all keys below *prefix*; in a session return the number of nodes if any."""
-        if (routed := await self._find(dataset, prefix)) is None:
-            return await self.plain.eraser.erase(dataset, prefix)
+        routed = await self._find(dataset, prefix)
         rest = routed.rest(prefix)
-        if count := await routed.store.erase(rest.rstrip("/")):
-            return count
-        return await self.of_sessions.eraser.erase(routed.dataset, rest) if rest else 0
+        if routed.store is not None:
+            count = await routed.store.erase(rest.rstrip("/"))
+            if count or not rest:
+                return count
+        return await routed.handlers.eraser.erase(routed.dataset, rest)
 
-    async def _find(self, dataset: Dataset, key: str) -> _RoutedSession | None:
-        """Open the session that *key* belongs to; return `None` for all other keys."""
+    async def _find(self, dataset: Dataset, key: str) -> _Routed:
+        """Open the session that *key* belongs to; other keys belong to *dataset* itself."""
+        plain = _Routed(self.plain, dataset)
         if not names_session(key):
-            return None
+            return plain
         claimed = await dataset.containers.claimed(dataset.root, VirtualKey(key), self.fetch)
         if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
-            return None
+            return plain
         rest = claimed.rest
         segment = rest.partition("/")[0]
         lead = f"{key[: len(key) - len(rest)]}{segment}/"
@@ -401,8 +392,4 @@ class KeyRouter:
         inner = replace(
             dataset, name=name, root=store.root, containers=self.containers, cache_control=_NO_STORE
         )
-        return _RoutedSession(inner, lead, store)
-
-
-def _by_key(writes: Sequence[KeyWrite], outcomes: Sequence[Outcome]) -> dict[VirtualKey, Outcome]:
-    return {each.key: outcome for each, outcome in zip(writes, outcomes, strict=True)}
+        return _Routed(self.of_sessions, inner, lead, store)

@@ -24,7 +24,7 @@ from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from app.formats.icechunk.commit import read_document, read_grid
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
-from app.formats.icechunk.envelope import HEADER_NBYTES
+from app.formats.icechunk.flatbuffers import HEADER_NBYTES
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder

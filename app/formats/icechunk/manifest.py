@@ -23,7 +23,6 @@ from app.formats.icechunk.chunk_tables import (
     read_columns,
 )
 from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
-from app.formats.icechunk.envelope import FileDecoder, FileType
 from app.formats.icechunk.flatbuffers import (
     DATA,
     I32,
@@ -32,6 +31,8 @@ from app.formats.icechunk.flatbuffers import (
     U32,
     U64,
     UINT8,
+    FileDecoder,
+    FileType,
     TableType,
     required,
     tables_of,

@@ -23,8 +23,13 @@ from app.formats.icechunk.chunk_tables import (
 )
 from app.formats.icechunk.config import WHOLE
 from app.formats.icechunk.coords import Coords, Places, U32s, inside, number_rows, sort_columns
-from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffers import U32, FlatBufferReader, FlatBufferWriter
+from app.formats.icechunk.flatbuffers import (
+    U32,
+    FileType,
+    FlatBufferReader,
+    FlatBufferWriter,
+    seal_envelope,
+)
 from app.formats.icechunk.manifest import MANIFEST, Manifest
 from app.formats.icechunk.payloads import PayloadKind, Payloads
 from app.formats.icechunk.snapshot import ManifestFile, ManifestRef

@@ -16,7 +16,6 @@ import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
-from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
@@ -32,9 +31,11 @@ from app.formats.icechunk.flatbuffers import (
     UINT32,
     UINT64,
     Field,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
+    open_envelope,
     required,
     tables_of,
 )
@@ -483,15 +484,6 @@ class RepoInfo:
     def updates(self) -> list[Update]:
         """Decode the operations that the file lists, newest first."""
         return self._read(RepoField.LATEST_UPDATES) or []
-
-    def newest_update_us(self) -> int:
-        """Return when the newest operation was done, in microseconds since 1970, UTC."""
-        reader = self.reader()
-        updates = reader.targets(reader.root(REPO.lazy)[RepoField.LATEST_UPDATES])
-        if not updates:
-            raise DecodeError("it has no operation")
-        newest_us: int = reader.table(_UPDATE.lazy, updates[0])[2]
-        return newest_us
 
     def metadata(self) -> dict[str, Json]:
         """Decode the metadata of the repository."""

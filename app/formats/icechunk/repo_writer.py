@@ -10,8 +10,7 @@ from typing import Final, Literal, NamedTuple
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config
-from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffers import FlatBufferWriter, required
+from app.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, required, seal_envelope
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from app.errors import DamagedError, NotAllowedError, OfflineError
 from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.envelope import MAGIC, memory_nbytes
+from app.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, decoded_twice, spell_ref
 from app.formats.icechunk.manifest import (

@@ -14,7 +14,6 @@ from struct import pack
 from typing import Any, Final, NamedTuple
 
 from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.envelope import FileDecoder, FileType, seal_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     NODE_ID,
@@ -26,10 +25,13 @@ from app.formats.icechunk.flatbuffers import (
     UINT8,
     UINT32,
     UINT64,
+    FileDecoder,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
     required,
+    seal_envelope,
     structs_of,
     tables_of,
 )

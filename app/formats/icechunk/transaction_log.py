@@ -18,15 +18,17 @@ from app.formats.icechunk.chunk_tables import (
     write_tables,
 )
 from app.formats.icechunk.coords import Coords, union
-from app.formats.icechunk.envelope import FileDecoder, FileType, seal_envelope
 from app.formats.icechunk.flatbuffers import (
     OBJECT_ID,
     POSITION,
     TEXT,
+    FileDecoder,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
     required,
+    seal_envelope,
     structs_of,
     tables_of,
 )

@@ -21,7 +21,7 @@ from app.errors import (
     ReadOnlyError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.envelope import fits, memory_nbytes
+from app.formats.icechunk.flatbuffers import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
 from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
@@ -159,7 +159,8 @@ class RepoSwaps:
                 return _Prepared(answer, None, backup)
             if not isinstance(change, StatusChanged):
                 require_unlocked(info, ref)
-            at_us = moment_after(info.newest_update_us(), now_us)
+            newest_us = next((each.updated_at_us for each in info.updates()), 0)
+            at_us = moment_after(newest_us, now_us)
             data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error

@@ -19,7 +19,7 @@ from app.errors import (
     UnknownRepositoryError,
 )
 from app.formats.documents import Json
-from app.formats.icechunk.envelope import memory_nbytes
+from app.formats.icechunk.flatbuffers import memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout

@@ -3,14 +3,14 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from operator import attrgetter, floordiv, lt
+from operator import attrgetter, floordiv
 from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnavailableError
 from app.formats.contract import Layout
-from app.formats.icechunk.coords import inside
+from app.formats.icechunk.coords import distinct_rows, inside
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.keys import (
     DOCUMENT,
@@ -217,8 +217,8 @@ class RepositoryLayout(Layout):
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
         if (found := await self._refer(key, fetch)) is None:
             return None
-        node, coords, _, reference = found
-        if node.document.array is None or node.chunks is None or isinstance(reference, Inlined):
+        node, coords, _, _ = found
+        if node.document.array is None or node.chunks is None:
             return None
         referred = await self.repository.find(node.node_id, node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
@@ -392,9 +392,7 @@ class ArrayReader:
         origin = None if array is None or coords is None else array.origin(coords)
         if array is not None:
             coords = origin and tuple(map(floordiv, origin, array.shard_shape))
-        if coords is None or not all(map(lt, coords, self.chunks.grid)):
-            return None
-        return coords, origin
+        return None if coords is None or not self.chunks.has(coords) else (coords, origin)
 
     async def items(self, folder: str, window: Window, run: RunInThread) -> AsyncGenerator[Item]:
         """Yield the chunks that references allow for; *folder* is the prefix of their keys."""
@@ -404,7 +402,7 @@ class ArrayReader:
         ]
         grid = await run(make_grid, self.node, self.chunks, manifests, folder)
         walk = grid.walk(window)
-        while batch := await run(_take, walk):
+        while batch := await run(lambda: list(islice(walk, _BATCH))):
             for coords in batch:
                 key = grid.spell(coords)
                 if (folded := window.fold(key)) is not None:
@@ -425,10 +423,6 @@ class ArrayReader:
             if not isinstance(reference, Virtual):
                 raise
             return Referenced(Part(_NOWHERE, reference.byte_range), "", is_lasting=False)
-
-
-def _take(walk: Iterator[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return list(islice(walk, _BATCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +462,7 @@ def make_grid(
 ) -> Grid:
     """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
     stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
-    rows = stored[0] if len(stored) == 1 else np.unique(np.concatenate(stored), axis=0)
+    rows = stored[0] if len(stored) == 1 else distinct_rows(np.concatenate(stored))
     rows = rows[inside(rows, chunks.grid)]
     each, shape = (1,) * len(chunks.grid), chunks.grid
     if (array := node.document.array) is not None:

@@ -356,22 +356,13 @@ REPO: Final = TableType(
 )
 
 
-class RepoField(IntEnum):
-    """Fields of the file."""
-
-    SPEC_VERSION = 0
-    TAGS = 1
-    BRANCHES = 2
-    DELETED_TAGS = 3
-    SNAPSHOTS = 4
-    STATUS = 5
-    METADATA = 6
-    LATEST_UPDATES = 7
-    REPO_BEFORE_UPDATES = 8
-    CONFIG = 9
-    ENABLED_FEATURE_FLAGS = 10
-    DISABLED_FEATURE_FLAGS = 11
-    EXTRA = 12
+RepoField = IntEnum(
+    "RepoField",
+    "SPEC_VERSION TAGS BRANCHES DELETED_TAGS SNAPSHOTS STATUS METADATA LATEST_UPDATES "
+    "REPO_BEFORE_UPDATES CONFIG ENABLED_FEATURE_FLAGS DISABLED_FEATURE_FLAGS EXTRA",
+    start=0,
+)
+"""Fields of the file, by slots."""
 
 
 class NamedSnapshots(Mapping[str, str]):

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
@@ -355,8 +355,7 @@ class CommitBuilder:
         )
         if isinstance(rebased, ChangeSet):
             return rebased
-        conflicts = [_report_conflict(each) for each in rebased]
-        raise CommitConflictError(request.parent_id, tip_id, conflicts)
+        raise CommitConflictError(request.parent_id, tip_id, list(map(asdict, rebased)))
 
     async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
         found, nbytes = list[TransactionLog](), 0
@@ -382,7 +381,7 @@ class CommitBuilder:
         return found
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
-        whole: Mapping[str, object] = {"kind": kind, "path": "/", "count": 0, "chunks": []}
+        whole = asdict(CommitConflict(kind, "/"))
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
     def _snapshot(self, tip: BranchTip, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
@@ -446,12 +445,6 @@ def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
     if isinstance(info.config, Config):
         return info.config
     raise DamagedError(opened.repo, str(info.config))
-
-
-def _report_conflict(conflict: CommitConflict) -> Mapping[str, object]:
-    chunks = conflict.chunks
-    count, first = (0, []) if chunks is None else (chunks.count, chunks.chunks)
-    return {"kind": conflict.kind, "path": conflict.path, "count": count, "chunks": first}
 
 
 def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotInfo] | None:

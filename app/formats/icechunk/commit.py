@@ -7,7 +7,7 @@ The chunks that a smaller grid drops are known only after the manifests are read
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -172,10 +172,7 @@ class Applied:
     @property
     def is_empty(self) -> bool:
         """`True` if nothing changes; metadata replaced by the same are no change."""
-        log = self.log
-        nodes = (log.new_groups, log.new_arrays, log.deleted_groups, log.deleted_arrays)
-        updates = (log.updated_arrays, log.updated_groups, log.updated_chunks)
-        return not (any(nodes) or any(updates) or self.rewrites)
+        return not (self.rewrites or any(getattr(self.log, each.name) for each in fields(self.log)))
 
     def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
         """Insert the results of all *rewrites*, by node id."""

@@ -222,17 +222,10 @@ def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
     if needle not in info.payload:
         return None
     for snapshot in info.snapshots():
-        mark = _mark(snapshot, needle)
-        if mark.get(_WRITE_ID) == write_id.text:
+        marks = [value for name, value in snapshot.metadata.items if name == _OURS]
+        mark = decode_flexbuffer(marks[0]) if marks and needle in marks[0] else None
+        if isinstance(mark, dict) and mark.get(_WRITE_ID) == write_id.text:
             if mark.get(_FINGERPRINT, "") != write_id.fingerprint:
                 raise ConflictError("another commit was made with the same Idempotency-Key")
             return snapshot
     return None
-
-
-def _mark(snapshot: SnapshotInfo, needle: bytes) -> Mapping[str, Json]:
-    for name, value in snapshot.metadata.items:
-        if name == _OURS and needle in value:
-            mark = decode_flexbuffer(value)
-            return mark if isinstance(mark, dict) else {}
-    return {}

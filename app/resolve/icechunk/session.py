@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
@@ -35,7 +35,6 @@ from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import (
     ABSENT,
     CONFLICT,
-    Absent,
     Conflict,
     Expected,
     ObjectStore,
@@ -61,16 +60,6 @@ def entity_nbytes(key: tuple[object, str, ETag], entity: Entity) -> int:
     """Estimate the bytes of memory of a cached entity."""
     data = entity.source.data if isinstance(entity.source, Inline) else b""
     return _ENTITY_NBYTES + len(key[1]) + len(data)
-
-
-class FoundChunk(NamedTuple):
-    """Chunk of a session, and the version of the journal entry that it was found in."""
-
-    entity: Entity | None
-    entry_etag: ETag | None
-
-    def matches(self, expected: Expected) -> bool:
-        return is_as_expected(None if self.entity is None else self.entity.etag, expected)
 
 
 @dataclass(eq=False)
@@ -175,19 +164,23 @@ class Session:
             raise DamagedError(name, "does not exist, and a session is based on it")
         return found
 
-    async def find_chunk(self, view: SessionView, address: ChunkAddress) -> FoundChunk:
-        """Look up a chunk in the journal, then in the parent."""
+    async def find_chunk(
+        self, view: SessionView, address: ChunkAddress
+    ) -> tuple[Entity | None, ETag | None]:
+        """Look up a chunk in the journal, then in the parent; return also the version of its entry
+        in the journal.
+        """
         node, coords = address
         if is_journaled(view.session):
             stored = await self.journal.get(address)
             if stored is not None:
                 entity = None if stored.entry is None else self.entity_of(stored.entry)
-                return FoundChunk(entity, stored.etag)
+                return entity, stored.etag
         if node.chunks is None:
-            return FoundChunk(None, None)
+            return None, None
         found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
         entity = None if found is None else await self._entity_in_parent(found[1])
-        return FoundChunk(entity, None)
+        return entity, None
 
     def entity_of(self, entry: Native | Inlaid) -> Entity:
         """Return the entity of the chunk that a journal entry refers to."""
@@ -205,12 +198,9 @@ class Session:
         require_open(view.session)
         if not data:
             raise BadBodyError("a chunk must have at least one byte")
-        replaced: ETag | Absent | None = None
-        if expected is not None:
-            found = await self.find_chunk(view, address)
-            if not found.matches(expected):
-                return CONFLICT
-            replaced = found.entry_etag or ABSENT
+        replaced = await self._replaced(view, address, expected)
+        if isinstance(replaced, Conflict):
+            return replaced
         entry: Inlaid | Native
         if len(data) <= view.session.inline_nbytes:
             entry = Inlaid(data)
@@ -225,16 +215,25 @@ class Session:
     ) -> Conflict | None:
         """Delete a chunk; see `write_chunk`."""
         require_open(view.session)
-        if expected is not None:
-            found = await self.find_chunk(view, address)
-            if not found.matches(expected):
-                return CONFLICT
-            return await self._put_entry(address, None, found.entry_etag or ABSENT)
-        if await self.lookup(address) is not None:
-            return await self._put_entry(address, None, None)
+        replaced = await self._replaced(view, address, expected)
+        if isinstance(replaced, Conflict):
+            return replaced
+        if expected is not None or await self.lookup(address) is not None:
+            return await self._put_entry(address, None, replaced)
         await self.journal.remove(address)
         await self._confirm(address, None)
         return None
+
+    async def _replaced(
+        self, view: SessionView, address: ChunkAddress, expected: Expected
+    ) -> Expected | Conflict:
+        """Return the version of the journal entry that a write of a chunk *expected* replaces."""
+        if expected is None:
+            return None
+        entity, entry_etag = await self.find_chunk(view, address)
+        if not is_as_expected(None if entity is None else entity.etag, expected):
+            return CONFLICT
+        return entry_etag or ABSENT
 
     async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
         """Look up a chunk of the parent, and return its manifest and its reference."""

@@ -52,7 +52,7 @@ class _SurveyedArray:
 
 @dataclass(frozen=True, slots=True)
 class RefSurvey:
-    """Follows every reference of a snapshot; *chunks* yields unsharded ones with a checksum too."""
+    """Follows every reference of a snapshot; *_chunks* yields unsharded ones with checksum too."""
 
     _repository: Repository
     _ref: str

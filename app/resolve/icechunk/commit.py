@@ -112,21 +112,18 @@ class BranchTip(NamedTuple):
         return self.snapshot.snapshot_id
 
 
+@dataclass(frozen=True, slots=True)
 class Committer:
     """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
 
-    def __init__(
-        self,
-        swaps: RepoSwaps,
-        budget: ByteBudget,
-        on_commit: Callable[[str], object] = lambda _: None,
-    ) -> None:
-        self._swaps = swaps
-        self._on_commit = on_commit
-        self._budget = budget
-        """For manifests that are rewritten."""
-        self._locks = WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock]()
-        """Order the commits of this process that lost a race for a branch."""
+    _swaps: RepoSwaps
+    _budget: ByteBudget
+    """For manifests that are rewritten."""
+    _on_commit: Callable[[str], object] = lambda _: None
+    _locks: WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """Order the commits of this process that lost a race for a branch."""
 
     async def find(
         self, opened: OpenedRepository, request: CommitRequest

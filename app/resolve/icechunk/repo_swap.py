@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -73,25 +74,20 @@ class _Prepared[T](NamedTuple):
     backup: str
 
 
+@dataclass(frozen=True, slots=True)
 class RepoSwaps:
     """Changes ``repo``, one change of a repository at a time; readers here see it at once."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        fetch: ReadCache,
-        *,
-        clock: Callable[[], float] = time.time,
-        backoff: Backoff = BACKOFF,
-    ) -> None:
-        self.store = store
-        self.fetch = fetch
-        self._clock = clock
-        self._backoff = backoff
-        self._turns = WeakValueDictionary[ObjectRef, asyncio.Lock]()
+    store: ObjectStore
+    fetch: ReadCache
+    clock: Callable[[], float] = time.time
+    backoff: Backoff = BACKOFF
+    _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     def now_us(self) -> int:
-        return int(self._clock() * 1_000_000)
+        return int(self.clock() * 1_000_000)
 
     async def update[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
@@ -115,14 +111,14 @@ class RepoSwaps:
                 Conflict,
                 opened.repo,
                 attempts=_ATTEMPTS,
-                backoff=self._backoff,
+                backoff=self.backoff,
             )
         return prepared.answer
 
     async def _attempt[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T] | Conflict:
-        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self._clock()
+        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self.clock()
         found = await self.store.get(ref, ByteRange(0, limit + 1))
         if not isinstance(found, Found):
             self.fetch.forget(ref)

@@ -73,12 +73,12 @@ class _VersionError(Exception):
     """A node is not in the expected version."""
 
 
+@dataclass(eq=False)
 class SessionStore:
     """Object store of one session; *root* is the bucket of its keys among `SessionStores`."""
 
-    def __init__(self, session: Session, root: ObjectRef) -> None:
-        self.session = session
-        self.root = root
+    session: Session
+    root: ObjectRef
 
     async def verify_conditional_writes(self, _: ObjectRef) -> None:
         await self.session.store.verify_conditional_writes(self.session.location.directory)

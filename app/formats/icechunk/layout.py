@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from operator import attrgetter, floordiv
+from operator import attrgetter, floordiv, lt
 from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -392,7 +392,9 @@ class ArrayReader:
         origin = None if array is None or coords is None else array.origin(coords)
         if array is not None:
             coords = origin and tuple(map(floordiv, origin, array.shard_shape))
-        return None if coords is None or not self.chunks.has(coords) else (coords, origin)
+        if coords is None or not all(map(lt, coords, self.chunks.grid)):
+            return None
+        return coords, origin
 
     async def items(self, folder: str, window: Window, run: RunInThread) -> AsyncGenerator[Item]:
         """Yield the chunks that references allow for; *folder* is the prefix of their keys."""

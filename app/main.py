@@ -34,11 +34,10 @@ from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
+from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit import Committer
-from app.resolve.icechunk.commit_files import ChunkFiles
 from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.session_routing import KeyHandlers, KeyRouter
-from app.resolve.icechunk.sessions import Sessions
+from app.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.resolver import Resolver
 from app.resolve.rewrite import Rewrites

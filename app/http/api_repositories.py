@@ -16,12 +16,15 @@ from app.http.body import RequestBodyReader
 from app.http.conditions import parse_demand
 from app.http.openapi import RequestDocument, new_router, route
 from app.http.paths import check_key
-from app.resolve.icechunk.creation import create_repository
-from app.resolve.icechunk.history import read_history
-from app.resolve.icechunk.operations import SetStatus, read_operations
 from app.resolve.icechunk.refs import Named, RefChanges, read_branches, read_tags
-from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repository import OpenedRepository, open_repository
+from app.resolve.icechunk.repo_swap import RepoSwaps, create_repository
+from app.resolve.icechunk.repository import (
+    OpenedRepository,
+    SetStatus,
+    open_repository,
+    read_history,
+    read_operations,
+)
 from app.resolve.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"

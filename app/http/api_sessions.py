@@ -24,8 +24,8 @@ from app.http.auth.access import Datasets
 from app.http.body import RequestBodyReader
 from app.http.openapi import CommitProblem, RequestDocument, new_router, route
 from app.resolve.budget import ByteBudget
+from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
-from app.resolve.icechunk.commit_files import ChunkFiles
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_commit import SessionCommit

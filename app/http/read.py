@@ -41,7 +41,7 @@ from app.model import Stored, VirtualKey
 from app.observability.requests import note_caller
 from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.icechunk.sessions import KeyRouter
 from app.resolve.resolver import CachedEntity
 
 MOST_LINKS: Final = 10_000

@@ -29,7 +29,7 @@ from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.budget import ByteReservation
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.icechunk.sessions import KeyRouter
 from app.resolve.uploads import Completion, PartName, Upload, Uploads
 from app.storage.contract import ObjectHeaders
 

@@ -29,7 +29,7 @@ from app.model import ETag, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.session_routing import KeyRouter
+from app.resolve.icechunk.sessions import KeyRouter
 from app.resolve.write import KeyWrite, Outcome
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA, object_headers

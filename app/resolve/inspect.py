@@ -29,8 +29,7 @@ from app.model import (
 )
 from app.resolve.bodies import Coding, Entity
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.history import RefTip, read_tips
-from app.resolve.icechunk.repository import open_repository
+from app.resolve.icechunk.repository import RefTip, open_repository, read_tips
 from app.resolve.listing import (
     OpenedContainer,
     Root,

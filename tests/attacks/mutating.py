@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from app.formats.icechunk.envelope import HEADER_NBYTES, MAGIC
+from app.formats.icechunk.flatbuffers import HEADER_NBYTES, MAGIC
 
 type Change = Callable[[bytes], bytes]
 

@@ -16,7 +16,6 @@ import pytest
 import zstandard
 from pydantic import ByteSize
 
-from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import ManifestDecoder
 from app.formats.icechunk.repo_info import RepoInfoDecoder
 from app.formats.icechunk.session import decode_session
@@ -150,15 +149,14 @@ def test_a_session_that_is_a_bomb_is_damaged(
 LIMIT: Final = 2**20
 MANY: Final = 200_000
 """Offsets to one and the same table fill a file of that limit."""
-OBJECT_ID: Final = encode_id(FIRST)
 DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
     "repo": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
     "snapshots": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
     "snapshot": (SNAPSHOT, SnapshotDecoder(FIRST, LIMIT)),
     "stored": (SNAPSHOT, StoredSnapshotDecoder(FIRST, LIMIT)),
-    "header": (SNAPSHOT, SnapshotHeaderDecoder(OBJECT_ID, LIMIT)),
+    "header": (SNAPSHOT, SnapshotHeaderDecoder(FIRST, LIMIT)),
     "manifest": (MANIFEST, ManifestDecoder(FIRST, LIMIT)),
-    "log": (TRANSACTION_LOG, TransactionLogDecoder(OBJECT_ID, LIMIT)),
+    "log": (TRANSACTION_LOG, TransactionLogDecoder(FIRST, LIMIT)),
     "session": (0, lambda data: decode_session(data, LIMIT)),
 }
 

@@ -24,7 +24,7 @@ from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from app.formats.icechunk.commit import read_document, read_grid
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
-from app.formats.icechunk.envelope import HEADER_NBYTES
+from app.formats.icechunk.flatbuffers import HEADER_NBYTES
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder
@@ -32,7 +32,7 @@ from app.formats.icechunk.manifest_writer import batch_references
 from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder, decode_messagepack
 from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
 from app.formats.icechunk.repository import read_ref_file
-from app.formats.icechunk.session import decode_entry, decode_session, read_chunk_grid
+from app.formats.icechunk.session import decode_entry, decode_session, read_chunks
 from app.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
@@ -107,7 +107,7 @@ DECODERS: Final = {
     ),
     "commit.read_document": Decoder(read_document, [ARRAY], (DecodeError,)),
     "commit.read_grid": Decoder(read_grid, [ARRAY], (DecodeError,)),
-    "session.read_chunk_grid": Decoder(read_chunk_grid, [ARRAY], (DecodeError,)),
+    "session.read_chunks": Decoder(read_chunks, [ARRAY], (DecodeError,)),
     "config.read_config": Decoder(
         read_config,
         [b"inline_chunk_threshold_bytes: 5\nvirtual_chunk_containers:\n  a:\n    b: c"],
@@ -192,7 +192,7 @@ def read_snapshot(name: str, data: bytes) -> None:
     for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
         with suppress(DecodeError):
             decode(data)
-    SnapshotHeaderDecoder(name, MOST)(data).metadata.decode()
+    SnapshotHeaderDecoder(object_id, MOST)(data).metadata.decode()
 
 
 def read_manifest(name: str, data: bytes) -> None:
@@ -212,7 +212,7 @@ FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
     "overwritten": read_repo,
     "snapshots": read_snapshot,
     "manifests": read_manifest,
-    "transactions": lambda name, data: TransactionLogDecoder(name, MOST)(data),
+    "transactions": lambda name, data: TransactionLogDecoder(decode_id(name) or b"", MOST)(data),
     "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
 }
 """How the files of each folder of a repository are read."""

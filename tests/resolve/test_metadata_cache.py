@@ -18,7 +18,7 @@ from app.errors import (
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.formats.icechunk.envelope import memory_nbytes
+from app.formats.icechunk.flatbuffers import memory_nbytes
 from app.formats.reading import DecodeError, Opaque, Read, Versioned
 from app.model import ByteRange, Condition, ETag, Fixed, ObjectRef, UnmodifiedSince
 from app.resolve.budget import ByteBudget

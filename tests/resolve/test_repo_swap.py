@@ -10,7 +10,7 @@ import pytest
 from app import errors
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_info import Availability, RepoInfo
-from app.formats.icechunk.repo_writer import TagCreated
+from app.formats.icechunk.repo_writer import RefChange
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.refs import RefChanges
@@ -199,7 +199,7 @@ async def test_other_files_are_not_replaced(swapping: Swapping) -> None:
     """Version 1, damage, and a repository that is gone each have an error of their own."""
     opened = swapping.opened
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
-    change = Planned(None, TagCreated("t", FIRST))
+    change = Planned(None, RefChange("tag_created", "t", FIRST))
     for repository, data, error in (
         (old, Repo().file(), errors.ReadOnlyError),
         (opened.repository, b"no repository", errors.DamagedError),

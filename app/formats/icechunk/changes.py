@@ -5,7 +5,7 @@ Chunks are columns, not objects: one request may set a million of them.
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from app.errors import BadBodyError, NotAllowedError
-from app.formats.icechunk.config import VirtualContainer
+from app.formats.icechunk.config import Config, VirtualContainer
 from app.formats.icechunk.coords import Coords, last_of_each
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Native
@@ -35,9 +35,9 @@ _COLUMNS: Final = {
 _KINDS: Final = ("chunk_id", "inline", "location")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkChanges:
-    """Changed chunks of one array."""
+    """Changed chunks of one array; equal only if identical, since they are large."""
 
     coords: Coords
     """Of shape ``(count, ndim)``, in C order, each once."""
@@ -206,18 +206,23 @@ def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> Change
     return editing.finish()
 
 
+class _EditedNode(NamedTuple):
+    node_id: bytes
+    document: bytes
+    is_array: bool
+
+
 class _Editing:
     """Nodes of a snapshot while edits are applied."""
 
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
-        self._ids = {path: node.node_id for path, node in parent.nodes.items()}
-        self._paths = SortedPaths(self._ids)
-        self._arrays = {path for path, node in parent.nodes.items() if node.array is not None}
-        self._documents = {node.node_id: node.document for node in parent.nodes.values()}
-        self._new: dict[bytes, NodeDocument] = {}
-        self._updated: dict[bytes, bytes] = {}
-        self._deleted: set[bytes] = set()
+        self._before = {node.node_id: node.document for node in parent.nodes.values()}
+        self._nodes = {
+            path: _EditedNode(node.node_id, node.document, node.array is not None)
+            for path, node in parent.nodes.items()
+        }
+        self._paths = SortedPaths(self._nodes)
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
 
     def apply(self, each: Edit) -> None:
@@ -225,49 +230,46 @@ class _Editing:
             case PutNode():
                 self._put(each)
             case DeleteNode(path):
-                self._delete(self._existing(path))
+                self._existing(path)
+                self._delete(path)
             case SetChunks(path, coords):
-                if self._existing(path) not in self._arrays:
+                node = self._existing(path)
+                if not node.is_array:
                     raise BadBodyError(f"{path} is no array, and has no chunks")
                 if len(coords):
-                    self._chunks[self._ids[path]].append(each)
+                    self._chunks[node.node_id].append(each)
 
     def finish(self) -> ChangeSet:
+        new, updated, deleted = {}, {}, dict(self._before)
+        for path, (node_id, document, _) in self._nodes.items():
+            before = deleted.pop(node_id, None)
+            if before is None:
+                new[node_id] = NodeDocument(path, document)
+            elif document != before:
+                updated[node_id] = document
         chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
-        return ChangeSet(self._new, self._updated, frozenset(self._deleted), chunks=chunks)
+        return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
         path, document, is_array = each
-        if path in self._ids and (path in self._arrays) != is_array:
+        old = self._nodes.get(path)
+        if old is not None and old.is_array != is_array:
             self._delete(path)
-        if (node_id := self._ids.get(path)) is None:
-            node_id = self._ids[path] = self._new_id()
+            old = None
+        if old is None:
             self._paths.add(path)
-            self._new[node_id] = NodeDocument(path, document)
-        elif node_id in self._new:
-            self._new[node_id] = NodeDocument(path, document)
-        elif document != self._documents[node_id]:
-            self._updated[node_id] = document
-        else:
-            self._updated.pop(node_id, None)
-        if is_array:
-            self._arrays.add(path)
+        node_id = self._new_id() if old is None else old.node_id
+        self._nodes[path] = _EditedNode(node_id, document, is_array)
 
     def _delete(self, path: str) -> None:
         for each in self._paths.take(path):
-            node_id = self._ids.pop(each)
-            self._arrays.discard(each)
-            self._new.pop(node_id, None)
-            self._updated.pop(node_id, None)
-            self._chunks.pop(node_id, None)
-            if node_id in self._documents:
-                self._deleted.add(node_id)
+            self._chunks.pop(self._nodes.pop(each).node_id, None)
 
-    def _existing(self, path: str) -> str:
-        if path not in self._ids:
+    def _existing(self, path: str) -> _EditedNode:
+        if path not in self._nodes:
             raise BadBodyError(f"there is no node {path}: not in the parent, or deleted before")
-        return path
+        return self._nodes[path]
 
 
 def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:
@@ -301,18 +303,50 @@ class SortedPaths:
         return [path, *below]
 
 
-def demand_of_natives(changes: ChangeSet) -> Mapping[bytes, int]:
-    """Return the least size of each chunk file that *changes* refer to, in bytes."""
+def check_references(
+    changes: ChangeSet, config: Config, allowed: Sequence[Allowed]
+) -> Mapping[bytes, int]:
+    """Check inline chunks and virtual references against *config*, and return the least size of
+    each chunk file that *changes* refer to, in bytes. Raises: `NotAllowedError`, `BadBodyError`.
+    """
     wanted: dict[bytes, int] = {}
+    locations: set[bytes] = set()
+    most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
         payloads = changed.payloads
+        for data in payloads.values_of(PayloadKind.INLAID):
+            if len(data) > most_nbytes:
+                raise BadBodyError(
+                    f"an inline chunk has {len(data)} bytes, and the repository allows "
+                    f"{most_nbytes}: POST it to /chunks"
+                )
+        locations.update(payloads.values_of(PayloadKind.VIRTUAL))
         rows = payloads.rows[payloads.of_kind(PayloadKind.NATIVE)]
         stops = np.zeros(len(payloads.values), np.int64)
         np.maximum.at(stops, rows["value"], rows["stop"])
         for number in np.flatnonzero(stops).tolist():
             chunk_id = payloads.values[number]
             wanted[chunk_id] = max(wanted.get(chunk_id, 0), int(stops[number]))
+    _check_virtual(sorted(map(bytes.decode, locations)), allowed, config.containers)
     return wanted
+
+
+def _check_virtual(
+    locations: Sequence[str], allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
+) -> None:
+    """Check that this service and the library, in *containers*, may follow virtual references."""
+    named = {each.name: each.url_prefix for each in containers if each.name is not None}
+    prefixes = tuple(each.url_prefix for each in containers)
+    for location in locations:
+        try:
+            resolve(location, allowed, named)
+        except DecodeError as error:
+            raise BadBodyError(str(error)) from None
+        if not location.startswith(("vcc://", *prefixes)):
+            raise NotAllowedError(
+                f"no virtual chunk container of the repository has {location[:200]!r}: the "
+                "library would not read it"
+            )
 
 
 def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
@@ -330,39 +364,3 @@ def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
                 continue
             chunk = f"chunk {row.tolist()} refers to {byte_range} of {encode_id(chunk_id)}"
             raise BadBodyError(f"{chunk}, which {found}")
-
-
-def check_inlaid(changes: ChangeSet, most_nbytes: int) -> None:
-    """Check that no inline chunk has more than *most_nbytes*. Raises: `BadBodyError`."""
-    for data in _values_of(PayloadKind.INLAID, changes):
-        if len(data) > most_nbytes:
-            raise BadBodyError(
-                f"an inline chunk has {len(data)} bytes, and the repository allows "
-                f"{most_nbytes}: POST it to /chunks"
-            )
-
-
-def check_virtual(
-    changes: ChangeSet, allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
-) -> None:
-    """Check that this service and the library, in *containers*, may follow all virtual references.
-    Raises: `NotAllowedError`, `BadBodyError`.
-    """
-    named = {each.name: each.url_prefix for each in containers if each.name is not None}
-    prefixes = tuple(each.url_prefix for each in containers)
-    locations = {each.decode() for each in _values_of(PayloadKind.VIRTUAL, changes)}
-    for location in sorted(locations):
-        try:
-            resolve(location, allowed, named)
-        except DecodeError as error:
-            raise BadBodyError(str(error)) from None
-        if not location.startswith(("vcc://", *prefixes)):
-            raise NotAllowedError(
-                f"no virtual chunk container of the repository has {location[:200]!r}: the "
-                "library would not read it"
-            )
-
-
-def _values_of(kind: PayloadKind, changes: ChangeSet) -> Iterator[bytes]:
-    for changed in changes.chunks.values():
-        yield from changed.payloads.values_of(kind)

@@ -70,11 +70,8 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
         start, stop = stop, stop + sum(count for _, count in vectors)
         found.append((node_id, start, stop))
     spans = [span for vectors in parts.values() for span in vectors]
-    slots = np.empty(stop, np.uint32)
-    at = 0
-    for start, count in spans:
-        slots[at : at + count] = np.arange(start, start + count, dtype=np.uint32)
-        at += count
+    runs = (np.arange(first, first + count, dtype=np.uint32) for first, count in spans)
+    slots = np.concatenate([np.empty(0, np.uint32), *runs])
     return ChunkTables(found, *_follow_slots(reader, slots))
 
 

@@ -7,7 +7,7 @@ The chunks that a smaller grid drops are known only after the manifests are read
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges
+from app.formats.icechunk.config import Splitting
 from app.formats.icechunk.coords import Coords, Mask, increases, inside, union
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest import Manifest
+from app.formats.icechunk.manifest_writer import ArrayRewrite
 from app.formats.icechunk.payloads import Payloads
 from app.formats.icechunk.snapshot import (
     Dimension,
@@ -38,6 +39,7 @@ type Runs = tuple[tuple[int, int], ...]
 
 MAX_CHUNKS: Final = 2**32 - 1
 """Limit along one dimension: coordinates are stored in 4 bytes."""
+_UNSPLIT: Final = Splitting()
 _FORM: Final = ("data_type", "codecs", "storage_transformers")
 
 type StoredNodes = Mapping[str, StoredNode]
@@ -147,72 +149,34 @@ def _sizes(at: NDArray[np.uint32], runs: Runs) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayRewrite:
-    """An array whose manifests are to be rewritten."""
-
-    node_id: bytes
-    path: str
-    grid: tuple[int, ...]
-    """Chunks along each dimension after the commit."""
-    changes: ChunkChanges
-    """All inside of *grid*."""
-    manifests: tuple[ManifestRef, ...]
-    """Manifests before the commit; none if the number of dimensions was another."""
-    leaving: tuple[ManifestRef, ...] = ()
-    """Manifests that may have chunks outside of *grid*, which belong into the log."""
-
-    def dropped(self, manifests: Iterable[Manifest]) -> tuple[Coords, ...]:
-        """Return the chunks outside of *grid* in *manifests*, which are those *leaving*."""
-        read = {manifest.object_id: manifest for manifest in manifests}
-        found: list[Coords] = []
-        for object_id, extents in self.leaving:
-            coords = read[object_id].coords(self.node_id, len(extents))
-            start, stop = tuple(low for low, _ in extents), tuple(high for _, high in extents)
-            found.append(coords[inside(coords, stop, start) & ~inside(coords, self.grid)])
-        return tuple(coords for coords in found if len(coords))
-
-
-@dataclass(frozen=True, slots=True)
 class Rewritten:
     """The manifests of an array after its rewrite."""
 
     manifests: tuple[ManifestRef, ...]
     dropped: tuple[Coords, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The parts of a commit that are stored."""
-
-    nodes: StoredNodes
-    manifest_files: Mapping[bytes, ManifestFile]
-    """Exactly the manifests to which *nodes* refer."""
-    log: TransactionLog
+    files: tuple[ManifestFile, ...] = ()
+    """Those of *manifests* that are new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A change set applied to a snapshot, before manifests are rewritten."""
+    """A change set applied to a snapshot; complete if there are no *rewrites*."""
 
     nodes: StoredNodes
     """Arrays to be rewritten have the manifests that they had before."""
-    rewrites: tuple[ArrayRewrite, ...]
-    known: Mapping[bytes, ManifestFile]
+    manifest_files: Mapping[bytes, ManifestFile]
+    """Once complete, exactly the manifests to which *nodes* refer."""
     log: TransactionLog
+    rewrites: tuple[ArrayRewrite, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """`True` if nothing changes; metadata replaced by the same are no change."""
-        log = self.log
-        nodes = (log.new_groups, log.new_arrays, log.deleted_groups, log.deleted_arrays)
-        updates = (log.updated_arrays, log.updated_groups, log.updated_chunks)
-        return not (any(nodes) or any(updates) or self.rewrites)
+        return not (self.rewrites or any(getattr(self.log, each.name) for each in fields(self.log)))
 
-    def finish(
-        self, rewritten: Mapping[bytes, Rewritten], files: Iterable[ManifestFile]
-    ) -> Outcome:
-        """Insert the results of all *rewrites*, by node id, and the new *files*."""
-        nodes = dict(self.nodes)
+    def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
+        """Insert the results of all *rewrites*, by node id."""
+        nodes, known = dict(self.nodes), dict(self.manifest_files)
         chunks = dict(self.log.updated_chunks)
         for rewrite in self.rewrites:
             node_id, became = rewrite.node_id, rewritten[rewrite.node_id]
@@ -222,12 +186,14 @@ class Applied:
                 nodes[rewrite.path] = replace(node, array=array)
             if became.dropped:
                 chunks[node_id] = union(*chunks.get(node_id, ()), *became.dropped)
-        known = {**self.known, **{file.object_id: file for file in files}}
+            known |= {file.object_id: file for file in became.files}
         log = replace(self.log, updated_chunks=dict(sorted(chunks.items())))
-        return Outcome(nodes, dict(_referred(nodes.values(), known)), log)
+        return Applied(nodes, dict(_referred(nodes.values(), known)), log)
 
 
-def apply_changes(changes: ChangeSet, before: StoredSnapshot) -> Applied:
+def apply_changes(
+    changes: ChangeSet, before: StoredSnapshot, splitting: Splitting = _UNSPLIT
+) -> Applied:
     """Apply *changes* to *before*. Raises: `BadBodyError` if impossible, else `ConflictError`."""
     nodes = _change_nodes(before.nodes, changes)
     then, now = by_id(before.nodes), by_id(nodes)
@@ -236,11 +202,11 @@ def apply_changes(changes: ChangeSet, before: StoredSnapshot) -> Applied:
             raise ConflictError(f"there is no array {encode_id(node_id)}")
     touched = sorted({*changes.chunks, *changes.updated} & now.keys())
     plans = (
-        _plan_rewrite(now[node_id], changes.chunks.get(node_id), then.get(node_id))
+        _plan_rewrite(now[node_id], changes.chunks.get(node_id), then.get(node_id), splitting)
         for node_id in touched
     )
     rewrites = tuple(plan for plan in plans if plan is not None)
-    return Applied(nodes, rewrites, before.manifest_files, _make_log(changes, then, now))
+    return Applied(nodes, before.manifest_files, _make_log(changes, then, now), rewrites)
 
 
 def parent_of(path: str) -> str:
@@ -370,7 +336,7 @@ def _referred(
 
 
 def _plan_rewrite(
-    node: StoredNode, chunks: ChunkChanges | None, before: StoredNode | None
+    node: StoredNode, chunks: ChunkChanges | None, before: StoredNode | None, splitting: Splitting
 ) -> ArrayRewrite | None:
     if node.array is None:
         if chunks is not None:
@@ -384,17 +350,17 @@ def _plan_rewrite(
     if before is not None and before.array is not None and len(before.array.grid) != len(grid):
         leaving, old = old, ()
     else:
-        leaving = tuple(ref for ref in old if not _fits(ref, grid))
+        # Early writers gave scalars a dimension.
+        fitting = (ref for ref in old if len(ref.extents) == len(grid))
+        leaving = tuple(
+            ref
+            for ref in fitting
+            if any(stop > count for (_, stop), count in zip(ref.extents, grid, strict=True))
+        )
     if not leaving and not len(chunks.coords):
         return None
-    return ArrayRewrite(node.node_id, node.path, grid, chunks, old, leaving)
-
-
-def _fits(ref: ManifestRef, grid: tuple[int, ...]) -> bool:
-    """Return whether *grid* has all chunks of *ref*; early writers gave scalars a dimension."""
-    if len(ref.extents) != len(grid):
-        return True
-    return all(stop <= count for (_, stop), count in zip(ref.extents, grid, strict=True))
+    splits = splitting.splits(node.path, node.array.names, len(grid))
+    return ArrayRewrite(node.node_id, grid, old, chunks, splits, node.path, leaving)
 
 
 def _check_chunks(path: str, grid: tuple[int, ...], chunks: ChunkChanges) -> None:

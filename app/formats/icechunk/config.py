@@ -3,15 +3,22 @@
 Version 2 of the format keeps it in ``repo``, version 1 in ``config.yaml``. Of the latter only the
 containers are read, as repositories of version 1 are not written. Of a container the location is
 used; endpoints, credentials and settings of its store are not.
+
+The library defines ``manifest.splitting``, not the specification: the division of the references of
+an array among manifests. For each dimension the first rule counts that matches the array and has a
+size for the dimension: the number of chunks that a manifest spans.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
+import re2
 import yaml
 from yaml import MappingNode, Node, ScalarNode
 
+from app.errors import ConflictError
 from app.formats.documents import Json
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.reading import DecodeError
@@ -22,6 +29,11 @@ _MAX_DEPTH: Final = 32
 _MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
 """Largest configuration; the default one of the library has less than 2,000 bytes."""
+_MAX_CONDITION_DEPTH: Final = 16
+WHOLE: Final = 2**32 - 1
+"""More chunks than an array has along any dimension."""
+
+type _Matches[T] = Callable[[T], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +158,9 @@ def _plain(node: Node | None) -> Json:
     value: Json = None
     match node:
         case MappingNode():
-            value = dict(_plain_members(node))
+            if not all(isinstance(key, ScalarNode) for key, _ in node.value):
+                raise DecodeError("unsupported YAML: a key is not a string")
+            value = {key.value: _plain(item) for key, item in node.value}
         case ScalarNode() if node.tag != _NULL:
             value = node.value
             value.encode()
@@ -155,8 +169,114 @@ def _plain(node: Node | None) -> Json:
     return value
 
 
-def _plain_members(node: MappingNode) -> Iterator[tuple[str, Json]]:
-    for key, value in node.value:
-        if not isinstance(key, ScalarNode):
-            raise DecodeError("unsupported YAML: a key is not a string")
-        yield key.value, _plain(value)
+class _ArrayAxis(NamedTuple):
+    number: int
+    name: str | None
+
+
+class _Rule(NamedTuple):
+    """Sizes for the arrays that a condition matches."""
+
+    matches: _Matches[str]
+    sizes: tuple[tuple[_Matches[_ArrayAxis], int], ...]
+
+    def size(self, axis: _ArrayAxis) -> int | None:
+        return next((size for matches, size in self.sizes if matches(axis)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """Rules of a configuration."""
+
+    rules: tuple[_Rule, ...] = ()
+
+    def splits(self, path: str, names: Sequence[str | None] | None, ndim: int) -> tuple[int, ...]:
+        """Return how many chunks of the array at *path* a manifest spans, by dimension. Raises:
+        `ConflictError` for a bad pattern.
+        """
+        rules = [rule for rule in self.rules if rule.matches(path)]
+        axes = map(_ArrayAxis, range(ndim), names or (None,) * ndim)
+        found = ((rule.size(axis) for rule in rules) for axis in axes)
+        return tuple(next((size for size in sizes if size is not None), WHOLE) for sizes in found)
+
+
+def parse_splitting(document: Json) -> Splitting:
+    """Parse the member ``manifest.splitting`` of a configuration; `None` has no rules."""
+    if document is None:
+        return Splitting()
+    if not isinstance(document, dict):
+        raise DecodeError("manifest.splitting is not an object")
+    rules = document.get("split_sizes")
+    return Splitting(tuple(map(_parse_rule, _items(rules if rules is not None else []))))
+
+
+def _parse_rule(document: Json) -> _Rule:
+    match document:
+        case [condition, sizes]:
+            return _Rule(_parse_condition(condition, 0), tuple(map(_parse_size, _items(sizes))))
+    raise DecodeError("a rule of split_sizes is not a pair")
+
+
+def _parse_condition(document: Json, depth: int) -> _Matches[str]:
+    if depth > _MAX_CONDITION_DEPTH:
+        raise DecodeError(f"a condition of split_sizes has more than {_MAX_CONDITION_DEPTH} levels")
+    match document:
+        case "any_array":
+            return lambda _: True
+        case {"path_matches": {"regex": str(pattern)}}:
+            return _search(pattern)
+        case {"name_matches": {"regex": str(pattern)}}:
+            search = _search(pattern)
+            return lambda path: path != "/" and search(path.rpartition("/")[2])
+        case {"or": [*documents]}:
+            some = [_parse_condition(each, depth + 1) for each in documents]
+            return lambda path: any(matches(path) for matches in some)
+        case {"and": [*documents]}:
+            every = [_parse_condition(each, depth + 1) for each in documents]
+            return lambda path: all(matches(path) for matches in every)
+    raise DecodeError("unknown condition in split_sizes")
+
+
+def _parse_size(document: Json) -> tuple[_Matches[_ArrayAxis], int]:
+    match document:
+        case {"condition": condition, "num_chunks": int(size)} if 0 < size <= WHOLE:
+            return _parse_axis(condition), size
+    raise DecodeError("num_chunks in split_sizes is absent or out of range")
+
+
+def _parse_axis(document: Json) -> _Matches[_ArrayAxis]:
+    match document:
+        case "Any":
+            return lambda _: True
+        case {"Axis": int(number)}:
+            return lambda axis: axis.number == number
+        case {"DimensionName": str(pattern)}:
+            search = _search(pattern)
+            return lambda axis: axis.name is not None and search(axis.name)
+    raise DecodeError("unknown dimension in split_sizes")
+
+
+def _search(pattern: str) -> _Matches[str]:
+    """Return a search for *pattern*, compiled on first use: only writing needs it."""
+    return lambda text: _compile(pattern).search(text) is not None
+
+
+@lru_cache(maxsize=64)
+def _compile(pattern: str) -> Any:
+    """Compile *pattern* with RE2, whose searches take time linear in the text."""
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise ConflictError(
+            "manifest.splitting of the repository's configuration has the regular expression "
+            f"{pattern!r}, which RE2 does not accept: {error.args[0].decode()}"
+        ) from error
+
+
+def _items(document: Json) -> list[Json]:
+    if not isinstance(document, list):
+        raise DecodeError("split_sizes is not a list of lists")
+    return document

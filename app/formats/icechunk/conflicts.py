@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from heapq import merge
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -55,20 +55,15 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdatedChunks:
-    """Changed chunks of an array."""
-
-    count: int
-    chunks: list[list[int]]
-    """Coordinates of the first of them: of shards, where the array is sharded."""
-
-
-class CommitConflict(NamedTuple):
+class CommitConflict:
     """A reason why our changes cannot be rebased on theirs."""
 
-    kind: ConflictKind
+    kind: str
     path: str
-    chunks: UpdatedChunks | None = None
+    count: int = 0
+    """Number of the chunks that conflict."""
+    chunks: Sequence[list[int]] = ()
+    """Coordinates of the first of them: of shards, where the array is sharded."""
 
 
 def rebase(
@@ -123,7 +118,7 @@ class _TheirChanges:
         return (node for node in self.now.values() if node.node_id not in self.before)
 
     def former_path(self) -> str | None:
-        """Return the former path of a node that they former_path, if there is one."""
+        """Return the former path of a node that they moved, if there is one."""
         for log in self._logs:
             for path in log.former_paths:
                 return path
@@ -200,7 +195,7 @@ def _find_chunks(
             node = theirs.before[node_id]
             if lost := tuple(_lost(node, document, theirs.chunks(node_id))):
                 yield CommitConflict(
-                    _K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(*lost)
+                    _K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, *_list_chunks(*lost)
                 )
 
 
@@ -208,13 +203,13 @@ def _find_in_array(
     node: StoredNode, coords: Coords, theirs: _TheirChanges, policy: Policy
 ) -> Iterator[CommitConflict]:
     if theirs.is_gone(node.node_id):
-        yield CommitConflict(_K.CHUNKS_UPDATED_IN_DELETED_ARRAY, node.path, _list_chunks(coords))
+        yield CommitConflict(_K.CHUNKS_UPDATED_IN_DELETED_ARRAY, node.path, *_list_chunks(coords))
         return
     if theirs.is_updated(node.node_id):
-        yield CommitConflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, _list_chunks(coords))
+        yield CommitConflict(_K.CHUNKS_UPDATED_IN_UPDATED_ARRAY, node.path, *_list_chunks(coords))
     double = coords[_changed_by_both(coords, theirs, node.node_id)]
     if policy is Policy.FAIL and len(double):
-        yield CommitConflict(_K.CHUNK_DOUBLE_UPDATE, node.path, _list_chunks(double))
+        yield CommitConflict(_K.CHUNK_DOUBLE_UPDATE, node.path, *_list_chunks(double))
 
 
 def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iterator[Coords]:
@@ -233,10 +228,10 @@ def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iter
                 yield lost
 
 
-def _list_chunks(*batches: Coords) -> UpdatedChunks:
+def _list_chunks(*batches: Coords) -> tuple[int, list[list[int]]]:
     every = union(*batches)
     first = merge(*(coords[:_MAX_LISTED].tolist() for coords in every))
-    return UpdatedChunks(sum(map(len, every)), list(islice(first, _MAX_LISTED)))
+    return sum(map(len, every)), list(islice(first, _MAX_LISTED))
 
 
 def _resolve_chunks(

@@ -41,33 +41,21 @@ class _FlexKind(IntEnum):
     INDIRECT_FLOAT = 8
     MAP = 9
     VECTOR = 10
-    VECTOR_INT = 11
-    VECTOR_UINT = 12
-    VECTOR_FLOAT = 13
-    VECTOR_STRING = 15
-    VECTOR_INT2 = 16
-    VECTOR_UINT2 = 17
-    VECTOR_FLOAT2 = 18
-    VECTOR_FLOAT4 = 24
     BLOB = 25
     BOOL = 26
-    VECTOR_BOOL = 36
 
 
 _K: Final = _FlexKind
-_TYPED: Final[Mapping[int, int]] = {
-    _K.INT: _K.VECTOR_INT,
-    _K.UINT: _K.VECTOR_UINT,
-    _K.FLOAT: _K.VECTOR_FLOAT,
-    _K.BOOL: _K.VECTOR_BOOL,
+_NUMBERS: Final = (_K.INT, _K.UINT, _K.FLOAT)
+_VECTORS: Final[Mapping[tuple[int, int | None], int]] = {
+    (_K.BOOL, None): 36,
+    **{(item, None): 10 + item for item in (*_NUMBERS, _K.KEY, _K.STRING)},
+    **{(item, count): 9 + item + 3 * count for item in _NUMBERS for count in (2, 3, 4)},
 }
-_FIXED: Final[Mapping[int, int]] = {
-    _K.INT: _K.VECTOR_INT2,
-    _K.UINT: _K.VECTOR_UINT2,
-    _K.FLOAT: _K.VECTOR_FLOAT2,
-}
-"""Vectors of 2 items without a count; those of 3 and 4 items follow in steps of three."""
-_FIXED_COUNTS: Final = range(2, 5)
+"""Kinds of vectors by the kind of all items, and by their number where it is not stored."""
+_ITEMS: Final = {kind: item_and_count for item_and_count, kind in _VECTORS.items()}
+_TYPED: Final = frozenset({*_NUMBERS, _K.BOOL})
+"""Kinds of items whose vectors are written with one type."""
 
 
 def decode_flexbuffer(data: bytes) -> Json:
@@ -124,14 +112,10 @@ class _FlexReader:
             return dict(zip(keys, values, strict=True))
         if kind == _K.VECTOR:
             return self._vector(at, width, depth)
-        if _K.VECTOR_INT <= kind <= _K.VECTOR_STRING:
-            item = kind - _K.VECTOR_INT + _K.INT
-            return self._typed(item, at, width, self._count(at, width), depth)
-        if _K.VECTOR_INT2 <= kind <= _K.VECTOR_FLOAT4:
-            more, item = divmod(kind - _K.VECTOR_INT2, 3)
-            return self._typed(item + _K.INT, at, width, more + 2, depth)
-        if kind == _K.VECTOR_BOOL:
-            return self._typed(_K.BOOL, at, width, self._count(at, width), depth)
+        if kind in _ITEMS:
+            item, fixed = _ITEMS[kind]
+            count = self._count(at, width) if fixed is None else fixed
+            return self._typed(item, at, width, count, depth)
         raise DecodeError(f"damaged FlexBuffer: a value of unknown kind {kind}")
 
     def _vector(self, at: int, width: int, depth: int) -> list[Json]:
@@ -298,10 +282,10 @@ class _FlexWriter:
         kind = kinds.pop() if len(kinds) == 1 else _K.NULL
         if kind not in _TYPED:
             return self._vector(items)
-        if kind in _FIXED and len(items) in _FIXED_COUNTS:
-            fixed = _FIXED[kind] + 3 * (len(items) - _FIXED_COUNTS.start)
+        fixed = _VECTORS.get((kind, len(items)))
+        if fixed is not None:
             return self._vector(items, has_count=False)._replace(kind=fixed)
-        return self._vector(items)._replace(kind=_TYPED[kind])
+        return self._vector(items)._replace(kind=_VECTORS[kind, None])
 
     def _vector(
         self,

@@ -1,6 +1,6 @@
 """Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter, floordiv, lt
@@ -10,7 +10,7 @@ import numpy as np
 
 from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnavailableError
 from app.formats.contract import Layout
-from app.formats.icechunk.coords import inside
+from app.formats.icechunk.coords import distinct_rows, inside
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.keys import (
     DOCUMENT,
@@ -62,13 +62,13 @@ _BATCH: Final = 500
 _NOWHERE: Final = ObjectRef("", "")
 
 
-class KeyBlock(NamedTuple):
+class KeyBlock[N](NamedTuple):
     """Keys of a node that follow one another: its document, or all its chunks."""
 
     start: str
     folder: str
     """Path of the node with a trailing slash; empty for the root."""
-    node: SnapshotNode
+    node: N
     chunks: Chunks | None
 
 
@@ -196,7 +196,7 @@ class RepositoryLayout(Layout):
         after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
         within = window._replace(prefix=path, after=after)
         folded = None
-        for block in key_blocks(snapshot, within):
+        for block in key_blocks(sound_nodes(snapshot), within):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, run):
                     if isinstance(location, Referenced):
@@ -221,8 +221,8 @@ class RepositoryLayout(Layout):
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
         if (found := await self._refer(key, fetch)) is None:
             return None
-        node, coords, _, reference = found
-        if node.document.array is None or node.chunks is None or isinstance(reference, Inlined):
+        node, coords, _, _ = found
+        if node.document.array is None or node.chunks is None:
             return None
         referred = await self.repository.find(node.node_id, node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
@@ -257,12 +257,12 @@ class RepositoryLayout(Layout):
                 return Trace("virtual", name, location)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        return RefSurvey(self.repository, ref, fetch, chunks=chunks).findings()
+        return RefSurvey(self.repository, ref or MAIN.name, fetch, chunks).findings()
 
     async def _items(
         self,
         snapshot: Snapshot,
-        block: KeyBlock,
+        block: KeyBlock[SnapshotNode],
         window: Window,
         fetch: Fetch,
         run: RunInThread,
@@ -305,15 +305,23 @@ class RepositoryLayout(Layout):
         return None if referred is None else (found[3], *referred)
 
 
-def key_blocks(snapshot: Snapshot, window: Window) -> list[KeyBlock]:
-    """Return the blocks of sound nodes that may have keys in *window*, in key order."""
-    found = []
+def sound_nodes(snapshot: Snapshot) -> Iterator[tuple[str, SnapshotNode, Chunks | None]]:
+    """Iterate over the nodes that have keys: their paths, and the chunks of those that have any."""
     for path, node in snapshot.nodes.items():
-        if path in snapshot.orphans or isinstance(node, DecodeError):
-            continue
+        if isinstance(node, SnapshotNode) and path not in snapshot.orphans:
+            chunks = node.chunks
+            yield path, node, chunks if chunks and chunks.manifests else None
+
+
+def key_blocks[N](
+    nodes: Iterable[tuple[str, N, Chunks | None]], window: Window
+) -> list[KeyBlock[N]]:
+    """Return the blocks of *nodes*, with their paths, that may have keys in *window*, in order."""
+    found = []
+    for path, node, chunks in nodes:
         folder = f"{path}/" if path else ""
         found.append(KeyBlock(folder + DOCUMENT, folder, node, None))
-        if (chunks := node.chunks) is not None and chunks.manifests:
+        if chunks is not None:
             found.append(KeyBlock(folder + chunks.keys.beginning(), folder, node, chunks))
     wanted = (block for block in found if window.meets(block.start))
     return sorted(wanted, key=attrgetter("start"))
@@ -400,7 +408,7 @@ class ArrayReader:
         ]
         grid = await run(make_grid, self.node, self.chunks, manifests, folder)
         walk = grid.walk(window)
-        while batch := await run(_take, walk):
+        while batch := await run(lambda: list(islice(walk, _BATCH))):
             for coords in batch:
                 key = grid.spell(coords)
                 if (folded := window.fold(key)) is not None:
@@ -421,10 +429,6 @@ class ArrayReader:
             if not isinstance(reference, Virtual):
                 raise
             return Referenced(Part(_NOWHERE, reference.byte_range), "", is_lasting=False)
-
-
-def _take(walk: Iterator[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return list(islice(walk, _BATCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +468,7 @@ def make_grid(
 ) -> Grid:
     """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
     stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
-    rows = stored[0] if len(stored) == 1 else np.unique(np.concatenate(stored), axis=0)
+    rows = stored[0] if len(stored) == 1 else distinct_rows(np.concatenate(stored))
     rows = rows[inside(rows, chunks.grid)]
     each, shape = (1,) * len(chunks.grid), chunks.grid
     if (array := node.document.array) is not None:

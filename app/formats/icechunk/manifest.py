@@ -23,7 +23,6 @@ from app.formats.icechunk.chunk_tables import (
     read_columns,
 )
 from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
-from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     I32,
@@ -32,13 +31,13 @@ from app.formats.icechunk.flatbuffers import (
     U32,
     U64,
     UINT8,
-    FlatBufferReader,
+    FileDecoder,
+    FileType,
     TableType,
-    check_object_id,
     required,
     tables_of,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.reading import DecodeError
 from app.model import ByteRange, Condition, ETag, UnmodifiedSince
 
@@ -242,19 +241,13 @@ class Manifest:
         return index.find((0,)) if index else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestDecoder:
-    """Decodes the file of manifest *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: bytes
-    limit_nbytes: int
+class ManifestDecoder(FileDecoder):
+    """Decodes the file of manifest *object_id*."""
 
     def __call__(self, data: bytes) -> Manifest:
-        limit_nbytes = min(self.limit_nbytes, MAX_NBYTES)
-        payload = open_envelope(data, FileType.MANIFEST, limit_nbytes).payload
-        reader = FlatBufferReader(payload, limit_nbytes)
-        object_id, at, dictionary, algorithm, _ = reader.root(MANIFEST.lazy)
-        check_object_id(object_id, "manifest", encode_id(self.object_id))
+        reader, root = self.open(data, FileType.MANIFEST, MANIFEST.lazy, MAX_NBYTES)
+        _, at, dictionary, algorithm, _ = root
+        payload = reader.data
         locations = LocationCodec(algorithm, reader.read(DATA, dictionary), len(payload))
         references = ReferenceReader(payload, locations)
         found = locate_chunk_tables(reader, required(at, "arrays"), "refs")
@@ -313,16 +306,6 @@ class _RefLayout(NamedTuple):
 
 class LocationCodec:
     """Decompresses the locations of a manifest, each by itself; thread-safe."""
-
-    __slots__ = (
-        "_decompressor",
-        "_kept",
-        "_lock",
-        "_max_kept",
-        "algorithm",
-        "dictionary",
-        "nbytes",
-    )
 
     def __init__(self, algorithm: int, dictionary: bytes | None, payload_nbytes: int = 0) -> None:
         self.algorithm = algorithm

@@ -21,13 +21,18 @@ from app.formats.icechunk.chunk_tables import (
     write_table_vector,
     write_tables,
 )
+from app.formats.icechunk.config import WHOLE
 from app.formats.icechunk.coords import Coords, Places, U32s, inside, number_rows, sort_columns
-from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffers import U32, FlatBufferReader, FlatBufferWriter
+from app.formats.icechunk.flatbuffers import (
+    U32,
+    FileType,
+    FlatBufferReader,
+    FlatBufferWriter,
+    seal_envelope,
+)
 from app.formats.icechunk.manifest import MANIFEST, Manifest
 from app.formats.icechunk.payloads import PayloadKind, Payloads
 from app.formats.icechunk.snapshot import ManifestFile, ManifestRef
-from app.formats.icechunk.splitting import WHOLE, Splits
 from app.formats.reading import DecodeError
 from app.model import UnmodifiedSince
 
@@ -55,15 +60,30 @@ _TEXT_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestsRewrite:
-    """A change of the chunks of an array."""
+class ArrayRewrite:
+    """An array whose manifests are to be rewritten."""
 
     node_id: bytes
     grid: tuple[int, ...]
     """Chunks along each dimension after the change: references outside are dropped."""
-    refs: tuple[ManifestRef, ...]
+    manifests: tuple[ManifestRef, ...]
+    """Manifests before the commit; none if the number of dimensions was another."""
     changes: ChunkChanges
-    splits: Splits | None = None
+    """All inside of *grid*."""
+    splits: tuple[int, ...] | None = None
+    """Chunks that a manifest spans, by dimension; `None` keeps all in one manifest."""
+    path: str = ""
+    leaving: tuple[ManifestRef, ...] = ()
+    """Manifests that may have chunks outside of *grid*, which belong into the log."""
+
+    def dropped(self, manifests: Mapping[bytes, Manifest]) -> tuple[Coords, ...]:
+        """Return the chunks outside of *grid* in *manifests*, by id, that are *leaving*."""
+        found: list[Coords] = []
+        for object_id, extents in self.leaving:
+            coords = manifests[object_id].coords(self.node_id, len(extents))
+            start, stop = tuple(low for low, _ in extents), tuple(high for _, high in extents)
+            found.append(coords[inside(coords, stop, start) & ~inside(coords, self.grid)])
+        return tuple(coords for coords in found if len(coords))
 
 
 class NewManifest(NamedTuple):
@@ -84,7 +104,7 @@ class RewrittenManifests(NamedTuple):
 
 
 class _ManifestPlan(NamedTuple):
-    rewrite: ManifestsRewrite
+    rewrite: ArrayRewrite
     sizes: tuple[int, ...]
     changed: frozenset[_Cell]
     kept: tuple[tuple[_Rank, ManifestRef], ...]
@@ -114,17 +134,15 @@ class _ReferenceBatches(NamedTuple):
     batches: Sequence[TableBatch]
     vectors: U32s
 
-    def has(self, field: int) -> bool:
-        return any(field in batch.columns for batch in self.batches)
 
-
-def needed_manifests(rewrite: ManifestsRewrite) -> frozenset[bytes]:
+def needed_manifests(rewrite: ArrayRewrite) -> frozenset[bytes]:
     """Return the ids of the manifests that have to be read for *rewrite*."""
-    return frozenset(ref.object_id for _, ref in _plan(rewrite).opened)
+    opened = (ref for _, ref in _plan(rewrite).opened)
+    return frozenset(ref.object_id for ref in (*opened, *rewrite.leaving))
 
 
 def rewrite_manifests(
-    rewrite: ManifestsRewrite,
+    rewrite: ArrayRewrite,
     manifests: Mapping[bytes, Manifest],
     new_id: Callable[[], bytes],
     level: int = _LEVEL,
@@ -134,25 +152,25 @@ def rewrite_manifests(
     exceed the limit of the library.
     """
     plan = _plan(rewrite)
-    writer = _ManifestWriter(plan, manifests, level)
+    sources = {number: manifests[ref.object_id] for number, ref in plan.opened}
     ranked: list[tuple[_Rank, ManifestRef]] = list(plan.kept)
     new: list[NewManifest] = []
     for merged in _merge(plan, manifests):
-        new.append(writer.write(new_id(), merged))
+        new.append(_write_manifest(new_id(), merged, rewrite, sources, level))
         ranked.append((merged.rank, new[-1].ref))
     ranked.sort(key=lambda each: each[0])
     kept = tuple(ref for _, ref in plan.kept)
     return RewrittenManifests(kept, tuple(new), tuple(ref for _, ref in ranked))
 
 
-def _plan(rewrite: ManifestsRewrite) -> _ManifestPlan:
+def _plan(rewrite: ArrayRewrite) -> _ManifestPlan:
     """Keep manifests that lie in one box of the grid without changes, as the library does."""
     grid, coords = rewrite.grid, rewrite.changes.coords
-    sizes = (rewrite.splits or Splits.whole(len(grid))).sizes
+    sizes = rewrite.splits or (WHOLE,) * len(grid)
     changed = frozenset(number_rows(_cells(coords[inside(coords, grid)], sizes))[0])
     kept: list[tuple[_Rank, ManifestRef]] = []
     opened: list[tuple[int, ManifestRef]] = []
-    for number, ref in enumerate(rewrite.refs, 1):
+    for number, ref in enumerate(rewrite.manifests, 1):
         extents = _visible(ref, len(grid))
         if extents is None or any(
             start >= min(stop, count) for (start, stop), count in zip(extents, grid, strict=True)
@@ -171,7 +189,8 @@ def _plan(rewrite: ManifestsRewrite) -> _ManifestPlan:
 def _merge(plan: _ManifestPlan, manifests: Mapping[bytes, Manifest]) -> Iterator[_MergedRows]:
     """Merge changes and old references; a change wins, then the first reference to a chunk."""
     changes = plan.rewrite.changes
-    parts = [_changed_rows(plan, changes.coords)]
+    rows = np.flatnonzero(inside(changes.coords, plan.rewrite.grid))
+    parts = [_source_rows(plan, _CHANGES, changes.coords[rows], rows)]
     for number, ref in plan.opened:
         parts.append(_old_rows(plan, number, ref, manifests[ref.object_id]))
     ranks = sorted({rank for part in parts for rank in part.ranks})
@@ -197,13 +216,6 @@ def _merge(plan: _ManifestPlan, manifests: Mapping[bytes, Manifest]) -> Iterator
             yield _MergedRows(rank, coords[rows], sources[rows], positions[rows])
 
 
-def _changed_rows(plan: _ManifestPlan, coords: Coords) -> _SourceRows:
-    rows = np.flatnonzero(inside(coords, plan.rewrite.grid))
-    coords = coords[rows]
-    cells, numbers = number_rows(_cells(coords, plan.sizes))
-    return _SourceRows(_CHANGES, coords, rows, [(*cell, _CHANGES) for cell in cells], numbers)
-
-
 def _old_rows(
     plan: _ManifestPlan, number: int, ref: ManifestRef, manifest: Manifest
 ) -> _SourceRows:
@@ -216,9 +228,15 @@ def _old_rows(
     within = inside(coords, high, low)
     if not within.all():
         coords, positions = coords[within], positions[within]
+    return _source_rows(plan, number, coords, positions.astype(np.int64))
+
+
+def _source_rows(
+    plan: _ManifestPlan, number: int, coords: Coords, positions: Places
+) -> _SourceRows:
     cells, numbers = number_rows(_cells(coords, plan.sizes))
     ranks = [(*cell, _CHANGES if cell in plan.changed else number) for cell in cells]
-    return _SourceRows(number, coords, positions.astype(np.int64), ranks, numbers)
+    return _SourceRows(number, coords, positions, ranks, numbers)
 
 
 def _visible(ref: ManifestRef, ndim: int) -> tuple[tuple[int, int], ...] | None:
@@ -236,53 +254,47 @@ def _cells(coords: Coords, sizes: tuple[int, ...]) -> U32s:
     return cells
 
 
-class _ManifestWriter:
-    def __init__(
-        self, plan: _ManifestPlan, manifests: Mapping[bytes, Manifest], level: int
-    ) -> None:
-        self._node_id = plan.rewrite.node_id
-        self._payloads = plan.rewrite.changes.payloads
-        self._level = level
-        self._manifests = {number: manifests[ref.object_id] for number, ref in plan.opened}
-
-    def write(self, object_id: bytes, merged: _MergedRows) -> NewManifest:
-        numbers = np.flatnonzero(np.bincount(merged.sources)).tolist()
-        sources = [self._manifests[number] for number in numbers if number != _CHANGES]
-        dictionaries = {source.references.locations.dictionary for source in sources} - {None}
-        shared = dictionaries.pop() if len(dictionaries) == 1 else None
-        parts = []
-        is_compressed = False
-        for number in numbers:
-            rows = np.flatnonzero(merged.sources == number)
-            found = self._read(number, merged.positions[rows], shared)
-            is_compressed |= found.has(_COMPRESSED_LOCATION)
-            parts.append((rows, write_tables(found.batches, found.vectors, merged.coords[rows])))
-        refs = write_table_vector(len(merged.coords), parts)
-        roots = [FlatBufferReader(source.references.data).root(MANIFEST) for source in sources]
-        extras = (
-            extra for root in roots for node_id, _, extra in root[1] if node_id == self._node_id
-        )
-        row = (
-            object_id,
-            [(self._node_id, refs, _first(extras))],
-            shared if is_compressed else None,
-            _ZSTD if is_compressed else 0,
-            _first(root[-1] for root in roots),
-        )
-        payload = FlatBufferWriter().finish(MANIFEST, row)
-        data = seal_envelope(FileType.MANIFEST, payload, self._level)
-        extents = tuple((int(axis.min()), int(axis.max()) + 1) for axis in merged.coords.T)
-        file = ManifestFile(object_id, len(data), len(merged.coords))
-        return NewManifest(ManifestRef(object_id, extents), file, data)
-
-    def _read(self, number: int, positions: Places, shared: bytes | None) -> _ReferenceBatches:
-        """Copy references from a source; locations with the *shared* dictionary stay compressed."""
+def _write_manifest(
+    object_id: bytes,
+    merged: _MergedRows,
+    rewrite: ArrayRewrite,
+    manifests: Mapping[int, Manifest],
+    level: int,
+) -> NewManifest:
+    """Write the *merged* rows; locations with the one dictionary of all sources stay compressed."""
+    numbers = np.flatnonzero(np.bincount(merged.sources)).tolist()
+    sources = [manifests[number] for number in numbers if number != _CHANGES]
+    dictionaries = {source.references.locations.dictionary for source in sources} - {None}
+    shared = dictionaries.pop() if len(dictionaries) == 1 else None
+    parts = []
+    is_compressed = False
+    for number in numbers:
+        rows = np.flatnonzero(merged.sources == number)
+        positions = merged.positions[rows]
         if number == _CHANGES:
-            return batch_payloads(self._payloads.take(positions))
-        references = self._manifests[number].references
-        stays = shared is not None and references.locations.dictionary == shared
-        decompress = None if stays else references.locations.decode
-        return batch_references(references.data, positions, decompress)
+            found = batch_payloads(rewrite.changes.payloads.take(positions))
+        else:
+            references = manifests[number].references
+            stays = shared is not None and references.locations.dictionary == shared
+            decompress = None if stays else references.locations.decode
+            found = batch_references(references.data, positions, decompress)
+        is_compressed |= any(_COMPRESSED_LOCATION in batch.columns for batch in found.batches)
+        parts.append((rows, write_tables(found.batches, found.vectors, merged.coords[rows])))
+    refs = write_table_vector(len(merged.coords), parts)
+    roots = [FlatBufferReader(source.references.data).root(MANIFEST) for source in sources]
+    node_id = rewrite.node_id
+    extras = (extra for root in roots for each, _, extra in root[1] if each == node_id)
+    row = (
+        object_id,
+        [(node_id, refs, _first(extras))],
+        shared if is_compressed else None,
+        _ZSTD if is_compressed else 0,
+        _first(root[-1] for root in roots),
+    )
+    data = seal_envelope(FileType.MANIFEST, FlatBufferWriter().finish(MANIFEST, row), level)
+    extents = tuple((int(axis.min()), int(axis.max()) + 1) for axis in merged.coords.T)
+    file = ManifestFile(object_id, len(data), len(merged.coords))
+    return NewManifest(ManifestRef(object_id, extents), file, data)
 
 
 def _first(extras: Iterator[bytes | None]) -> bytes | None:

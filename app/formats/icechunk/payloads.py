@@ -60,12 +60,8 @@ class Distinct[T: Hashable](NamedTuple):
         return cls(tuple(numbers), places)
 
 
-class Ranges(NamedTuple):
-    """Half-open byte ranges."""
-
-    starts: Places
-    stops: Places
-
+type Ranges = tuple[Places, Places]
+"""Starts and stops of half-open byte ranges."""
 
 _ROW: Final = np.dtype(
     [("kind", "u1"), ("start", "<i8"), ("stop", "<i8"), ("value", "<i8"), ("checksum", "<i8")]
@@ -110,22 +106,22 @@ class Payloads:
         return cls(np.zeros(count, _ROW), (), ())
 
     @classmethod
-    def native(cls, ids: Distinct[bytes], ranges: Ranges) -> Self:
-        """Refer to parts of chunk files."""
-        return cls(_rows(PayloadKind.NATIVE, ids.numbers, ranges), ids.values, (None,))
-
-    @classmethod
-    def inlaid(cls, chunks: Sequence[bytes]) -> Self:
-        return cls(_rows(PayloadKind.INLAID, np.arange(len(chunks))), chunks, (None,))
-
-    @classmethod
-    def virtual(
-        cls, locations: Distinct[str], ranges: Ranges, checksums: Distinct[Condition | None]
+    def columns(
+        cls,
+        kind: PayloadKind,
+        values: Distinct[bytes],
+        ranges: Ranges | None = None,
+        checksums: Distinct[Condition | None] | None = None,
     ) -> Self:
-        """Refer to parts of objects outside of the repository."""
-        rows = _rows(PayloadKind.VIRTUAL, locations.numbers, ranges)
+        """Refer to *values*: ids of chunk files, bytes of inline chunks, or locations."""
+        rows = np.zeros(len(values.numbers), _ROW)
+        rows["kind"], rows["value"] = kind, values.numbers
+        if ranges is not None:
+            rows["start"], rows["stop"] = ranges
+        if checksums is None:
+            return cls(rows, values.values, (None,))
         rows["checksum"] = checksums.numbers
-        return cls(rows, [each.encode() for each in locations.values], checksums.values)
+        return cls(rows, values.values, checksums.values)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -176,15 +172,6 @@ class Payloads:
         return None
 
 
-def _rows(kind: PayloadKind, values: Places, ranges: Ranges | None = None) -> NDArray[Any]:
-    rows = np.zeros(len(values), _ROW)
-    rows["kind"] = kind
-    rows["value"] = values
-    if ranges is not None:
-        rows["start"], rows["stop"] = ranges
-    return rows
-
-
 def read_coords(where: str, value: object) -> Coords:
     """Read a JSON list of distinct chunk coordinates. Raises: `BadBodyError`."""
     what = f"{where}: coords are lists of whole numbers from 0, all of one length"
@@ -211,13 +198,15 @@ def read_payloads(where: str, columns: Mapping[str, Any], count: int) -> Payload
             raise BadBodyError(f"{where}: {name} is a list of {count}, as many as the coords")
     names = columns.keys()
     if names == {"inlines"}:
-        return Payloads.inlaid([_read_inline(where, each) for each in columns["inlines"]])
+        inlines = [_read_inline(where, each) for each in columns["inlines"]]
+        return Payloads.columns(PayloadKind.INLAID, Distinct(inlines, np.arange(count)))
     if {"chunk_ids", "lengths"} <= names <= {"chunk_ids", *_RANGES}:
-        return Payloads.native(_read_ids(where, columns["chunk_ids"]), _ranges(where, columns))
+        ids = _read_ids(where, columns["chunk_ids"])
+        return Payloads.columns(PayloadKind.NATIVE, ids, _ranges(where, columns))
     if {"locations", "lengths"} <= names <= {"locations", *_RANGES, *_CHECKSUMS}:
         locations = _read_locations(where, columns["locations"])
         ranges, checksums = _ranges(where, columns), _read_checksums(where, columns, count)
-        return Payloads.virtual(locations, ranges, checksums)
+        return Payloads.columns(PayloadKind.VIRTUAL, locations, ranges, checksums)
     raise BadBodyError(
         f"{where}: a chunk has coords and inline; or chunk_id, offset, length; or location, "
         "offset, length, and optionally etag or last_modified"
@@ -251,14 +240,15 @@ def _ranges(where: str, columns: Mapping[str, Any]) -> Ranges:
     stops = offsets + lengths
     if (stops < 0).any():
         raise BadBodyError(f"{where}: a chunk ends past 2^63")
-    return Ranges(offsets, stops)
+    return offsets, stops
 
 
-def _read_locations(where: str, texts: Sequence[Any]) -> Distinct[str]:
-    found = Distinct.of(texts) if _are_all(str, texts) else None
-    if found is None or any(len(text.encode()) > MAX_LOCATION_NBYTES for text in found.values):
+def _read_locations(where: str, texts: Sequence[Any]) -> Distinct[bytes]:
+    found = Distinct.of(texts) if _are_all(str, texts) else Distinct((), np.empty(0, np.int64))
+    locations = [text.encode() for text in found.values]
+    if len(found.numbers) < len(texts) or max(map(len, locations), default=0) > MAX_LOCATION_NBYTES:
         raise BadBodyError(f"{where}: a location is a URL of up to {MAX_LOCATION_NBYTES} bytes")
-    return found
+    return Distinct(locations, found.numbers)
 
 
 def _read_checksums(

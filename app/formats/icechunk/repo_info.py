@@ -16,7 +16,6 @@ import msgpack
 
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config, read_config
-from app.formats.icechunk.envelope import FileType, open_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
@@ -32,9 +31,11 @@ from app.formats.icechunk.flatbuffers import (
     UINT32,
     UINT64,
     Field,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
+    open_envelope,
     required,
     tables_of,
 )
@@ -104,11 +105,9 @@ def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     return Metadata(reader.version, tuple(items))
 
 
-def _write_items(writer: FlatBufferWriter, metadata: Metadata) -> int:
-    return writer.tables(_ITEM, metadata.items)
-
-
-METADATA: Final = Field("I", _read_items, _write_items)
+METADATA: Final = Field(
+    "I", _read_items, lambda writer, metadata: writer.tables(_ITEM, metadata.items)
+)
 
 
 def decode_messagepack(data: bytes) -> Json:
@@ -270,13 +269,11 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
 def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]) -> int:
     indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
     indexes[None] = _NO_PARENT
-    return writer.tables(_SNAPSHOT, [_snapshot_row(s, indexes[s.parent]) for s in snapshots])
-
-
-def _snapshot_row(snapshot: SnapshotInfo, parent: int) -> tuple[Any, ...]:
-    object_id, _, flushed_at_us, message, metadata, pruned = snapshot
-    items = metadata if metadata.items else None
-    return object_id, parent, flushed_at_us, message, items, pruned or None
+    rows = [
+        (id_, indexes[parent], at_us, message, metadata if metadata.items else None, pruned or None)
+        for id_, parent, at_us, message, metadata, pruned in snapshots
+    ]
+    return writer.tables(_SNAPSHOT, rows)
 
 
 def _update(
@@ -359,22 +356,13 @@ REPO: Final = TableType(
 )
 
 
-class RepoField(IntEnum):
-    """Fields of the file."""
-
-    SPEC_VERSION = 0
-    TAGS = 1
-    BRANCHES = 2
-    DELETED_TAGS = 3
-    SNAPSHOTS = 4
-    STATUS = 5
-    METADATA = 6
-    LATEST_UPDATES = 7
-    REPO_BEFORE_UPDATES = 8
-    CONFIG = 9
-    ENABLED_FEATURE_FLAGS = 10
-    DISABLED_FEATURE_FLAGS = 11
-    EXTRA = 12
+RepoField = IntEnum(
+    "RepoField",
+    "SPEC_VERSION TAGS BRANCHES DELETED_TAGS SNAPSHOTS STATUS METADATA LATEST_UPDATES "
+    "REPO_BEFORE_UPDATES CONFIG ENABLED_FEATURE_FLAGS DISABLED_FEATURE_FLAGS EXTRA",
+    start=0,
+)
+"""Fields of the file, by slots."""
 
 
 class NamedSnapshots(Mapping[str, str]):
@@ -384,9 +372,9 @@ class NamedSnapshots(Mapping[str, str]):
 
     __slots__ = ("_ids", "faults")
 
-    def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str]) -> None:
+    def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str] | None = None) -> None:
         self._ids = ids
-        self.faults = faults
+        self.faults = faults or {}
 
     def __getitem__(self, name: str) -> str:
         if (fault := self.faults.get(name)) is not None:
@@ -487,15 +475,6 @@ class RepoInfo:
     def updates(self) -> list[Update]:
         """Decode the operations that the file lists, newest first."""
         return self._read(RepoField.LATEST_UPDATES) or []
-
-    def newest_update_us(self) -> int:
-        """Return when the newest operation was done, in microseconds since 1970, UTC."""
-        reader = self.reader()
-        updates = reader.targets(reader.root(REPO.lazy)[RepoField.LATEST_UPDATES])
-        if not updates:
-            raise DecodeError("it has no operation")
-        newest_us: int = reader.table(_UPDATE.lazy, updates[0])[2]
-        return newest_us
 
     def metadata(self) -> dict[str, Json]:
         """Decode the metadata of the repository."""

@@ -5,13 +5,12 @@ Request ids in the metadata of snapshots make a request that is repeated commit 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, assert_never
+from typing import Final, Literal, NamedTuple
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import Json
 from app.formats.icechunk.config import Config
-from app.formats.icechunk.envelope import FileType, seal_envelope
-from app.formats.icechunk.flatbuffers import FlatBufferWriter, required
+from app.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, required, seal_envelope
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
@@ -44,51 +43,22 @@ _WRITE_ID: Final = "write_id"
 _FINGERPRINT: Final = "request"
 
 
-class NewCommit(NamedTuple):
-    """A snapshot on top of a branch."""
+class NewSnapshot(NamedTuple):
+    """A snapshot on top of a branch or, if it *amends* the tip, in place of that."""
 
     branch: str
     snapshot: SnapshotInfo
+    amends: bool = False
 
 
-class Amended(NamedTuple):
-    """A snapshot in place of the tip of a branch, with the same parent."""
+class RefChange(NamedTuple):
+    """A branch or a tag that is created, reset or deleted; the change is not checked again."""
 
-    branch: str
-    snapshot: SnapshotInfo
-
-
-class TagCreated(NamedTuple):
-    """A tag whose name was never used."""
-
+    kind: Literal["branch_created", "branch_reset", "branch_deleted", "tag_created", "tag_deleted"]
+    """Kind of the update that records it."""
     name: str
-    snapshot_id: bytes
-
-
-class TagDeleted(NamedTuple):
-    """The deletion of a tag, whose name cannot be used again."""
-
-    name: str
-
-
-class BranchCreated(NamedTuple):
-    """A new branch."""
-
-    name: str
-    snapshot_id: bytes
-
-
-class BranchReset(NamedTuple):
-    """Another snapshot for a branch."""
-
-    name: str
-    snapshot_id: bytes
-
-
-class BranchDeleted(NamedTuple):
-    """The deletion of a branch."""
-
-    name: str
+    snapshot_id: bytes | None = None
+    """`None` for a deletion."""
 
 
 class StatusChanged(NamedTuple):
@@ -98,16 +68,7 @@ class StatusChanged(NamedTuple):
     reason: str | None = None
 
 
-type RepoChange = (
-    NewCommit
-    | Amended
-    | TagCreated
-    | TagDeleted
-    | BranchCreated
-    | BranchReset
-    | BranchDeleted
-    | StatusChanged
-)
+type RepoChange = NewSnapshot | RefChange | StatusChanged
 
 
 class FutureError(ValueError):
@@ -143,58 +104,32 @@ class _Draft:
     snapshots: list[SnapshotInfo]
     status: Status
 
-    def apply(self, change: RepoChange, at_us: int) -> tuple[str, Mapping[str, Value]]:
-        """Apply *change*; `KeyError` if its ref does not exist, `ValueError` if a new one does."""
+    def apply(self, change: RepoChange, at_us: int) -> Update:
         fields: dict[str, Value]
         match change:
-            case TagCreated(name, snapshot_id):
-                if name in self.tags or name in self.deleted_tags:
-                    raise ValueError(f"there is or was a tag {name!r}")
-                self.tags[name] = snapshot_id
-                kind, fields = "tag_created", {"name": name}
-            case TagDeleted(name):
-                self.deleted_tags.add(name)
-                kind, fields = "tag_deleted", _left(name, self.tags.pop(name))
-            case BranchCreated(name, snapshot_id):
-                if name in self.branches:
-                    raise ValueError(f"there is a branch {name!r}")
-                self.branches[name] = snapshot_id
-                kind, fields = "branch_created", {"name": name}
-            case BranchReset(name, snapshot_id):
-                kind, fields = "branch_reset", _left(name, self.branches[name])
-                self.branches[name] = snapshot_id
-            case BranchDeleted(name):
-                kind, fields = "branch_deleted", _left(name, self.branches.pop(name))
-            case NewCommit() | Amended():
-                kind, fields = self._add(change)
+            case NewSnapshot(branch, snapshot, amends):
+                new, before = snapshot.object_id, self.branches[branch]
+                self.branches[branch] = new
+                self.snapshots.append(snapshot)
+                kind = "commit_amended" if amends else "new_commit"
+                fields = {"branch": branch, "new_snap_id": new, "previous_snap_id": before}
+                return Update(kind, at_us, None, fields)
+            case RefChange(kind, name, snapshot_id):
+                refs = self.tags if kind.startswith("tag") else self.branches
+                fields = {"name": name, "previous_snap_id": refs.pop(name, None)}
+                if snapshot_id is not None:
+                    refs[name] = snapshot_id
+                elif refs is self.tags:
+                    self.deleted_tags.add(name)
+                return Update(kind, at_us, None, fields)
             case StatusChanged(availability, reason):
                 self.status = Status(availability, moment(at_us), reason)
-                kind, fields = "repo_status_changed", {"status": self.status}
-            case _:
-                assert_never(change)
-        return kind, fields
-
-    def _add(self, change: NewCommit | Amended) -> tuple[str, dict[str, Value]]:
-        branch, new = change.branch, change.snapshot.object_id
-        if any(each.object_id == new for each in self.snapshots):
-            raise ValueError("a snapshot of that id is listed already")
-        before, self.branches[branch] = self.branches[branch], new
-        self.snapshots.append(change.snapshot)
-        if isinstance(change, NewCommit):
-            return "new_commit", {"branch": branch, "new_snap_id": new}
-        fields: dict[str, Value] = {"branch": branch, "new_snap_id": new}
-        return "commit_amended", {**fields, "previous_snap_id": before}
-
-
-def _left(name: str, snapshot_id: bytes) -> dict[str, Value]:
-    """Return the fields of an update of a ref that was at a snapshot."""
-    return {"name": name, "previous_snap_id": snapshot_id}
+                return Update("repo_status_changed", at_us, None, {"status": self.status})
 
 
 def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
-    Raises: `DecodeError` if something of a newer specification would be lost, `KeyError` for a
-    missing ref or snapshot, `ValueError` for one that exists.
+    Raises: `DecodeError` if something of a newer specification would be lost.
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
@@ -206,12 +141,12 @@ def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) ->
         row[RepoField.SNAPSHOTS],
         row[RepoField.STATUS],
     )
-    kind, fields = draft.apply(change, at_us)
+    update = draft.apply(change, at_us)
     config = info.config if isinstance(info.config, Config) else Config()
     before, *older = row[RepoField.LATEST_UPDATES] or [None]
     if before is None:
         raise DecodeError("it lists no operation")
-    updates = [Update(kind, at_us, None, fields), before._replace(backup_path=backup), *older]
+    updates = [update, before._replace(backup_path=backup), *older]
     stop = _overflow(updates, config.num_updates_per_repo_info_file)
     if stop < len(updates):
         row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path
@@ -287,17 +222,10 @@ def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
     if needle not in info.payload:
         return None
     for snapshot in info.snapshots():
-        mark = _mark(snapshot, needle)
-        if mark.get(_WRITE_ID) == write_id.text:
+        marks = [value for name, value in snapshot.metadata.items if name == _OURS]
+        mark = decode_flexbuffer(marks[0]) if marks and needle in marks[0] else None
+        if isinstance(mark, dict) and mark.get(_WRITE_ID) == write_id.text:
             if mark.get(_FINGERPRINT, "") != write_id.fingerprint:
                 raise ConflictError("another commit was made with the same Idempotency-Key")
             return snapshot
     return None
-
-
-def _mark(snapshot: SnapshotInfo, needle: bytes) -> Mapping[str, Json]:
-    for name, value in snapshot.metadata.items:
-        if name == _OURS and needle in value:
-            mark = decode_flexbuffer(value)
-            return mark if isinstance(mark, dict) else {}
-    return {}

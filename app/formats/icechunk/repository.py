@@ -4,7 +4,7 @@ snapshots, manifests, and the chunks that these refer to.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from app.errors import DamagedError, NotAllowedError, OfflineError
 from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.envelope import MAGIC, memory_nbytes
+from app.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, decoded_twice, spell_ref
 from app.formats.icechunk.manifest import (
@@ -24,7 +24,7 @@ from app.formats.icechunk.manifest import (
     Reference,
     Virtual,
 )
-from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo, RepoInfoDecoder
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
 from app.formats.icechunk.virtual import Allowed, resolve
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
@@ -145,13 +145,13 @@ class RepoRefs:
     def _damage(self, error: DecodeError) -> DamagedError:
         return DamagedError(self.directory.join(REPO), str(error))
 
-    async def branches(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+    async def branches(self, fetch: Fetch, _: Listing | None = None) -> NamedSnapshots:
         info = await self.info(fetch)
-        return {} if info is None else info.branches
+        return NamedSnapshots({}) if info is None else info.branches
 
-    async def tags(self, fetch: Fetch, _: Listing | None = None) -> Mapping[str, str]:
+    async def tags(self, fetch: Fetch, _: Listing | None = None) -> NamedSnapshots:
         info = await self.info(fetch)
-        return {} if info is None else info.tags
+        return NamedSnapshots({}) if info is None else info.tags
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         info = await self.info(fetch, ever=True)
@@ -196,14 +196,10 @@ class FileRefs:
         for name in dict.fromkeys((ref.name, _escape(ref.name))):
             if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
                 return found
-        await self._check_version_1(ref, fetch)
+        repo = self.directory.join(REPO)
+        if await fetch(Read("repo-beside", repo, ByteRange(0, 1), Beside(ref))) is not None:
+            raise DamagedError(repo, "the repository was migrated to version 2")  # opens it again
         return None
-
-    async def _check_version_1(self, ref: Branch | Tag, fetch: Fetch) -> None:
-        """Raise `DamagedError` if the repository was migrated, so that it is opened again."""
-        name = self.directory.join(REPO)
-        if await fetch(Read("repo-beside", name, ByteRange(0, 1), Beside(ref))) is not None:
-            raise DamagedError(name, "the repository was migrated to version 2")
 
     async def _resolve(self, ref: Branch | Tag, fetch: Fetch) -> RefTarget | None:
         """Read the file of *ref*. A deleted tag keeps its file, and has a tombstone beside it."""
@@ -218,14 +214,16 @@ class FileRefs:
         modified_s = found.modified_s if isinstance(ref, Branch) else None
         return RefTarget(found.value.snapshot_id, modified_s)
 
-    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
+    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> NamedSnapshots:
         if listing is not None:
             return await self._every(Branch, "refs/branch.", fetch, listing)
         found = await self.resolve(MAIN, fetch)
-        return {} if found is None else {MAIN.name: found.snapshot_id}
+        return NamedSnapshots({} if found is None else {MAIN.name: found.snapshot_id})
 
-    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> Mapping[str, str]:
-        return {} if listing is None else await self._every(Tag, "refs/tag.", fetch, listing)
+    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> NamedSnapshots:
+        if listing is None:
+            return NamedSnapshots({})
+        return await self._every(Tag, "refs/tag.", fetch, listing)
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         """Read ``config.yaml``, if there is one."""
@@ -236,7 +234,7 @@ class FileRefs:
 
     async def _every(
         self, kind: type[Branch | Tag], start: str, fetch: Fetch, listing: Listing
-    ) -> Mapping[str, str]:
+    ) -> NamedSnapshots:
         found = {}
         async for key in listing("refs/"):
             if key.startswith(start) and key.endswith("/ref.json"):
@@ -244,7 +242,7 @@ class FileRefs:
                 target = None if "/" in stored else await self._resolve(kind(stored), fetch)
                 if target is not None:
                     found[unescape(stored)] = target.snapshot_id
-        return found
+        return NamedSnapshots(found)
 
 
 type Refs = RepoRefs | FileRefs

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from operator import lt
 from typing import Any, Final, NamedTuple, TypedDict
 
 import orjson
@@ -27,7 +26,7 @@ from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id
 from app.formats.icechunk.keys import DOCUMENT
 from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.snapshot import Chunks, ManifestRef, StoredNode, StoredSnapshot
+from app.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import (
     UnshardableError,
@@ -175,16 +174,6 @@ def _read_changed_node(node: _NodeJson | None) -> ChangedNode | None:
     return ChangedNode(node_id, node["document"].encode())
 
 
-class ChunkGrid(NamedTuple):
-    """The keys and the number of chunks, or shards, of an array."""
-
-    keys: ChunkKeys
-    shape: tuple[int, ...]
-
-    def has(self, coords: tuple[int, ...]) -> bool:
-        return len(coords) == len(self.shape) and all(map(lt, coords, self.shape))
-
-
 @dataclass(frozen=True, slots=True)
 class ViewedNode:
     """An array or group of a session."""
@@ -193,19 +182,13 @@ class ViewedNode:
     path: str
     """Path without a leading slash; empty for the root."""
     document: bytes
-    grid: ChunkGrid | None
-    manifests: tuple[ManifestRef, ...] = ()
-    """Manifests of the chunks that the parent has."""
+    chunks: Chunks | None
+    """For an array, with the manifests of the chunks that the parent has."""
 
     @property
     def folder(self) -> str:
         """Prefix of the keys below the node."""
         return f"{self.path}/" if self.path else ""
-
-    @property
-    def chunks(self) -> Chunks | None:
-        """Chunks that the parent has, for an array."""
-        return None if self.grid is None else Chunks(*self.grid, self.manifests)
 
     @property
     def etag(self) -> ETag:
@@ -264,10 +247,10 @@ class SessionView:
     def address(self, key: str) -> ChunkAddress | None:
         """Return the chunk that *key* may name; `None` without such an array or outside of it."""
         node, rest = self.around(key)
-        if node is None or node.grid is None:
+        if node is None or node.chunks is None:
             return None
-        coords = node.grid.keys.parse(rest)
-        return None if coords is None or not node.grid.has(coords) else ChunkAddress(node, coords)
+        coords = node.chunks.keys.parse(rest)
+        return None if coords is None or not node.chunks.has(coords) else ChunkAddress(node, coords)
 
     def around(self, key: str) -> tuple[ViewedNode | None, str]:
         """Return the nearest node above *key*, and the rest of *key*."""
@@ -283,13 +266,14 @@ class SessionView:
         changed = self.session.nodes[path]
         if changed is None:
             return None
-        is_kept = stored is not None and stored.node_id == changed.node_id
-        manifests = stored.array.manifests if is_kept and stored and stored.array else ()
         try:
-            grid = read_chunk_grid(changed.document)
+            chunks = read_chunks(changed.document)
         except DecodeError as error:
             raise DamagedError(self.ref, f"the document of /{path}: {error}") from None
-        return ViewedNode(changed.node_id, path, changed.document, grid, manifests)
+        is_kept = stored is not None and stored.node_id == changed.node_id
+        if chunks is not None and is_kept and stored and stored.array:
+            chunks = replace(chunks, manifests=stored.array.manifests)
+        return ViewedNode(changed.node_id, path, changed.document, chunks)
 
 
 def node_path(key: str) -> str | None:
@@ -317,8 +301,8 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
         keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
     except (UnshardableError, ValueError, AttributeError, RecursionError):
         keys = ChunkKeys("c", "/", len(shape))  # the library uses one encoding
-    grid = ChunkGrid(keys, shape)
-    return ViewedNode(stored.node_id, path, stored.document, grid, stored.array.manifests)
+    chunks = Chunks(keys, shape, stored.array.manifests)
+    return ViewedNode(stored.node_id, path, stored.document, chunks)
 
 
 @lru_cache(maxsize=512)
@@ -330,8 +314,10 @@ def _may_have_shards(document: bytes) -> bool:
 
 
 @lru_cache(maxsize=512)
-def read_chunk_grid(document: bytes) -> ChunkGrid | None:
-    """Return the grid of an array's ``zarr.json``; `None` for a group. Raises: `DecodeError`."""
+def read_chunks(document: bytes) -> Chunks | None:
+    """Read the chunk grid of an array's ``zarr.json``; `None` for a group. Raises: `DecodeError`.
+    The chunks have no manifests.
+    """
     node = read_document(document)
     if node["node_type"] == "group":
         return None
@@ -349,7 +335,7 @@ def read_chunk_grid(document: bytes) -> ChunkGrid | None:
     counts = tuple(-(-length // chunk) for length, chunk in zip(shape, each, strict=True))
     if any(count > MAX_CHUNKS for count in counts):
         raise DecodeError(f"more than {MAX_CHUNKS} chunks along one dimension")
-    return ChunkGrid(keys, counts)
+    return Chunks(keys, counts)
 
 
 def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> SessionDocument:
@@ -359,18 +345,18 @@ def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> Se
     """
     try:
         document.decode()
-        grid = read_chunk_grid(document)
+        chunks = read_chunks(document)
     except DecodeError as error:
         raise BadBodyError(f"{path}/zarr.json: {error}") from None
     except UnicodeDecodeError:
         raise BadBodyError(f"{path}/zarr.json: not UTF-8") from None
     for above in _paths_above(path):
-        if (node := view.node(above)) is not None and node.grid is not None:
+        if (node := view.node(above)) is not None and node.chunks is not None:
             raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
     old = view.node(path)
-    if old is not None and _can_keep_chunks(old.grid, grid):
+    if old is not None and _can_keep_chunks(old.chunks, chunks):
         return _with_nodes(view, {path: ChangedNode(old.node_id, document)})
-    if old is None and grid is not None and any(view.below(path)):
+    if old is None and chunks is not None and any(view.below(path)):
         raise ConflictError(f"/{path} has nodes below: it cannot be an array")
     gone: dict[str, ChangedNode | None] = dict.fromkeys([] if old is None else view.below(path))
     return _with_nodes(view, {**gone, path: ChangedNode(new_id, document)})
@@ -405,14 +391,14 @@ def _check_group(view: SessionView, path: str) -> None:
     parent = view.node(above)
     if parent is None:
         raise ConflictError(f"there is no group /{above} for /{path}: its zarr.json is missing")
-    if parent.grid is not None:
+    if parent.chunks is not None:
         raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
 
 
-def _can_keep_chunks(old: ChunkGrid | None, new: ChunkGrid | None) -> bool:
+def _can_keep_chunks(old: Chunks | None, new: Chunks | None) -> bool:
     if old is None or new is None:
         return old is new
-    return len(old.shape) == len(new.shape)
+    return len(old.grid) == len(new.grid)
 
 
 def _with_nodes(view: SessionView, changed: Mapping[str, ChangedNode | None]) -> SessionDocument:

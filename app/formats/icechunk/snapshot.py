@@ -9,11 +9,11 @@ written.
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import lt
 from struct import pack
 from typing import Any, Final, NamedTuple
 
 from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
 from app.formats.icechunk.flatbuffers import (
     DATA,
     NODE_ID,
@@ -25,15 +25,17 @@ from app.formats.icechunk.flatbuffers import (
     UINT8,
     UINT32,
     UINT64,
+    FileDecoder,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
-    check_object_id,
     required,
+    seal_envelope,
     structs_of,
     tables_of,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.icechunk.repo_info import (
     METADATA,
     VERSION,
@@ -73,9 +75,9 @@ _SNAPSHOT: Final = TableType(
     tables_of(_MANIFEST_FILE),
     DATA,
 )
-_ID, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
+_, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
 _MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
-_NO_DATA: Final = (TableType(), ())
+_NO_DATA: Final[tuple[TableType, tuple[Any, ...]]] = (TableType(), ())
 
 _PATH: Final = 1
 _NODE_NBYTES: Final = 1024
@@ -156,15 +158,11 @@ class StoredSnapshot:
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshotDecoder:
-    """Decodes the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: bytes
-    limit_nbytes: int
+class StoredSnapshotDecoder(FileDecoder):
+    """Decodes the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> StoredSnapshot:
-        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
         for at in reader.targets(required(root[_NODES], "nodes")):
@@ -184,17 +182,6 @@ class StoredSnapshotDecoder:
             extra=reader.read(DATA, root[_EXTRA]),
             nbytes=nbytes + _ITEM_NBYTES * len(manifest_files),
         )
-
-
-def _open_snapshot(
-    data: bytes, object_id: str, limit_nbytes: int
-) -> tuple[FlatBufferReader, list[Any]]:
-    """Open a file, and return its root table with positions of the targets of offsets."""
-    version, payload = open_envelope(data, FileType.SNAPSHOT, limit_nbytes)
-    reader = FlatBufferReader(payload, limit_nbytes, version)
-    root = reader.root(_SNAPSHOT.lazy)
-    check_object_id(root[_ID], "snapshot", object_id)
-    return reader, root
 
 
 def _read_stored_node(reader: FlatBufferReader, at: int) -> StoredNode:
@@ -278,29 +265,23 @@ def write_snapshot(snapshot: StoredSnapshot) -> bytes:
 
 
 def _node_row(node: StoredNode) -> tuple[Any, ...]:
-    kind, data = (GROUP, _NO_DATA) if node.array is None else (ARRAY, _array_row(node.array))
+    kind, data, array = GROUP, _NO_DATA, node.array
+    if array is not None:
+        names = None if array.names is None else [(name,) for name in array.names]
+        refs = [
+            (id_, [pack("<2I", *extent) for extent in extents]) for id_, extents in array.manifests
+        ]
+        kind, data = ARRAY, (_ARRAY, ((), names, refs, array.dimensions))
     return node.node_id, node.path, node.document, kind, data, node.extra
 
 
-def _array_row(array: StoredArray) -> tuple[TableType, tuple[Any, ...]]:
-    names = None if array.names is None else [(name,) for name in array.names]
-    refs = [
-        (ref.object_id, [pack("<2I", *extent) for extent in ref.extents]) for ref in array.manifests
-    ]
-    return _ARRAY, ((), names, refs, array.dimensions)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotHeaderDecoder:
-    """Decodes the header of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: str
-    limit_nbytes: int
+class SnapshotHeaderDecoder(FileDecoder):
+    """Decodes the header of the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> SnapshotInfo:
-        reader, root = _open_snapshot(data, self.object_id, self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         return SnapshotInfo(
-            required(decode_id(self.object_id), "id"),
+            self.object_id,
             root[_PARENT_ID],
             checked_us(root[_FLUSHED_AT]),
             required(reader.read(TEXT, root[_MESSAGE]), "message"),
@@ -315,7 +296,11 @@ class Chunks:
     keys: ChunkKeys
     """Keys of the chunks that are stored: shards, where the array is sharded."""
     grid: tuple[int, ...]
-    manifests: tuple[ManifestRef, ...]
+    manifests: tuple[ManifestRef, ...] = ()
+
+    def has(self, coords: tuple[int, ...]) -> bool:
+        """Return whether *coords* are inside of the grid."""
+        return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,22 +356,19 @@ class Snapshot:
         return iter(sorted(names))
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotDecoder:
-    """Decodes the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: bytes
-    limit_nbytes: int
+class SnapshotDecoder(FileDecoder):
+    """Decodes the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> Snapshot:
-        reader, root = _open_snapshot(data, encode_id(self.object_id), self.limit_nbytes)
+        reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []
         for at in () if root[_NODES] is None else reader.targets(root[_NODES]):
             table = reader.table(_NODE.lazy, at)
             path = required(reader.read(TEXT, table[_PATH]), "path")
-            if (reason := _misplaced(path, nodes)) is not None:
-                faults.append((path, reason))
+            if not is_node_path(path) or path[1:] in nodes:
+                reason = "another node has the same path"
+                faults.append((path, reason if is_node_path(path) else "no path of a node"))
                 continue
             node = nodes[path[1:]] = _read_node(reader, table)
             reader.spend(_weigh(node))
@@ -409,12 +391,6 @@ class SnapshotDecoder:
 def is_node_path(path: str) -> bool:
     """Return `True` for an absolute path in its canonical spelling."""
     return path == "/" or (path.startswith("/") and {"", ".", ".."}.isdisjoint(path[1:].split("/")))
-
-
-def _misplaced(path: str, nodes: Mapping[str, object]) -> str | None:
-    if not is_node_path(path):
-        return "no path of a node"
-    return "another node has the same path" if path[1:] in nodes else None
 
 
 def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[str, str]:

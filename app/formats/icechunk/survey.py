@@ -1,12 +1,12 @@
 """The references of one ref, and the shards and chunks behind them, for `inspect` and `verify`."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import mul
 
 from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
 from app.formats.icechunk.coords import inside
-from app.formats.icechunk.keys import MAIN, parse_ref
+from app.formats.icechunk.keys import parse_ref
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
 from app.formats.icechunk.repository import Repository, foreign_place, named_by
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
@@ -30,6 +30,7 @@ from app.model import ByteRange, Condition, Fixed, ObjectRef, Part, Stored, Virt
 
 type Follow = Callable[[str], ObjectRef]
 """Returns the object of a virtual reference; raises `DecodeError`, `NotAllowedError`."""
+type _Version = tuple[ObjectRef, Condition | Fixed | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,14 @@ class _SurveyedArray:
         return f"{self.key}/{array.keys.format(inner)}"
 
 
+@dataclass(frozen=True, slots=True)
 class RefSurvey:
-    """Follows every reference of a snapshot; *chunks* yields unsharded ones with a checksum too."""
+    """Follows every reference of a snapshot; *_chunks* yields unsharded ones with checksum too."""
 
-    def __init__(self, repository: Repository, ref: str, fetch: Fetch, *, chunks: bool) -> None:
-        self._repository = repository
-        self._ref = ref or MAIN.name
-        self._fetch = fetch
-        self._chunks = chunks
+    _repository: Repository
+    _ref: str
+    _fetch: Fetch
+    _chunks: bool
 
     async def findings(self) -> AsyncGenerator[Finding]:
         """Yield all findings. Raises: `UnknownRefError`, `DamagedError` for the snapshot."""
@@ -118,20 +119,21 @@ class RefSurvey:
         return _SurveyedArray(key, node, node.chunks, is_sharded or is_checked)
 
 
+@dataclass(frozen=True, slots=True)
 class _References:
     """The references of one array in one manifest."""
 
-    def __init__(
-        self, repository: Repository, manifest: Manifest, array: _SurveyedArray, follow: Follow
-    ) -> None:
-        self._repository = repository
-        self._file = repository.file("manifests", manifest.object_id)
-        self._manifest = manifest
-        self._array = array
-        self._follow = follow
-        self._needed: dict[tuple[ObjectRef, Condition | Fixed | None], NeededObject] = {}
-        """Of each object the reference that ends last."""
-        self._refused: dict[str, int] = {}
+    _repository: Repository
+    _manifest: Manifest
+    _array: _SurveyedArray
+    _follow: Follow
+    _needed: dict[_Version, NeededObject] = field(default_factory=dict)
+    """Of each object the reference that ends last."""
+    _refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def _file(self) -> ObjectRef:
+        return self._repository.file("manifests", self._manifest.object_id)
 
     def findings(self) -> Iterator[Finding]:
         node_id, grid = self._array.node.node_id, self._array.chunks.grid

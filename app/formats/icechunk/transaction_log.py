@@ -18,16 +18,17 @@ from app.formats.icechunk.chunk_tables import (
     write_tables,
 )
 from app.formats.icechunk.coords import Coords, union
-from app.formats.icechunk.envelope import FileType, open_envelope, seal_envelope
 from app.formats.icechunk.flatbuffers import (
     OBJECT_ID,
     POSITION,
     TEXT,
+    FileDecoder,
+    FileType,
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
-    check_object_id,
     required,
+    seal_envelope,
     structs_of,
     tables_of,
 )
@@ -75,18 +76,12 @@ _NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])
 """Slots from 1 on."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionLogDecoder:
-    """Decodes the log of the snapshot *object_id*, of at most *limit_nbytes* decompressed."""
-
-    object_id: str
-    limit_nbytes: int
+class TransactionLogDecoder(FileDecoder):
+    """Decodes the log of the snapshot *object_id*."""
 
     def __call__(self, data: bytes) -> TransactionLog:
-        payload = open_envelope(data, FileType.TRANSACTION_LOG, self.limit_nbytes).payload
-        reader = FlatBufferReader(payload, self.limit_nbytes)
-        object_id, *ids, updated_chunks, moves = reader.root(_LOG)
-        check_object_id(object_id, "transaction log", self.object_id)
+        reader, root = self.open(data, FileType.TRANSACTION_LOG, _LOG)
+        _, *ids, updated_chunks, moves = root
         named = zip(_NODE_FIELDS, ids, strict=True)
         return TransactionLog(
             **{name: frozenset(required(found, name)) for name, found in named},

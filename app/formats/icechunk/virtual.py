@@ -130,17 +130,17 @@ def _suggested(place: VirtualUrl, containers: Mapping[str, str]) -> str:
     for prefix in sorted(containers.values(), key=len, reverse=True):
         try:
             if parse_prefix(prefix).contains(place):
-                return _without_query(prefix)
+                return without_secrets(prefix)
         except DecodeError:
             continue
     folder = place.key.rpartition("/")[0] if place.scheme == "file" else ""
     return str(place._replace(key=f"{folder}/".lstrip("/")))
 
 
-def _without_query(url: str) -> str:
-    """Remove the query, which may be a signature."""
-    return url.partition("?")[0].partition("#")[0]
+def without_secrets(url: str) -> str:
+    """Remove the user, and the query, which may be a signature."""
+    return _USER.sub(r"\1", url.partition("?")[0].partition("#")[0])
 
 
 def _shown(url: str) -> str:
-    return repr(_USER.sub(r"\1", _without_query(url))[:200])
+    return repr(without_secrets(url)[:200])

@@ -6,12 +6,12 @@ moved is rebased onto the new tip, unless the two conflict.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import batched
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
 from app.concurrency import bounded_gather, retry_conflicts
@@ -28,37 +28,42 @@ from app.formats.documents import Json
 from app.formats.icechunk.changes import (
     ChangeSet,
     Edit,
-    check_inlaid,
     check_natives,
-    check_virtual,
-    demand_of_natives,
+    check_references,
     edit,
 )
-from app.formats.icechunk.commit import Outcome, apply_changes
-from app.formats.icechunk.config import Config
+from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
+from app.formats.icechunk.config import Config, parse_splitting
 from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
-from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.coords import Coords
+from app.formats.icechunk.ids import NODE_ID_NBYTES
+from app.formats.icechunk.manifest_writer import (
+    ArrayRewrite,
+    RewrittenManifests,
+    needed_manifests,
+    rewrite_manifests,
+)
 from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
 from app.formats.icechunk.repo_writer import (
-    Amended,
     FutureError,
-    NewCommit,
+    NewSnapshot,
     WriteId,
     check_metadata,
     find_write,
     marked,
     moment_after,
 )
-from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
+    write_transaction_log,
 )
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.commit_files import ChunkFiles, CommitFiles, new_object_id
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.chunk_files import ChunkFiles, new_object_id, put_new
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
 from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from app.storage.contract import CONFLICT, Conflict
 
@@ -66,6 +71,8 @@ _ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
+_MEMORY_PER_BYTE: Final = 16
+_MEMORY_PER_CHANGE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,10 @@ class CommitResult(NamedTuple):
     snapshot_id: str
     parent_id: str | None
 
+    @classmethod
+    def of(cls, snapshot: SnapshotInfo) -> Self:
+        return cls(snapshot.snapshot_id, snapshot.parent_id)
+
 
 class BranchTip(NamedTuple):
     """Tip of a branch according to *info*."""
@@ -101,33 +112,18 @@ class BranchTip(NamedTuple):
         return self.snapshot.snapshot_id
 
 
-class PreparedCommit(NamedTuple):
-    """Written snapshot that no branch refers to yet."""
-
-    tip: SnapshotInfo
-    change: NewCommit | Amended
-
-    @property
-    def result(self) -> CommitResult:
-        new = self.change.snapshot
-        return CommitResult(new.snapshot_id, new.parent_id)
-
-
+@dataclass(frozen=True, slots=True)
 class Committer:
     """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
 
-    def __init__(
-        self,
-        swaps: RepoSwaps,
-        budget: ByteBudget,
-        on_commit: Callable[[str], object] = lambda _: None,
-    ) -> None:
-        self._swaps = swaps
-        self._on_commit = on_commit
-        self._budget = budget
-        """For manifests that are rewritten."""
-        self._locks = WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock]()
-        """Order the commits of this process that lost a race for a branch."""
+    _swaps: RepoSwaps
+    _budget: ByteBudget
+    """For manifests that are rewritten."""
+    _on_commit: Callable[[str], object] = lambda _: None
+    _locks: WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """Order the commits of this process that lost a race for a branch."""
 
     async def find(
         self, opened: OpenedRepository, request: CommitRequest
@@ -175,8 +171,7 @@ class Committer:
     ) -> CommitResult:
         check_metadata(request.metadata)
         await self._swaps.store.verify_conditional_writes(opened.directory)
-        files = CommitFiles(opened, self._swaps.store, self._budget)
-        builder = CommitBuilder(opened, request, files, self._swaps.now_us)
+        builder = CommitBuilder(opened, request, self._swaps, self._budget)
         found = tip or await self.find(opened, request)
 
         async def attempt() -> CommitResult | Conflict:
@@ -196,13 +191,13 @@ class Committer:
     ) -> CommitResult | BranchTip:
         """Move the branch from *tip* to a new commit; return the new tip if it has moved."""
         opened, request = builder.opened, builder.request
-        prepared = await builder.build(changes, tip)
+        change = await builder.build(changes, tip)
 
         def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
             found = _find(request, info, opened)
-            if isinstance(found, CommitResult) or found.snapshot != prepared.tip:
+            if isinstance(found, CommitResult) or found.snapshot != tip.snapshot:
                 return Planned(found)
-            return Planned(prepared.result, prepared.change)
+            return Planned(CommitResult.of(change.snapshot), change)
 
         try:
             return await self._swaps.update(opened, plan)
@@ -246,55 +241,97 @@ async def commit_edits(
     return await committer.commit(opened, changes, request, found)
 
 
+@dataclass(slots=True)
 class CommitBuilder:
-    """Writes the snapshot of one commit, again for each tip that it is rebased onto."""
+    """Writes the files of one commit, again for each tip that it is rebased onto.
 
-    def __init__(
-        self,
-        opened: OpenedRepository,
-        request: CommitRequest,
-        files: CommitFiles,
-        now_us: Callable[[], int],
-    ) -> None:
-        self.opened = opened
-        self.request = request
-        self._now_us = now_us
-        self._files = files
-        self._rebases = 0
+    Manifests that a rebase does not affect are reused. Nothing refers to the files until the branch
+    moves; those of failed commits are garbage.
+    """
 
-    async def build(self, changes: ChangeSet, tip: BranchTip) -> PreparedCommit:
+    opened: OpenedRepository
+    request: CommitRequest
+    swaps: RepoSwaps
+    budget: ByteBudget
+    _rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = field(default_factory=dict)
+    _rebases: int = 0
+
+    async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
         opened, request = self.opened, self.request
         may_be_empty = request.allow_empty
-        base = await self._read_tip(tip)
+        if (base := await self._read_snapshot(tip.snapshot_id)) is None:
+            name = opened.repository.file("snapshots", tip.snapshot.object_id)
+            raise DamagedError(name, "does not exist, and the repository lists it")
         if tip.snapshot_id != request.parent_id:
             if request.amend:
                 self._refuse(tip.snapshot_id, "branch_moved")
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
-        applied = await asyncio.to_thread(apply_changes, changes, base)
+        config = _config(opened, tip.info)
+        splitting = await opened.decode_in_thread(
+            opened.repo, lambda: parse_splitting(config.splitting)
+        )
+        applied = await asyncio.to_thread(apply_changes, changes, base, splitting)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
-        staged = await self._files.write_manifests(applied, _config(opened, tip.info))
-        rewritten = {each.rewrite.node_id: each.rewritten for each in staged}
-        files = [file for each in staged for file in each.files]
+        rewritten = await self._write_manifests(applied, config.compression_level)
         name = opened.repository.file("snapshots", base.object_id)
-        outcome = await opened.decode_in_thread(name, lambda: applied.finish(rewritten, files))
-        snapshot = await asyncio.to_thread(self._snapshot, tip, base, outcome)
-        log = outcome.log
+        applied = await opened.decode_in_thread(name, lambda: applied.finish(rewritten))
+        snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
+        log = applied.log
         if request.amend:
-            (amended,) = await _read_logs(opened, [_Log(tip.snapshot_id, is_pruned=False)])
+            (amended,) = await _read_logs(opened, [_Log(tip.snapshot.object_id, is_pruned=False)])
             if amended is not None:
                 log = await asyncio.to_thread(merge_logs, amended, log)
-        await self._files.write_snapshot(snapshot, log)
-        return PreparedCommit(tip.snapshot, self._change(tip, snapshot))
+        object_id = snapshot.object_id
+        data, log_data = await asyncio.to_thread(
+            lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
+        )
+        files = [("snapshots", object_id, data), ("transactions", object_id, log_data)]
+        await bounded_gather(self._put, files)
+        return self._change(tip, snapshot)
 
-    async def _read_tip(self, tip: BranchTip) -> StoredSnapshot:
-        if (found := await self._read_snapshot(tip.snapshot_id)) is None:
-            name = self.opened.repository.file("snapshots", _decoded(tip.snapshot_id))
-            raise DamagedError(name, "does not exist, and the repository lists it")
-        return found
+    async def _write_manifests(self, applied: Applied, level: int) -> dict[bytes, Rewritten]:
+        async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
+            before, rewritten = self._rewritten.get(array.node_id, (None, None))
+            if rewritten is None or before != array:
+                rewritten = await self._rewrite(array, level, applied.manifest_files)
+                self._rewritten[array.node_id] = array, rewritten
+            return array.node_id, rewritten
+
+        return dict(await bounded_gather(rewrite, applied.rewrites))
+
+    async def _rewrite(
+        self, array: ArrayRewrite, level: int, known: Mapping[bytes, ManifestFile]
+    ) -> Rewritten:
+        opened = self.opened
+        needed = sorted(await asyncio.to_thread(needed_manifests, array))
+        nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
+        nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
+        async with self.budget.room(nbytes):
+            read = await bounded_gather(
+                lambda each: opened.repository.manifest(each, opened.fetch), needed
+            )
+            manifests = dict(zip(needed, read, strict=True))
+
+            def merge() -> tuple[RewrittenManifests, tuple[Coords, ...]]:
+                made = rewrite_manifests(array, manifests, new_object_id, level)
+                return made, array.dropped(manifests)
+
+            name = opened.directory.join(f"manifests ({array.path})")
+            made, dropped = await opened.decode_in_thread(name, merge)
+            files = [("manifests", new.file.object_id, new.data) for new in made.new]
+            await bounded_gather(self._put, files)
+        return Rewritten(made.refs, dropped, tuple(new.file for new in made.new))
+
+    async def _put(self, file: tuple[str, bytes, bytes]) -> None:
+        """Write a file of a folder, id and content; raise `ConflictError` if it is too large."""
+        repository, (kind, object_id, data) = self.opened.repository, file
+        name = repository.file(kind, object_id)
+        demand_readable(name, data, repository.limit_nbytes)
+        await put_new(self.swaps.store, name, data)
 
     async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
         return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
@@ -315,11 +352,15 @@ class CommitBuilder:
         )
         if isinstance(rebased, ChangeSet):
             return rebased
-        conflicts = [_report_conflict(each) for each in rebased]
-        raise CommitConflictError(request.parent_id, tip_id, conflicts)
+        raise CommitConflictError(request.parent_id, tip_id, list(map(asdict, rebased)))
 
     async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
-        wanted, found, nbytes = list(_logs_of(chain)), list[TransactionLog](), 0
+        found, nbytes = list[TransactionLog](), 0
+        wanted = [
+            _Log(object_id, is_pruned=object_id != info.object_id)
+            for info in chain
+            for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
+        ]
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
@@ -337,29 +378,29 @@ class CommitBuilder:
         return found
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
-        whole: Mapping[str, object] = {"kind": kind, "path": "/", "count": 0, "chunks": []}
+        whole = asdict(CommitConflict(kind, "/"))
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
-    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, outcome: Outcome) -> StoredSnapshot:
+    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            flushed_at_us = moment_after(base.flushed_at_us, self._now_us())
+            flushed_at_us = moment_after(base.flushed_at_us, self.swaps.now_us())
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(
             new_object_id(),
-            outcome.nodes,
-            outcome.manifest_files,
+            applied.nodes,
+            applied.manifest_files,
             flushed_at_us,
             request.message,
             metadata,
             base.extra,
         )
 
-    def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewCommit | Amended:
+    def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewSnapshot:
         new = SnapshotInfo(
             snapshot.object_id,
             tip.snapshot.parent if self.request.amend else tip.snapshot.object_id,
@@ -368,8 +409,7 @@ class CommitBuilder:
             snapshot.metadata,
             tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
-        kind = Amended if self.request.amend else NewCommit
-        return kind(self.request.branch, new)
+        return NewSnapshot(self.request.branch, new, self.request.amend)
 
 
 def _find(
@@ -377,7 +417,7 @@ def _find(
 ) -> CommitResult | BranchTip:
     """Look up the commit that *request* has made before, or else the tip of its branch."""
     if (made := find_write(info, request.write_id)) is not None:
-        return CommitResult(made.snapshot_id, made.parent_id)
+        return CommitResult.of(made)
     require_unlocked(info, opened.repo)
     if (tip_id := info.branches.get(request.branch)) is None:
         raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
@@ -391,11 +431,8 @@ def _find(
 async def _check_references(
     files: ChunkFiles, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
-    config = _config(opened, info)
-    await asyncio.to_thread(check_inlaid, changes, config.inline_chunk_threshold_bytes)
-    allowed = opened.repository.allowed
-    await asyncio.to_thread(check_virtual, changes, allowed, config.containers)
-    wanted = await asyncio.to_thread(demand_of_natives, changes)
+    config, allowed = _config(opened, info), opened.repository.allowed
+    wanted = await asyncio.to_thread(check_references, changes, config, allowed)
     lengths = await files.lengths(opened, info, wanted)
     if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
         await asyncio.to_thread(check_natives, changes, lengths)
@@ -405,12 +442,6 @@ def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
     if isinstance(info.config, Config):
         return info.config
     raise DamagedError(opened.repo, str(info.config))
-
-
-def _report_conflict(conflict: CommitConflict) -> Mapping[str, object]:
-    chunks = conflict.chunks
-    count, first = (0, []) if chunks is None else (chunks.count, chunks.chunks)
-    return {"kind": conflict.kind, "path": conflict.path, "count": count, "chunks": first}
 
 
 def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotInfo] | None:
@@ -424,19 +455,11 @@ def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotIn
 
 
 class _Log(NamedTuple):
-    """Name of a log."""
+    """Log of a snapshot."""
 
-    snapshot_id: str
+    object_id: bytes
     is_pruned: bool
     """True if its snapshot has expired, so that the log may be deleted too."""
-
-
-def _logs_of(chain: Sequence[SnapshotInfo]) -> Iterator[_Log]:
-    """Name the logs of the snapshots of *chain*, earliest first; pruned ones before their heirs."""
-    for info in chain:
-        for pruned in info.pruned_ancestor_tx_logs:
-            yield _Log(encode_id(pruned), is_pruned=True)
-        yield _Log(info.snapshot_id, is_pruned=False)
 
 
 async def _read_logs(
@@ -447,16 +470,10 @@ async def _read_logs(
 
 
 async def _read_log(opened: OpenedRepository, wanted: _Log) -> TransactionLog | None:
-    repository, object_id = opened.repository, _decoded(wanted.snapshot_id)
-    decode = TransactionLogDecoder(wanted.snapshot_id, repository.limit_nbytes)
+    repository, object_id = opened.repository, wanted.object_id
+    decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
     log = await repository.read("transactions", object_id, decode, opened.fetch)
     if log is None and not wanted.is_pruned:
         name = repository.file("transactions", object_id)
         raise DamagedError(name, "does not exist, so that the changes of the snapshot are unknown")
     return log
-
-
-def _decoded(snapshot_id: str) -> bytes:
-    if (object_id := decode_id(snapshot_id)) is None:
-        raise ValueError(f"not an id: {snapshot_id}")
-    return object_id

@@ -1,11 +1,11 @@
 """Branches, tags, containers and status of a repository, listed and changed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from app.errors import (
     BadBodyError,
@@ -15,19 +15,12 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo
-from app.formats.icechunk.repo_writer import (
-    BranchCreated,
-    BranchDeleted,
-    BranchReset,
-    StatusChanged,
-    TagCreated,
-    TagDeleted,
-)
+from app.formats.icechunk.repo_writer import RefChange, StatusChanged
 from app.formats.icechunk.repository import unescape
-from app.formats.icechunk.virtual import is_allowed
+from app.formats.icechunk.virtual import is_allowed, without_secrets
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
@@ -38,7 +31,7 @@ from app.resolve.listing import Root
 _REFS: Final = "refs/"
 _TAG: Final = "refs/tag."
 _DELETED: Final = "/ref.json.deleted"
-MAX_NAME_NBYTES: Final = 255
+_MAX_NAME_NBYTES: Final = 255
 _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
 
@@ -92,16 +85,20 @@ async def read_branches(opened: OpenedRepository, after: str | None, limit: int)
     """Read up to *limit* of the branches behind the name *after*."""
     await opened.info()
     refs = await opened.repository.refs.branches(opened.fetch, opened.listing)
-    branches, last = _page(refs, after, limit)
-    return BranchPage(branches, _faults(refs), last)
+    return BranchPage(*_page(refs, after, limit))
 
 
 async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
     """Read up to *limit* of the tags behind the name *after*."""
-    deleted = await _deleted_tags(opened)
+    if (info := await opened.info()) is not None:
+        deleted = await opened.decode_in_thread(opened.repo, info.deleted_tags)
+    else:
+        names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
+        stored = (name.removeprefix(_TAG).removesuffix(_DELETED) for name in names)
+        deleted = sorted(map(unescape, stored))
     refs = await opened.repository.refs.tags(opened.fetch, opened.listing)
-    tags, last = _page(refs, after, limit)
-    return TagPage(tags, _faults(refs), deleted, last)
+    tags, damaged, last = _page(refs, after, limit)
+    return TagPage(tags, damaged, deleted, last)
 
 
 async def list_containers(root: Root, path: str) -> list[ContainerReport | DamageReport]:
@@ -116,38 +113,18 @@ async def list_containers(root: Root, path: str) -> list[ContainerReport | Damag
         return [DamageReport(path, str(damage.ref), damage.reason)]
     allowed = opened.repository.allowed
     return [
-        ContainerReport(name, _without_secrets(url), store, is_allowed(url, allowed))
+        ContainerReport(name, without_secrets(url), store, is_allowed(url, allowed))
         for name, url, store in ((each.name, each.url_prefix, each.store) for each in containers)
     ]
 
 
-async def _deleted_tags(opened: OpenedRepository) -> list[str]:
-    if (info := await opened.info()) is not None:
-        return await opened.decode_in_thread(opened.repo, info.deleted_tags)
-    names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
-    return sorted(unescape(name.removeprefix(_TAG).removesuffix(_DELETED)) for name in names)
-
-
-def _page(refs: Mapping[str, str], after: str | None, limit: int) -> tuple[list[Named], str | None]:
+def _page(
+    refs: NamedSnapshots, after: str | None, limit: int
+) -> tuple[list[Named], list[DamagedName], str | None]:
     names = sorted(name for name in refs if after is None or name > after)
     page = [Named(name, refs[name]) for name in names[:limit]]
-    return page, names[limit - 1] if len(names) > limit else None
-
-
-def _faults(refs: Mapping[str, str]) -> list[DamagedName]:
-    """Return damaged refs, which only version 2 keeps beside others."""
-    return (
-        [DamagedName(*fault) for fault in refs.faults.items()]
-        if isinstance(refs, NamedSnapshots)
-        else []
-    )
-
-
-def _without_secrets(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    rest = rest.partition("?")[0].partition("#")[0]
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    damaged = [DamagedName(*fault) for fault in refs.faults.items()]
+    return page, damaged, names[limit - 1] if len(names) > limit else None
 
 
 class Feature(IntEnum):
@@ -166,109 +143,94 @@ class RefChanges:
 
     async def create_branch(self, name: str, snapshot_id: str) -> Named:
         """Create a branch at a snapshot; raise `ConflictError` if there is one of that name."""
-        demand_name(name)
-        plan = partial(_plan_branch, name, _object_id(snapshot_id))
-        return await self.swaps.update(self.opened, plan)
+
+        def check(info: RepoInfo) -> None:
+            if name in info.branches or name in info.branches.faults:
+                raise ConflictError(f"there is a branch {name!r} already")
+
+        _check_name(name)
+        return await self._set("branch_created", name, snapshot_id, check)
 
     async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> Named:
         """Move a branch that meets *demand* to another snapshot."""
-        plan = partial(_plan_reset, name, _object_id(snapshot_id), demand)
-        return await self.swaps.update(self.opened, plan)
+        check = partial(_check_tip, name, demand)
+        return await self._set("branch_reset", name, snapshot_id, check)
 
     async def delete_branch(self, name: str, demand: Demand | None) -> None:
         """Delete a branch other than ``main``; its snapshots stay."""
+
+        def plan(info: RepoInfo) -> Planned[None]:
+            _check_tip(name, demand, info)
+            return Planned(None, RefChange("branch_deleted", name))
+
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
-        await self.swaps.update(self.opened, partial(_plan_no_branch, name, demand))
+        await self.swaps.update(self.opened, plan)
 
     async def create_tag(self, name: str, snapshot_id: str) -> Named:
         """Create a tag at a snapshot; raise `ConflictError` if there is or was one of that name."""
-        demand_name(name)
-        plan = partial(_plan_tag, name, _object_id(snapshot_id))
-        return await self.swaps.update(self.opened, plan)
+
+        def check(info: RepoInfo) -> None:
+            _check_feature(info, Feature.CREATE_TAG)
+            if name in info.tags or name in info.tags.faults:
+                raise ConflictError(f"there is a tag {name!r} already")
+            if name in info.deleted_tags():
+                raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
+
+        _check_name(name)
+        return await self._set("tag_created", name, snapshot_id, check)
 
     async def delete_tag(self, name: str) -> None:
         """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""
-        await self.swaps.update(self.opened, partial(_plan_no_tag, name))
+
+        def plan(info: RepoInfo) -> Planned[None]:
+            _check_feature(info, Feature.DELETE_TAG)
+            if info.tags.get(name) is None:
+                raise UnknownRefError(f"there is no tag {name!r}")
+            return Planned(None, RefChange("tag_deleted", name))
+
+        await self.swaps.update(self.opened, plan)
 
     async def set_status(self, availability: Availability, reason: str | None) -> None:
         """Set the status of the repository, also of one that is locked. Raises: see `RepoSwaps`."""
         change = StatusChanged(availability, reason)
         await self.swaps.update(self.opened, lambda _: Planned(None, change))
 
+    async def _set(
+        self,
+        kind: Literal["branch_created", "branch_reset", "tag_created"],
+        name: str,
+        snapshot_id: str,
+        check: Callable[[RepoInfo], None],
+    ) -> Named:
+        if (object_id := decode_id(snapshot_id)) is None:
+            raise BadBodyError(f"{snapshot_id[:40]!r} is no id of a snapshot")
 
-def demand_name(name: str) -> None:
+        def plan(info: RepoInfo) -> Planned[Named]:
+            check(info)
+            if info.snapshot(snapshot_id) is None:
+                raise UnknownRefError(f"there is no snapshot {snapshot_id}")
+            return Planned(Named(name, snapshot_id), RefChange(kind, name, object_id))
+
+        return await self.swaps.update(self.opened, plan)
+
+
+def _check_name(name: str) -> None:
     """Raise `BadBodyError` for names that no URL can contain, though the library admits them."""
     if _UNREACHABLE.search(name):
         raise BadBodyError(f"no ref is called {name!r}: no URL would lead to it")
-    if len(name.encode()) > MAX_NAME_NBYTES:
-        raise BadBodyError(f"the name of a ref has more than {MAX_NAME_NBYTES} bytes")
+    if len(name.encode()) > _MAX_NAME_NBYTES:
+        raise BadBodyError(f"the name of a ref has more than {_MAX_NAME_NBYTES} bytes")
 
 
-def demand_feature(info: RepoInfo, feature: Feature) -> None:
-    """Check that the owner of the repository admits a change. Raises: `ConflictError`."""
+def _check_feature(info: RepoInfo, feature: Feature) -> None:
     if feature in info.disabled_feature_flags():
         name = feature.name.lower()
         raise ConflictError(f"the repository forbids it: the feature flag {name} is off")
 
 
-def find_branch(info: RepoInfo, name: str) -> str:
-    """Return the id of the snapshot of a branch. Raises: `UnknownRefError`."""
-    return _find(info.branches.get, "branch", name)
-
-
-def _plan_branch(name: str, object_id: bytes, info: RepoInfo) -> Planned[Named]:
-    if name in info.branches or name in info.branches.faults:
-        raise ConflictError(f"there is a branch {name!r} already")
-    _demand_snapshot(info, object_id)
-    return Planned(Named(name, encode_id(object_id)), BranchCreated(name, object_id))
-
-
-def _plan_reset(name: str, object_id: bytes, demand: Demand, info: RepoInfo) -> Planned[Named]:
-    _demand_tip(info, name, demand)
-    _demand_snapshot(info, object_id)
-    return Planned(Named(name, encode_id(object_id)), BranchReset(name, object_id))
-
-
-def _plan_no_branch(name: str, demand: Demand | None, info: RepoInfo) -> Planned[None]:
-    _demand_tip(info, name, demand)
-    return Planned(None, BranchDeleted(name))
-
-
-def _plan_tag(name: str, object_id: bytes, info: RepoInfo) -> Planned[Named]:
-    demand_feature(info, Feature.CREATE_TAG)
-    if name in info.tags or name in info.tags.faults:
-        raise ConflictError(f"there is a tag {name!r} already")
-    if name in info.deleted_tags():
-        raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
-    _demand_snapshot(info, object_id)
-    return Planned(Named(name, encode_id(object_id)), TagCreated(name, object_id))
-
-
-def _plan_no_tag(name: str, info: RepoInfo) -> Planned[None]:
-    demand_feature(info, Feature.DELETE_TAG)
-    _find(info.tags.get, "tag", name)
-    return Planned(None, TagDeleted(name))
-
-
-def _demand_tip(info: RepoInfo, name: str, demand: Demand | None) -> None:
-    current = find_branch(info, name)
+def _check_tip(name: str, demand: Demand | None, info: RepoInfo) -> None:
+    if (current := info.branches.get(name)) is None:
+        raise UnknownRefError(f"there is no branch {name!r}")
     if demand is not None and not demand((ETag(f'"{current}"'),)):
         raise PreconditionFailedError(f"the branch {name!r} is at {current}")
-
-
-def _demand_snapshot(info: RepoInfo, object_id: bytes) -> None:
-    if info.snapshot(encode_id(object_id)) is None:
-        raise UnknownRefError(f"there is no snapshot {encode_id(object_id)}")
-
-
-def _find(get: Callable[[str], str | None], kind: str, name: str) -> str:
-    if (found := get(name)) is None:
-        raise UnknownRefError(f"there is no {kind} {name!r}")
-    return found
-
-
-def _object_id(text: str) -> bytes:
-    if (object_id := decode_id(text)) is None:
-        raise BadBodyError(f"{text[:40]!r} is no id of a snapshot")
-    return object_id

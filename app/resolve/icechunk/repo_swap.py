@@ -1,13 +1,15 @@
-"""Replacement of ``repo``, the only mutable file of a repository, by compare-and-swap.
+"""Creation of repositories, and replacement of ``repo``, their only mutable file.
 
 A plan maps the file as it is to a change. The old file is kept in ``overwritten/`` first. After a
-lost race the plan is made again.
+lost race the plan is made again. A repository is created in an empty place, as the specification
+says under "Initialize New Repository".
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -20,19 +22,27 @@ from app.errors import (
     ReadOnlyError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.envelope import fits, memory_nbytes
+from app.formats.icechunk.flatbuffers import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
-from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.layout import Icechunk
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
 from app.formats.icechunk.repo_writer import (
+    ROOT_ID,
+    ROOT_MESSAGE,
+    ROOT_METADATA,
     FutureError,
     RepoChange,
     StatusChanged,
+    create_repo,
     moment_after,
     rewrite_repo,
 )
-from app.formats.icechunk.repository import RepoRefs
+from app.formats.icechunk.repository import REPO, RepoRefs
+from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
+from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, ObjectRef
+from app.model import ByteRange, ObjectRef
+from app.resolve.containers import Dataset
 from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
 from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
@@ -41,6 +51,13 @@ _ATTEMPTS: Final = 100
 _COPIES: Final = 2
 BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
+SKEW_S: Final = 600
+"""Largest difference of clocks; the library has the same limit."""
+_SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
+_TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
+_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
+_LIMIT_NBYTES: Final = 64 * 1024
+"""Bound of the first snapshot, which has some hundred bytes."""
 
 
 class Planned[T](NamedTuple):
@@ -57,25 +74,20 @@ class _Prepared[T](NamedTuple):
     backup: str
 
 
+@dataclass(frozen=True, slots=True)
 class RepoSwaps:
     """Changes ``repo``, one change of a repository at a time; readers here see it at once."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        fetch: ReadCache,
-        *,
-        clock: Callable[[], float] = time.time,
-        backoff: Backoff = BACKOFF,
-    ) -> None:
-        self.store = store
-        self.fetch = fetch
-        self._clock = clock
-        self._backoff = backoff
-        self._turns = WeakValueDictionary[ObjectRef, asyncio.Lock]()
+    store: ObjectStore
+    fetch: ReadCache
+    clock: Callable[[], float] = time.time
+    backoff: Backoff = BACKOFF
+    _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     def now_us(self) -> int:
-        return int(self._clock() * 1_000_000)
+        return int(self.clock() * 1_000_000)
 
     async def update[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
@@ -99,14 +111,14 @@ class RepoSwaps:
                 Conflict,
                 opened.repo,
                 attempts=_ATTEMPTS,
-                backoff=self._backoff,
+                backoff=self.backoff,
             )
         return prepared.answer
 
     async def _attempt[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T] | Conflict:
-        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self._clock()
+        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self.clock()
         found = await self.store.get(ref, ByteRange(0, limit + 1))
         if not isinstance(found, Found):
             self.fetch.forget(ref)
@@ -124,20 +136,18 @@ class RepoSwaps:
         if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
             return CONFLICT
         await demand_clock(self.store, backup, began_s)
-        swapped = await self._swap(ref, prepared.data, found.etag)
-        return CONFLICT if swapped is CONFLICT else prepared
-
-    async def _swap(self, ref: ObjectRef, data: bytes, expected: ETag) -> ETag | Conflict:
         try:
-            return await self.store.put(ref, [data], expected=expected)
+            swapped = await self.store.put(ref, [prepared.data], expected=found.etag)
         finally:
             self.fetch.forget(ref)
+        return CONFLICT if swapped is CONFLICT else prepared
 
     def _prepare[T](
         self, ref: ObjectRef, limit: int, data: bytes, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T]:
         now_us = self.now_us()
-        backup = _backup_name(now_us // 1000)
+        number = max(0, _YEAR_3000_MS - now_us // 1000)  # sorts before those of earlier backups
+        backup = f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
         try:
             info = RepoInfoDecoder(limit)(data)
             answer, change = plan(info)
@@ -145,7 +155,8 @@ class RepoSwaps:
                 return _Prepared(answer, None, backup)
             if not isinstance(change, StatusChanged):
                 require_unlocked(info, ref)
-            at_us = moment_after(info.newest_update_us(), now_us)
+            newest_us = next((each.updated_at_us for each in info.updates()), 0)
+            at_us = moment_after(newest_us, now_us)
             data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
@@ -164,16 +175,6 @@ def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
         )
 
 
-def _backup_name(now_ms: int) -> str:
-    """Return a name that sorts before those of earlier backups."""
-    number = max(0, _YEAR_3000_MS - now_ms)
-    return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
-
-
-SKEW_S: Final = 600
-"""Largest difference of clocks; the library has the same limit."""
-
-
 async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> None:
     """Check that *written*, an object whose PUT began at *now_s*, has about that time."""
     stat = await store.stat(written)
@@ -182,3 +183,56 @@ async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> 
     skew_s = stat.modified_s - int(now_s)
     if abs(skew_s) > SKEW_S:
         raise ClockSkewError(f"{written}: the store's clock is {skew_s} s ahead of ours")
+
+
+async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
+    """Create a repository at the root of *dataset*, and return the id of its first snapshot.
+
+    Of several callers one succeeds. An attempt that stopped halfway can be completed by another.
+
+    Raises: `ConflictError` where the root is not empty, or another caller was faster;
+    `UnwritableError`, `StorageError`.
+    """
+    if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
+        raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
+    root, store = dataset.root, swaps.store
+    await store.verify_conditional_writes(root)
+    await _check_empty(swaps, root)
+    now_us = swaps.now_us()
+    log = write_transaction_log(ROOT_ID, _NO_CHANGES)
+    await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT)
+    metadata = encode_metadata(ROOT_METADATA)
+    first = StoredSnapshot(ROOT_ID, {}, {}, now_us, ROOT_MESSAGE, metadata)
+    snapshot = write_snapshot(first)
+    if await store.put(root.join(_SNAPSHOT), [snapshot], expected=ABSENT) is CONFLICT:
+        now_us = await _read_flushed_at_us(swaps, root.join(_SNAPSHOT))
+    try:
+        data = create_repo(now_us, max(now_us, swaps.now_us()))
+        done = await store.put(root.join(REPO), [data], expected=ABSENT)
+    finally:
+        swaps.fetch.forget(root.join(REPO))
+    if done is CONFLICT:
+        raise ConflictError(f"another request has created a repository at {root}")
+    return encode_id(ROOT_ID)
+
+
+async def _check_empty(swaps: RepoSwaps, root: ObjectRef) -> None:
+    """Return if *root* is empty, but for an unfinished attempt and empty folder objects."""
+    async for listed in swaps.store.list(root.prefix):
+        name = listed.ref.key.removeprefix(root.prefix.key)
+        if name == REPO:
+            raise ConflictError(f"there is a repository at {root} already")
+        is_marker = name.endswith("/") or not name
+        if not (is_marker and not listed.size) and name not in (_SNAPSHOT, _TRANSACTION_LOG):
+            raise ConflictError(f"{root} is not empty: there is {name}")
+
+
+async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
+    found = await swaps.store.get(ref)
+    if not isinstance(found, Found):
+        raise ConflictError(f"{ref} was deleted during the creation of a repository")
+    try:
+        header = SnapshotHeaderDecoder(ROOT_ID, _LIMIT_NBYTES)(found.data)
+    except DecodeError as error:
+        raise DamagedError(ref, str(error)) from error
+    return header.flushed_at_us

@@ -1,13 +1,16 @@
-"""Opened Icechunk repositories: repo info, snapshots and ancestry."""
+"""Opened Icechunk repositories: repo info, snapshots, history and operations."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.errors import (
+    BadParameterError,
     DamagedError,
     LockedError,
     OfflineError,
@@ -15,11 +18,20 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.envelope import memory_nbytes
-from app.formats.icechunk.ids import decode_id
+from app.formats.documents import Json
+from app.formats.icechunk.flatbuffers import memory_nbytes
+from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.keys import MAIN, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.repo_info import Availability, RepoInfo, SnapshotInfo
+from app.formats.icechunk.repo_info import (
+    Availability,
+    RepoInfo,
+    RepoInfoDecoder,
+    SnapshotInfo,
+    Status,
+    Value,
+    is_backup,
+)
 from app.formats.icechunk.repository import REPO, RepoRefs, Repository
 from app.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
@@ -27,11 +39,14 @@ from app.formats.icechunk.snapshot import (
     StoredSnapshotDecoder,
 )
 from app.formats.reading import DecodeError, Fetch, Read
-from app.formats.surveying import Listing
-from app.model import ByteRange, ObjectRef, VirtualKey
+from app.formats.surveying import Listing, State
+from app.model import ByteRange, ETag, Fixed, ObjectRef, VirtualKey
 from app.resolve.listing import Root, list_names
 
 _BATCH: Final = 64
+_METADATA_NBYTES: Final = 1 << 20
+_FILES_AT_ONCE: Final = 100
+_SEPARATOR: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,7 @@ class OpenedRepository:
         while wanted is not None and (object_id := decode_id(wanted)) is not None:
             limit = self.repository.limit_nbytes
             name = self.repository.file("snapshots", object_id)
-            decode = SnapshotHeaderDecoder(wanted, limit)
+            decode = SnapshotHeaderDecoder(object_id, limit)
             request = ByteRange(0, limit + 1)
             read = Read("snapshot-header", name, request, decode, memory_nbytes=memory_nbytes)
             found = await self.fetch(read)
@@ -162,3 +177,195 @@ def require_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
     if availability is not Availability.ONLINE:
         name = availability.name.lower().replace("_", "-")
         raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason given'}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """Snapshot in a history."""
+
+    snapshot_id: str
+    parent_id: str | None
+    message: str
+    flushed_at: datetime
+    metadata: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Page of snapshots, newest first, each the parent of the one before."""
+
+    history: list[Ancestor]
+    next: str | None
+
+
+async def read_history(
+    opened: OpenedRepository, ref: str, after: str | None, limit: int
+) -> HistoryPage:
+    """Read up to *limit* snapshots that led to *ref*, or ancestors of the snapshot *after*."""
+    start = await opened.find(ref)
+    infos: list[SnapshotInfo] = []
+    nbytes = 0
+    async for info in opened.ancestry(after or start):
+        if info.snapshot_id == after:
+            continue
+        if len(infos) == limit or nbytes > _METADATA_NBYTES:
+            return HistoryPage(await _ancestors(opened, infos), infos[-1].snapshot_id)
+        infos.append(info)
+        nbytes += sum(len(value) for _, value in info.metadata.items)
+    return HistoryPage(await _ancestors(opened, infos), None)
+
+
+async def _ancestors(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
+    def decode(info: SnapshotInfo) -> Ancestor:
+        metadata = info.metadata.decode()
+        return Ancestor(info.snapshot_id, info.parent_id, info.message, info.flushed_at, metadata)
+
+    return await opened.decode_in_thread(opened.directory, lambda: list(map(decode, infos)))
+
+
+@dataclass(frozen=True, slots=True)
+class RefTip:
+    """Branch or tag, and its newest commit."""
+
+    ref: str
+    """As in keys: ``@tag.v1``."""
+    snapshot_id: str
+    message: str
+    flushed_at: datetime | None
+
+
+async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:
+    """Read the commit of each of *states*."""
+    tips = []
+    for ref, snapshot_id in states:
+        try:
+            async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
+                newest = await anext(ancestors)
+            tips.append(RefTip(ref, snapshot_id, newest.message, newest.flushed_at))
+        except UnknownRefError:
+            tips.append(RefTip(ref, snapshot_id, "", None))
+    return tips
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Status that an operation has set."""
+
+    availability: str
+    set_at: datetime
+    limited_availability_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Operation on a repository."""
+
+    kind: str
+    updated_at: datetime
+    backup: str | None
+    """File in ``overwritten/`` with the state after it; `None` for the current state, and for
+    operations that were listed by a migration."""
+    fields: dict[str, str | int | bool | SetStatus | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsPage:
+    """Page of operations, newest first."""
+
+    operations: list[Operation]
+    next: str | None
+    """Parameter `after` of the next page, if there is one; stays valid."""
+    ends_early: str | None
+    """Reason for which older operations cannot be read, if there are some."""
+
+
+class _Position(NamedTuple):
+    name: str | None
+    before: datetime | None
+
+
+class _FilePage(NamedTuple):
+    operations: list[Operation]
+    is_all: bool
+    oldest: datetime | None
+
+
+async def read_operations(
+    opened: OpenedRepository, after: str | None, limit: int
+) -> OperationsPage:
+    """Read up to *limit* operations before *after*; format version 1 has no log of them."""
+    place, newer = _parse_position(after), None
+    operations: list[Operation] = []
+    for _ in range(_FILES_AT_ONCE):
+        ref, info = opened.repo, await opened.info()
+        if info is None:
+            raise UnknownRepositoryError(
+                f"{opened.directory} follows version 1 of the format, which has no log of "
+                "operations"
+            )
+        if place.name is not None:
+            ref = opened.directory.join(f"overwritten/{place.name}")
+            info = await _read_backup(opened, place.name, ref)
+        if info is None:
+            return OperationsPage(operations, None, f"{ref} does not exist")
+        decode = partial(_decode, info, place, newer, limit - len(operations))
+        page = await opened.decode_in_thread(ref, decode)
+        operations += page.operations
+        if page.is_all and info.repo_before_updates is None:
+            return OperationsPage(operations, None, None)
+        last = operations[-1].updated_at if operations else place.before
+        if not page.is_all:
+            return OperationsPage(operations, _spell_position(_Position(place.name, last)), None)
+        place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
+    return OperationsPage(operations, _spell_position(place), None)
+
+
+def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
+    """Return up to *limit* operations of a file; raise `DecodeError` unless older than *newer*."""
+    operations: list[Operation] = []
+    for update in info.updates():
+        if newer is not None and update.updated_at >= newer:
+            raise DecodeError(f"the operation of {newer} came after that of {update.updated_at}")
+        newer = update.updated_at
+        if place.before is not None and update.updated_at >= place.before:
+            continue
+        if len(operations) == limit:
+            return _FilePage(operations, is_all=False, oldest=newer)
+        fields = {key: _field(value) for key, value in update.fields.items()}
+        backup = update.backup_path or place.name
+        operations.append(Operation(update.kind, update.updated_at, backup, fields))
+    return _FilePage(operations, is_all=True, oldest=newer)
+
+
+def _field(value: Value) -> str | int | bool | SetStatus | None:
+    if isinstance(value, Status):
+        return SetStatus(value.availability.name.lower(), value.set_at, value.reason)
+    return encode_id(value) if isinstance(value, bytes) else value
+
+
+async def _read_backup(opened: OpenedRepository, name: str, ref: ObjectRef) -> RepoInfo | None:
+    limit = opened.repository.limit_nbytes
+    version, request = Fixed(ETag(f'"{name}"')), ByteRange(0, limit + 1)
+    read = Read("repo-backup", ref, request, RepoInfoDecoder(limit), version, memory_nbytes)
+    found = await opened.fetch(read)
+    return None if found is None else found.value
+
+
+def _spell_position(place: _Position) -> str:
+    before = "" if place.before is None else f"{place.before:%Y-%m-%dT%H:%M:%S.%fZ}"
+    return before if place.name is None else f"{before}{_SEPARATOR}{place.name}"
+
+
+def _parse_position(after: str | None) -> _Position:
+    if after is None:
+        return _Position(None, None)
+    text, separator, name = after.partition(_SEPARATOR)
+    if separator and not is_backup(name):
+        raise BadParameterError("after: no page of operations ended with it")
+    try:
+        before = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        raise BadParameterError("after: it begins with no time") from None
+    if before is not None and before.tzinfo is None:
+        before = before.replace(tzinfo=UTC)
+    return _Position(name if separator else None, before)

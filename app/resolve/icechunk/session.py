@@ -1,13 +1,11 @@
 """Session of a repository: its current state, and its chunks in the journal or the parent."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
-from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.repository import Repository, named_by
@@ -26,7 +24,7 @@ from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.reading import Fetch
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.bodies import Entity
-from app.resolve.icechunk.commit_files import put_chunk_file
+from app.resolve.icechunk.chunk_files import put_chunk_file
 from app.resolve.icechunk.repository import read_snapshot
 from app.resolve.icechunk.session_objects import (
     SessionDocumentStore,
@@ -37,7 +35,6 @@ from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import (
     ABSENT,
     CONFLICT,
-    Absent,
     Conflict,
     Expected,
     ObjectStore,
@@ -65,46 +62,23 @@ def entity_nbytes(key: tuple[object, str, ETag], entity: Entity) -> int:
     return _ENTITY_NBYTES + len(key[1]) + len(data)
 
 
-class FoundChunk(NamedTuple):
-    """Chunk of a session, and the version of the journal entry that it was found in."""
-
-    entity: Entity | None
-    entry_etag: ETag | None
-
-    def matches(self, expected: Expected) -> bool:
-        return is_as_expected(None if self.entity is None else self.entity.etag, expected)
-
-
+@dataclass(eq=False)
 class Session:
     """State of a session as last read, and the means to read and change it."""
 
-    def __init__(  # noqa: PLR0913 - its parts
-        self,
-        location: SessionLocation,
-        repository: Repository,
-        store: ObjectStore,
-        fetch: Fetch,
-        journal: SessionJournal,
-        *,
-        entities: Entities,
-        lifetime_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.location = location
-        self.repository = repository
-        self.store = store
-        self.fetch = fetch
-        self.journal = journal
-        self.documents = SessionDocumentStore(
-            store, location.document, limit_nbytes=repository.limit_nbytes
-        )
-        self.clock = clock
-        self._entities = entities
-        self._cache_key = object()
-        self._lifetime_s = lifetime_s
-        self._view: SessionView | None = None
-        self._viewed: SessionDocument | None = None
-        self._document_nbytes: tuple[SessionDocument | None, int] = None, 0
+    location: SessionLocation
+    repository: Repository
+    store: ObjectStore
+    fetch: Fetch
+    journal: SessionJournal
+    documents: SessionDocumentStore
+    entities: Entities
+    lifetime_s: float
+    clock: Callable[[], float]
+    _cache_key: object = field(default_factory=object, init=False)
+    _view: SessionView | None = field(default=None, init=False)
+    _viewed: SessionDocument | None = field(default=None, init=False)
+    _document_nbytes: tuple[SessionDocument | None, int] = field(default=(None, 0), init=False)
 
     @property
     def nbytes(self) -> int:
@@ -169,16 +143,16 @@ class Session:
 
     def renewed(self, document: SessionDocument) -> SessionDocument:
         """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
-        until_s = min(self.clock() + self._lifetime_s, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < self._lifetime_s / _RENEWALS:
+        until_s = min(self.clock() + self.lifetime_s, document.created_at_s + MAX_AGE_S)
+        if until_s - document.expires_at_s < self.lifetime_s / _RENEWALS:
             return document
         return replace(document, expires_at_s=until_s)
 
     def recall(self, key: str, etag: ETag) -> Entity | None:
-        return self._entities.get((self._cache_key, key, etag))
+        return self.entities.get((self._cache_key, key, etag))
 
     def remember(self, key: str, entity: Entity) -> None:
-        self._entities.put((self._cache_key, key, entity.etag), entity)
+        self.entities.put((self._cache_key, key, entity.etag), entity)
 
     def _view_of(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
         return SessionView(document, parent, self.location.document)
@@ -186,23 +160,27 @@ class Session:
     async def _snapshot(self, snapshot_id: str) -> StoredSnapshot:
         found = await read_snapshot(self.repository, snapshot_id, self.fetch)
         if found is None:
-            name = self.repository.file("snapshots", decode_id(snapshot_id) or b"")
+            name = self.repository.directory.join(f"snapshots/{snapshot_id}")
             raise DamagedError(name, "does not exist, and a session is based on it")
         return found
 
-    async def find_chunk(self, view: SessionView, address: ChunkAddress) -> FoundChunk:
-        """Look up a chunk in the journal, then in the parent."""
+    async def find_chunk(
+        self, view: SessionView, address: ChunkAddress
+    ) -> tuple[Entity | None, ETag | None]:
+        """Look up a chunk in the journal, then in the parent; return also the version of its entry
+        in the journal.
+        """
         node, coords = address
         if is_journaled(view.session):
             stored = await self.journal.get(address)
             if stored is not None:
                 entity = None if stored.entry is None else self.entity_of(stored.entry)
-                return FoundChunk(entity, stored.etag)
-        if node.chunks is None or not node.manifests:
-            return FoundChunk(None, None)
+                return entity, stored.etag
+        if node.chunks is None:
+            return None, None
         found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
         entity = None if found is None else await self._entity_in_parent(found[1])
-        return FoundChunk(entity, None)
+        return entity, None
 
     def entity_of(self, entry: Native | Inlaid) -> Entity:
         """Return the entity of the chunk that a journal entry refers to."""
@@ -220,12 +198,9 @@ class Session:
         require_open(view.session)
         if not data:
             raise BadBodyError("a chunk must have at least one byte")
-        replaced: ETag | Absent | None = None
-        if expected is not None:
-            found = await self.find_chunk(view, address)
-            if not found.matches(expected):
-                return CONFLICT
-            replaced = found.entry_etag or ABSENT
+        replaced = await self._replaced(view, address, expected)
+        if isinstance(replaced, Conflict):
+            return replaced
         entry: Inlaid | Native
         if len(data) <= view.session.inline_nbytes:
             entry = Inlaid(data)
@@ -240,21 +215,30 @@ class Session:
     ) -> Conflict | None:
         """Delete a chunk; see `write_chunk`."""
         require_open(view.session)
-        if expected is not None:
-            found = await self.find_chunk(view, address)
-            if not found.matches(expected):
-                return CONFLICT
-            return await self._put_entry(address, None, found.entry_etag or ABSENT)
-        if await self.lookup(address) is not None:
-            return await self._put_entry(address, None, None)
+        replaced = await self._replaced(view, address, expected)
+        if isinstance(replaced, Conflict):
+            return replaced
+        if expected is not None or await self.lookup(address) is not None:
+            return await self._put_entry(address, None, replaced)
         await self.journal.remove(address)
         await self._confirm(address, None)
         return None
 
+    async def _replaced(
+        self, view: SessionView, address: ChunkAddress, expected: Expected
+    ) -> Expected | Conflict:
+        """Return the version of the journal entry that a write of a chunk *expected* replaces."""
+        if expected is None:
+            return None
+        entity, entry_etag = await self.find_chunk(view, address)
+        if not is_as_expected(None if entity is None else entity.etag, expected):
+            return CONFLICT
+        return entry_etag or ABSENT
+
     async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
         """Look up a chunk of the parent, and return its manifest and its reference."""
         node, coords = address
-        if node.chunks is None or not node.manifests:
+        if node.chunks is None:
             return None
         return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
 

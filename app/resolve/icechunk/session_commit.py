@@ -46,6 +46,7 @@ from app.formats.icechunk.session import (
     ViewedNode,
     make_changes,
 )
+from app.formats.icechunk.snapshot import Chunks
 from app.resolve.icechunk.commit import CommitResult
 from app.resolve.icechunk.session import Session, poll_pauses
 
@@ -169,37 +170,39 @@ class SessionCommit:
                     raise
 
     async def _reopen(self) -> None:
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.require_live(document)
+        def edit(document: SessionDocument) -> SessionDocument:
             if not self._is_mine(document):
                 return document
             return replace(document, state=OPEN, attempt=document.attempt + 1)
 
-        await self.session.documents.edit(edit)
+        await self._edit(edit)
 
     async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
         """Mark the session unless it was reopened; a later request finds an unmarked commit."""
 
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            document = self.session.require_live(document)
+        def edit(document: SessionDocument) -> SessionDocument:
             if isinstance(document.state, Committed) or document.attempt != attempt:
                 return document
             return replace(document, state=Committed(*made, self.key))
 
         with suppress(ShardgateError):
-            await self.session.documents.edit(edit)
+            await self._edit(edit)
 
-    async def _set_state(self, edit: Callable[[State, float], State]) -> SessionDocument:
+    async def _set_state(self, set_state: Callable[[State, float], State]) -> SessionDocument:
         session = self.session
 
-        def change(document: SessionDocument | None) -> SessionDocument:
-            document = session.require_live(document)
-            state = edit(document.state, session.clock())
+        def edit(document: SessionDocument) -> SessionDocument:
+            state = set_state(document.state, session.clock())
             if state is document.state:
                 return document
             return replace(session.renewed(document), state=state)
 
-        return session.require_live(await session.documents.edit(change))
+        return await self._edit(edit)
+
+    async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
+        session = self.session
+        edited = await session.documents.edit(lambda document: edit(session.require_live(document)))
+        return session.require_live(edited)
 
     def _sealed(self, now_s: float) -> Sealed:
         return Sealed(now_s + _LEASE_S, self._owner)
@@ -219,15 +222,15 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):
-        if node.grid is not None:
-            changes = await _gather_array(session, node)
+        if node.chunks is not None:
+            changes = await _gather_array(session, node, node.chunks)
             if len(changes.payloads):
                 found[node.node_id] = changes
     return found
 
 
-async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
-    journal, grid = session.journal, node.grid
+async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
+    journal = session.journal
     payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
@@ -238,9 +241,9 @@ async def _gather_array(session: Session, node: ViewedNode) -> ChunkChanges:
             payloads[coords] = stored.entry
 
     listed = await journal.entries(node.node_id)
-    inside = [coords for coords in listed if grid and grid.has(coords)]
+    inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=_READS_AT_ONCE)
-    return await asyncio.to_thread(_sorted_changes, payloads, len(grid.shape) if grid else 0)
+    return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
 
 
 def _sorted_changes(

@@ -99,7 +99,7 @@ class SessionDocumentStore:
     the call. Pending edits share one compare-and-swap.
     """
 
-    def __init__(self, store: ObjectStore, ref: ObjectRef, *, limit_nbytes: int) -> None:
+    def __init__(self, store: ObjectStore, ref: ObjectRef, limit_nbytes: int) -> None:
         self._store = store
         self._ref = ref
         self._limit_nbytes = limit_nbytes
@@ -220,13 +220,13 @@ class ListedEntry(NamedTuple):
 type EntryCache = SizedLRUCache[ObjectRef, StoredEntry]
 
 
+@dataclass(frozen=True, slots=True)
 class SessionJournal:
     """Journal entries of one session; every read is revalidated by ETag."""
 
-    def __init__(self, store: ObjectStore, location: SessionLocation, cache: EntryCache) -> None:
-        self._store = store
-        self._location = location
-        self._cache = cache
+    _store: ObjectStore
+    _location: SessionLocation
+    _cache: EntryCache
 
     def ref(self, address: ChunkAddress) -> ObjectRef:
         name = spell_coords(address.coords)

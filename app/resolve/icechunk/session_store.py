@@ -7,17 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from app.concurrency import bounded_gather
 from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
-from app.formats.icechunk.coords import Coords
+from app.formats.icechunk.coords import Coords, distinct_rows, inside, rows_in
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.keys import DOCUMENT
-from app.formats.icechunk.layout import Grid
+from app.formats.icechunk.layout import Grid, KeyBlock, key_blocks
 from app.formats.icechunk.manifest import Inlined, Native, Virtual
 from app.formats.icechunk.session import (
     ChunkAddress,
@@ -29,6 +28,7 @@ from app.formats.icechunk.session import (
     put_node,
     version_of,
 )
+from app.formats.icechunk.snapshot import Chunks
 from app.formats.listing import Window
 from app.model import (
     ByteRange,
@@ -73,12 +73,12 @@ class _VersionError(Exception):
     """A node is not in the expected version."""
 
 
+@dataclass(eq=False)
 class SessionStore:
     """Object store of one session; *root* is the bucket of its keys among `SessionStores`."""
 
-    def __init__(self, session: Session, root: ObjectRef) -> None:
-        self.session = session
-        self.root = root
+    session: Session
+    root: ObjectRef
 
     async def verify_conditional_writes(self, _: ObjectRef) -> None:
         await self.session.store.verify_conditional_writes(self.session.location.directory)
@@ -244,20 +244,14 @@ def _require_chunk(view: SessionView, key: str) -> ChunkAddress:
     if (address := view.address(key)) is not None:
         return address
     node, rest = view.around(key)
-    if node is None or node.grid is None:
+    if node is None or node.chunks is None:
         raise ConflictError(f"{key} is not a zarr.json, and no array of the session contains it")
-    if node.grid.keys.parse(rest) is not None:
-        shape = list(node.grid.shape)
+    if node.chunks.keys.parse(rest) is not None:
+        shape = list(node.chunks.grid)
         raise BadKeyError(
             f"{key}: outside of the chunk grid of /{node.path}, whose shape is {shape}"
         )
     raise BadKeyError(f"{key} is neither a zarr.json nor a chunk; repositories hold nothing else")
-
-
-class _NodeKeys(NamedTuple):
-    start: str
-    node: ViewedNode
-    is_document: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,45 +263,38 @@ class _SessionListing:
 
     async def run(self) -> AsyncGenerator[Listed]:
         folded, window = None, self.window
-        for part in await asyncio.to_thread(self._parts):
-            if (start := window.fold(part.start)) is None:
-                async for listed in self._list(part):
+        for block in await asyncio.to_thread(self._blocks):
+            if (start := window.fold(block.start)) is None:
+                async for listed in self._list(block):
                     if listed.size is not None or listed.ref.key != folded:
                         yield listed
                     folded = listed.ref.key if listed.size is None else folded
-            elif start != folded and window.opens(start) and await self._has_keys(part, start):
+            elif start != folded and window.opens(start) and await self._has_keys(block, start):
                 folded = start
                 yield self._listed(start, None)
 
     def _listed(self, key: str, nbytes: int | None, etag: ETag | None = None) -> Listed:
         return Listed(ObjectRef(self.bucket, key), nbytes, etag)
 
-    def _parts(self) -> list[_NodeKeys]:
-        found = []
-        for path in self.view.paths():
-            if (node := self.view.node(path)) is None:
-                continue
-            found.append(_NodeKeys(node.folder + DOCUMENT, node, is_document=True))
-            if node.grid is not None:
-                start = node.folder + node.grid.keys.beginning()
-                found.append(_NodeKeys(start, node, is_document=False))
-        wanted = (part for part in found if self.window.meets(part.start))
-        return sorted(wanted, key=attrgetter("start"))
+    def _blocks(self) -> list[KeyBlock[ViewedNode]]:
+        found = (self.view.node(path) for path in self.view.paths())
+        return key_blocks(((each.path, each, each.chunks) for each in found if each), self.window)
 
-    async def _has_keys(self, part: _NodeKeys, folded: str) -> bool:
-        if part.is_document or (part.node.folder + DOCUMENT).startswith(folded):
+    async def _has_keys(self, block: KeyBlock[ViewedNode], folded: str) -> bool:
+        if block.chunks is None or (block.folder + DOCUMENT).startswith(folded):
             return True
-        return len((await self._chunks(part.node))[0]) > 0
+        return len((await self._chunks(block.node, block.chunks))[0]) > 0
 
-    async def _list(self, part: _NodeKeys) -> AsyncGenerator[Listed]:
-        node, window = part.node, self.window
-        if part.is_document or node.grid is None:
-            if window.admits(part.start):
-                yield self._listed(part.start, len(node.document), node.etag)
+    async def _list(self, block: KeyBlock[ViewedNode]) -> AsyncGenerator[Listed]:
+        _, folder, node, chunks = block
+        window = self.window
+        if chunks is None:
+            if window.admits(block.start):
+                yield self._listed(block.start, len(node.document), node.etag)
             return
-        rows, journaled = await self._chunks(node)
-        keys, shape = node.grid
-        grid = Grid(rows, (1,) * len(shape), shape, lambda at: node.folder + keys.beginning(at))
+        rows, journaled = await self._chunks(node, chunks)
+        keys, shape = chunks.keys, chunks.grid
+        grid = Grid(rows, (1,) * len(shape), shape, lambda at: folder + keys.beginning(at))
         walk = grid.walk(window)
 
         async def look_up(coords: tuple[int, ...]) -> Listed | None:
@@ -323,18 +310,17 @@ class _SessionListing:
                 if listed is not None:
                     yield listed
 
-    async def _chunks(self, node: ViewedNode) -> tuple[Coords, _Journaled]:
+    async def _chunks(self, node: ViewedNode, chunks: Chunks) -> tuple[Coords, _Journaled]:
         """Return the coords of an array's chunks, ``(count, ndim)`` in C order, and its journal."""
         session = self.session
         journaled: _Journaled = {}
         if is_journaled(self.view.session):
             journaled = await session.journal.entries(node.node_id)
         stored = []
-        for object_id, _ in node.manifests:
+        for object_id, _ in chunks.manifests:
             manifest = await session.repository.manifest(object_id, session.fetch)
-            shape = () if node.grid is None else node.grid.shape
-            stored.append(manifest.coords(node.node_id, len(shape)))
-        return await asyncio.to_thread(_overlay, node, stored, journaled), journaled
+            stored.append(manifest.coords(node.node_id, len(chunks.grid)))
+        return await asyncio.to_thread(_overlay, chunks.grid, stored, journaled), journaled
 
     async def _look_up(
         self, address: ChunkAddress, key: str, entry: ListedEntry | None
@@ -361,29 +347,12 @@ class _SessionListing:
                 return self._listed(key, byte_range.length)
 
 
-def _overlay(node: ViewedNode, stored: list[Coords], journaled: _Journaled) -> Coords:
+def _overlay(grid: tuple[int, ...], stored: list[Coords], journaled: _Journaled) -> Coords:
     """Merge the coords in the journal with those *stored* in the parent, ``(count, ndim)``."""
-    shape = () if node.grid is None else node.grid.shape
-    ndim = len(shape)
-    changed = _rows(list(journaled), ndim)
-    present = _rows([coords for coords, each in journaled.items() if not each.is_deletion], ndim)
-    old = np.concatenate([_rows([], ndim), *stored])
-    if len(old) and len(changed):
-        old = old[~_is_among(old, changed)]
-    rows = np.concatenate([old, present])
-    rows = rows[(rows < np.array(shape, np.uint64)).all(axis=1)]
-    return np.unique(rows, axis=0) if ndim else rows[:1]
-
-
-def _rows(coords: list[tuple[int, ...]], ndim: int) -> Coords:
-    fitting = [each for each in coords if len(each) == ndim]
-    return np.array(fitting, np.uint32).reshape(len(fitting), ndim)
-
-
-def _is_among(rows: Coords, others: Coords) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    both = np.concatenate([rows, others])
-    if not both.shape[1]:
-        return np.ones(len(rows), np.bool_)
-    _, index = np.unique(both, axis=0, return_inverse=True)
-    index = index.reshape(-1)
-    return np.isin(index[: len(rows)], index[len(rows) :])
+    ndim = len(grid)
+    fitting = [coords for coords in journaled if len(coords) == ndim]
+    changed = np.array(fitting, np.uint32).reshape(len(fitting), ndim)
+    is_present = np.array([not journaled[each].is_deletion for each in fitting], np.bool_)
+    old = distinct_rows(np.concatenate([np.empty((0, ndim), np.uint32), *stored]))
+    rows = np.concatenate([old[~rows_in(old, changed)], changed[is_present]])
+    return distinct_rows(rows[inside(rows, grid)])

@@ -1,13 +1,18 @@
-"""Sessions of all repositories: created, opened on any replica, discarded, swept when expired."""
+"""Sessions of all repositories: created, opened on any replica, discarded, swept when expired.
+
+Keys of sessions, ``@session.ID/a/c/0/0``, are routed to readers and writers of their own; those of
+all other keys know nothing of sessions. A session is read and written as a dataset of plain Zarr
+over `SessionStores`.
+"""
 
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import cachetools
@@ -23,7 +28,8 @@ from app.errors import (
     UnknownSessionError,
 )
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.keys import Branch
+from app.formats.icechunk.keys import SESSION, Branch, names_session, session_prefix
+from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.session import (
     Committed,
@@ -31,10 +37,13 @@ from app.formats.icechunk.session import (
     Sealed,
     SessionDocument,
     encode_session,
+    node_path,
 )
+from app.formats.listing import Window
 from app.formats.reading import DecodeError, Fetch
-from app.model import ObjectRef
-from app.resolve.icechunk.commit_files import put_new
+from app.model import ETag, ObjectRef, VirtualKey
+from app.resolve.containers import Containers, Dataset
+from app.resolve.icechunk.chunk_files import put_new
 from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Entities, Session, entity_nbytes
@@ -47,8 +56,11 @@ from app.resolve.icechunk.session_objects import (
     list_sessions,
 )
 from app.resolve.icechunk.session_store import SessionStore
+from app.resolve.listing import Page
 from app.resolve.metadata_cache import ReadCache, SizedLRUCache
-from app.storage.contract import ObjectStore
+from app.resolve.resolver import Resolver
+from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
+from app.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
 from app.storage.wrappers import StoreWrapper
 
 LIFETIME_S: Final = 24 * 3600.0
@@ -62,6 +74,7 @@ _JOURNAL_NBYTES: Final = 32 * 1024**2
 _ENTITIES_NBYTES: Final = 32 * 1024**2
 _MAX_STORES: Final = 1024
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
+_NO_STORE: Final = b"no-store"
 
 
 class SessionStores(StoreWrapper):
@@ -168,9 +181,10 @@ class Sessions:
                 self._store,
                 fetch,
                 SessionJournal(self._store, location, self._entries),
-                entities=self._entities,
-                lifetime_s=self._lifetime_s,
-                clock=self._clock,
+                self._documents(repository, session_id),
+                self._entities,
+                self._lifetime_s,
+                self._clock,
             )
             store = self.stores.add(SessionStore(session, root))
         await store.session.read()
@@ -180,7 +194,7 @@ class Sessions:
         """Return the documents of the live sessions of a repository, ordered by session id."""
 
         async def read(session_id: str) -> SessionDocument | None:
-            document = await self._documents(opened, session_id).read()
+            document = await self._documents(opened.repository, session_id).read()
             if document is None or isinstance(document.state, Discarded):
                 return None
             return document if document.expires_at_s > self._clock() else None
@@ -211,7 +225,7 @@ class Sessions:
             self._sweep_at[location] = self._clock() + _SWEEP_AGAIN_S
             try:
                 with suppress(ShardgateError):
-                    await self._tidy(location, self._documents(opened, session_id))
+                    await self._tidy(location, self._documents(opened.repository, session_id))
             except asyncio.CancelledError:
                 self._sweep_at.pop(location, None)
                 raise
@@ -219,10 +233,9 @@ class Sessions:
             if count == _MAX_SWEPT:
                 return
 
-    def _documents(self, opened: OpenedRepository, session_id: str) -> SessionDocumentStore:
-        name = SessionLocation(opened.directory, session_id).document
-        limit_nbytes = opened.repository.limit_nbytes
-        return SessionDocumentStore(self._store, name, limit_nbytes=limit_nbytes)
+    def _documents(self, repository: Repository, session_id: str) -> SessionDocumentStore:
+        name = SessionLocation(repository.directory, session_id).document
+        return SessionDocumentStore(self._store, name, repository.limit_nbytes)
 
     async def _tidy(self, location: SessionLocation, documents: SessionDocumentStore) -> None:
         """Remove one session if it has ended, or its journal if it is committed.
@@ -261,3 +274,122 @@ def _root_of(repository: Repository, session_id: str) -> ObjectRef:
 def _discarded(document: SessionDocument) -> SessionDocument:
     is_marked = isinstance(document.state, Discarded)
     return document if is_marked else replace(document, state=Discarded(), nodes={})
+
+
+class KeyHandlers(NamedTuple):
+    """Reader and writers of keys."""
+
+    resolver: Resolver
+    writer: Writer
+    eraser: Eraser
+
+
+class _Routed(NamedTuple):
+    handlers: KeyHandlers
+    dataset: Dataset
+    """For keys of a session, the session as a dataset of plain Zarr."""
+    lead: str = ""
+    """Beginning of the keys of the session, with the slash."""
+    store: SessionStore | None = None
+
+    def rest(self, key: str) -> VirtualKey:
+        return VirtualKey(key.removeprefix(self.lead))
+
+    def inside(self, write: KeyWrite) -> KeyWrite:
+        return write._replace(key=self.rest(write.key))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRouter:
+    """Sends keys of sessions to the handlers *of_sessions*, and all others to those of *plain*."""
+
+    plain: KeyHandlers
+    of_sessions: KeyHandlers
+    sessions: Sessions
+    containers: Containers
+    fetch: ReadCache
+
+    async def route(
+        self, dataset: Dataset, key: VirtualKey
+    ) -> tuple[Resolver, Dataset, VirtualKey]:
+        """Return the reader of *key*, with the dataset and the key that it takes."""
+        routed = await self._find(dataset, key)
+        return routed.handlers.resolver, routed.dataset, routed.rest(key)
+
+    async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
+        """List keys as `Resolver.page` does; those of a session where the prefix names one."""
+        routed = await self._find(dataset, window.prefix)
+        lead = routed.lead
+        if not (lead and window.prefix.startswith(lead)):
+            return await self.plain.resolver.page(dataset, window, limit)
+        if window.after > lead and not window.after.startswith(lead):
+            return Page([], None)
+        after = routed.rest(window.after) if window.after.startswith(lead) else ""
+        inner = window._replace(prefix=routed.rest(window.prefix), after=after)
+        page = await self.of_sessions.resolver.page(routed.dataset, inner, limit)
+        entries = [entry._replace(key=lead + entry.key) for entry in page.entries]
+        return Page(entries, None if page.after is None else lead + page.after)
+
+    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        """Write one key as `Writer.put` does."""
+        routed = await self._find(dataset, write.key)
+        inside, writer = routed.inside(write), routed.handlers.writer
+        if routed.store is not None and await routed.store.is_whole_chunk(inside.key):
+            return await writer.put_whole(routed.dataset, inside)
+        return await writer.put(routed.dataset, inside)
+
+    async def demand_place(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
+    ) -> None:
+        """Raise what `put` would for *key*, whatever the body."""
+        routed = await self._find(dataset, key)
+        await routed.handlers.writer.demand_place(routed.dataset, routed.rest(key), headers)
+
+    async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
+        """Write many keys; in sessions documents come first, since chunks need their array."""
+        by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
+        for each in writes:
+            by_session[session_prefix(each.key) or ""].append(each)
+        outcomes: dict[VirtualKey, Outcome] = {}
+        for prefix, some in by_session.items():
+            try:
+                routed = await self._find(dataset, f"{prefix}/")
+            except ShardgateError as error:
+                outcomes |= {each.key: error for each in some}
+                continue
+            documents = [each for each in some if node_path(each.key) is not None]
+            chunks = [each for each in some if node_path(each.key) is None]
+            for part in (some,) if routed.store is None else (documents, chunks):
+                inside = list(map(routed.inside, part))
+                found = await routed.handlers.writer.put_each(routed.dataset, inside)
+                outcomes |= zip((each.key for each in part), found, strict=True)
+        return [outcomes[each.key] for each in writes]
+
+    async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
+        """Delete all keys below *prefix*; in a session return the number of nodes if any."""
+        routed = await self._find(dataset, prefix)
+        rest = routed.rest(prefix)
+        if routed.store is not None:
+            count = await routed.store.erase(rest.rstrip("/"))
+            if count or not rest:
+                return count
+        return await routed.handlers.eraser.erase(routed.dataset, rest)
+
+    async def _find(self, dataset: Dataset, key: str) -> _Routed:
+        """Open the session that *key* belongs to; other keys belong to *dataset* itself."""
+        plain = _Routed(self.plain, dataset)
+        if not names_session(key):
+            return plain
+        claimed = await dataset.containers.claimed(dataset.root, VirtualKey(key), self.fetch)
+        if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
+            return plain
+        rest = claimed.rest
+        segment = rest.partition("/")[0]
+        lead = f"{key[: len(key) - len(rest)]}{segment}/"
+        session_id = segment.removeprefix(SESSION)
+        store = await self.sessions.open(layout.repository, session_id, self.fetch)
+        name = f"{dataset.name}/{lead.rstrip('/')}"
+        inner = replace(
+            dataset, name=name, root=store.root, containers=self.containers, cache_control=_NO_STORE
+        )
+        return _Routed(self.of_sessions, inner, lead, store)

@@ -183,7 +183,7 @@ def stored(folder: Path, snapshot_id: str) -> StoredSnapshot:
 def logged(folder: Path, snapshot_id: str) -> TransactionLog:
     """Read the transaction log of a snapshot."""
     data = (folder / "transactions" / snapshot_id).read_bytes()
-    return TransactionLogDecoder(snapshot_id, LIMIT)(data)
+    return TransactionLogDecoder(read_id(snapshot_id), LIMIT)(data)
 
 
 def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLog) -> ChangeSet:

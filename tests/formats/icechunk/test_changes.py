@@ -22,7 +22,7 @@ from app.formats.icechunk.changes import (
 )
 from app.formats.icechunk.ids import decode_id, decode_ids, encode_id
 from app.formats.icechunk.manifest import Native, Virtual
-from app.formats.icechunk.payloads import Distinct, Inlaid, Payload, PayloadKind, Payloads, Ranges
+from app.formats.icechunk.payloads import Distinct, Inlaid, Payload, PayloadKind, Payloads
 from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
 from app.model import ByteRange, ETag, UnmodifiedSince
@@ -345,13 +345,16 @@ def test_parts_are_joined() -> None:
     parts = [
         Payloads.of(EACH),
         Payloads.gone(2),
-        Payloads.virtual(
-            Distinct.of(["s3://c/1", "s3://c/2", "s3://c/1"]),
-            Ranges(np.array([0, 1, 2]), np.array([1, 2, 3])),
+        Payloads.columns(
+            PayloadKind.VIRTUAL,
+            Distinct.of([b"s3://c/1", b"s3://c/2", b"s3://c/1"]),
+            (np.array([0, 1, 2]), np.array([1, 2, 3])),
             Distinct.of([None, ETag('"e"'), None]),
         ),
-        Payloads.inlaid([b"1"]),
-        Payloads.native(Distinct.of([b"b" * 12]), Ranges(np.array([3]), np.array([4]))),
+        Payloads.columns(PayloadKind.INLAID, Distinct.of([b"1"])),
+        Payloads.columns(
+            PayloadKind.NATIVE, Distinct.of([b"b" * 12]), (np.array([3]), np.array([4]))
+        ),
     ]
 
     joined = Payloads.joined(parts)

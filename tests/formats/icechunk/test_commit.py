@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import Outcome, Rewritten, apply_changes, read_grid
+from app.formats.icechunk.commit import Applied, Rewritten, apply_changes, read_grid
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
 from app.formats.icechunk.payloads import Inlaid, Payloads
@@ -176,7 +176,7 @@ def test_a_manifest_that_is_not_listed_is_damage() -> None:
     damaged = StoredSnapshot(b"another   id", snapshot.nodes, {}, 1, "", EMPTY.metadata)
 
     with pytest.raises(DecodeError, match=r"it does not list manifest .*, which / refers to"):
-        apply_changes(ChangeSet(), damaged).finish({}, [])
+        apply_changes(ChangeSet(), damaged).finish({})
 
 
 def test_another_number_of_dimensions_drops_all_chunks() -> None:
@@ -188,7 +188,7 @@ def test_another_number_of_dimensions_drops_all_chunks() -> None:
 
         (rewrite,) = applied.rewrites
         assert rewrite.manifests == ()
-        dropped = rewrite.dropped(store.manifests.values())
+        dropped = rewrite.dropped(store.manifests)
         assert [coords.tolist() for coords in dropped] == [[[0], [1]]]
 
 
@@ -275,16 +275,18 @@ class Committed:
         data = (self.folder / "manifests" / encode_id(ref.object_id)).read_bytes()
         return ManifestDecoder(ref.object_id, LIMIT)(data)
 
-    def by_us(self) -> Outcome:
+    def by_us(self) -> Applied:
         """Make the same of the snapshot before, with the manifests that the library wrote."""
         applied = apply_changes(change_set(self.before, self.after, self.log), self.before)
         rewritten: dict[bytes, Rewritten] = {}
         for rewrite in applied.rewrites:
             array = self.after.nodes[rewrite.path].array
             assert array is not None
-            dropped = rewrite.dropped([self.manifest(ref) for ref in rewrite.leaving])
-            rewritten[rewrite.node_id] = Rewritten(array.manifests, dropped)
-        return applied.finish(rewritten, self.after.manifest_files.values())
+            leaving = {ref.object_id: self.manifest(ref) for ref in rewrite.leaving}
+            files = tuple(self.after.manifest_files.values())
+            dropped = rewrite.dropped(leaving)
+            rewritten[rewrite.node_id] = Rewritten(array.manifests, dropped, files)
+        return applied.finish(rewritten)
 
 
 def _plain(log: TransactionLog) -> tuple[TransactionLog, dict[bytes, list[object]]]:

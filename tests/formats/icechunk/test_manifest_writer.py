@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChunkChanges
+from app.formats.icechunk.config import WHOLE, parse_splitting
 from app.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
 from app.formats.icechunk.manifest_writer import (
-    ManifestsRewrite,
+    ArrayRewrite,
     RewrittenManifests,
     needed_manifests,
     rewrite_manifests,
 )
 from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
 from app.formats.icechunk.snapshot import ManifestRef
-from app.formats.icechunk.splitting import Splits, parse_splitting
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
@@ -139,7 +139,7 @@ def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[ManifestsRewrite, dict[bytes, Manifest]]:
+def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
     """Old manifests, some with dictionaries, some in no order; changes, a new grid, splits."""
     ndim = draw(st.integers(0, 3))
     coords = st.tuples(*[st.integers(0, 4)] * ndim)
@@ -162,18 +162,18 @@ def cases(draw: st.DrawFn) -> tuple[ManifestsRewrite, dict[bytes, Manifest]]:
         refs.append(ManifestRef(object_id, box))
     changed = draw(st.dictionaries(coords, st.none() | PAYLOADS, max_size=8))
     grid = draw(st.tuples(*[st.integers(0, 6)] * ndim))
-    splits = draw(st.none() | st.builds(Splits, st.tuples(*[st.integers(1, 4)] * ndim)))
-    return ManifestsRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
+    splits = draw(st.none() | st.tuples(*[st.integers(1, 4)] * ndim))
+    return ArrayRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
 
 
 @given(cases())
 def test_changes_and_old_references_are_found_afterwards(
-    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
+    case: tuple[ArrayRewrite, dict[bytes, Manifest]],
 ) -> None:
     """All that was found before and lies in the grid, but what changed; from few manifests."""
     rewrite, manifests = case
     ndim = len(rewrite.grid)
-    expected = contents(rewrite.refs, manifests, ndim)
+    expected = contents(rewrite.manifests, manifests, ndim)
     rows = rewrite.changes.coords.tolist()
     expected |= dict(zip(map(tuple, rows), rewrite.changes.payloads, strict=True))
     expected = {
@@ -190,11 +190,11 @@ def test_changes_and_old_references_are_found_afterwards(
 
 @given(cases())
 def test_manifests_span_what_is_in_them_and_no_two_boxes(
-    case: tuple[ManifestsRewrite, dict[bytes, Manifest]],
+    case: tuple[ArrayRewrite, dict[bytes, Manifest]],
 ) -> None:
     """Extents are as narrow as can be; references are counted."""
     rewrite, manifests = case
-    sizes = (rewrite.splits or Splits.whole(len(rewrite.grid))).sizes
+    sizes = rewrite.splits or (WHOLE,) * len(rewrite.grid)
     found = rewrite_manifests(rewrite, manifests, new_ids())
     for new, manifest_ in zip(found.new, decoded(found).values(), strict=True):
         rows = manifest_.coords(NODE, len(rewrite.grid))
@@ -224,7 +224,10 @@ def peer(tmp_path: Path) -> Peer:
 
 
 def _rewritten(
-    peer: Peer, path: str, changed: Mapping[Coords, Payload | None], splits: Splits | None = None
+    peer: Peer,
+    path: str,
+    changed: Mapping[Coords, Payload | None],
+    splits: tuple[int, ...] | None = None,
 ) -> RewrittenManifests:
     """Put changes into the manifests of an array, and them into the repository."""
     node = peer.node(path)
@@ -238,7 +241,7 @@ def _rewritten(
     }
     grid = tuple(d["num_chunks"] for d in node["shape"])
     node_id = read_id(node["id"])[:8]
-    rewrite = ManifestsRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
+    rewrite = ArrayRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
     found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
     peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
     return found
@@ -313,11 +316,11 @@ def test_the_library_commits_upon_them(peer: Peer, path: str) -> None:
 def test_an_old_scalar_gets_no_dimension_again() -> None:
     """Early writers gave one to arrays that have none."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
-    split = Splits(())
-    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
-    assert rewrite_manifests(rewrite, {}, new_ids()).refs == rewrite.refs
+    split = ()
+    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
+    assert rewrite_manifests(rewrite, {}, new_ids()).refs == rewrite.manifests
 
-    rewrite = ManifestsRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
+    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
     found = rewrite_manifests(rewrite, old, new_ids())
     assert [ref.extents for ref in found.refs] == [()]
     assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
@@ -329,7 +332,7 @@ def test_references_of_other_arrays_are_not_carried_over() -> None:
         OLD, [(NODE, [Ref(index=[0], inline=b"x")]), (OTHER, [Ref(index=[1], inline=b"y")])]
     )
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(payload, MANIFEST))}
-    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
     (new,) = decoded(rewrite_manifests(rewrite, old, new_ids())).values()
 
     assert list(new.arrays) == [(NODE, 1)]
@@ -343,7 +346,7 @@ def test_damage_is_not_carried_over() -> None:
     at = data.index(b"s3://a/b") - 4
     data[at : at + 4] = b"\xff\xff\xff\x0f"
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
-    rewrite = ManifestsRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
 
     with pytest.raises(DecodeError, match="reaches out"):
         rewrite_manifests(rewrite, old, new_ids())
@@ -380,7 +383,7 @@ def test_the_library_and_we_take_turns(
     for is_ours, changed in steps:
         if is_ours:
             ours = {at: None if data is None else Inlaid(data) for at, data in changed.items()}
-            _rewritten(peer, "/a", ours, None if split is None else Splits(split))
+            _rewritten(peer, "/a", ours, split)
         else:
             session = peer.session()
             for (i, j), data in changed.items():
@@ -398,7 +401,6 @@ def test_the_library_and_we_take_turns(
 
 
 C, D = icechunk.ManifestSplitCondition, icechunk.ManifestSplitDimCondition
-WHOLE = 2**32 - 1
 
 
 def splitting(rules: Mapping[Any, Mapping[Any, int]]) -> Any:
@@ -451,7 +453,7 @@ def test_an_array_is_cut_as_by_the_library(
     grid = tuple(d["num_chunks"] for d in node["shape"])
     splits = parse_splitting(stored_splitting(tmp_path)).splits("/g/a", names, len(grid))
     changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
-    rewrite = ManifestsRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
+    rewrite = ArrayRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
     found = rewrite_manifests(rewrite, {}, lambda: os.urandom(12))
 
     boxes = [[list(pair) for pair in ref.extents] for ref in found.refs]
@@ -510,9 +512,7 @@ def _compare(
     )
     grid = tuple(d["num_chunks"] for d in after["shape"])
     payloads = {at: Inlaid(b"%c" % value) if on else None for at, on in changed.items()}
-    rewrite = ManifestsRewrite(
-        read_id(before["id"])[:8], grid, refs, changes(payloads, 2), Splits(split)
-    )
+    rewrite = ArrayRewrite(read_id(before["id"])[:8], grid, refs, changes(payloads, 2), split)
     manifests = {
         each: ManifestDecoder(each, LIMIT)(peer.manifest(text))
         for text in peer_ids(before)
@@ -537,8 +537,8 @@ def peer_ids(node: dict[str, Any]) -> list[str]:
 
 def test_a_repository_without_rules_does_not_split() -> None:
     """One manifest takes all."""
-    assert parse_splitting(None).splits("/a", None, 2) == Splits((WHOLE, WHOLE))
-    assert parse_splitting({"split_sizes": None}).splits("/a", ["x"], 1) == Splits((WHOLE,))
+    assert parse_splitting(None).splits("/a", None, 2) == (WHOLE, WHOLE)
+    assert parse_splitting({"split_sizes": None}).splits("/a", ["x"], 1) == (WHOLE,)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
 from app.formats.icechunk.config import Config, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.ids import encode_id
+from app.formats.icechunk.ids import decode_id, encode_id
 from app.formats.icechunk.repo_info import (
     Availability,
     RepoInfo,
@@ -319,7 +319,7 @@ def decode(written: Written, backup: str | None) -> RepoInfo:
 def log_of(written: Written, snapshot_id: str) -> TransactionLog:
     """Decode the transaction log of a snapshot."""
     data = (written.folder / "transactions" / snapshot_id).read_bytes()
-    return TransactionLogDecoder(snapshot_id, WRITTEN_LIMIT)(data)
+    return TransactionLogDecoder(decode_id(snapshot_id) or b"", WRITTEN_LIMIT)(data)
 
 
 def _text(moment: datetime) -> str:

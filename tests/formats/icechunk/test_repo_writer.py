@@ -19,14 +19,10 @@ from app.formats.icechunk.repo_info import (
     encode_metadata,
 )
 from app.formats.icechunk.repo_writer import (
-    BranchCreated,
-    BranchDeleted,
-    BranchReset,
-    NewCommit,
+    NewSnapshot,
+    RefChange,
     RepoChange,
     StatusChanged,
-    TagCreated,
-    TagDeleted,
     WriteId,
     check_metadata,
     marked,
@@ -49,6 +45,7 @@ from tests.formats.icechunk.building_repo import (
 from tests.repositories import BUILDERS, METADATA, ROOT_ID, Written
 
 _numbers = count(1)
+NEW_BRANCH = RefChange("branch_created", "b", FIRST)
 
 
 def root_id() -> bytes:
@@ -109,7 +106,7 @@ def test_all_else_stays_as_it_was(written: Written) -> None:
     """A new tag changes the tags, and nothing else that the library reads."""
     before, operations = told(written.repo), log_of(written.repo)
 
-    repo = do(written.folder, TagCreated("née", root_id()))
+    repo = do(written.folder, RefChange("tag_created", "née", root_id()))
 
     before["tags"]["née"] = ROOT_ID
     assert told(repo) == before
@@ -139,12 +136,12 @@ def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> No
     assert tip_id is not None
     length = len(list(written.repo.ops_log()))
 
-    do(written.folder, BranchCreated("néw", root_id()))
-    do(written.folder, BranchReset("néw", tip_id))
-    do(written.folder, BranchCreated("gone", root_id()))
-    do(written.folder, BranchDeleted("gone"))
-    do(written.folder, TagCreated("t", tip_id))
-    do(written.folder, TagDeleted("t"))
+    do(written.folder, RefChange("branch_created", "néw", root_id()))
+    do(written.folder, RefChange("branch_reset", "néw", tip_id))
+    do(written.folder, RefChange("branch_created", "gone", root_id()))
+    do(written.folder, RefChange("branch_deleted", "gone"))
+    do(written.folder, RefChange("tag_created", "t", tip_id))
+    do(written.folder, RefChange("tag_deleted", "t"))
     repo = do(written.folder, StatusChanged(Availability.READ_ONLY, "é"))
 
     assert repo.lookup_branch("néw") == tip
@@ -180,7 +177,7 @@ def test_what_is_not_understood_is_carried_through() -> None:
     bare = decode(Repo().file())
 
     for info in (full, bare):
-        after = decode(rewrite_repo(info, BranchCreated("b", FIRST), NOON + 1, "repo.1.A"))
+        after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
 
         for slot in (9, 12):
             assert root_of(after)[slot] == root_of(info)[slot]
@@ -203,7 +200,7 @@ def test_what_would_be_lost_is_refused() -> None:
     )
     for repo in odd:
         with pytest.raises(DecodeError):
-            rewrite_repo(decode(repo.file()), BranchCreated("b", FIRST), NOON + 1, "repo.1.A")
+            rewrite_repo(decode(repo.file()), NEW_BRANCH, NOON + 1, "repo.1.A")
 
 
 def test_operations_before_a_migration_stay_until_a_backup_has_them(tmp_path: Path) -> None:
@@ -212,7 +209,7 @@ def test_operations_before_a_migration_stay_until_a_backup_has_them(tmp_path: Pa
     length = len(list(written.repo.ops_log()))
 
     for number in range(5):
-        repo = do(tmp_path, TagCreated(f"ours {number}", root_id()))
+        repo = do(tmp_path, RefChange("tag_created", f"ours {number}", root_id()))
         assert len(list(repo.ops_log())) == length + 1 + number
 
 
@@ -232,7 +229,7 @@ def test_many_snapshots_are_carried_through() -> None:
     metadata, pruned = encode_metadata(METADATA), (ids[7], ids[9])
     new = SnapshotInfo(b"\0\7" + b"new " * 2 + b"!!", ids[500], NOON, "née", metadata, pruned)
 
-    after = decode(rewrite_repo(info, NewCommit("main", new), NOON + 1, "repo.1.A"))
+    after = decode(rewrite_repo(info, NewSnapshot("main", new), NOON + 1, "repo.1.A"))
 
     found = list(after.snapshots())
     assert sorted(found, key=lambda each: each.snapshot_id) == found
@@ -248,7 +245,9 @@ def test_shared_parts_do_not_multiply() -> None:
     snapshots = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
     info = decode(Repo(snapshots=snapshots).file())
     with pytest.raises(DecodeError, match="for its size"):
-        rewrite_repo(info, BranchCreated("b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A")
+        rewrite_repo(
+            info, RefChange("branch_created", "b", b"\1".rjust(12, b"\0")), NOON + 1, "repo.1.A"
+        )
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from app.errors import ConflictError
 from app.formats.icechunk.coords import Coords
-from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
@@ -31,7 +30,7 @@ from tests.formats.icechunk.building_repo import (
 )
 from tests.formats.icechunk.peer import Peer, array, delete, read_id, write
 
-DECODE = TransactionLogDecoder(encode_id(FIRST), 1 << 20)
+DECODE = TransactionLogDecoder(FIRST, 1 << 20)
 A, B, C = b"node   a", b"node   b", b"node   c"
 
 
@@ -119,7 +118,7 @@ LOGS = st.builds(
 
 def decode(data: bytes) -> TransactionLog:
     """Read a log."""
-    return TransactionLogDecoder(encode_id(ID), LIMIT)(data)
+    return TransactionLogDecoder(ID, LIMIT)(data)
 
 
 def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
@@ -149,7 +148,7 @@ def _replace(peer: Peer) -> tuple[Any, Any]:
     file = peer.folder / "transactions" / peer.tip()
     object_id = read_id(peer.tip())
     before: Any = peer.repository.inspect_transaction_log(peer.tip())
-    log = TransactionLogDecoder(peer.tip(), LIMIT)(file.read_bytes())
+    log = TransactionLogDecoder(object_id, LIMIT)(file.read_bytes())
     file.write_bytes(write_transaction_log(object_id, log))
     peer.reopen()
     after: Any = peer.repository.inspect_transaction_log(peer.tip())

@@ -12,8 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import ArrayRewrite, Outcome, Rewritten, apply_changes
+from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
+from app.formats.icechunk.manifest_writer import ArrayRewrite
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import (
@@ -180,16 +181,14 @@ class TreeStore:
         """Put *changes* to a snapshot, of which *after* is to become, and store what comes out."""
         applied = apply_changes(changes, before)
         rewritten: dict[bytes, Rewritten] = {}
-        files: list[ManifestFile] = []
         for rewrite in applied.rewrites:
             node = after[rewrite.path]
-            leaving = [self.manifests[ref.object_id] for ref in rewrite.leaving]
-            dropped = rewrite.dropped(leaving)
+            dropped = rewrite.dropped(self.manifests)
             refs = self._write(node) if node.chunks else ()
-            rewritten[rewrite.node_id] = Rewritten(refs, dropped)
-            files += [ManifestFile(ref.object_id, 99, len(node.chunks)) for ref in refs]
+            files = tuple(ManifestFile(ref.object_id, 99, len(node.chunks)) for ref in refs)
+            rewritten[rewrite.node_id] = Rewritten(refs, dropped, files)
             self._check(rewrite, before)
-        return self._store(applied.finish(rewritten, files), before)
+        return self._store(applied.finish(rewritten), before)
 
     def tree(self, snapshot: StoredSnapshot) -> Tree:
         """Read a snapshot back."""
@@ -222,7 +221,7 @@ class TreeStore:
         assert rewrite.manifests == (old.array.manifests if old and old.array else ())
 
     def _store(
-        self, outcome: Outcome, before: StoredSnapshot
+        self, outcome: Applied, before: StoredSnapshot
     ) -> tuple[StoredSnapshot, TransactionLog]:
         snapshot = replace(
             before, nodes=outcome.nodes, manifest_files=outcome.manifest_files, nbytes=0

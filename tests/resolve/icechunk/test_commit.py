@@ -17,8 +17,8 @@ from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_writer import WriteId
 from app.model import ETag, ObjectRef, Piece
+from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.resolve.icechunk.commit_files import ChunkFiles
 from app.storage.contract import NO_HEADERS, Conflict, Expected, Listed, ObjectHeaders
 from app.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Replica

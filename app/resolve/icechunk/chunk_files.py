@@ -1,0 +1,119 @@
+"""Chunk files, written before the commit that refers to them; without one they are garbage."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import cachetools
+
+from app.concurrency import bounded_gather, take
+from app.errors import BadBodyError, BusyError
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.repo_info import RepoInfo
+from app.formats.icechunk.repository import Repository
+from app.model import ObjectRef
+from app.resolve.icechunk.repository import OpenedRepository
+from app.storage.contract import ABSENT, Conflict, ObjectStore
+
+_MAX_REMEMBERED: Final = 2**18
+_REMEMBERED: Final = timedelta(hours=1)
+"""Older chunk files are checked again: garbage collection may have removed them."""
+_MAX_STATS: Final = 256
+"""More chunk files than this are looked up by listing instead of one request each."""
+_PAGE: Final = 1000
+_LISTED_PER_CHUNK: Final = 100
+"""Names listed per wanted chunk file before single requests become cheaper."""
+
+
+class ChunkFiles:
+    """Writes chunk files and looks up their lengths before a commit refers to them."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: cachetools.TTLCache[tuple[ObjectRef, bytes], int] = cachetools.TTLCache(
+            _MAX_REMEMBERED, _REMEMBERED.total_seconds()
+        )
+
+    async def put(self, opened: OpenedRepository, body: bytes) -> bytes:
+        """Write a chunk file, which must not be empty, and return its id of 12 bytes."""
+        if not body:
+            raise BadBodyError(
+                "a chunk must have at least one byte: the library refuses empty ones"
+            )
+        await opened.writable_info()
+        chunk_id = await put_chunk_file(self._store, opened.repository, body)
+        self._known[opened.directory, chunk_id] = len(body)
+        return chunk_id
+
+    async def lengths(
+        self, opened: OpenedRepository, info: RepoInfo, wanted: Mapping[bytes, int]
+    ) -> Mapping[bytes, int]:
+        """Return the lengths in bytes of those chunk files of *wanted* that exist."""
+        known = {each: self._known.get((opened.directory, each)) for each in wanted}
+        found = {each: length for each, length in known.items() if length is not None}
+        if found:
+            is_stale = await opened.decode_in_thread(
+                opened.repo, lambda: _was_collected_lately(info)
+            )
+            found = {} if is_stale else found
+        missing = [chunk_id for chunk_id in wanted if chunk_id not in found]
+        if len(missing) <= _MAX_STATS:
+            return {**found, **await self._stat(opened, missing)}
+        by_letter: dict[str, list[bytes]] = {}
+        for chunk_id in missing:
+            by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
+        for part in await bounded_gather(partial(self._list, opened), list(by_letter.values())):
+            found |= part
+        return found
+
+    async def _stat(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> dict[bytes, int]:
+        names = [opened.repository.file("chunks", chunk_id) for chunk_id in wanted]
+        stats = zip(wanted, await bounded_gather(self._store.stat, names), strict=True)
+        return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
+
+    async def _list(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> dict[bytes, int]:
+        """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
+        listed = self._store.list(opened.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
+        found, left = dict[bytes, int](), set(wanted)
+        for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
+            page = await take(listed, _PAGE)
+            for each in page:
+                chunk_id = decode_id(each.ref.key.rpartition("/")[2])
+                if chunk_id in left and each.size is not None:
+                    found[chunk_id] = each.size
+                    left.remove(chunk_id)
+            if len(page) < _PAGE:
+                return found
+        return {**found, **await self._stat(opened, sorted(left))}
+
+
+async def put_chunk_file(store: ObjectStore, repository: Repository, data: bytes) -> bytes:
+    """Write a chunk file under a new random id, and return the id."""
+    chunk_id = new_object_id()
+    await put_new(store, repository.file("chunks", chunk_id), data)
+    return chunk_id
+
+
+async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:
+    """Write an object whose name has a random id."""
+    if isinstance(await store.put(name, [data], expected=ABSENT), Conflict):
+        raise BusyError(f"{name}: an object of this random id exists already")
+
+
+def new_object_id() -> bytes:
+    """Return a random id for a file of a repository."""
+    return secrets.token_bytes(OBJECT_ID_NBYTES)
+
+
+def _was_collected_lately(info: RepoInfo) -> bool:
+    """Return whether garbage collection may have run within `_REMEMBERED` of the last operation."""
+    since: datetime | None = None
+    for update in info.updates():
+        since = since or update.updated_at - _REMEMBERED
+        if update.updated_at < since:
+            return False
+        if update.kind == "gc_ran":
+            return True
+    return info.repo_before_updates is not None

@@ -360,17 +360,10 @@ def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "",
-        "a/",
-        "a/image/",
-        "a/image/c/",
-        "numb",
-        "numbers/c/",
-        "numbers/c/1",
-        _TAG + "a",
+        "", "a/", "a/image/", "a/image/c/", "numb", "numbers/c/", "numbers/c/1", _TAG + "a",
         _TAG + "a/",
     ],
-)
+)  # fmt: skip
 def test_pages_make_up_the_whole(s3: Any, prefix: str, page: int, operation: str) -> None:
     """However small they are, each key is listed once, or folded at a slash behind the prefix."""
     every = _list(s3, prefix)

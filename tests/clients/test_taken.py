@@ -48,25 +48,14 @@ OLD: Final = "document/endian"
 """What neither reads there: the service alone calls the codec by the name that it has now."""
 TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
 ON_SEAWEEDFS: Final = (
-    "index/zarr_start_big_crc",
-    "index/tensorstore_end_little_plain",
-    "nested/two_tensorstore",
-    "after/crc_after_both",
-    "inside/zstd_crc_tensorstore",
-    "keys/v2_dot",
-    "fill/nan_zarr",
-    "shape/0d_default_zarr",
-    "plain/v2",
-)
+    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
+    "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
+    "shape/0d_default_zarr", "plain/v2",
+)  # fmt: skip
 LESS: Final = (
-    "dtype/",
-    "fill/",
-    "inside/",
-    "index/tensorstore_",
-    "transpose/outer_",
-    "nested/three",
+    "dtype/", "fill/", "inside/", "index/tensorstore_", "transpose/outer_", "nested/three",
     "nested/transpose",
-)
+)  # fmt: skip
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
 """What differs from others in ways that shards know nothing of, or that plans alone are tested in:
 see `tests/formats/zarr/test_rewritten_shards.py`."""

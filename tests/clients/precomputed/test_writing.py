@@ -42,13 +42,8 @@ BY_CLOUDVOLUME: Final = [
 ]
 """What cloud-volume reads, too; it is slow at it."""
 LESS: Final = (
-    "bits/",
-    "dtype/",
-    "cloudvolume/",
-    "grid/one_axis",
-    "plain/",
-    "shards/murmurhash3",
-)
+    "bits/", "dtype/", "cloudvolume/", "grid/one_axis", "plain/", "shards/murmurhash3",
+)  # fmt: skip
 FURTHER: Final = [
     name
     for name in TABLE

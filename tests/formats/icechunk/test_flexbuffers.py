@@ -76,18 +76,10 @@ def test_other_kinds_become_json(build: Callable[[Any], object], value: Any) -> 
         (b"\x02\x01\x00\x02\x90\x01", [True, False]),
     ],
     ids=[
-        "u64",
-        "half",
-        "keys",
-        "strings",
-        "uints",
-        "two ints",
-        "two uints",
-        "three ints",
-        "four uints",
-        "bools",
+        "u64", "half", "keys", "strings", "uints", "two ints", "two uints", "three ints",
+        "four uints", "bools",
     ],
-)
+)  # fmt: skip
 def test_kinds_that_few_write_are_known(data: bytes, value: Any) -> None:
     """Spelled by hand: the encoder has no such integers, floats and vectors."""
     assert decode_flexbuffer(data) == value

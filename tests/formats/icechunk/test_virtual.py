@@ -10,15 +10,10 @@ from app.formats.reading import DecodeError
 from app.model import ObjectRef
 
 PREFIXES = (
-    "s3://archive/era5/",
-    "s3://archive/era5/daily/",
-    "s3://open/",
-    "https://host.example/data/",
-    "http://plain.example:8080/",
-    "http://[2001:db8::1]/v6/",
-    "http://bücher.example/",
+    "s3://archive/era5/", "s3://archive/era5/daily/", "s3://open/", "https://host.example/data/",
+    "http://plain.example:8080/", "http://[2001:db8::1]/v6/", "http://bücher.example/",
     "file:///srv/data/",
-)
+)  # fmt: skip
 ALLOWED = tuple(
     Allowed(parse_prefix(url), ObjectRef(f"guarded+root{at}://", f"below/{at}"))
     for at, url in enumerate(PREFIXES)

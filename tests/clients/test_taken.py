@@ -58,7 +58,7 @@ LESS: Final = (
 )  # fmt: skip
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
 """What differs from others in ways that shards know nothing of, or that plans alone are tested in:
-see `tests/formats/zarr/test_rewritten_shards.py`."""
+see `tests/formats/zarr/test_rewrite.py`."""
 STORED: Final = [
     pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
     for name in TABLE

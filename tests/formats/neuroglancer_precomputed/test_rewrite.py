@@ -223,12 +223,15 @@ async def test_a_cell_off_the_grid_is_damage() -> None:
 
 
 async def test_lookup_finds_chunks_of_the_old_shard() -> None:
-    """And what is not there, nowhere."""
+    """And what is not there, nowhere; a damaged minishard index proves nothing to be absent."""
     opened = await _opened(_SPREAD, _single((4, 1, 2)))
+    damaged = await _opened({**_SPREAD, "minishard_index_encoding": "gzip"}, _single((4, 0, 6)))
 
-    assert opened.lookup((4,)) == ByteRange(65, 67)
-    assert opened.lookup((8,)) is None
+    assert (opened.lookup((4,)), opened.lookup((8,))) == (ByteRange(65, 67), None)
     assert opened.size == len(_single((4, 1, 2)))
+    with pytest.raises(DamagedError, match="minishard index 0: no gzip"):
+        damaged.lookup((4,))
+    assert damaged.lookup((5,)) is None
 
 
 async def test_a_shard_in_two_objects_is_not_written() -> None:

@@ -129,22 +129,17 @@ async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) ->
 
 
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
-    """Whose version is its name."""
+    """Whose version is its name; an inner chunk too, however deep it lies."""
     chunk_id = spell(digest(b"native"))
     place, by, *_ = await _Case().locate("g/a/c/0")
+    inner = (await _Case().locate("s/c/1/2")).place
 
     version = Fixed(ETag(f'"{chunk_id}"'))
     assert place == Stored(ROOT.join(f"chunks/{chunk_id}"), ByteRange(0, 6), version)
     assert by == ""
-
-
-async def test_an_inner_chunk_is_a_part_of_the_file_too() -> None:
-    """However deep it lies."""
-    place = (await _Case().locate("s/c/1/2")).place
-
-    assert isinstance(place, Stored)
-    assert place.ref == ROOT.join(f"chunks/{spell(digest(b'before' + SHARD))}")
-    assert (b"before" + SHARD)[slice(*place.byte_range)] == b"three"
+    assert isinstance(inner, Stored)
+    assert inner.ref == ROOT.join(f"chunks/{spell(digest(b'before' + SHARD))}")
+    assert (b"before" + SHARD)[slice(*inner.byte_range)] == b"three"
 
 
 async def test_inline_chunks_have_versions_of_their_own() -> None:
@@ -167,19 +162,12 @@ async def test_documents_of_other_snapshots_have_other_versions() -> None:
     assert places[0].etag != places[1].etag
 
 
-async def test_cold_it_takes_four_reads() -> None:
-    """Of ``repo``, snapshot, manifest, chunk; nothing is listed."""
+async def test_cold_it_takes_four_reads_and_warm_one() -> None:
+    """Of ``repo``, snapshot, manifest, chunk, without a listing; then of the chunk."""
     case = _Case()
     assert await case.data.read("g/a/c/0") == b"native"
-
     assert case.folders == ["repo", "snapshots", "manifests", "chunks"]
     assert {call.method for call in case.store.calls} == {"get"}
-
-
-async def test_warm_it_takes_one_read() -> None:
-    """Of another chunk of the array; a document and an inline chunk take none."""
-    case = _Case()
-    await case.data.read("g/a/c/0")
     case.store.calls.clear()
     for key in ("g/a/zarr.json", "zarr.json", "g/a/c/1", "g/a/c/2", "g/x", "@tag.v1/g/zarr.json"):
         await case.data.read(key)
@@ -225,41 +213,34 @@ async def test_a_commit_is_seen_after_a_while() -> None:
     assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
 
 
-async def test_a_commit_is_seen_at_once_where_the_old_chunk_was_deleted() -> None:
-    """Collection of garbage may come before the time to look at the branch again."""
-    case = _Case()
-    await case.data.read("g/a/c/0")
-    chunks = [key for key in case.builder.build() if key.startswith("chunks/")]
-    for key in chunks:
-        case.store.remove(ROOT.join(key))
-    _put(case.store, _builder(b"newer").build())
-    case.clock.now += 2
-    gone = [key for key in chunks if key not in _builder(b"newer").build()]
-
-    assert gone
-    assert await case.data.read("g/a/c/0") == b"newer"
-
-
-async def test_a_chunk_that_is_gone_for_good_is_damage() -> None:
-    """The branch is looked at again, and tells of the same."""
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_committed: bool) -> None:
+    """Collection of garbage may come before its time; a chunk that is gone for good is damage."""
     case = _Case()
     await case.data.read("g/a/c/0")
     for key in case.builder.build():
         if key.startswith("chunks/"):
             case.store.remove(ROOT.join(key))
     case.clock.now += 2
+    if is_committed:
+        _put(case.store, _builder(b"newer").build())
+        assert await case.data.read("g/a/c/0") == b"newer"
+        return
     for _ in range(2):
         with pytest.raises(DamagedError):
             await case.data.read("g/a/c/0")
 
 
-async def test_a_repository_that_appears_is_found() -> None:
-    """After the time of its absence."""
+@pytest.mark.parametrize("before", [{}, {"repo": b"# A notebook"}])
+async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -> None:
+    """After the time of its absence, or of what was called ``repo`` by chance."""
     case = _Case()
-    for key in case.builder.build():
+    objects = case.builder.build()
+    for key in objects:
         case.store.remove(ROOT.join(key))
+    _put(case.store, before)
     assert await case.data.read("g/a/c/0") is None
-    _put(case.store, case.builder.build())
+    _put(case.store, objects)
     case.clock.now += TTL_S
 
     assert await case.data.read("g/a/c/0") == b"native"
@@ -289,18 +270,6 @@ async def test_a_ref_that_an_upgrade_deleted_is_not_absent() -> None:
         case.store.remove(ROOT.join(f"refs/{ref}/ref.json"))
 
     assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
-
-
-async def test_a_repository_takes_the_place_of_a_file_of_its_name() -> None:
-    """What was called ``repo`` by chance is looked at again after its time."""
-    case = _Case()
-    objects = case.builder.build()
-    case.store.place(ROOT.join("repo"), b"# A notebook")
-    assert await case.data.read("g/a/c/0") is None
-    _put(case.store, objects)
-    case.clock.now += TTL_S
-
-    assert await case.data.read("g/a/c/0") == b"native"
 
 
 async def test_the_root_is_listed_with_the_refs() -> None:

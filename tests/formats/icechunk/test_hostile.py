@@ -115,14 +115,16 @@ async def test_a_reference_past_the_end_of_its_file_is_damaged(
     assert f"chunks/{spell(digest(GOOD))}" in await _why(data, "bad/c/0")
 
 
-async def test_a_reference_may_be_empty() -> None:
-    """No bytes are there, which is not absence."""
+async def test_a_reference_may_be_empty_or_off_the_grid() -> None:
+    """No bytes are there, which is not absence; or as if it was not there."""
     builder = _builder()
     ref = Ref(index=[1], chunk_id=builder.chunk(GOOD), offset=3, length=0)
-    builder.array("/a", LINE, [4], [Ref(index=[0], inline=b""), ref])
+    inline = [Ref(index=[at], inline=b"x") for at in (3, 4, 2**32 - 1)]
+    builder.array("/a", LINE, [4], [Ref(index=[0], inline=b""), ref, *inline])
     data = _open(builder.build())
 
-    assert (await data.read("a/c/0"), await data.read("a/c/1")) == (b"", b"")
+    found = [await data.read(f"a/c/{at}") for at in (0, 1, 2, 3, 4, 2**32 - 1)]
+    assert found == [b"", b"", None, b"x", None, None]
 
 
 async def test_a_reference_to_a_file_that_is_gone_is_damaged() -> None:
@@ -130,15 +132,6 @@ async def test_a_reference_to_a_file_that_is_gone_is_damaged() -> None:
     why = await _why(_with(Ref(index=[0], chunk_id=b"no such file", length=1)), "bad/c/0")
 
     assert f"chunks/{spell(b'no such file')}" in why
-
-
-async def test_a_reference_off_the_grid_is_of_no_chunk() -> None:
-    """As if it was not there."""
-    data = _with(*(Ref(index=[at], inline=b"x") for at in (3, 4, 2**32 - 1)))
-
-    assert await data.read("bad/c/3") == b"x"
-    assert await data.read("bad/c/4") is None
-    assert await data.read(f"bad/c/{2**32 - 1}") is None
 
 
 async def test_the_first_of_two_references_counts() -> None:
@@ -186,26 +179,21 @@ async def test_a_manifest_that_is_a_bomb_is_refused() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("file", ["repo", "snapshots"])
-async def test_other_files_that_are_bombs_are_refused(file: str) -> None:
-    """The error names the file."""
-    builder = _builder()
-    objects = builder.build()
+@pytest.mark.parametrize(
+    ("file", "data", "reason"),
+    [
+        ("repo", envelope(bytes(2**26), REPO_INFO), "more than 65536"),
+        ("snapshots", envelope(bytes(2**26), SNAPSHOT), "more than 65536"),
+        ("snapshots", envelope(bytes(2**20), SNAPSHOT, compression=0), ""),
+    ],
+    ids=["repo", "snapshot", "snapshot as it is stored"],
+)
+async def test_other_files_that_are_bombs_are_refused(file: str, data: bytes, reason: str) -> None:
+    """The error names the file, of which no more than the limit is read."""
+    objects = _builder().build()
     (name,) = [name for name in objects if name.startswith(file)]
-    kind = REPO_INFO if file == "repo" else SNAPSHOT
-    objects[name] = envelope(bytes(2**26), kind)
-    with pytest.raises(DamagedError, match=f"{name}: .*more than 65536"):
-        await _open(objects, limit_nbytes=2**16).read("good/c/0")
-
-
-async def test_a_file_that_is_too_large_as_it_is_stored_is_refused() -> None:
-    """No more than the limit is read of it."""
-    builder = _builder()
-    objects = builder.build()
-    (name,) = [name for name in objects if name.startswith("snapshots")]
-    objects[name] = envelope(bytes(2**20), SNAPSHOT, compression=0)
-    with pytest.raises(DamagedError, match=name):
-        await _open(objects, limit_nbytes=2**16).read("good/c/0")
+    with pytest.raises(DamagedError, match=f"{name}: .*{reason}"):
+        await _open({**objects, name: data}, limit_nbytes=2**16).read("good/c/0")
 
 
 async def test_a_node_in_no_group_is_read() -> None:
@@ -232,22 +220,14 @@ async def test_a_damaged_node_is_no_absent_node(document: Any) -> None:
         assert re.search(r"snapshots/[0-9A-Z]{20}: /bad: ", await _why(data, key))
 
 
-@pytest.mark.parametrize("parent", [0, 1, 7, -2, 2**31 - 1, -(2**31), None])
-async def test_no_parent_is_needed_to_read(parent: int | None) -> None:
-    """One that is in a circle or nowhere is a matter of the history."""
-    builder = _builder()
-    snapshot_id = builder.snapshot()
-    snapshots = [building_repo.snapshot(snapshot_id, parent)]
-
-    await _check_rest(_open(builder.build(snapshots=snapshots)))
-
-
-@pytest.mark.parametrize("kind", [0, 17, 255])
-async def test_an_unknown_operation_is_none_of_ours(kind: int) -> None:
-    """What was done is a matter of the operations log."""
-    updates = [building_repo.update(kind, {})]
-
-    await _check_rest(_open(_builder().build(updates=updates)))
+async def test_history_and_operations_are_not_needed_to_read() -> None:
+    """Neither a parent in a circle or nowhere nor an unknown operation is in the way."""
+    for parent in (0, 1, 7, -2, 2**31 - 1, -(2**31), None):
+        builder = _builder()
+        snapshots = [building_repo.snapshot(builder.snapshot(), parent)]
+        await _check_rest(_open(builder.build(snapshots=snapshots)))
+    for kind in (0, 17, 255):
+        await _check_rest(_open(_builder().build(updates=[building_repo.update(kind, {})])))
 
 
 async def test_a_repository_that_is_offline_is_not_served() -> None:

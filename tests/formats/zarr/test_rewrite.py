@@ -390,7 +390,6 @@ def test_an_array_that_was_resized_keeps_its_shards(
     case: Case, resize: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """Its attributes and its shape are the new ones, and all else is as it was."""
-
     write(case, tmp_path / "stored")
     before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
     _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")

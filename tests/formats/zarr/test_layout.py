@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -131,25 +130,19 @@ async def test_nested_indexes_are_read_of_one_version() -> None:
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
 async def test_off_the_grid_nothing_is_read(key: str) -> None:
-    """A key past the edge of the array is proved absent by its metadata."""
+    """A key past the edge is proved absent by the metadata; what is not sharded is an object."""
     case = _Case(build(_CHUNKS))
+    plain = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
 
     assert await case.locate(key) == MISSING
-    assert case.store.calls == []
+    assert await plain.locate("c/0") == Whole(ROOT.join("c/0"))
+    assert case.store.calls == plain.store.calls == []
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
 async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     """Other keys name objects below the container."""
     assert await _Case(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
-
-
-async def test_chunks_of_an_array_that_is_not_sharded_are_objects() -> None:
-    """What needs no look-up gets none."""
-    case = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
-
-    assert await case.locate("c/0") == Whole(ROOT.join("c/0"))
-    assert case.store.calls == []
 
 
 @pytest.mark.parametrize(("kind", "encloses"), [("array", True), ("group", False)])
@@ -175,26 +168,23 @@ async def test_shards_are_hidden(name: str, *, is_shown: bool) -> None:
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
-async def test_an_index_is_read_whole_and_nothing_else(location: str) -> None:
-    """Below the limit one read brings the index, size and version of the shard."""
-    case = _Case(build(_CHUNKS, location=location))
-    await case.locate("c/0/0")
-    expected = ByteRange(0, 68) if location == "start" else SuffixRange(68)
-
-    assert [call.request for call in case.store.calls] == [expected]
-
-
-@pytest.mark.parametrize("location", ["start", "end"])
 async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
-    """Above the limit the last byte tells the size, and one entry of that version is read."""
-    case = _Case(build(_CHUNKS, location=location), whole_index_nbytes=67)
-    await case.locate("c/0/1")
-    size = len(build(_CHUNKS, location=location)["c/0/0"])
-    start = 16 if location == "start" else size - 68 + 16
+    """Below the limit one read brings the index, size and version of the shard.
 
-    assert [(call.request, call.if_match) for call in case.store.calls] == [
+    Above the limit the last byte tells the size, and one entry of that version is read.
+    """
+    objects = build(_CHUNKS, location=location)
+    case, large = _Case(objects), _Case(objects, whole_index_nbytes=67)
+    await case.locate("c/0/1")
+    await large.locate("c/0/1")
+    start = 16 if location == "start" else len(objects["c/0/0"]) - 68 + 16
+
+    assert [call.request for call in case.store.calls] == [
+        ByteRange(0, 68) if location == "start" else SuffixRange(68)
+    ]
+    assert [(call.request, call.if_match) for call in large.store.calls] == [
         (SuffixRange(1), None),
-        (ByteRange(start, start + 16), case.etags["c/0/0"]),
+        (ByteRange(start, start + 16), large.etags["c/0/0"]),
     ]
 
 
@@ -385,41 +375,35 @@ async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
         await array.slot(key)
 
 
-@pytest.mark.parametrize("key", ["zarr.json", "notes.txt", "d/0", ".zattrs"])
-async def test_other_keys_are_objects(key: str) -> None:
-    """Beside the chunks of the array."""
-    fetch = one_dimension(3).fetch()
+@pytest.mark.parametrize(
+    ("array", "key"),
+    [
+        *((one_dimension(3), key) for key in ("zarr.json", "notes.txt", "d/0", ".zattrs")),
+        *(
+            (WrittenArray(array_metadata([3], [3], codecs)), "c/0")
+            for codecs in ([LITTLE], [sharding([1]), {"name": "gzip"}])
+        ),
+    ],
+)
+async def test_other_keys_are_objects(array: WrittenArray, key: str) -> None:
+    """Beside the chunks of the array, or chunks that are not sharded or served with the shards."""
+    fetch = array.fetch()
     layout = await known_formats()[0].open(ROOT, fetch)
     assert layout is not None
 
     target = await layout.target(VirtualKey(key), fetch)
 
-    assert isinstance(target, Whole | Document)
+    assert isinstance(target, Whole if key == "c/0" else Whole | Document)
     assert target.ref == ROOT.join(key)
 
 
-@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1]), {"name": "gzip"}]])
-async def test_chunks_of_other_arrays_are_objects(codecs: list[Any]) -> None:
-    """Not sharded, or served with the shards."""
-    fetch = WrittenArray(array_metadata([3], [3], codecs)).fetch()
-    layout = await known_formats()[0].open(ROOT, fetch)
-    assert layout is not None
-
-    assert await layout.target(VirtualKey("c/0"), fetch) == Whole(ROOT.join("c/0"))
-
-
-async def test_a_body_in_a_coding_is_refused() -> None:
-    """The codecs of the array tell how chunks are compressed."""
+async def test_a_body_that_is_no_chunk_is_refused() -> None:
+    """An array of bytes tells how long each is; its codecs tell how chunks are compressed."""
     slot = await one_dimension(3).slot("c/0")
+    sized = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
 
+    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
     with pytest.raises(UnknownCodingError):
         slot.shard.encode(slot.entry, b"any", is_gzip=True)
-    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
-
-
-async def test_a_body_that_is_no_chunk_is_refused() -> None:
-    """An array of bytes tells how long each is."""
-    slot = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
-
     with pytest.raises(BadBodyError, match="3 bytes instead of 2"):
-        slot.shard.encode(slot.entry, b"abc", is_gzip=False)
+        sized.shard.encode(sized.entry, b"abc", is_gzip=False)

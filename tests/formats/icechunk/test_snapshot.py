@@ -255,24 +255,27 @@ def test_nodes_in_no_group_are_read_but_not_consolidated() -> None:
     assert set(document["consolidated_metadata"]["metadata"]) == {"a", "b"}
 
 
+_OF_GROUPS: list[tuple[Any, str]] = [
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"null", "no JSON object"),
+    (b"[]", "no JSON object"),
+    (b"\xff\xfe", "not JSON"),
+    (json.dumps(GROUP).encode("utf-16"), "not JSON"),
+    (json.dumps(GROUP).encode("utf-8-sig"), "not JSON"),
+    (b"[" * 100_000, "too many"),
+    (b'{"zarr_format": 3, "node_type": "group", "x": ' + b"1" * 5000 + b"}", "not JSON"),
+    ({"zarr_format": 2}, "zarr_format"),
+    ({"zarr_format": 3}, "node_type"),
+    ({"zarr_format": 3, "node_type": ["group"]}, "node_type"),
+    (PLAIN, "disagree"),
+]
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        *((_group("/g", document), reason) for document, reason in [
-            (b"", "not JSON"),
-            (b"{", "not JSON"),
-            (b"null", "no JSON object"),
-            (b"[]", "no JSON object"),
-            (b"\xff\xfe", "not JSON"),
-            (json.dumps(GROUP).encode("utf-16"), "not JSON"),
-            (json.dumps(GROUP).encode("utf-8-sig"), "not JSON"),
-            (b"[" * 100_000, "too many"),
-            (b'{"zarr_format": 3, "node_type": "group", "x": ' + b"1" * 5000 + b"}", "not JSON"),
-            ({"zarr_format": 2}, "zarr_format"),
-            ({"zarr_format": 3}, "node_type"),
-            ({"zarr_format": 3, "node_type": ["group"]}, "node_type"),
-            (PLAIN, "disagree"),
-        ]),
+        *((_group("/g", document), reason) for document, reason in _OF_GROUPS),
         *((_array("/a", {**PLAIN, "shape": shape}), "dimensions")
           for shape in ([5], [5, 7, 1], [1] * 1000)),
         *((_array("/a", {**PLAIN, "shape": shape}), "shape")

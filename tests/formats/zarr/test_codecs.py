@@ -123,6 +123,9 @@ def test_an_inner_chain_that_hides_its_chunks_stays() -> None:
     assert (len(flat.levels), list(flat.codecs)) == (1, hidden)
 
 
+_NO_ORDERS: list[Any] = [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}]
+
+
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
@@ -150,7 +153,7 @@ def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) 
     """Wrong metadata is an error that says what is wrong."""
     with pytest.raises(DecodeError, match=reason):
         unshard([codec], (4,))
-    for order in ([0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}):
+    for order in _NO_ORDERS:
         transpose = {"name": "transpose", "configuration": {"order": order}}
         with pytest.raises(DecodeError, match="order"):
             unshard([transpose, sharding([2, 2])], (4, 4))

@@ -227,24 +227,27 @@ def test_only_the_transformer_is_left_out(extra: Json, attributes: Any) -> None:
     assert (decoded.served, decoded.is_rewritten) == (encode(document), True)
 
 
+_KEPT: list[tuple[Json, str]] = [
+    ({"storage_transformers": [_OTHER]}, "transformer is https://example.org/mirror/1.0"),
+    ({"storage_transformers": [sharding([2, 2]), _OTHER]}, "are stacked"),
+    ({"storage_transformers": [sharding([2, 2])] * 2}, "are stacked"),
+    ({"storage_transformers": [{"name": "sharding"}]}, "transformer is None"),
+    ({"storage_transformers": [{"extension": "x" * 10_000}]}, "transformer is xxx"),
+    ({"storage_transformers": [{**sharding([2, 2]), "type": "sorted"}]},
+     "format is sorted"),
+    ({"storage_transformers": [{"extension": SHARDING}]}, "format is None"),
+    ({"chunk_grid": {"type": "rectilinear"}}, "the chunk grid is rectilinear"),
+    ({"extensions": [_MUST]}, "example.org/warp/1.0 must be understood"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
         *((document, "") for document in (
             _SERVED, {**_SERVED, "storage_transformers": []},
             {**_SERVED, "storage_transformers": None}, {"anything": "else"}, {})),
-        *(({**_SHARDED, **changed}, reason) for changed, reason in [
-            ({"storage_transformers": [_OTHER]}, "transformer is https://example.org/mirror/1.0"),
-            ({"storage_transformers": [sharding([2, 2]), _OTHER]}, "are stacked"),
-            ({"storage_transformers": [sharding([2, 2])] * 2}, "are stacked"),
-            ({"storage_transformers": [{"name": "sharding"}]}, "transformer is None"),
-            ({"storage_transformers": [{"extension": "x" * 10_000}]}, "transformer is xxx"),
-            ({"storage_transformers": [{**sharding([2, 2]), "type": "sorted"}]},
-             "format is sorted"),
-            ({"storage_transformers": [{"extension": SHARDING}]}, "format is None"),
-            ({"chunk_grid": {"type": "rectilinear"}}, "the chunk grid is rectilinear"),
-            ({"extensions": [_MUST]}, "example.org/warp/1.0 must be understood"),
-        ]),
+        *(({**_SHARDED, **changed}, reason) for changed, reason in _KEPT),
     ],
 )  # fmt: skip
 def test_other_documents_are_served_byte_by_byte(document: Json, reason: str) -> None:

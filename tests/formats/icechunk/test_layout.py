@@ -90,29 +90,18 @@ class _Case:
         return [key.partition("/")[0] for key in keys]
 
 
-@pytest.mark.parametrize(
-    "objects",
-    [
-        {},
-        {"repo": b"# notes"},
-        {"refs/tag.v1/ref.json": b"{}"},
-        {"repo/x": b""},
+async def test_what_has_no_marker_is_no_repository() -> None:
+    """A file may be called ``repo`` by chance, but a damaged marker is no absence."""
+    for objects in (
+        {}, {"repo": b"# notes"}, {"refs/tag.v1/ref.json": b"{}"}, {"repo/x": b""},
         {"snapshots/x": b""},
-    ],
-)
-async def test_what_has_no_marker_is_no_repository(objects: Mapping[str, bytes]) -> None:
-    """A file may be called ``repo`` by chance."""
-    fetch = DirectFetch(_put(MemoryStore(), objects))
-
-    assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
-
-
-@pytest.mark.parametrize("key", ["repo", "refs/branch.main/ref.json"])
-async def test_a_damaged_marker_is_damage(key: str) -> None:
-    """It is no absence of a repository."""
-    fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
-    with pytest.raises(DamagedError, match=key):
-        await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
+    ):  # fmt: skip
+        fetch = DirectFetch(_put(MemoryStore(), objects))
+        assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
+    for key in ("repo", "refs/branch.main/ref.json"):
+        fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
+        with pytest.raises(DamagedError, match=key):
+            await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +131,19 @@ async def test_a_native_chunk_is_a_part_of_its_file() -> None:
     assert (b"before" + SHARD)[slice(*inner.byte_range)] == b"three"
 
 
-async def test_inline_chunks_have_versions_of_their_own() -> None:
-    """By the manifest and the place in it."""
+async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
+    """By the manifest and the place in it, or by the snapshot, though in the same words."""
     builder = _builder()
     refs = [Ref(index=[at], inline=b"same") for at in range(3)]
     builder.array("/i", LINE, [4], refs)
     places = [(await _Case(builder).locate(f"i/c/{at}")).place for at in range(3)]
+    cases = (_Case(), _Case(_builder(b"other")))
+    one, other = [(await case.locate("g/zarr.json")).place for case in cases]
 
     assert all(isinstance(place, Inline) and place.data == b"same" for place in places)
     assert len({place.etag for place in places}) == 3
-
-
-async def test_documents_of_other_snapshots_have_other_versions() -> None:
-    """Though they are in the same words."""
-    one, two = _Case(), _Case(_builder(b"other"))
-    places = [(await case.locate("g/zarr.json")).place for case in (one, two)]
-
-    assert places[0].data == places[1].data
-    assert places[0].etag != places[1].etag
+    assert one.data == other.data
+    assert one.etag != other.etag
 
 
 async def test_cold_it_takes_four_reads_and_warm_one() -> None:
@@ -246,30 +230,22 @@ async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -
     assert await case.data.read("g/a/c/0") == b"native"
 
 
-async def test_a_repository_that_is_upgraded_is_read_on() -> None:
-    """Its files stay as they were, and ``repo`` is added."""
+@pytest.mark.parametrize("later_s", [TTL_S, 2])
+async def test_a_repository_that_is_upgraded_is_read_on(later_s: float) -> None:
+    """Its files stay as they were, ``repo`` is added, and files of refs are deleted.
+
+    Who knows from before that there was no ``repo`` looks again, and calls nothing absent.
+    """
     builder = _builder(version=1)
     case = _Case(builder)
     assert await case.data.read("g/a/c/0") == b"native"
-    case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
-    case.store.remove(ROOT.join("refs/branch.main/ref.json"))
-    case.clock.now += TTL_S
-
-    assert await case.data.read("g/a/c/0") == b"native"
-    assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
-
-
-async def test_a_ref_that_an_upgrade_deleted_is_not_absent() -> None:
-    """Who knows from before that there was no ``repo`` looks again, and calls nothing absent."""
-    builder = _builder(version=1)
-    case = _Case(builder)
-    assert await case.data.read("g/a/c/0") == b"native"
-    case.clock.now += 2
+    case.clock.now += later_s
     case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
     for ref in ("branch.main", "tag.v1"):
         case.store.remove(ROOT.join(f"refs/{ref}/ref.json"))
 
     assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
+    assert await case.data.read("g/a/c/0") == b"native"
 
 
 async def test_the_root_is_listed_with_the_refs() -> None:
@@ -386,21 +362,16 @@ def test_folded_keys_are_cut_behind_the_delimiter(
     assert {key for key in found if window.opens(key)} <= {window.fold(key) or key for key in keys}
 
 
-@pytest.mark.parametrize(
-    ("key", "folded"),
-    [("a/b/c", "a/b/"), ("a/b", None), ("a/", None), ("b/c", None), ("a/b/", "a/b/")],
-)
-def test_a_key_is_folded_behind_the_prefix(key: str, folded: str | None) -> None:
-    """Only a delimiter behind the prefix counts, in keys that have the prefix."""
-    assert Window("a/", "", "/").fold(key) == folded
+def test_a_key_is_folded_behind_the_prefix() -> None:
+    """Only a delimiter behind the prefix counts, in keys that have the prefix.
 
+    Whoever begins in the middle of folded keys is told of the rest; who had them is not.
+    """
+    folded = {"a/b/c": "a/b/", "a/b": None, "a/": None, "b/c": None, "a/b/": "a/b/"}
+    wanted = {"": True, "a/": False, "a/b": True, "a0": False, "Z": True}
 
-@pytest.mark.parametrize(
-    ("after", "is_wanted"), [("", True), ("a/", False), ("a/b", True), ("a0", False), ("Z", True)]
-)
-def test_folded_keys_are_wanted_while_some_of_them_are(after: str, *, is_wanted: bool) -> None:
-    """Whoever begins in the middle of folded keys is told of the rest; who had them is not."""
-    assert Window("", after, "/").opens("a/") is is_wanted
+    assert {key: Window("a/", "", "/").fold(key) for key in folded} == folded
+    assert {after: Window("", after, "/").opens("a/") for after in wanted} == wanted
 
 
 def test_nodes_in_no_group_are_not_listed() -> None:

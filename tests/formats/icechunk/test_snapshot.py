@@ -90,21 +90,16 @@ def _root(*nodes: building.Node) -> dict[str, Any]:
     return document
 
 
-def test_a_snapshot_has_its_nodes() -> None:
-    """By path in the order of bytes, whatever their order in the file."""
-    snapshot = _decode(*map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"]))
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_snapshot_has_its_nodes_and_manifests(version: int) -> None:
+    """By path in the order of bytes, whatever their order in the file; in either version."""
+    files = [(b"manifest no1", 100, 3), (b"manifest no2", 2**40, 2**31)]
+    nodes = map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"])
+    snapshot = _decode(*nodes, version=version, manifest_files=files)
 
     assert list(snapshot.nodes) == ["", "a", "a-b", "a/b", "z", "é"]
     assert snapshot.faults == ()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_snapshot_lists_manifests(version: int) -> None:
-    """In the form of either version."""
-    files = [(b"manifest no1", 100, 3), (b"manifest no2", 2**40, 2**31)]
-
-    listed = _decode(_group("/"), version=version, manifest_files=files).manifests
-    assert listed == {b"manifest no1", b"manifest no2"}
+    assert snapshot.manifests == {b"manifest no1", b"manifest no2"}
 
 
 @pytest.mark.parametrize(
@@ -178,12 +173,6 @@ def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) 
     assert snapshot.find(path) == expected
 
 
-def test_without_a_root_a_path_may_lead_nowhere() -> None:
-    """The first snapshot of a repository has no nodes."""
-    assert _decode().find("zarr.json") is None
-    assert _decode().root_document == b""
-
-
 def test_the_root_tells_of_all_nodes() -> None:
     """What it says itself stays, but for nodes there were; of others it tells what is served."""
     stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
@@ -214,11 +203,13 @@ def test_where_a_node_is_damaged_the_root_tells_of_none(damaged: building.Node) 
     assert "consolidated_metadata" not in _root(_group("/"), damaged, _array("/b"))
 
 
-def test_an_array_may_be_the_root() -> None:
-    """Then its document is served as it is."""
+def test_an_array_may_be_the_root_or_there_may_be_none() -> None:
+    """Its document is served as it is; the first snapshot of a repository has no nodes."""
     snapshot = _decode(_array("/", SHARDED))
 
     assert json.loads(snapshot.root_document) == array_metadata([5, 7], [2, 2], [LITTLE])
+    assert _decode().find("zarr.json") is None
+    assert _decode().root_document == b""
 
 
 def test_the_first_of_a_path_counts() -> None:
@@ -477,10 +468,10 @@ def test_snapshots_of_version_1_tell_the_same() -> None:
 
 def test_metadata_of_version_1_are_not_written() -> None:
     """They are spelled otherwise, and a snapshot that is written has metadata of its own."""
-    given_snapshot = StoredSnapshot(b"i" * 12, {}, {}, 0, "", Metadata(1, (("a", b"\xc0"),)))
+    old = StoredSnapshot(b"i" * 12, {}, {}, 0, "", Metadata(1, (("a", b"\xc0"),)))
 
     with pytest.raises(ValueError, match="version 1"):
-        write_snapshot(given_snapshot)
+        write_snapshot(old)
 
 
 def _rewrite(folder: Path, snapshot_id: str) -> StoredSnapshot:

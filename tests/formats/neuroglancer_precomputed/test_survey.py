@@ -116,19 +116,13 @@ def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
 
 
 def test_shards_lie_below_the_path_of_their_part() -> None:
-    """And nowhere else."""
-    shards = _of(volume_info(RAW_SHARDING))
+    """And nowhere else; a manifest and its fragments, which go by one id, are in the same."""
+    shards, meshes = _of(volume_info(RAW_SHARDING)), _of(mesh_info(MURMUR))
 
     assert shards.prefix == "s0/"
     assert shards.named("s0/0.shard") is not None
     assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
-
-
-def test_manifest_and_fragments_are_in_the_same_shard() -> None:
-    """Both go by the id of the segment."""
-    shards = _of(mesh_info(MURMUR))
-
-    assert shards.holding(VirtualKey("7")) == shards.holding(VirtualKey("7.index")) is not None
+    assert meshes.holding(VirtualKey("7")) == meshes.holding(VirtualKey("7.index")) is not None
 
 
 def test_many_shards_are_not_given_each() -> None:

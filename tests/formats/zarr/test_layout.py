@@ -109,6 +109,14 @@ async def test_no_more_metadata_is_read_than_is_allowed() -> None:
     assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
 
 
+async def test_nested_indexes_are_read_of_one_version() -> None:
+    """The inner index is read with the ETag that came with the outer one."""
+    case = _Case(build_nested({"c/1": b"one"}))
+    await case.locate("c/1")
+
+    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
+
+
 async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
     case = _Case(build(_CHUNKS))
@@ -118,14 +126,6 @@ async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     assert location.etag not in case.etags.values()
     assert location.etag.startswith(case.etags["zarr.json"][:-1])
     assert json.loads(location.data)["codecs"] == [LITTLE]
-
-
-async def test_nested_indexes_are_read_of_one_version() -> None:
-    """The inner index is read with the ETag that came with the outer one."""
-    case = _Case(build_nested({"c/1": b"one"}))
-    await case.locate("c/1")
-
-    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
 
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
@@ -145,26 +145,18 @@ async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     assert await _Case(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
 
 
-@pytest.mark.parametrize(("kind", "encloses"), [("array", True), ("group", False)])
-async def test_an_array_encloses_and_a_group_does_not(kind: str, *, encloses: bool) -> None:
-    """Only below a group there can be containers."""
-    data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
-    layout = await _Case({"zarr.json": data}).open()
-
-    assert layout.encloses(VirtualKey("x")) is encloses
-
-
-@pytest.mark.parametrize(
-    ("name", "is_shown"), [("zarr.json", True), ("notes.txt", True), ("a/", True), ("c/", False)]
-)
-async def test_shards_are_hidden(name: str, *, is_shown: bool) -> None:
-    """Objects whose names now mean inner chunks cannot be asked for."""
+async def test_an_array_encloses_and_hides_its_shards() -> None:
+    """Only below a group there can be containers; names of shards now mean inner chunks."""
     case = _Case(build(_CHUNKS))
     layout = await case.open()
-    shelf = await layout.listing_rules(VirtualKey(""), case.fetch)
+    rules = await layout.listing_rules(VirtualKey(""), case.fetch)
+    names = {"zarr.json": True, "notes.txt": True, "a/": True, "c/": False}
 
-    assert shelf.shows is not None
-    assert shelf.shows(name) is is_shown
+    assert rules.shows is not None
+    assert {name: rules.shows(name) for name in names} == names
+    for kind, encloses in (("array", True), ("group", False)):
+        data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
+        assert (await _Case({"zarr.json": data}).open()).encloses(VirtualKey("x")) is encloses
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
@@ -262,7 +254,7 @@ def _around(store: WatchedStore, whole_index_nbytes: int = 2**20) -> ShardReader
 
 
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
-    """In a shard that is bytes already a chunk is bytes, with a version of its own."""
+    """Bytes with a version of their own; they have no object to be named when damaged."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
     first, second = [await _around(WatchedStore()).locate(shard, entry) for entry in (0, 1)]
 
@@ -270,13 +262,9 @@ async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     assert isinstance(second, Inline)
     assert (first.data, second.data) == (b"a", b"bc")
     assert len({shard.etag, first.etag, second.etag}) == 3
-
-
-@pytest.mark.parametrize("data", [b"", b"x" * 35, b"x" * 36, b"x" * 100])
-async def test_damage_of_a_shard_at_hand_is_for_its_container_to_name(data: bytes) -> None:
-    """Bytes at hand have no object to be named."""
-    with pytest.raises(DecodeError):
-        await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
+    for data in (b"", b"x" * 35, b"x" * 36, b"x" * 100):
+        with pytest.raises(DecodeError):
+            await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
 
 
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
@@ -345,26 +333,20 @@ async def test_a_shard_that_is_referred_to_has_to_be_there(
 
 
 @_whole_or_by_entry
-async def test_a_shard_is_not_longer_than_its_object(whole_index_nbytes: int) -> None:
-    """Also where the index could be read."""
+async def test_a_shard_is_neither_longer_than_its_object_nor_too_short(
+    whole_index_nbytes: int,
+) -> None:
+    """Also where the index could be read; of a range too short for it nothing is read."""
     index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)
     reader = ShardReader(index, ReadCache(store, MetadataCache(0), ttl_s=60), whole_index_nbytes)
+    with pytest.raises(DamagedError, match="too few for a shard"):
+        await _around(store, whole_index_nbytes).locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
+    assert store.calls == []
     with pytest.raises(DamagedError, match=r"is referred to, and it has"):
         await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
-
-
-@_whole_or_by_entry
-async def test_a_range_too_short_for_a_shard_is_damaged(whole_index_nbytes: int) -> None:
-    """Nothing is read of it."""
-    store = WatchedStore()
-    store.place(_ELSEWHERE, _SHARD)
-    reader = _around(store, whole_index_nbytes)
-    with pytest.raises(DamagedError, match="too few for a shard"):
-        await reader.locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
-    assert store.calls == []
 
 
 @pytest.mark.parametrize("key", ["c/3", "c/03", "c/0/0", "c", "c/x", "c/-1"])

@@ -30,6 +30,8 @@ RAW_SHARDING: Sharding = {
     "minishard_index_encoding": "raw",
     "data_encoding": "raw",
 }
+SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+"""Of one minishard in one shard."""
 
 
 def murmur(number: int) -> int:

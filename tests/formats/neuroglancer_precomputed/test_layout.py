@@ -19,13 +19,13 @@ from tests.formats.neuroglancer_precomputed.case import (
     IDS,
     build,
     build_meshes,
-    chunk_bytes,
     encode_manifest,
     mesh_info,
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
+    SINGLE,
     Sharding,
     Watched,
     address,
@@ -35,6 +35,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
     part,
 )
+from tests.formats.zarr.building import chunk_bytes
 from tests.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS
@@ -190,21 +191,15 @@ async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
 
 
 async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
-    """Only the manifest is compressed."""
+    """Only the manifest is compressed; a mesh without fragments is empty, which is not absence."""
     case = Watched(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
+    objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
+    empty = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
 
     assert isinstance(await case.locate("2"), Stored)
     assert isinstance(await case.locate("2.index"), Gzipped)
     assert await case.read("2.index") == encode_manifest([[2], [7]])
-
-
-async def test_a_mesh_without_fragments_is_empty() -> None:
-    """That is not absence."""
-    objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
-    case = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
-
-    assert await case.read("2") == b""
-    assert await case.read("3") is None
+    assert [await empty.read(key) for key in ("2", "3")] == [b"", None]
 
 
 _OLD = build(_CHUNKS, old=True)
@@ -252,9 +247,6 @@ async def test_an_index_that_vanishes_has_changed() -> None:
     case.data.fetch.forget(ROOT.join("s0/0.data"))
     with pytest.raises(VersionChangedError):
         await layout.locate(rest, case.data.fetch)
-
-
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
 
 
 def _opened(document: Sharding, base: Any, context: Any) -> Any:
@@ -313,7 +305,7 @@ def test_chunks_of_a_volume_are_under_the_codes_of_their_cells(
                 "chunk_size": [1, 1, 1],
                 "resolution": [1, 1, 1],
                 "encoding": "raw",
-                "sharding": _SINGLE,
+                "sharding": SINGLE,
             },
             "create": True,
         }
@@ -321,7 +313,7 @@ def test_chunks_of_a_volume_are_under_the_codes_of_their_cells(
     cells = list(itertools.product(*map(range, grid)))
     values = np.arange(1, len(cells) + 1, dtype="<u2").reshape(*grid, 1)
     volume.write(values).result()
-    chunks = chunks_of((tmp_path / "s0" / "0.shard").read_bytes(), _SINGLE)
+    chunks = chunks_of((tmp_path / "s0" / "0.shard").read_bytes(), SINGLE)
 
     assert chunks == {MortonGrid(grid).encode(cell): values[cell].tobytes() for cell in cells}
 
@@ -332,6 +324,6 @@ def test_ids_that_do_not_rise_are_read() -> None:
     index = encode_minishard([(5, 0, 2), (3, 2, 2), (9, 4, 2)])
     base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
     base["0.shard"] = struct.pack("<2Q", len(body), len(body) + len(index)) + body + index
-    kvstore = _opened(_SINGLE, "memory://", context)
+    kvstore = _opened(SINGLE, "memory://", context)
 
     assert [kvstore[each.to_bytes(8, "big")] for each in (3, 5, 9)] == [b"bb", b"aa", b"cc"]

@@ -18,7 +18,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import (
-    RAW_SHARDING,
+    SINGLE,
     Sharding,
     Watched,
     encode_minishard,
@@ -26,7 +26,6 @@ from tests.formats.neuroglancer_precomputed.shards import (
 from tests.resolving import ROOT
 from tests.zipped import zipped
 
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
 _LIMIT = 2**14
 _BODY = b"0123456789"
 _whole_or_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
@@ -42,7 +41,7 @@ def _shard(*chunks: tuple[int, int, int], body: bytes = _BODY) -> bytes:
     return _entries(len(body), len(body) + len(index)) + body + index
 
 
-def _skeletons(shard: bytes, sharding: Sharding = _SINGLE) -> dict[str, bytes]:
+def _skeletons(shard: bytes, sharding: Sharding = SINGLE) -> dict[str, bytes]:
     return {"info": json.dumps(skeleton_info(sharding)).encode(), "0.shard": shard}
 
 
@@ -145,7 +144,7 @@ _BOMB = zipped(bytes(_LIMIT + 24))
 )
 async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, reason: str) -> None:
     """A bomb, another format, a truncated one."""
-    sharding = {**_SINGLE, "minishard_index_encoding": "gzip"}
+    sharding = {**SINGLE, "minishard_index_encoding": "gzip"}
     shard = _entries(10, 10 + len(index)) + _BODY + index
     await _damage(_skeletons(shard, sharding), "7", reason)
 
@@ -163,7 +162,7 @@ async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, r
 async def test_data_that_does_not_inflate_is_damage(data: bytes, reason: str) -> None:
     """Known only to who asked for what it holds."""
     shard = _shard((7, 0, len(data)), body=data)
-    await _damage(_skeletons(shard, {**_SINGLE, "data_encoding": "gzip"}), "7", reason)
+    await _damage(_skeletons(shard, {**SINGLE, "data_encoding": "gzip"}), "7", reason)
 
 
 def _meshes(manifest: bytes, sharding: Sharding) -> dict[str, bytes]:
@@ -192,7 +191,7 @@ async def test_a_manifest_that_cannot_be_is_damage(
     encoding: str, manifest: bytes, reason: str
 ) -> None:
     """More fragments than there is room for, or cut off; raw bytes are served as they are."""
-    objects = _meshes(manifest, {**_SINGLE, "data_encoding": encoding})
+    objects = _meshes(manifest, {**SINGLE, "data_encoding": encoding})
     await _damage(objects, "7", reason)
 
     assert encoding == "gzip" or await Watched(objects).read("7.index") == manifest
@@ -203,7 +202,7 @@ async def test_fragments_do_not_lie_over_the_index() -> None:
     manifest = encode_manifest([[11]])
     index = encode_minishard([(7, 34, len(manifest))])
     shard = _entries(10, 34) + _BODY + index + manifest
-    objects = {"info": json.dumps(mesh_info(_SINGLE)).encode(), "0.shard": shard}
+    objects = {"info": json.dumps(mesh_info(SINGLE)).encode(), "0.shard": shard}
 
     await _damage(objects, "7", r"the fragments at \[39, 50\) overlap their minishard index")
 
@@ -211,7 +210,7 @@ async def test_fragments_do_not_lie_over_the_index() -> None:
 @pytest.mark.parametrize("minishard_bits", [40, 60, 64])
 async def test_an_absurd_number_of_minishards_is_damage(minishard_bits: int) -> None:
     """No object has an index of so many; where there is none, there is no chunk."""
-    sharding = {**_SINGLE, "minishard_bits": minishard_bits, "shard_bits": 64 - minishard_bits}
+    sharding = {**SINGLE, "minishard_bits": minishard_bits, "shard_bits": 64 - minishard_bits}
     name = "0" * max(1, (64 - minishard_bits + 3) // 4) + ".shard"
     objects = _skeletons(b"", sharding)
     del objects["0.shard"]
@@ -270,7 +269,7 @@ async def test_what_has_the_name_of_an_info_by_chance_is_an_object(data: bytes) 
 
 async def test_damage_is_not_kept() -> None:
     """Once the object is mended it is read."""
-    objects = build_meshes({"7": b"fragments"}, sharding=_SINGLE)
+    objects = build_meshes({"7": b"fragments"}, sharding=SINGLE)
     case = Watched({**objects, "0.shard": objects["0.shard"][:-1]})
     with pytest.raises(DamagedError):
         await case.read("7")

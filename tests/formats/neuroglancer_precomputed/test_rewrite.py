@@ -33,6 +33,7 @@ from tests.formats.neuroglancer_precomputed.case import (
 from tests.formats.neuroglancer_precomputed.shards import (
     MOST_NBYTES,
     RAW_SHARDING,
+    SINGLE,
     Sharding,
     address,
     build_shards,
@@ -48,8 +49,7 @@ from tests.resolving import ROOT, known_formats
 from tests.zipped import zipped
 
 _ENCODINGS = ("raw", "gzip")
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
-_SPREAD = {**_SINGLE, "minishard_bits": 2}
+_SPREAD = {**SINGLE, "minishard_bits": 2}
 
 
 @st.composite

@@ -27,7 +27,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     MURMUR,
     build,
     build_meshes,
-    chunk_bytes,
     encode_manifest,
     mesh_info,
     skeleton_info,
@@ -35,6 +34,7 @@ from tests.formats.neuroglancer_precomputed.case import (
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
+    SINGLE,
     Sharding,
     build_shards,
     encode_minishard,
@@ -42,11 +42,11 @@ from tests.formats.neuroglancer_precomputed.shards import (
     morton,
     slot,
 )
+from tests.formats.zarr.building import chunk_bytes
 from tests.resolving import ROOT
 from tests.zipped import zipped
 
 _MOST_NBYTES = 4096
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
 
 
 def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedShards:
@@ -221,7 +221,7 @@ async def test_ids_of_no_chunk_on_the_grid_are_faults(size: list[int], ids: list
         for y in range(size[1])
         for z in range(size[2])
     }
-    info = volume_info(_SINGLE, size=size, chunk_sizes=[[1, 1, 1]])
+    info = volume_info(SINGLE, size=size, chunk_sizes=[[1, 1, 1]])
     shard, body = encode_shard([dict.fromkeys(sorted(set(ids)), b"x")])
 
     survey = await _survey(_of(info, 2**20), {"s0/0.shard": shard + body}, "s0/0.shard")
@@ -246,15 +246,15 @@ def _inflating(nbytes: int, count: int) -> bytes:
 
 
 _ELSEWHERE = b"".join(encode_shard([{0: b"right", 1: b"wrong"}, {3: b"elsewhere"}]))
-_GZIP_INDEX = {**_SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"}
+_GZIP_INDEX = {**SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"}
 
 
 @pytest.mark.parametrize(
     ("sharding", "shard", "key", "reason"),
     [
-        (_SINGLE, _single((5, 0, 1), (7, 1, 1), (9, 2, 90)), "9",
+        (SINGLE, _single((5, 0, 1), (7, 1, 1), (9, 2, 90)), "9",
          "chunk 9 at [2, 92) ends past 78 bytes"),
-        (_SINGLE, _single((5, 0, 1), (7, 1, 1), (7, 3, 1)), "7",
+        (SINGLE, _single((5, 0, 1), (7, 1, 1), (7, 3, 1)), "7",
          "chunk 7 is twice in its minishard index"),
         ({**RAW_SHARDING, "preshift_bits": 0}, _ELSEWHERE, "1",
          "chunk 1 is in minishard 0 and not in minishard 1 of shard 0, where readers look for it"),
@@ -285,7 +285,7 @@ async def test_what_cannot_be_right_is_a_fault(
 
     assert next(fault for fault in table.faults if fault.key == key).reason.startswith(reason)
     assert len(table.faults) == 1 or shard is _ELSEWHERE or sharding is _GZIP_INDEX
-    if sharding is _SINGLE:
+    if sharding is SINGLE:
         assert [entry.number for entry in table.entries] == [n for n in (5, 7) if str(n) != key]
 
 
@@ -293,7 +293,7 @@ async def test_only_the_first_of_many_like_faults_are_named() -> None:
     """The others are counted by the shard's own name."""
     rows = [(number, 10**6, 2) for number in range(150)]
 
-    faults = await _faults(_SINGLE, _single(*rows))
+    faults = await _faults(SINGLE, _single(*rows))
 
     assert [fault.key for fault in faults] == [*map(str, range(100)), "0.shard"]
     assert faults[-1].reason == "50 more chunks have the fault of chunk 99"

@@ -52,29 +52,28 @@ from tests.writable_repositories import in_seaweedfs
 REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in VERSIONS)
 
 
-def _where(place: str) -> list[Any]:
+def _everywhere() -> list[Any]:
     """Read each repository from one place; from the other one it is the same, which takes long."""
     return [
         pytest.param(
+            place,
             name,
-            marks=() if name.endswith("/migrated") == (place == "seaweedfs") else pytest.mark.soak,
+            marks=() if name.endswith("/migrated") == (place == "remote") else pytest.mark.soak,
         )
+        for place in ("local", "remote")
         for name in REPOSITORIES
     ]
 
 
-@pytest.mark.parametrize("name", _where("folder"))
-def test_is_what_the_library_reads_in_a_folder(local: str, bucket: Path, name: str) -> None:
-    """All repositories of either version."""
-    compare(local, storage(bucket / name), bucket / name, name)
-
-
-@pytest.mark.parametrize("name", _where("seaweedfs"))
-def test_is_what_the_library_reads_in_seaweedfs(
-    remote: str, seaweedfs: SeaweedFS, bucket: Path, name: str
+@pytest.mark.parametrize(("place", "name"), _everywhere())
+def test_is_what_the_library_reads(
+    request: pytest.FixtureRequest, bucket: Path, place: str, name: str
 ) -> None:
-    """Migrated repositories have files of both versions."""
-    compare(remote, in_seaweedfs(seaweedfs, f"icechunk/{name}"), bucket / name, name)
+    """All repositories of either version; migrated ones have files of both."""
+    where = storage(bucket / name)
+    if place == "remote":
+        where = in_seaweedfs(request.getfixturevalue("seaweedfs"), f"icechunk/{name}")
+    compare(request.getfixturevalue(place), where, bucket / name, name)
 
 
 def compare(url: str, where: icechunk.Storage, folder: Path, name: str) -> None:
@@ -183,24 +182,18 @@ def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
 def test_lists_nested_groups(root: str) -> None:
     """A group without consolidated metadata tells its members by its page.
 
-    fsspec gives names as they are spelled in links.
+    fsspec gives names as they are spelled in links. The page of `main` names its nodes.
     """
     with quiet():
         group = over_fsspec(f"{root}/@tag.first/group")
         names = {unquote(name) for name, _ in group.members(max_depth=None)}
+        main = {name for name, _ in zarr.open_group(root, use_consolidated=False).members()}
 
     assert group.metadata.consolidated_metadata is None
     assert names == {"x", "below", "below/é 日本", "below/é 日本/y"}
     same(group["below/é 日本/y"][...], np.full((5, 5), 9, "u1"))
-
-
-def test_lists_the_root_of_main(root: str) -> None:
-    """The page of `main` names its nodes, beside the refs."""
-    with quiet():
-        names = {name for name, _ in zarr.open_group(root, use_consolidated=False).members()}
-
-    assert {"native", "group", "transpose"} <= names
-    assert "deleted" not in names
+    assert {"native", "group", "transpose"} <= main
+    assert "deleted" not in main
 
 
 @pytest.mark.parametrize("branch", ["main", "native"])

@@ -143,7 +143,7 @@ async def test_odd_references_are_read() -> None:
     """
     builder = _builder()
     ref = Ref(index=[1], chunk_id=builder.chunk(GOOD), offset=3, length=0)
-    virtual = ({}, {"offset": 10}, {"offset": 3, "length": 0})
+    virtual: list[dict[str, Any]] = [{}, {"offset": 10}, {"offset": 3, "length": 0}]
     empty = [Ref(index=[at], **_AT_ARCHIVE, **fields) for at, fields in enumerate(virtual)]
     beyond = [Ref(index=[at], inline=b"x") for at in (3, 4, 2**32 - 1)]
     here = [Ref(index=[0], inline=b"1"), Ref(index=[0], inline=b"2")]

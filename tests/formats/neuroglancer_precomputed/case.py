@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding, build_shards
-from tests.formats.zarr.building import chunk_bytes
 
 _HASHED = {"hash": "murmurhash3_x86_128", "preshift_bits": 0}
 MURMUR = {**RAW_SHARDING, **_HASHED}
@@ -85,6 +84,11 @@ def encode_manifest(lods: list[list[int]]) -> bytes:
     for sizes in lods:
         head += struct.pack(f"<{4 * len(sizes)}I", *([3] * (3 * len(sizes))), *sizes)
     return head
+
+
+def chunk_bytes(number: int) -> bytes:
+    """Bytes unlike those of any other chunk."""
+    return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
 
 
 def build(

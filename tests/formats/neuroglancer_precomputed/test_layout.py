@@ -19,6 +19,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     IDS,
     build,
     build_meshes,
+    chunk_bytes,
     encode_manifest,
     mesh_info,
     volume_info,
@@ -35,7 +36,6 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
     part,
 )
-from tests.formats.zarr.building import chunk_bytes
 from tests.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS

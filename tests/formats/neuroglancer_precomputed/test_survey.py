@@ -27,6 +27,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     MURMUR,
     build,
     build_meshes,
+    chunk_bytes,
     encode_manifest,
     mesh_info,
     skeleton_info,
@@ -42,7 +43,6 @@ from tests.formats.neuroglancer_precomputed.shards import (
     morton,
     slot,
 )
-from tests.formats.zarr.building import chunk_bytes
 from tests.resolving import ROOT
 from tests.zipped import zipped
 

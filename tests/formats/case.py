@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from app.storage.memory import MemoryStore
+from tests.resolving import ROOT
+
 
 @dataclass(frozen=True)
 class Case:
@@ -30,3 +33,11 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+
+def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
+    """Place *objects* below the root of a store."""
+    store = store or MemoryStore()
+    for key, data in objects.items():
+        store.place(ROOT.join(key), data)
+    return store

@@ -17,7 +17,7 @@ from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
-from tests.formats.case import Case
+from tests.formats.case import Case, filled
 from tests.resolve.stores import Clock
 from tests.resolving import ROOT, reading
 
@@ -43,13 +43,6 @@ every_case_of_shards = pytest.mark.parametrize(
 )
 
 
-def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
-    store = store or MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 @every_case
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 async def test_every_chunk_is_exact_and_others_are_absent(
@@ -59,7 +52,7 @@ async def test_every_chunk_is_exact_and_others_are_absent(
 
     An index that is too large to read whole gives the same chunks.
     """
-    data = reading(_store(case.build(case.chunks)), whole_index_nbytes=whole_index_nbytes)
+    data = reading(filled(case.build(case.chunks)), whole_index_nbytes=whole_index_nbytes)
     expected = {**dict.fromkeys(case.absent), **case.chunks}
 
     assert {key: await data.read(key) for key in expected} == expected
@@ -78,7 +71,7 @@ async def test_truncation_is_never_absence(case: Case, step: int) -> None:
         if case.is_metadata(name):
             continue
         for length in range(len(whole) - 1, -1, -step):
-            store = _store({**objects, name: whole[:length]})
+            store = filled({**objects, name: whole[:length]})
             for key, expected in case.chunks.items():
                 try:
                     found = await reading(store).read(key)
@@ -124,7 +117,7 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
 
     Every chunk is counted when they are verified, and none is called damaged.
     """
-    store = _store(case.build(case.chunks))
+    store = filled(case.build(case.chunks))
     fetch = DirectFetch(store)
     named: dict[str, Stored] = {}
     for container, shards in await _shards(store):
@@ -148,7 +141,7 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
 @every_case_of_shards
 async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
     """By a chunk's key, by the name of its object, and among all there could be, it is the same."""
-    store = _store(case.build(case.chunks))
+    store = filled(case.build(case.chunks))
     root = _root(store)
     for key in case.chunks:
         layout, rest = await root.containers.find(ROOT, VirtualKey(key), root.fetch)
@@ -169,7 +162,7 @@ async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
 @every_case
 async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
     """Markers and stray objects are passed over, and absent chunks are in no other shard."""
-    store = _store(case.build(case.chunks))
+    store = filled(case.build(case.chunks))
     for _, shards in await _shards(store):
         names = ["zarr.json", "info", "", "notes.txt", f"{shards.prefix}notes.txt"]
         assert [shards.named(name) for name in names] == [None] * len(names)
@@ -187,7 +180,7 @@ async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
     for at in range(len(objects[name])):
         flipped = bytearray(objects[name])
         flipped[at] ^= 0x10
-        store = _store({**objects, name: bytes(flipped)})
+        store = filled({**objects, name: bytes(flipped)})
         for key, expected in case.chunks.items():
             try:
                 found = await reading(store).read(key)
@@ -231,7 +224,7 @@ async def test_survives_an_overwrite_at_any_moment(
         store = _InterruptedStore(
             case.build(case.chunks),
             reads_before,
-            lambda store, _, after=after: _store(after, store),
+            lambda store, _, after=after: filled(after, store),
         )
         data = reading(store, whole_index_nbytes=whole_index_nbytes, chunk_bytes=0)
 
@@ -270,7 +263,7 @@ async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found 
     for step in range(5):
         store = _LosingStore()
         store.page = page
-        _store(case.build(case.chunks), store)
+        filled(case.build(case.chunks), store)
         clock = Clock()
         data = reading(store, clock=clock)
         assert await data.read(key) == expected
@@ -291,7 +284,7 @@ class _InterruptedStore(MemoryStore):
     def __init__(self, objects: Mapping[str, bytes], reads: int, interrupt: Any) -> None:
         super().__init__()
         self._reads, self._interrupt = reads, interrupt
-        _store(objects, self)
+        filled(objects, self)
 
     async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
         """Interrupt when it is time, else read."""

@@ -14,14 +14,14 @@ from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.virtual import Allowed, parse_prefix
 from app.model import ObjectRef
 from app.storage.local import LocalStore
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, Ref, Table, envelope
 from tests.formats.icechunk.building_repo import NOON, U8, U64
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
-from tests.resolving import ROOT, Reading, reading
+from tests.resolving import Reading, reading
 
 ARCHIVE = ObjectRef("memory://archive", "era5")
 ALLOWED = (Allowed(parse_prefix("s3://archive/era5/"), ARCHIVE),)
@@ -31,9 +31,7 @@ LINE = array_metadata([8], [2], [LITTLE])
 
 
 def _open(objects: Mapping[str, bytes], *, limit_nbytes: int = 2**20) -> Reading:
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
+    store = filled(objects)
     store.place(ARCHIVE.join("a.nc"), b"0123456789")
     store.place(ObjectRef("memory://archive", "secret"), b"secret")
     store.place(ObjectRef("memory://bucket", "secret"), b"secret")

@@ -19,7 +19,7 @@ from app.formats.zarr.keys import ChunkKeys
 from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Referenced, Stored, VirtualKey
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
 from tests.formats.icechunk.case import SHARDED
@@ -43,12 +43,6 @@ def _builder(data: bytes = b"native", version: int = 2) -> Builder:
     return builder
 
 
-def _put(store: MemoryStore, objects: Mapping[str, bytes]) -> MemoryStore:
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 class _Case:
     """A repository in a watched store, and a clock that is moved by hand."""
 
@@ -56,7 +50,7 @@ class _Case:
         self.builder = builder or _builder()
         self.store = WatchedStore()
         self.clock = Clock()
-        _put(self.store, self.builder.build(**more))
+        filled(self.builder.build(**more), self.store)
         formats = (Icechunk(LIMIT, LIMIT),)
         self.data: Reading = reading(
             self.store, formats=formats, clock=self.clock, ttl_s=TTL_S, chunk_bytes=0
@@ -96,10 +90,10 @@ async def test_what_has_no_marker_is_no_repository() -> None:
         {}, {"repo": b"# notes"}, {"refs/tag.v1/ref.json": b"{}"}, {"repo/x": b""},
         {"snapshots/x": b""},
     ):  # fmt: skip
-        fetch = DirectFetch(_put(MemoryStore(), objects))
+        fetch = DirectFetch(filled(objects))
         assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
     for key in ("repo", "refs/branch.main/ref.json"):
-        fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
+        fetch = DirectFetch(filled({key: b"ICE"}))
         with pytest.raises(DamagedError, match=key):
             await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
@@ -189,7 +183,7 @@ async def test_a_commit_is_seen_after_a_while() -> None:
     """The new snapshot takes its place as a whole; by its id the old one stays."""
     case = _Case()
     await case.data.read("g/a/c/0")
-    _put(case.store, _builder(b"newer").build())
+    filled(_builder(b"newer").build(), case.store)
     assert await case.data.read("g/a/c/0") == b"native"
     case.clock.now += TTL_S
 
@@ -207,7 +201,7 @@ async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_commi
             case.store.remove(ROOT.join(key))
     case.clock.now += 2
     if is_committed:
-        _put(case.store, _builder(b"newer").build())
+        filled(_builder(b"newer").build(), case.store)
         assert await case.data.read("g/a/c/0") == b"newer"
         return
     for _ in range(2):
@@ -222,9 +216,9 @@ async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -
     objects = case.builder.build()
     for key in objects:
         case.store.remove(ROOT.join(key))
-    _put(case.store, before)
+    filled(before, case.store)
     assert await case.data.read("g/a/c/0") is None
-    _put(case.store, objects)
+    filled(objects, case.store)
     case.clock.now += TTL_S
 
     assert await case.data.read("g/a/c/0") == b"native"

@@ -41,6 +41,7 @@ from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
 from tests.formats.icechunk.case import SHARDED
@@ -75,8 +76,7 @@ class _Case:
         repo: dict[str, Any] = {}
         if config is not None and version != 1:
             repo["more"] = {9: config}
-        for key, data in builder.build(**repo).items():
-            self.store.place(ROOT.join(key), data)
+        filled(builder.build(**repo), self.store)
         if config is not None and version == 1:
             self.store.place(ROOT.join("config.yaml"), config)
         self.etag = self.store.place(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
@@ -226,8 +226,7 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     ref = Ref(index=[0, 1], location=location, offset=4, length=len(shard), **fields)
     builder.array("/s", SHARDED, [2, 2], [ref])
     case = _Case()
-    for key, data in builder.build().items():
-        case.store.place(ROOT.join(key), data)
+    filled(builder.build(), case.store)
     case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
     if fields.get("checksum_last_modified") == 999:
         with pytest.raises(DamagedError, match="era5/shard: "):
@@ -267,15 +266,8 @@ CHAIN = (snapshot(FIRST), snapshot(SECOND, 0))
 OFFLINE = {0: U8(2), 1: U64(NOON), 2: "moved to a new bucket"}
 
 
-def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
-    store = store or MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 def _repo(**fields: object) -> MemoryStore:
-    return _store({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
+    return filled({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
 
 
 async def _resolve(store: MemoryStore, ref: AnyRef, refs: Refs | None = None) -> str | None:
@@ -334,7 +326,7 @@ async def test_both_versions_hold_containers() -> None:
     config = {"virtual_chunk_containers": {url: {"name": "a", "url_prefix": url, "store": "s3"}}}
     store = _repo(more={9: b"\xff\xff\xff"})
     refs, expected = RepoRefs(ROOT, LIMIT), (VirtualContainer("a", url, "s3"),)
-    file = _store({"config.yaml": b"virtual_chunk_containers: " + text})
+    file = filled({"config.yaml": b"virtual_chunk_containers: " + text})
 
     found = await refs.containers(DirectFetch(_repo(more={9: bytes(flexbuffers.Dumps(config))})))
     assert found == await FileRefs(ROOT).containers(DirectFetch(file)) == expected
@@ -367,7 +359,7 @@ async def test_a_file_tells_where_a_ref_is(ref: AnyRef, expected: str | None) ->
     """In version 1 every ref has one; a deleted tag has another beside it."""
     objects = {**FILES, "refs/branch./ref.json": _file(FIRST)}
 
-    assert await _resolve(_store(objects), ref, FileRefs(ROOT)) == expected
+    assert await _resolve(filled(objects), ref, FileRefs(ROOT)) == expected
 
 
 async def test_only_branches_have_the_time_of_their_file() -> None:
@@ -398,7 +390,7 @@ async def test_any_name_can_be_asked_for(name: str, tmp_path: Path) -> None:
 
 async def test_refs_in_files_are_listed() -> None:
     """All of them where there is a listing, else only ``main``."""
-    store = _store({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
+    store = filled({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
     refs, fetch = FileRefs(ROOT), DirectFetch(store)
 
     assert await refs.branches(fetch) == {"main": spell(FIRST)}

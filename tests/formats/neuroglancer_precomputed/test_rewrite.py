@@ -19,6 +19,7 @@ from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
 from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
@@ -348,8 +349,7 @@ async def test_all_else_is_an_object(info: Any, key: str) -> None:
 
 async def test_an_info_is_translated() -> None:
     """In whichever directory it is, be there one or not."""
-    store = MemoryStore()
-    store.place(ROOT.join("info"), json.dumps(VOLUME).encode())
+    store = filled(spelled(VOLUME))
     containers = Containers(known_formats())
     for key in ("info", "mesh/info"):
         found = await containers.target(ROOT, VirtualKey(key), DirectFetch(store))
@@ -420,14 +420,6 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 
     with pytest.raises(BadBodyError):
         shard.encode(entry, body, is_gzip=True)
-
-
-def filled(objects: Mapping[str, bytes]) -> MemoryStore:
-    """Give a store with *objects* below the root."""
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
 
 
 def spelled(info: object) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from app.formats.surveying import Entry, Fault
 from app.model import ByteRange, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
@@ -62,10 +63,7 @@ def _skeletons(**members: Any) -> PrecomputedShards:
 
 
 def _fetch(objects: dict[str, bytes]) -> DirectFetch:
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return DirectFetch(store)
+    return DirectFetch(filled(objects))
 
 
 async def _survey(

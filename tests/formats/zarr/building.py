@@ -17,7 +17,7 @@ from app.formats.zarr.metadata import parse_array
 from app.formats.zarr.rewrite import OpenZarrShard
 from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.rendering import render
 from tests.resolving import ROOT, known_formats
 
@@ -229,11 +229,8 @@ class WrittenArray:
 
     def fetch(self) -> DirectFetch:
         """Read what is there now."""
-        store = MemoryStore()
         objects = {**self.objects, "zarr.json": json.dumps(self.document).encode()}
-        for key, data in objects.items():
-            store.place(ROOT.join(key), data)
-        return DirectFetch(store)
+        return DirectFetch(filled(objects))
 
     async def slot(self, key: str) -> Slot:
         """Find where a chunk is written."""

@@ -35,6 +35,7 @@ from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.contract import Listed
+from tests.formats.case import filled
 from tests.formats.rendering import render
 from tests.formats.zarr.building import EMPTY
 from tests.formats.zarr.building import build as build_v3
@@ -100,10 +101,9 @@ def _bar(**options: Any) -> dict[str, bytes]:
 async def test_the_final_specification_is_still_read() -> None:
     """Hierarchies of both kinds lie at any depth of one bucket."""
     store = WatchedStore()
-    for key, data in _bar().items():
-        store.place(ROOT.join(f"lab/old/{key}"), data)
-    for key, data in build_v3({"c/0/0": b"new"}).items():
-        store.place(ROOT.join(f"lab/new/{key}"), data)
+    filled({f"lab/old/{key}": data for key, data in _bar().items()}, store)
+    new = build_v3({"c/0/0": b"new"})
+    filled({f"lab/new/{key}": data for key, data in new.items()}, store)
     bucket = reading(store)
 
     assert await bucket.read(f"lab/old/{_DATA}/c0/1") == b"second"
@@ -448,8 +448,7 @@ async def test_what_zarr_python_2_wrote_is_read() -> None:
     documents = {"zarr.json": ENTRY_POINT, "meta/root/one.array.json": one,
                  "meta/root/zero.array.json": zero}  # fmt: skip
     store = WatchedStore()
-    for key, data in {**_WRITTEN_2_18, **{k: encode(v) for k, v in documents.items()}}.items():
-        store.place(ROOT.join(key), data)
+    filled({**_WRITTEN_2_18, **{k: encode(v) for k, v in documents.items()}}, store)
     hierarchy = reading(store)
 
     for at in range(5):

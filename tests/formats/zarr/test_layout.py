@@ -35,6 +35,7 @@ from app.model import (
     Whole,
 )
 from app.resolve.metadata_cache import MetadataCache, ReadCache
+from tests.formats.case import filled
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
@@ -89,8 +90,7 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
     written = data.draw(st.sets(st.sampled_from(coords), max_size=8))
     chunks = {c: chunk_bytes(number) for number, c in enumerate(sorted(written))}
     store = WatchedStore()
-    for key, stored in nesting.build({nesting.number(c): b for c, b in chunks.items()}).items():
-        store.place(ROOT.join(key), stored)
+    filled(nesting.build({nesting.number(c): b for c, b in chunks.items()}), store)
 
     async def read(limit: int) -> dict[tuple[int, ...], bytes | None]:
         resolver = reading(store, whole_index_nbytes=limit)

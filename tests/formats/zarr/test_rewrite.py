@@ -35,6 +35,7 @@ from tests.clients.writing import (
     same,
     write,
 )
+from tests.formats.case import filled
 from tests.formats.rendering import render
 from tests.formats.zarr.building import (
     BIG,
@@ -300,8 +301,7 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     array = two_levels(9, 3)
     await array.write({(n,): b"x" for n in range(9)})
     store = WatchedStore()
-    for key, data in {**array.objects, "zarr.json": json.dumps(array.document).encode()}.items():
-        store.place(ROOT.join(key), data)
+    filled({**array.objects, "zarr.json": json.dumps(array.document).encode()}, store)
     fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     layout = await known_formats()[0].open(ROOT, fetch)
     assert layout is not None

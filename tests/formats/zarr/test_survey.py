@@ -14,7 +14,7 @@ from app.formats.zarr.metadata import Node, parse_array, parse_node
 from app.formats.zarr.survey import ZarrShard, ZarrShards, ZarrSurvey, array_names, describe
 from app.model import ByteRange, ETag, Stored, VirtualKey
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.zarr.building import (
     ANY_LENGTH,
     CRC,
@@ -32,11 +32,8 @@ _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2
 
 
 def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, DirectFetch]:
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
     array = parse_array(json.loads(objects["zarr.json"]))
-    return ZarrShards(ROOT, array), DirectFetch(store)
+    return ZarrShards(ROOT, array), DirectFetch(filled(objects))
 
 
 async def _survey(objects: dict[str, bytes], key: str) -> ZarrSurvey:

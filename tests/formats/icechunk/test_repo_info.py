@@ -95,31 +95,18 @@ def test_a_damaged_ref_hides_no_other_and_is_not_absent() -> None:
 
 
 def test_the_rest_is_read_when_asked_for() -> None:
-    """Tags that were, features that are off, metadata."""
-    repo = _decode(
-        Repo(
-            deleted_tags=["v0", "v1"],
-            more={
-                6: [item("k", bytes(flexbuffers.Dumps([1])))],
-                8: "repo.123.ABC",
-                11: U16s([3, 5]),
-            },
-        )
-    )
+    """Tags that were, features that are off, metadata, which are MessagePack in version 1."""
+    more = {6: [item("k", bytes(flexbuffers.Dumps([1])))], 8: "repo.123.ABC", 11: U16s([3, 5])}
+    repo = _decode(Repo(deleted_tags=["v0", "v1"], more=more))
+    packed = [item("k", msgpack.packb({"n": 1}))]
+    old = _decode(Repo(version=1, more={6: packed}, snapshots=[snapshot(FIRST, more={4: packed})]))
 
     assert repo.deleted_tags() == ["v0", "v1"]
     assert repo.disabled_feature_flags() == [3, 5]
     assert repo.metadata() == {"k": [1]}
     assert repo.repo_before_updates == "repo.123.ABC"
-
-
-def test_metadata_of_version_1_is_messagepack() -> None:
-    """The byte in the header of the file decides."""
-    packed = [item("k", msgpack.packb({"n": 1}))]
-    repo = _decode(Repo(version=1, more={6: packed}, snapshots=[snapshot(FIRST, more={4: packed})]))
-
-    assert repo.metadata() == {"k": {"n": 1}}
-    assert [info.metadata.decode() for info in repo.snapshots()] == [{"k": {"n": 1}}]
+    assert old.metadata() == {"k": {"n": 1}}
+    assert [info.metadata.decode() for info in old.snapshots()] == [{"k": {"n": 1}}]
 
 
 @given(st.permutations([FIRST, SECOND, THIRD, b"\0" * 12, b"\xff" * 12]))

@@ -261,33 +261,22 @@ def test_other_documents_are_served_byte_by_byte(document: Json, reason: str) ->
     assert len(found.why_sharded) < 200
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [SHARDING, SHARDING.replace("https", "http"), SHARDING.replace("_", "-"),
-     SHARDING.replace("1.0", "1.1")],
-)  # fmt: skip
-def test_the_transformer_is_known_by_its_uri(uri: str) -> None:
-    """The draft's example has an underscore, its heading a hyphen and no ``s``."""
-    assert _array(storage_transformers=[{**sharding([2, 2]), "extension": uri}], extensions=[_MAY])
+def test_the_transformer_is_known_by_its_uri() -> None:
+    """The draft's example has an underscore, its heading a hyphen and no ``s``.
 
-
-@pytest.mark.parametrize(("separator", "identifier"), [({}, "c1/3"), ({"separator": "."}, "c1.3")])
-def test_the_separator_is_that_of_the_chunk_grid(separator: Any, identifier: str) -> None:
-    """The default is a slash; ``dimension_separator`` is no member of the draft."""
-    grid = {"type": "regular", "chunk_shape": [2, 2], **separator}
-    array = _array(chunk_grid=grid, dimension_separator="?")
-
-    assert array.keys.parse(f"data/root/a/{identifier}") == (1, 3)
-
-
-@pytest.mark.parametrize("coords", [(96, 18), (96, 19), (97, 18), (127, 19)])
-def test_shards_of_the_draft(coords: tuple[int, int]) -> None:
-    """The draft's own example: these chunks share a shard whose index has 1,024 bytes."""
-    array = _decode(_configured([32, 2], [400, 400])).array
-
-    assert array is not None
-    assert array.shard_key(coords) == "data/root/a/c3/9"
-    assert array.unsharded.indexes[0].nbytes == 1024
+    The separator is that of the grid, by default a slash; there is no ``dimension_separator``.
+    """
+    for uri in (
+        SHARDING, SHARDING.replace("https", "http"), SHARDING.replace("_", "-"),
+        SHARDING.replace("1.0", "1.1"),
+    ):  # fmt: skip
+        assert _array(
+            storage_transformers=[{**sharding([2, 2]), "extension": uri}], extensions=[_MAY]
+        )
+    for separator, identifier in (({}, "c1/3"), ({"separator": "."}, "c1.3")):
+        grid = {"type": "regular", "chunk_shape": [2, 2], **separator}
+        array = _array(chunk_grid=grid, dimension_separator="?")
+        assert array.keys.parse(f"data/root/a/{identifier}") == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +285,19 @@ def test_shards_of_the_draft(coords: tuple[int, int]) -> None:
 def test_last_dimensions_that_are_left_out_are_not_sharded(
     chunks_per_shard: list[int], padded: tuple[int, ...]
 ) -> None:
-    """zarr-python wrote ``chunks_per_shard=2``, and sub-array types, with too few numbers."""
+    """zarr-python wrote ``chunks_per_shard=2``, and sub-array types, with too few numbers.
+
+    In the draft's own example these chunks share a shard whose index has 1,024 bytes.
+    """
     array = _decode(_configured(chunks_per_shard, [5, 7, 9])).array
+    example = _decode(_configured([32, 2], [400, 400])).array
 
     assert array is not None
     assert array.shard_shape == padded
+    assert example is not None
+    for coords in ((96, 18), (96, 19), (97, 18), (127, 19)):
+        assert example.shard_key(coords) == "data/root/a/c3/9"
+    assert example.unsharded.indexes[0].nbytes == 1024
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def _sparse(shape: Sequence[int], seed: int) -> Values:
 
 
 def _chunks(values: Values, chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give the coordinates of the chunks that hold other numbers than zero."""
+    """Return the coordinates of the chunks that hold other numbers than zero."""
     counts = [range(-(-n // size)) for n, size in zip(values.shape, chunk, strict=True)]
     for at in itertools.product(*counts):
         place = tuple(slice(i * n, i * n + n) for i, n in zip(at, chunk, strict=True))

@@ -406,7 +406,7 @@ class Service:
     folder: Path
     url: str
     numbers: Iterator[int]
-    """Give each array a name of its own, as caches are allowed to remember."""
+    """Numbers that name arrays, each once, as caches are allowed to remember."""
 
 
 @pytest.fixture(scope="module")
@@ -466,7 +466,7 @@ def _values(draw: st.DrawFn, shape: Shape) -> Values:
 
 
 def _has_checksum_after(codecs: Any) -> bool:
-    """Tell whether a checksum follows a sharding codec, which TensorStore does not allow."""
+    """Return whether a checksum follows a sharding codec, which TensorStore does not allow."""
     names = [codec["name"] for codec in codecs]
     if "sharding_indexed" not in names:
         return False

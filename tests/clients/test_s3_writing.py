@@ -303,7 +303,7 @@ def copier(copying: str) -> Any:
 
 @pytest.mark.parametrize("quotes", ['"', ""])
 def test_boto3_copies_an_object(copier: Any, copied: Path, quotes: str) -> None:
-    """What it is told of the copy is there then; a version is named with quotes or without."""
+    """The copy is there as the answer says; a version is named with quotes or without."""
     etag = copier.head_object(Bucket="data", Key="small")["ETag"].strip('"')
     condition = {"CopySourceIfMatch": f"{quotes}{etag}{quotes}"}
     made = copier.copy_object(Bucket="data", Key="a b/c", CopySource="data/small", **condition)

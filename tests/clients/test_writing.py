@@ -256,7 +256,7 @@ def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
 
 
 def fill_at_once(url: str, client: str) -> None:
-    """Let processes write, all from one moment on, and wait until they have."""
+    """Make processes write, all from one moment on, and wait until they have."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([fill.__module__])
     start = context.Barrier(PROCESSES)
@@ -341,11 +341,11 @@ def read_in_time(url: str, expected: list[int]) -> None:
 
 
 ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
-"""What zarr-python cannot read where it is sharded."""
+"""Arrays that zarr-python cannot read where they are sharded."""
 ONLY_ZARR: Final = ("after/", *BEYOND["tensorstore"])
-"""What TensorStore cannot read there."""
+"""Arrays that TensorStore cannot read there."""
 OLD: Final = "document/endian"
-"""What neither reads there: the service alone calls the codec by the name that it has now."""
+"""Arrays that neither reads there: the service alone knows the codec by its present name."""
 TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
 ON_SEAWEEDFS: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
@@ -357,7 +357,7 @@ LESS: Final = (
     "nested/transpose",
 )  # fmt: skip
 FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
-"""What differs from others in ways that shards know nothing of, or that plans alone are tested in:
+"""Cases that differ in ways that shards know nothing of, or that plans alone are tested in:
 see `tests/formats/zarr/test_rewrite.py`."""
 STORED: Final = [
     pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
@@ -402,7 +402,7 @@ def other_values(values: Values) -> Values:
 
 
 def chunks_of(case: Case, twin: Path, values: Values) -> Files:
-    """Let the case's writer write *values* without shards, and give the chunks."""
+    """Write *values* without shards by the writer of the case, and return the chunks."""
     with quiet():
         open_twin(case, twin)[...] = values
     return chunks_in(twin)

@@ -19,16 +19,16 @@ class Case:
     absent: tuple[str, ...]
     """Virtual keys that name nothing in the written container."""
     checksummed: bool
-    """Whether any changed bit of an index is noticed."""
+    """True if any changed bit of an index is noticed."""
     metadata: tuple[str, ...] = ("zarr.json", "info")
     """How the names of objects end that hold no chunks, or the folders that such objects are in."""
     has_shards: bool = True
-    """Whether shards are objects of their own, which can be looked through."""
+    """True if shards are objects of their own, which can be looked through."""
     entry_suffix: str = ""
     """What an index puts behind the key of a chunk: it names manifests, not their fragments."""
 
     def is_metadata(self, name: str) -> bool:
-        """Tell whether the object *name* holds no chunks."""
+        """Return whether the object *name* holds no chunks."""
         return name.endswith(self.metadata) or f"{name.partition('/')[0]}/" in self.metadata
 
     def __str__(self) -> str:

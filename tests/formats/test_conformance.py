@@ -87,7 +87,7 @@ def _root(store: MemoryStore) -> Root:
 
 
 async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
-    """Give the paths of the containers with the shards in them."""
+    """Return the paths of the containers with the shards in them."""
     return [
         (visited.container, visited.found.shards)
         async for visited in find_collections(_root(store))

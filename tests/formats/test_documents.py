@@ -75,7 +75,7 @@ def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
     ids=lambda data: data[:9],
 )  # fmt: skip
 def test_what_is_left_of_a_document_is_refused(data: bytes) -> None:
-    """What begins like one, or is empty, was to be a marker; depth and numbers have limits."""
+    """A file that begins like one, or is empty, was to be a marker; depth has a limit."""
     with pytest.raises(DecodeError, match="no JSON"):
         MarkerDecoder(_DIALECTS, 10**7)(data)
 

@@ -296,7 +296,7 @@ def test_mesh_is_two_files(client: httpx.Client, written: Written, name: str, se
 def test_other_files_beside_meshes_pass_through(
     client: httpx.Client, written: Written, name: str
 ) -> None:
-    """What is no shard, igneous's indexes and legacy meshes among it, is served as it is."""
+    """Other files, igneous's indexes and legacy meshes among them, are served as they are."""
     root = written.bucket / "segments" / name
     for file in root.rglob("*"):
         if file.is_file() and file.name != "info" and file.suffix != ".shard":

@@ -258,7 +258,7 @@ def test_tensorstore_adds_a_scale(taker: Taker) -> None:
 
 @pytest.fixture
 def files(taker: Taker) -> Generator[str]:
-    """Give the URL by which cloud-files takes the service for S3; it keeps connections for ever."""
+    """Return the URL by which cloud-files takes the service for S3; it keeps connections."""
     paths.add_alias("gate", f"s3://{taker.url}/")
     yield "gate://data"
     reset_connection_pools()

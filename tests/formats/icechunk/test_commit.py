@@ -80,7 +80,7 @@ def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) 
 
 
 def _start() -> StoredSnapshot:
-    """Give a snapshot with a group that has an array of three chunks in it."""
+    """Return a snapshot with a group that has an array of three chunks in it."""
     new = {
         A: NodeDocument("/", group()),
         B: NodeDocument("/g", group()),
@@ -185,7 +185,7 @@ def test_another_number_of_dimensions_drops_all_chunks() -> None:
 
 @pytest.fixture(autouse=True)
 def rectilinear() -> Iterator[None]:
-    """Let zarr have such chunk grids."""
+    """Allow zarr such chunk grids."""
     with zarr.config.set({"array.rectilinear_chunks": True}):
         yield
 

@@ -38,7 +38,7 @@ NOTHING = apply_changes(ChangeSet(), EMPTY).log
 
 
 def _parent() -> StoredSnapshot:
-    """Give a snapshot with a group that has an array of 1000 chunks in it."""
+    """Return a snapshot with a group that has an array of 1000 chunks in it."""
     new = {
         A: NodeDocument("/", group()),
         B: NodeDocument("/g", group()),
@@ -302,7 +302,7 @@ class Written:
         return start(branch)
 
     def rebase_theirs(self, ours: str, theirs: str) -> set[str] | StoredSnapshot | None:
-        """Let the library put one change over another: the kinds of conflicts, or the outcome.
+        """Make the library put one change over another: the kinds of conflicts, or the outcome.
 
         There is none where it finds no conflict and cannot commit.
         """
@@ -322,7 +322,7 @@ class Written:
             return None
 
     def changes(self, name: str) -> ChangeSet:
-        """Give a change as a change set of ours."""
+        """Return a change as a change set of ours."""
         tip = self.tips[name]
         base = stored(self.folder, self.base)
         return change_set(base, stored(self.folder, tip), logged(self.folder, tip))

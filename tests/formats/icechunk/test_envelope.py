@@ -33,7 +33,7 @@ def _skippable(data: bytes, kind: int = 0) -> bytes:
 
 
 def _empty_frame(told: int, blocks: int = 1) -> bytes:
-    """Give a frame of one segment that tells a size of 8 bytes, and has nothing in its blocks."""
+    """Return a frame of one segment that tells a size of 8 bytes, and has nothing in its blocks."""
     start = struct.pack("<IBQ", 0xFD2FB528, 0xE0, told)
     return start + b"\0\0\0" * (blocks - 1) + b"\1\0\0"
 

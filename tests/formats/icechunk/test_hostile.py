@@ -54,7 +54,7 @@ async def _check_rest(data: Reading) -> None:
 
 
 async def _why(data: Reading, key: str) -> str:
-    """Tell why *key* is damaged, though the rest is not."""
+    """Return why *key* is damaged, though the rest is not."""
     with pytest.raises(DamagedError) as caught:
         await data.read(key)
     await _check_rest(data)

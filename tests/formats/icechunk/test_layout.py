@@ -79,7 +79,7 @@ class _Case:
 
     @property
     def folders(self) -> list[str]:
-        """Tell which files were read so far, by their folders."""
+        """Return which files were read so far, by their folders."""
         keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
         return [key.partition("/")[0] for key in keys]
 

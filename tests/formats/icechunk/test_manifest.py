@@ -52,7 +52,7 @@ def _lookup(ref: Ref, **options: Any) -> Reference | None:
 
 
 def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
-    """Tell whether *reference* is what *ref* was written as."""
+    """Return whether *reference* is what *ref* was written as."""
     start = ref.offset or 0
     byte_range = ByteRange(start, start + (ref.length or 0))
     match reference:

@@ -42,7 +42,7 @@ type Coords = tuple[int, ...]
 
 
 def new_ids() -> Callable[[], bytes]:
-    """Give ids one after the other."""
+    """Return ids one after the other."""
     numbers = itertools.count()
     return lambda: b"new%09d" % next(numbers)
 
@@ -59,7 +59,7 @@ def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges
 def contents(
     refs: Sequence[ManifestRef], manifests: Mapping[bytes, Manifest], ndim: int
 ) -> dict[Coords, object]:
-    """Tell all that the manifests of an array say; earlier ones come first."""
+    """Return all that the manifests of an array say; earlier ones come first."""
     found: dict[Coords, object] = {}
     for ref in refs:
         decoded = manifests[ref.object_id]
@@ -206,7 +206,7 @@ def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
-    """Let the library write references of all kinds."""
+    """Make the library write references of all kinds."""
     made = Peer(tmp_path)
     session = made.session()
     array(session, "native", (600, 4), chunks=(300, 2))[:] = 3
@@ -219,7 +219,7 @@ def peer(tmp_path: Path) -> Peer:
 
 
 def refs_of(node: Mapping[str, Any]) -> tuple[ManifestRef, ...]:
-    """Give the manifests of a node as the library tells of them."""
+    """Return the manifests of a node as the library tells of them."""
     return tuple(
         ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
         for each in node["manifest_refs"]
@@ -227,7 +227,7 @@ def refs_of(node: Mapping[str, Any]) -> tuple[ManifestRef, ...]:
 
 
 def grid_of(node: Mapping[str, Any]) -> Coords:
-    """Give the shape of the chunk grid of a node."""
+    """Return the shape of the chunk grid of a node."""
     return tuple(d["num_chunks"] for d in node["shape"])
 
 

@@ -263,7 +263,7 @@ NAMES = [name for name in BUILDERS if "1" not in name]
 
 @pytest.fixture(scope="module", params=NAMES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Give repositories with all kinds of history."""
+    """Return repositories with all kinds of history."""
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 

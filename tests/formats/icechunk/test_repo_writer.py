@@ -79,7 +79,7 @@ def do(folder: Path, change: RepoChange) -> icechunk.Repository:
 
 
 def told(repo: icechunk.Repository) -> dict[str, Any]:
-    """Give what the library reads in the file, apart from who wrote it and the operations."""
+    """Return what the library reads in the file, apart from who wrote it and the operations."""
     info: dict[str, Any] = repo.inspect_repo_info()
     return {
         name: value
@@ -89,7 +89,7 @@ def told(repo: icechunk.Repository) -> dict[str, Any]:
 
 
 def log_of(repo: icechunk.Repository) -> list[str]:
-    """Give all operations, newest first."""
+    """Return all operations, newest first."""
     return [f"{each.updated_at} {each.kind}" for each in repo.ops_log()]
 
 
@@ -190,7 +190,7 @@ def test_what_is_not_understood_is_carried_through() -> None:
 
 
 def test_what_would_be_lost_is_refused() -> None:
-    """What only a newer specification knows cannot be copied, nor endless files spelled small."""
+    """Fields that only a newer specification knows cannot be copied, nor endless files."""
     message = Numbers("B", b"x" * 100_000)
     shared = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
     for repo, reason in (

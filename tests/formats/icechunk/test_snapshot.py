@@ -77,7 +77,7 @@ def _chunks(node: building.Node, version: int = 2) -> Chunks:
 
 
 def _why(node: building.Node) -> str:
-    """Tell why *node* is damaged, beside one that is not."""
+    """Return why *node* is damaged, beside one that is not."""
     snapshot = _decode(node, _group("/beside"))
     assert isinstance(snapshot.nodes["beside"], SnapshotNode)
     (found,) = (each for path, each in snapshot.nodes.items() if path != "beside")
@@ -174,7 +174,7 @@ def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) 
 
 
 def test_the_root_tells_of_all_nodes() -> None:
-    """What it says itself stays, but for nodes there were; of others it tells what is served."""
+    """Its own members stay, but for nodes there were; others are told as they are served."""
     stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
     text = b' {"node_type":"group",\r\n "zarr_format": 3}\n'
     nodes = (

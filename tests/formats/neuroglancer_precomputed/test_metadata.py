@@ -101,7 +101,7 @@ def _parse(document: Any) -> Info:
 
 @given(_documents())
 def test_sharding_leaves_and_nothing_else(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """What is known of sharding, or is null, is left out; all else stays in its order.
+    """Sharding that is known, or null, is left out; all else stays in its order.
 
     To a gateway behind this one the containers are not sharded.
     """

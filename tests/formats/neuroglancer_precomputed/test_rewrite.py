@@ -55,7 +55,7 @@ _SPREAD = {**SINGLE, "minishard_bits": 2}
 
 @st.composite
 def shardings(draw: st.DrawFn) -> Sharding:
-    """Give all ways to shard, with few minishards."""
+    """Draw any way to shard, with few minishards."""
     return {
         **RAW_SHARDING,
         "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
@@ -423,7 +423,7 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 
 
 def spelled(info: object) -> dict[str, bytes]:
-    """Give a container without any chunk."""
+    """Return a container without any chunk."""
     return {"info": json.dumps(info).encode()}
 
 

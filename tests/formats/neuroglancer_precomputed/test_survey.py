@@ -316,7 +316,7 @@ _LARGE_IN_ALL = struct.pack("<16Q", *(4080 * at for n in range(8) for at in (n, 
 async def test_a_shard_that_cannot_be_surveyed_is_damage(
     shards: PrecomputedShards, name: str, data: bytes, reason: str
 ) -> None:
-    """What is too large is not even read; without its data the chunks of an index are lost."""
+    """Too large indexes are not even read; without its data the chunks of an index are lost."""
     shard = shards.named(name.replace(".index", ".data"))
 
     assert shard is not None

@@ -149,7 +149,7 @@ class Decoded(NamedTuple):
     places: dict[Path, tuple[int, int]]
     """Where in the object each begins and ends."""
     has_holes: bool
-    """Whether any byte belongs to no chunk, index or checksum, or to two."""
+    """True if any byte belongs to no chunk, index or checksum, or to two."""
 
 
 def decode(data: bytes, shape: tuple[int, ...], codecs: list[Any], start: int = 0) -> Decoded:
@@ -196,7 +196,7 @@ def _entries(data: bytes, count: int, configuration: dict[str, Any]) -> list[tup
 def _fills(
     entries: list[tuple[int, int]], data: bytes, configuration: dict[str, Any], whole: int
 ) -> bool:
-    """Tell whether chunks and index lie one behind the other."""
+    """Return whether chunks and index lie one behind the other."""
     size = 16 * len(entries) + 4 * (CRC in configuration["index_codecs"])
     at = size if configuration["index_location"] == "start" else 0
     for offset, nbytes in sorted(entry for entry in entries if entry != EMPTY):

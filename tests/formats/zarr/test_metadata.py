@@ -238,7 +238,7 @@ type Json = dict[str, Any]
 
 
 def served(stored: Json) -> Json:
-    """Give what clients see of *stored*."""
+    """Return what clients see of *stored*."""
     data = json.dumps(stored).encode()
     document: Json = json.loads(parse_node(stored, data).served)
     return document

@@ -401,7 +401,7 @@ def test_an_array_that_was_resized_keeps_its_shards(
 
 
 _ONLY_TENSORSTORE = ("transpose/outer", "transpose/both", "nested/transposes")
-"""What zarr-python cannot read."""
+"""Arrays that zarr-python cannot read."""
 
 
 def _is_written(case: Case) -> bool:

@@ -1,8 +1,12 @@
-"""Contents of each format's folder for the conformance suite."""
+"""Contents of each format's folder for the conformance suite; stores and shards put together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import google_crc32c
+
+from app.formats.contract import Checksummed
+from app.model import ByteRange, Piece
 from app.storage.memory import MemoryStore
 from tests.resolving import ROOT
 
@@ -41,3 +45,21 @@ def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> Me
     for key, data in objects.items():
         store.place(ROOT.join(key), data)
     return store
+
+
+def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:
+    """Put *pieces* one behind the other; ranges are of *old*."""
+    return b"".join(_bytes(piece, old) for piece in pieces)
+
+
+def _bytes(piece: Piece | Checksummed, old: bytes) -> bytes:
+    match piece:
+        case ByteRange(start, stop):
+            assert stop <= len(old)
+            return old[start:stop]
+        case Checksummed(pieces):
+            data = render(pieces, old)
+            checksum: int = google_crc32c.value(data)
+            return data + checksum.to_bytes(4, "little")
+        case _:
+            return piece

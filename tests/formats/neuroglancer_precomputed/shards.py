@@ -14,7 +14,7 @@ from app.formats.reading import Versioned
 from app.model import ByteRange, ByteRequest, ETag, Location, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
-from tests.formats.rendering import render
+from tests.formats.case import render
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT, reading
 from tests.zipped import zipped

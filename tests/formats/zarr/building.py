@@ -17,8 +17,7 @@ from app.formats.zarr.metadata import parse_array
 from app.formats.zarr.rewrite import OpenZarrShard
 from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
-from tests.formats.case import filled
-from tests.formats.rendering import render
+from tests.formats.case import filled, render
 from tests.resolving import ROOT, known_formats
 
 EMPTY = (2**64 - 1, 2**64 - 1)

@@ -35,8 +35,7 @@ from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.contract import Listed
-from tests.formats.case import filled
-from tests.formats.rendering import render
+from tests.formats.case import filled, render
 from tests.formats.zarr.building import EMPTY
 from tests.formats.zarr.building import build as build_v3
 from tests.formats.zarr.draft import (

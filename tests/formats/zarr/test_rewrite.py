@@ -35,8 +35,7 @@ from tests.clients.writing import (
     same,
     write,
 )
-from tests.formats.case import filled
-from tests.formats.rendering import render
+from tests.formats.case import filled, render
 from tests.formats.zarr.building import (
     BIG,
     CRC,

@@ -53,7 +53,7 @@ def connect(url: str) -> httpx.Client:
 
 
 def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
-    """Give the bytes that came over the wire."""
+    """Return the bytes that came over the wire."""
     with client.stream(method, path, headers=_named(headers)) as answer:
         return b"".join(answer.iter_raw())
 
@@ -135,13 +135,13 @@ class Taker:
         return {key for key in found if not key.endswith(METADATA)}
 
     def zarr_store(self, name: str) -> Any:
-        """Give what zarr-python opens *name* with, past the service."""
+        """Return what zarr-python opens *name* with, past the service."""
         if self.seaweedfs is None:
             return self.folder / name
         return self.seaweedfs.zarr_store(f"taken/{name}")
 
     def kvstore(self, name: str) -> Json | Path:
-        """Give what TensorStore opens it with; the keys of SeaweedFS are in the environment."""
+        """Return what TensorStore opens it with; the keys of SeaweedFS are in the environment."""
         if self.seaweedfs is None:
             return self.folder / name
         server = self.seaweedfs

@@ -82,7 +82,7 @@ def _sparse(shape: Sequence[int], seed: int) -> Values:
 
 
 def _chunks(values: Values, chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give the coordinates of the chunks that hold other numbers than zero."""
+    """Return the coordinates of the chunks that hold other numbers than zero."""
     counts = [range(-(-n // size)) for n, size in zip(values.shape, chunk, strict=True)]
     for at in itertools.product(*counts):
         place = tuple(slice(i * n, i * n + n) for i, n in zip(at, chunk, strict=True))
@@ -344,8 +344,20 @@ def test_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
 
 
 def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
-    """Keys of a tag begin with its segment, and are otherwise those of the branch."""
-    assert _list(s3, _TAG) == [f"{_TAG}{key}" for key in _list(s3)]
+    """Keys of a tag begin with its segment, and else are those of the branch.
+
+    Those of a repository below a bucket begin with its path, by no ref as of ``main``; what is in
+    no repository is listed beside. No such ref has no keys, nor has one whose name is not complete.
+    """
+    every, path = _list(s3), "lab/repository/"
+    below = _list(s3, f"{path}@branch.main/a/", bucket="bucket")
+
+    assert _list(s3, _TAG) == [f"{_TAG}{key}" for key in every]
+    assert below == [f"{path}@branch.main/{key}" for key in _list(s3, "a/")]
+    assert _list(s3, bucket="bucket") == ["lab/array/zarr.json", *(path + key for key in every)]
+    assert _list(s3, "lab/", bucket="bucket", Delimiter="/") == ["lab/array/", path]
+    for prefix in ("@tag.v2/", "@tag.v 1", "nothing/"):
+        assert _list(s3, prefix) == []
 
 
 @pytest.mark.parametrize(
@@ -360,17 +372,10 @@ def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "",
-        "a/",
-        "a/image/",
-        "a/image/c/",
-        "numb",
-        "numbers/c/",
-        "numbers/c/1",
-        _TAG + "a",
+        "", "a/", "a/image/", "a/image/c/", "numb", "numbers/c/", "numbers/c/1", _TAG + "a",
         _TAG + "a/",
     ],
-)
+)  # fmt: skip
 def test_pages_make_up_the_whole(s3: Any, prefix: str, page: int, operation: str) -> None:
     """However small they are, each key is listed once, or folded at a slash behind the prefix."""
     every = _list(s3, prefix)
@@ -381,20 +386,14 @@ def test_pages_make_up_the_whole(s3: Any, prefix: str, page: int, operation: str
 
 
 def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
-    """Behind any key, there or not."""
-    every = _list(s3)
+    """Behind any key, there or not; of a ref before it all is listed, behind it nothing."""
+    every, tagged = _list(s3), _list(s3, _TAG)
     for start in [*random.Random(1).sample(every, 20), "a", "numbers/c/1/", "zz", "\x01"]:
         expected = [key for key in every if key > start]
         assert _list(s3, StartAfter=start) == expected
         assert _list(s3, operation="list_objects", Marker=start) == expected
-
-
-@pytest.mark.parametrize("start", ["", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"])
-def test_a_listing_of_a_ref_may_begin_outside_of_it(s3: Any, start: str) -> None:
-    """Before it all is listed, behind it nothing."""
-    every = _list(s3, _TAG)
-
-    assert _list(s3, _TAG, StartAfter=start) == [key for key in every if key > start]
+    for start in ("", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"):
+        assert _list(s3, _TAG, StartAfter=start) == [key for key in tagged if key > start]
 
 
 def test_sizes_and_tags_are_those_of_the_entities(url: str, s3: Any) -> None:
@@ -434,18 +433,6 @@ def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
     array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
 
     assert array[24, 6].read().result() == 4
-
-
-def test_a_repository_below_a_bucket_is_listed(s3: Any) -> None:
-    """Keys begin with the path of the repository."""
-    found = _list(s3, "lab/repository/@branch.main/a/", bucket="bucket")
-
-    assert found == [f"lab/repository/@branch.main/{key}" for key in _list(s3, "a/")]
-
-
-def test_no_such_ref_has_no_keys(s3: Any) -> None:
-    """Nor has a ref whose name is not complete."""
-    assert _list(s3, "@tag.v2/") == _list(s3, "@tag.v 1") == _list(s3, "nothing/") == []
 
 
 def test_obstore_lists_and_reads(url: str) -> None:
@@ -512,11 +499,3 @@ def test_a_marker_may_lie_behind_the_last_key(tmp_path: Path) -> None:
 def test_what_cannot_be_listed_is_refused(url: str, query: str) -> None:
     """Other delimiters, odd numbers, foreign tokens, folders that no key can be in."""
     assert httpx.get(f"{url}/repository?{query}").status_code == httpx.codes.BAD_REQUEST
-
-
-def test_what_is_in_no_repository_is_listed_beside(s3: Any) -> None:
-    """Of a repository among other things the keys are those of its branch ``main``."""
-    expected = [f"lab/repository/{key}" for key in _list(s3)]
-
-    assert _list(s3, bucket="bucket") == ["lab/array/zarr.json", *expected]
-    assert _list(s3, "lab/", bucket="bucket", Delimiter="/") == ["lab/array/", "lab/repository/"]

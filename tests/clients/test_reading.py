@@ -1,13 +1,16 @@
-"""zarr-python, xarray, TensorStore and zarrita.js read what the real libraries have written."""
+"""zarr-python, xarray, TensorStore and zarrita.js read what was written, random arrays too."""
 
 import base64
 import json
 import re
 import shutil
+import struct
 import subprocess
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
+from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,11 +21,35 @@ import tensorstore
 import xarray
 import zarr
 import zarr.storage
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from tests.clients.arrays import BY_NAME, SHARDS, VALUES
+from app.settings import DatasetSettings, Settings
+from tests.clients.arrays import BY_NAME, CASES, SHARDS, VALUES
 from tests.clients.conftest import IN_GROUPS, member
-from tests.clients.writing import Case, Json, Shape, quiet, same
+from tests.clients.writing import (
+    BIG,
+    CRC32C,
+    GZIP,
+    LITTLE,
+    ZSTD,
+    Case,
+    Json,
+    Shape,
+    Values,
+    by_tensorstore,
+    by_zarr,
+    default_keys,
+    quiet,
+    same,
+    sharding,
+    transpose,
+    untranspose,
+    v2_keys,
+    write,
+)
 from tests.lacking import lack
+from tests.serving import serving
 
 JS: Final = Path(__file__).parent / "js"
 _TIMEOUT_S: Final = 90
@@ -31,35 +58,28 @@ _AFTER: Final = "knows no codec after sharding, and the array is served sharded"
 _TYPE: Final = "knows no such data type"
 _NOTHING: Final = "fails on any array without elements"
 _NUMBER: Final = "takes the fill value from JSON as a double"
-BEYOND: Final = {
+_NOT_UNSHARDED: Final = (
+    "after/gzip",
+    "after/zstd",
+    "after/crc_then_zstd",
+    "after/gzip_after_nested",
+)
+_OF_LATER_TYPES: Final = ("dtype/fixed_text", "dtype/fixed_bytes", "dtype/time")
+_OF_NUMBERS: Final = (
+    "dtype/float16", "dtype/complex64", "dtype/complex128", "fill/complex_zarr",
+    "fill/complex_tensorstore",
+)  # fmt: skip
+BEYOND: Final[dict[str, dict[str, str]]] = {
     "tensorstore": {
-        "after/gzip": _AFTER,
-        "after/zstd": _AFTER,
-        "after/crc_then_zstd": _AFTER,
-        "after/gzip_after_nested": _AFTER,
-        "dtype/string": _TYPE,
-        "dtype/fixed_text": _TYPE,
-        "dtype/fixed_bytes": _TYPE,
-        "dtype/time": _TYPE,
+        **dict.fromkeys(_NOT_UNSHARDED, _AFTER),
+        **dict.fromkeys(("dtype/string", *_OF_LATER_TYPES), _TYPE),
         "plain/v2": "has a driver of its own for format 2",
     },
     "zarrita": {
-        "after/gzip": _AFTER,
-        "after/zstd": _AFTER,
-        "after/crc_then_zstd": _AFTER,
-        "after/gzip_after_nested": _AFTER,
-        "dtype/float16": _TYPE,
-        "dtype/complex64": _TYPE,
-        "dtype/complex128": _TYPE,
-        "fill/complex_zarr": _TYPE,
-        "fill/complex_tensorstore": _TYPE,
-        "dtype/fixed_text": _TYPE,
-        "dtype/fixed_bytes": _TYPE,
-        "dtype/time": _TYPE,
-        "shape/zero_length_zarr": _NOTHING,
-        "shape/zero_length_tensorstore": _NOTHING,
-        "fill/beyond_2_53_zarr": _NUMBER,
-        "fill/beyond_2_53_tensorstore": _NUMBER,
+        **dict.fromkeys(_NOT_UNSHARDED, _AFTER),
+        **dict.fromkeys((*_OF_NUMBERS, *_OF_LATER_TYPES), _TYPE),
+        **{f"shape/zero_length_{writer}": _NOTHING for writer in ("zarr", "tensorstore")},
+        **{f"fill/beyond_2_53_{writer}": _NUMBER for writer in ("zarr", "tensorstore")},
     },
 }
 """Arrays that a client cannot decode from any server, and why."""
@@ -118,7 +138,7 @@ def over_obstore(url: str) -> Any:
 OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
 
 
-def by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
+def seen_by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
     """Read with zarr-python, which sees no shards, and the fill value that was written."""
     array, expected = opener(f"{root}/{case.name}"), case.fill_value
     assert array.shards is None
@@ -137,7 +157,7 @@ def open_tensorstore(url: str, driver: str = "zarr3") -> Any:
     return tensorstore.open({"driver": driver, "kvstore": f"{url}/"}, open=True).result()
 
 
-def by_tensorstore(root: str, case: Case) -> Seen:
+def seen_by_tensorstore(root: str, case: Case) -> Seen:
     """Read with TensorStore, which reads and writes in chunks of one shape."""
     array = open_tensorstore(f"{root}/{case.name}")
     layout = array.chunk_layout
@@ -198,9 +218,9 @@ def run_node(urls: Iterable[str]) -> dict[str, Json]:
 
 
 READERS: Final[dict[str, Callable[[Memory, str, Case], Seen]]] = {
-    "fsspec": lambda _, root, case: by_zarr(over_fsspec, root, case),
-    "obstore": lambda _, root, case: by_zarr(over_obstore, root, case),
-    "tensorstore": lambda _, root, case: by_tensorstore(root, case),
+    "fsspec": lambda _, root, case: seen_by_zarr(over_fsspec, root, case),
+    "obstore": lambda _, root, case: seen_by_zarr(over_obstore, root, case),
+    "tensorstore": lambda _, root, case: seen_by_tensorstore(root, case),
     "consolidated": lambda memory, root, case: by_xarray(memory, root, case, consolidated=True),
     "listed": lambda memory, root, case: by_xarray(memory, root, case, consolidated=False),
     "zarrita": by_zarrita,
@@ -317,19 +337,14 @@ def test_reads_in_nested_groups(service: str, opener: Any, group: str) -> None:
     same(array[...], VALUES)
 
 
-def test_consolidated_metadata_is_unsharded(local: str, opener: Any) -> None:
-    """A member known from consolidated metadata alone has no shards."""
-    with quiet():
-        group = opener(f"{local}/bucket/groups/consolidated")
-    array = group.metadata.consolidated_metadata.metadata["index-zarr_start_big_crc"]
-
-    assert (array.shards, array.chunks) == (None, (2, 3, 4))
-
-
 def test_the_raw_view_is_sharded(service: str, opener: Any) -> None:
-    """The same bucket as `raw` shows the shards, and reads."""
+    """The same bucket as `raw` shows the shards, and reads; consolidated metadata show none."""
+    with quiet():
+        group = opener(f"{service}/bucket/groups/consolidated")
+    known = group.metadata.consolidated_metadata.metadata["index-zarr_start_big_crc"]
     array = opener(f"{service}/raw/index/zarr_start_big_crc")
 
+    assert (known.shards, known.chunks) == (None, (2, 3, 4))
     assert array.shards == SHARDS
     same(array[...], VALUES)
 
@@ -349,15 +364,12 @@ def test_xarray_opens_nested_groups(service: str, path: str, options: Any) -> No
         same(opened["v"].values, VALUES)
 
 
-def test_tensorstore_finds_the_format_by_itself(service: str) -> None:
-    """Without a driver, the probes for other formats find nothing and ``zarr.json`` wins."""
-    array = tensorstore.open(f"{service}/bucket/index/zarr_end_little_crc/").result()
+def test_tensorstore_finds_the_format_and_reads_again_after_revalidation(service: str) -> None:
+    """Without a driver, the probes for other formats find nothing and ``zarr.json`` wins.
 
-    same(array.read().result(), VALUES)
-
-
-def test_tensorstore_reads_again_after_revalidation(service: str) -> None:
-    """A second read through its cache, which sends If-None-Match, is equal."""
+    A second read through its cache, which sends If-None-Match, is equal.
+    """
+    found = tensorstore.open(f"{service}/bucket/index/zarr_end_little_crc/").result()
     spec = {
         "driver": "zarr3",
         "kvstore": f"{service}/bucket/inside/zstd_zarr/",
@@ -366,5 +378,144 @@ def test_tensorstore_reads_again_after_revalidation(service: str) -> None:
     }
     array = tensorstore.open(spec, open=True).result()
 
+    same(found.read().result(), VALUES)
     for _ in range(2):
         same(array.read().result(), VALUES)
+
+
+EMPTY = 2**64 - 1
+
+
+@pytest.mark.parametrize("name", [c.name for c in CASES if c.name.startswith("fill/")])
+def test_arrays_with_holes_lack_a_shard_and_entries(bucket: Path, name: str) -> None:
+    """One shard is absent, and one has three empty entries of four."""
+    assert not (bucket / name / "c/0/1").exists()
+    index = struct.unpack("<8Q", (bucket / name / "c/1/1").read_bytes()[-68:-4])
+    assert index.count(EMPTY) == 6
+
+
+MAX_CHUNKS: Final = 150
+"""Of a read array, so that an example stays quick."""
+ENCODINGS: Final = (default_keys("/"), default_keys("."), v2_keys("/"), v2_keys("."))
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A folder that gets new arrays, and the URL it is served under."""
+
+    folder: Path
+    url: str
+    numbers: Iterator[int]
+    """Numbers that name arrays, each once, as caches are allowed to remember."""
+
+
+@pytest.fixture(scope="module")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """Serve an empty folder."""
+    folder = tmp_path_factory.mktemp("random")
+    with serving(Settings(datasets={"d": DatasetSettings(url=str(folder))})) as url:
+        yield Service(folder, f"{url}/d", count())
+
+
+def _transposed(draw: st.DrawFn, chunk: Shape) -> tuple[Shape, list[Json]]:
+    """Put a transpose before what encodes *chunk*, or nothing; give the shape before it."""
+    if not draw(st.booleans()):
+        return chunk, []
+    codecs = [transpose(*draw(st.permutations(range(len(chunk)))))]
+    return untranspose(chunk, codecs), codecs
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Build a chain of codecs from the innermost chunk outwards, and an array around it."""
+    ndim = draw(st.integers(0, 4))
+    sizes = st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim).map(tuple)
+    codecs: list[Json] = [draw(st.sampled_from([LITTLE, BIG]))]
+    codecs += draw(st.lists(st.sampled_from([ZSTD, GZIP, CRC32C]), max_size=2))
+    shape, filters = _transposed(draw, draw(sizes))
+    codecs = filters + codecs
+    for _ in range(draw(st.integers(1, 3))):
+        per_shard = draw(sizes)
+        index = [draw(st.sampled_from([LITTLE, BIG])), *draw(st.sampled_from([[], [CRC32C]]))]
+        location = draw(st.sampled_from(["start", "end"]))
+        codecs = [sharding(shape, codecs, index=index, location=location)]
+        codecs += draw(st.sampled_from([[], [], [CRC32C]]))
+        shape = tuple(a * b for a, b in zip(shape, per_shard, strict=True))
+        shape, filters = _transposed(draw, shape)
+        codecs = filters + codecs
+    writers = st.sampled_from([by_tensorstore, by_zarr])
+    values = _values(draw, tuple(draw(st.integers(0, 2 * n + 1)) for n in shape))
+    return Case(
+        name="a",
+        write=by_zarr if _has_checksum_after(codecs) else draw(writers),
+        values=values,
+        shards=shape,
+        codecs=codecs,
+        fill_value=7,
+        key_encoding=draw(st.sampled_from(ENCODINGS)),
+    )
+
+
+def _values(draw: st.DrawFn, shape: Shape) -> Values:
+    """Make an array of which a part is the fill value, so that chunks and shards are absent."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    density = draw(st.sampled_from([0.02, 0.3, 1.0]))
+    random = np.random.default_rng(seed)
+    values = random.integers(0, 60000, shape, dtype=np.uint16)
+    return np.where(random.random(shape) < density, values, np.uint16(7)).reshape(shape)
+
+
+def _has_checksum_after(codecs: Any) -> bool:
+    """Return whether a checksum follows a sharding codec, which TensorStore does not allow."""
+    names = [codec["name"] for codec in codecs]
+    if "sharding_indexed" not in names:
+        return False
+    at = names.index("sharding_indexed")
+    return at + 1 < len(names) or _has_checksum_after(codecs[at]["configuration"]["codecs"])
+
+
+def _written(case: Case, path: Path) -> bool:
+    """Write *case*; `False` if that is one of what zarr-python cannot write."""
+    try:
+        write(case, path)
+    except ValueError:
+        if case.write is by_tensorstore:
+            raise
+        return False
+    return True
+
+
+_PATIENT: Final = settings(
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(2000, marks=pytest.mark.soak)])
+def test_any_array_reads_back(served_folder: Service, examples: int) -> None:
+    """Whatever the shapes, transposes, nesting and index, both readers see the written values."""
+
+    @settings(_PATIENT, max_examples=examples)
+    @given(case=cases(), data=st.data())
+    def check(case: Case, data: st.DataObject) -> None:
+        _read_back(served_folder, case, data)
+
+    check()
+
+
+def _read_back(served_folder: Service, case: Case, data: st.DataObject) -> None:
+    grid = [-(-n // chunk) for n, chunk in zip(case.values.shape, case.served, strict=True)]
+    assume(prod(grid) <= MAX_CHUNKS)
+    name = f"{case.name}{next(served_folder.numbers)}"
+    assume(_written(case, served_folder.folder / name))
+    if data.draw(st.booleans(), label="read with TensorStore"):
+        spec = {"driver": "zarr3", "kvstore": f"{served_folder.url}/{name}/"}
+        array: Any = tensorstore.open(spec, open=True).result()
+        chunks, values = tuple(array.chunk_layout.read_chunk.shape or ()), array.read().result()
+    else:
+        with quiet():
+            array = zarr.open_array(f"{served_folder.url}/{name}", mode="r", zarr_format=3)
+            assert array.shards is None
+            chunks, values = array.chunks, np.asarray(array[...])
+
+    assert chunks == case.served
+    same(values, case.values)

@@ -83,7 +83,7 @@ def lab(
 
 
 def turns(lab: Uploads) -> Iterator[Any]:
-    """Give the clients of both gateways in turns, for ever."""
+    """Return the clients of both gateways in turns, for ever."""
     return itertools.cycle([lab.boto3(0), lab.boto3(1)])
 
 
@@ -295,6 +295,6 @@ def mirror(client: str, url: str, source: str | Path, target: str | Path) -> Non
 
 
 def state(folder: Path) -> list[tuple[Path, int, int]]:
-    """Tell apart the files below *folder*: one that was written again is another."""
+    """Identify the files below *folder*: one that was written again is another."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]

@@ -1,6 +1,8 @@
-"""zarr-python, xarray and TensorStore write arrays through the service, alone and together."""
+"""Arrays are written through the service by their clients and by plain PUT, and read past it."""
 
+import json
 import multiprocessing
+import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -13,9 +15,36 @@ import xarray
 import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
+from tests.clients.arrays import BY_NAME
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
-from tests.clients.services import Taker, files_in, s3_kvstore, taking_into_folder
-from tests.clients.writing import counted, quiet, same
+from tests.clients.services import (
+    Files,
+    Taker,
+    chunks_in,
+    files_in,
+    lay_out,
+    mixed,
+    s3_kvstore,
+    taking_into_folder,
+    taking_into_seaweedfs,
+)
+from tests.clients.test_reading import BEYOND
+from tests.clients.writing import (
+    GZIP,
+    LITTLE,
+    Case,
+    Json,
+    Values,
+    by_tensorstore,
+    counted,
+    quiet,
+    read_tensorstore,
+    read_zarr,
+    same,
+    sharding,
+    v2_keys,
+)
+from tests.formats.zarr import draft
 from tests.gateways import forked, of_dataset
 from tests.labs import Lab, requested_lab
 from tests.seaweedfs import SeaweedFS
@@ -164,7 +193,7 @@ def test_xarray_writes_regions(taker: Taker, client: Open) -> None:
 
 
 def test_tensorstore_writes(taker: Taker) -> None:
-    """Over its driver of S3 it fills a sharded array, and makes it longer."""
+    """Over its driver of S3 it fills a sharded array, and makes it longer; HTTP has no writes."""
     spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "array/")}
     array = tensorstore.open(spec).result()
     array.write(VALUES).result()
@@ -173,6 +202,9 @@ def test_tensorstore_writes(taker: Taker) -> None:
 
     assert (stored.shape, stored.shards) == ((20, 16), (8, 8))
     same(stored[:16], VALUES)
+    over_http = {"driver": "zarr3", "kvstore": f"{taker.url}/data/array/"}
+    with pytest.raises(NotImplementedError):
+        tensorstore.open(over_http).result().write(3).result()
 
 
 def test_tensorstore_creates(taker: Taker) -> None:
@@ -184,15 +216,6 @@ def test_tensorstore_creates(taker: Taker) -> None:
     assert taker.stored("new") == {"c/0", "c/1"}
     tensorstore.open(spec, create=True, delete_existing=True).result()
     assert set(files_in(taker.folder / "new")) == {"zarr.json"}
-
-
-def test_tensorstore_only_reads_over_http(taker: Taker) -> None:
-    """Its driver of HTTP has no writes."""
-    spec = {"driver": "zarr3", "kvstore": f"{taker.url}/data/array/"}
-    array = tensorstore.open(spec).result()
-
-    with pytest.raises(NotImplementedError):
-        array.write(VALUES).result()
 
 
 PAIRS: Final = (
@@ -233,7 +256,7 @@ def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
 
 
 def fill_at_once(url: str, client: str) -> None:
-    """Let processes write, all from one moment on, and wait until they have."""
+    """Make processes write, all from one moment on, and wait until they have."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([fill.__module__])
     start = context.Barrier(PROCESSES)
@@ -315,3 +338,190 @@ def read_in_time(url: str, expected: list[int]) -> None:
     while opened(url)[:].tolist() != expected:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
+"""Arrays that zarr-python cannot read where they are sharded."""
+ONLY_ZARR: Final = ("after/", *BEYOND["tensorstore"])
+"""Arrays that TensorStore cannot read there."""
+OLD: Final = "document/endian"
+"""Arrays that neither reads there: the service alone knows the codec by its present name."""
+TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
+ON_SEAWEEDFS: Final = (
+    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
+    "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
+    "shape/0d_default_zarr", "plain/v2",
+)  # fmt: skip
+LESS: Final = (
+    "dtype/", "fill/", "inside/", "index/tensorstore_", "transpose/outer_", "nested/three",
+    "nested/transpose",
+)  # fmt: skip
+FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
+"""Cases that differ in ways that shards know nothing of, or that plans alone are tested in:
+see `tests/formats/zarr/test_rewrite.py`."""
+STORED: Final = [
+    pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
+    for name in TABLE
+    for store, is_soak in (("folder", name in FURTHER), ("remote", name not in ON_SEAWEEDFS))
+]
+"""Stores, a folder and SeaweedFS, and cases; `soak` has all of them in both."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Take arrays into a folder."""
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
+        yield taker
+
+
+@pytest.fixture(scope="module")
+def remote(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Take them into SeaweedFS."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        taking_into_seaweedfs(seaweedfs, tmp_path_factory.mktemp("taken")) as taker,
+    ):
+        for name, value in seaweedfs.environ.items():
+            patch.setenv(name, value)
+        yield taker
+
+
+def open_twin(case: Case, twin: Path) -> Any:
+    """Open the unsharded twin with the writer of *case*."""
+    if case.write is by_tensorstore:
+        spec = {"driver": "zarr3", "kvstore": f"file://{twin}/"}
+        return tensorstore.open(spec).result()
+    return zarr.open_array(twin, mode="r+")
+
+
+def other_values(values: Values) -> Values:
+    """Move each element on by one place; a single one is doubled."""
+    if values.size == 1:
+        return values + values
+    return np.roll(values.reshape(-1), 1).reshape(values.shape)
+
+
+def chunks_of(case: Case, twin: Path, values: Values) -> Files:
+    """Write *values* without shards by the writer of the case, and return the chunks."""
+    with quiet():
+        open_twin(case, twin)[...] = values
+    return chunks_in(twin)
+
+
+def check(case: Case, taker: Taker, expected: Values) -> None:
+    """Read the array with each reader that knows how, past the service."""
+    with quiet():
+        if not case.name.startswith(ONLY_TENSORSTORE):
+            same(read_zarr(taker.zarr_store(case.name)), expected)
+        if not case.name.startswith(ONLY_ZARR):
+            same(read_tensorstore(taker.kvstore(case.name)), expected)
+
+
+def write_through(case: Case, bucket: Path, taker: Taker, twin: Path) -> None:
+    """Keep, replace and delete a third of the chunks each, put all anew, and delete them all."""
+    taker.place(bucket / case.name, case.name)
+    twin.mkdir()
+    for name in ("zarr.json", ".zarray", ".zattrs"):
+        if (answer := taker.client.get(f"/data/{case.name}/{name}")).is_success:
+            (twin / name).write_bytes(answer.content)
+    before = chunks_of(case, twin, case.values)
+    other = other_values(case.values)
+    after = chunks_of(case, twin, other)
+
+    some = mixed(before, after)
+    lay_out(twin, after, some)
+    taker.push(case.name, before, some)
+    with quiet():
+        check(case, taker, np.asarray(open_twin(case, twin)[...]))
+    taker.push(case.name, some, after)
+    check(case, taker, other)
+    taker.push(case.name, after, {})
+    assert taker.stored(case.name) == set()
+
+
+@pytest.mark.parametrize(("store", "name"), STORED)
+def test_shards_hold_what_was_put(
+    request: pytest.FixtureRequest, bucket: Path, tmp_path: Path, store: str, name: str
+) -> None:
+    """Each value of each array is the one that was put last, and nothing is left of the others."""
+    write_through(BY_NAME[name], bucket, request.getfixturevalue(store), tmp_path / "twin")
+
+
+DRAFT_SHAPE, SHARD, CHUNK = (9, 14), (4, 6), (2, 3)
+DRAFT_VALUES = counted(DRAFT_SHAPE, "u4")
+
+
+def _create(path: Path, chunks: tuple[int, ...], codecs: list[Json]) -> Any:
+    return zarr.create(
+        store=path,
+        shape=DRAFT_SHAPE,
+        dtype="u4",
+        chunks=chunks,
+        codecs=codecs,
+        chunk_key_encoding=v2_keys("/"),  # type: ignore[arg-type]  # takes JSON as well
+        fill_value=0,
+        zarr_format=3,
+    )
+
+
+def _as_draft(folder: Path) -> dict[str, bytes]:
+    """Call what is stored in *folder* as the draft does."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "zarr.json"]
+    return {f"data/root/a/c{f.relative_to(folder).as_posix()}": f.read_bytes() for f in files}
+
+
+def _chunks(path: Path, codecs: list[Json], values: Values) -> dict[str, bytes]:
+    _create(path, CHUNK, codecs)[...] = values
+    return _as_draft(path)
+
+
+def _read_shards(taker: Taker, template: Path) -> Values:
+    """Read the shards of the draft as those of the array of today at *template*."""
+    for old in template.iterdir():
+        if old.is_dir():
+            shutil.rmtree(old)
+    begin = "data/root/a/c"
+    stored = {key.removeprefix(begin) for key in taker.stored("draft") if key.startswith(begin)}
+    for key in stored:
+        (template / key).parent.mkdir(exist_ok=True)
+        shutil.copy(taker.folder / f"draft/{begin}{key}", template / key)
+    return np.asarray(zarr.open_array(template, mode="r")[...])
+
+
+@pytest.mark.parametrize("codecs", [[LITTLE], [LITTLE, GZIP]])
+def test_shards_of_the_draft_hold_what_was_put(
+    taker: Taker, tmp_path: Path, codecs: list[Json]
+) -> None:
+    """A third of the chunks is kept, replaced and deleted each; then all are put, then deleted."""
+    template = tmp_path / "template"
+    _create(template, SHARD, [sharding(CHUNK, codecs, index=[LITTLE])])[...] = DRAFT_VALUES
+    metadata = draft.array_metadata(
+        list(DRAFT_SHAPE), list(CHUNK), [draft.sharding([2, 2])], separator="/", data_type="<u4"
+    )
+    if GZIP in codecs:
+        metadata["compressor"] = draft.ANY_LENGTH["compressor"]
+    objects = _as_draft(template) | {
+        "zarr.json": json.dumps(draft.ENTRY_POINT).encode(),
+        "meta/root/a.array.json": draft.encode(metadata),
+    }
+    lay_out(tmp_path / "source", {}, objects)
+    taker.place(tmp_path / "source", "draft")
+    before = _chunks(tmp_path / "before", codecs, DRAFT_VALUES)
+    after = _chunks(tmp_path / "after", codecs, DRAFT_VALUES[::-1])
+    some = mixed(before, after)
+
+    taker.push("draft", before, some)
+    same(_read_shards(taker, template), _read_chunks(tmp_path / "after", some))
+    taker.push("draft", some, after)
+    same(_read_shards(taker, template), DRAFT_VALUES[::-1])
+    taker.push("draft", after, {})
+    assert not [key for key in taker.stored("draft") if key.startswith("data/")]
+
+
+def _read_chunks(folder: Path, chunks: dict[str, bytes]) -> Values:
+    """Read *chunks* as those of an array of today without shards, in *folder*."""
+    begin = "data/root/a/c"
+    now = {key.removeprefix(begin): data for key, data in chunks.items()}
+    there = {key.removeprefix(begin): data for key, data in _as_draft(folder).items()}
+    lay_out(folder, there, now)
+    return np.asarray(zarr.open_array(folder, mode="r")[...])

@@ -101,7 +101,7 @@ def _demand_no_folders(root: DatasetSettings, client: str) -> None:
 
 
 def run(machine: Callable[[Any], RuleBasedStateMachine], store: Any, length: settings) -> None:
-    """Let *machine* take random steps on *store*."""
+    """Make *machine* take random steps on *store*."""
     make: Any = partial(machine, store)
     with quiet(), pytest.MonkeyPatch.context() as patch:
         # Arrays with shards cannot be created through the service.
@@ -203,7 +203,7 @@ class TestOverS3fs(Suite):
 
     @pytest.fixture
     def store_kwargs(self, s3fs: S3FileSystem, prefix: str) -> dict[str, Any]:
-        """Give the connection of s3fs."""
+        """Return the connection of s3fs."""
         return {"fs": s3fs, "path": f"raw/{prefix}"}
 
 

@@ -1,7 +1,14 @@
-"""Contents of each format's folder for the conformance suite."""
+"""Contents of each format's folder for the conformance suite; stores and shards put together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import google_crc32c
+
+from app.formats.contract import Checksummed
+from app.model import ByteRange, Piece
+from app.storage.memory import MemoryStore
+from tests.resolving import ROOT
 
 
 @dataclass(frozen=True)
@@ -16,17 +23,43 @@ class Case:
     absent: tuple[str, ...]
     """Virtual keys that name nothing in the written container."""
     checksummed: bool
-    """Whether any changed bit of an index is noticed."""
+    """True if any changed bit of an index is noticed."""
     metadata: tuple[str, ...] = ("zarr.json", "info")
     """How the names of objects end that hold no chunks, or the folders that such objects are in."""
     has_shards: bool = True
-    """Whether shards are objects of their own, which can be looked through."""
+    """True if shards are objects of their own, which can be looked through."""
     entry_suffix: str = ""
     """What an index puts behind the key of a chunk: it names manifests, not their fragments."""
 
     def is_metadata(self, name: str) -> bool:
-        """Tell whether the object *name* holds no chunks."""
+        """Return whether the object *name* holds no chunks."""
         return name.endswith(self.metadata) or f"{name.partition('/')[0]}/" in self.metadata
 
     def __str__(self) -> str:
         return self.name
+
+
+def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
+    """Place *objects* below the root of a store."""
+    store = store or MemoryStore()
+    for key, data in objects.items():
+        store.place(ROOT.join(key), data)
+    return store
+
+
+def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:
+    """Put *pieces* one behind the other; ranges are of *old*."""
+    return b"".join(_bytes(piece, old) for piece in pieces)
+
+
+def _bytes(piece: Piece | Checksummed, old: bytes) -> bytes:
+    match piece:
+        case ByteRange(start, stop):
+            assert stop <= len(old)
+            return old[start:stop]
+        case Checksummed(pieces):
+            data = render(pieces, old)
+            checksum: int = google_crc32c.value(data)
+            return data + checksum.to_bytes(4, "little")
+        case _:
+            return piece

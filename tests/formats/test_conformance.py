@@ -17,7 +17,7 @@ from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
-from tests.formats.case import Case
+from tests.formats.case import Case, filled
 from tests.resolve.stores import Clock
 from tests.resolving import ROOT, reading
 
@@ -41,44 +41,21 @@ every_checksummed_case = pytest.mark.parametrize(
 every_case_of_shards = pytest.mark.parametrize(
     "case", [case for case in CASES if case.has_shards], ids=str
 )
-every_checksummed_case_of_shards = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.has_shards and case.checksummed], ids=str
-)
-
-
-def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
-    store = store or MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
 
 
 @every_case
-async def test_every_chunk_is_exact(case: Case) -> None:
-    """The bytes of a chunk are those that were written."""
-    data = reading(_store(case.build(case.chunks)))
+@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
+async def test_every_chunk_is_exact_and_others_are_absent(
+    case: Case, whole_index_nbytes: int
+) -> None:
+    """Keys of empty chunks, off the grid, or of another spelling name nothing.
 
-    assert {key: await data.read(key) for key in case.chunks} == case.chunks
+    An index that is too large to read whole gives the same chunks.
+    """
+    data = reading(filled(case.build(case.chunks)), whole_index_nbytes=whole_index_nbytes)
+    expected = {**dict.fromkeys(case.absent), **case.chunks}
 
-
-@every_case
-async def test_what_was_not_written_is_absent(case: Case) -> None:
-    """Keys of empty chunks, off the grid, or of another spelling name nothing."""
-    data = reading(_store(case.build(case.chunks)))
-
-    assert {key: await data.read(key) for key in case.absent} == dict.fromkeys(case.absent)
-
-
-@every_case
-async def test_index_read_by_entry_gives_the_same(case: Case) -> None:
-    """An index that is too large to read whole gives the same chunks."""
-    data = reading(_store(case.build(case.chunks)), whole_index_nbytes=0)
-
-    keys = [*case.chunks, *case.absent]
-    assert {key: await data.read(key) for key in keys} == {
-        **dict.fromkeys(case.absent),
-        **case.chunks,
-    }
+    assert {key: await data.read(key) for key in expected} == expected
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
@@ -94,7 +71,7 @@ async def test_truncation_is_never_absence(case: Case, step: int) -> None:
         if case.is_metadata(name):
             continue
         for length in range(len(whole) - 1, -1, -step):
-            store = _store({**objects, name: whole[:length]})
+            store = filled({**objects, name: whole[:length]})
             for key, expected in case.chunks.items():
                 try:
                     found = await reading(store).read(key)
@@ -104,32 +81,13 @@ async def test_truncation_is_never_absence(case: Case, step: int) -> None:
                     assert found == expected or not case.checksummed
 
 
-@every_checksummed_case
-async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
-    """Whichever bit of a shard flips, a checksummed index leads to no other range."""
-    objects = case.build(case.chunks)
-    name = next(name for name in objects if not case.is_metadata(name))
-    for at in range(len(objects[name])):
-        flipped = bytearray(objects[name])
-        flipped[at] ^= 0x10
-        store = _store({**objects, name: bytes(flipped)})
-        for key, expected in case.chunks.items():
-            try:
-                found = await reading(store).read(key)
-            except DamagedError:
-                continue
-            assert found is not None
-            assert len(found) == len(expected)
-            assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
-
-
 def _root(store: MemoryStore) -> Root:
     data = reading(store)
     return data.resolver.root(data.dataset)
 
 
 async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
-    """Give the paths of the containers with the shards in them."""
+    """Return the paths of the containers with the shards in them."""
     return [
         (visited.container, visited.found.shards)
         async for visited in find_collections(_root(store))
@@ -155,8 +113,11 @@ async def _chunks(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored
 
 @every_case_of_shards
 async def test_shards_say_which_chunks_were_written(case: Case) -> None:
-    """The indexes of all stored shards name what was written, where it is looked up."""
-    store = _store(case.build(case.chunks))
+    """The indexes of all stored shards name what was written, where it is looked up.
+
+    Every chunk is counted when they are verified, and none is called damaged.
+    """
+    store = filled(case.build(case.chunks))
     fetch = DirectFetch(store)
     named: dict[str, Stored] = {}
     for container, shards in await _shards(store):
@@ -173,12 +134,14 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
         layout, rest = await root.containers.find(ROOT, VirtualKey(key), fetch)
         location = await layout.locate(rest, fetch)
         assert place in (location, *(location if isinstance(location, tuple) else ()))
+    report = await verify(root, chunks=True)
+    assert (report.chunks, report.damages) == (len(case.chunks), [])
 
 
 @every_case_of_shards
 async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
     """By a chunk's key, by the name of its object, and among all there could be, it is the same."""
-    store = _store(case.build(case.chunks))
+    store = filled(case.build(case.chunks))
     root = _root(store)
     for key in case.chunks:
         layout, rest = await root.containers.find(ROOT, VirtualKey(key), root.fetch)
@@ -199,31 +162,36 @@ async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
 @every_case
 async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
     """Markers and stray objects are passed over, and absent chunks are in no other shard."""
-    store = _store(case.build(case.chunks))
+    store = filled(case.build(case.chunks))
     for _, shards in await _shards(store):
         names = ["zarr.json", "info", "", "notes.txt", f"{shards.prefix}notes.txt"]
         assert [shards.named(name) for name in names] == [None] * len(names)
         assert [shards.holding(VirtualKey(name)) for name in names] == [None] * len(names)
 
 
-@every_case_of_shards
-async def test_what_is_sound_is_verified(case: Case) -> None:
-    """Every chunk is counted, and none is called damaged."""
-    report = await verify(_root(_store(case.build(case.chunks))), chunks=True)
+@every_checksummed_case
+async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
+    """Whichever bit of a shard flips, a checksummed index leads to no other range.
 
-    assert (report.chunks, report.damages) == (len(case.chunks), [])
-
-
-@every_checksummed_case_of_shards
-async def test_a_flipped_bit_of_an_index_is_verified(case: Case) -> None:
-    """Whichever bit of a shard flips, no chunk that leads elsewhere is called sound."""
+    Nor is a chunk called sound that leads elsewhere.
+    """
     objects = case.build(case.chunks)
     name = next(name for name in objects if not case.is_metadata(name))
     for at in range(len(objects[name])):
         flipped = bytearray(objects[name])
         flipped[at] ^= 0x10
-        report = await verify(_root(_store({**objects, name: bytes(flipped)})), chunks=False)
-        assert report.chunks == len(case.chunks) or report.damages
+        store = filled({**objects, name: bytes(flipped)})
+        for key, expected in case.chunks.items():
+            try:
+                found = await reading(store).read(key)
+            except DamagedError:
+                continue
+            assert found is not None
+            assert len(found) == len(expected)
+            assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
+        if case.has_shards:
+            report = await verify(_root(store), chunks=False)
+            assert report.chunks == len(case.chunks) or report.damages
 
 
 _OF_REPOSITORIES = {"api_repositories.py", "api_sessions.py", "repositories.py"}
@@ -243,22 +211,6 @@ def test_a_format_is_a_folder() -> None:
             assert [folder for folder in FOLDERS if f"formats.{folder}" in text] == [], path
 
 
-class _SwappingStore(MemoryStore):
-    """Replaces everything before its n-th read."""
-
-    def __init__(self, old: Mapping[str, bytes], new: Mapping[str, bytes], reads: int) -> None:
-        super().__init__()
-        self._new, self._reads = new, reads
-        _store(old, self)
-
-    async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
-        """Swap when it is time, then read."""
-        if self._reads == 0:
-            _store(self._new, self)
-        self._reads -= 1
-        return await super().get(ref, request, **conditions)
-
-
 @every_case
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 @pytest.mark.parametrize("reads_before", range(8))
@@ -268,7 +220,12 @@ async def test_survives_an_overwrite_at_any_moment(
     """Whenever objects are replaced, a reader sees the old chunk or the new."""
     for key, old in case.chunks.items():
         new = {name: b"a longer " + chunk for name, chunk in case.chunks.items()}
-        store = _SwappingStore(case.build(case.chunks), case.build(new), reads_before)
+        after = case.build(new)
+        store = _InterruptedStore(
+            case.build(case.chunks),
+            reads_before,
+            lambda store, _, after=after: filled(after, store),
+        )
         data = reading(store, whole_index_nbytes=whole_index_nbytes, chunk_bytes=0)
 
         assert await data.read(key) in {old, new[key]}
@@ -306,7 +263,7 @@ async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found 
     for step in range(5):
         store = _LosingStore()
         store.page = page
-        _store(case.build(case.chunks), store)
+        filled(case.build(case.chunks), store)
         clock = Clock()
         data = reading(store, clock=clock)
         assert await data.read(key) == expected
@@ -321,17 +278,24 @@ async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found 
             assert step > 0
 
 
-class _FailingStore(MemoryStore):
-    """Denies its n-th read."""
+class _InterruptedStore(MemoryStore):
+    """Calls *interrupt* before its n-th read."""
 
-    fails_at = 0
+    def __init__(self, objects: Mapping[str, bytes], reads: int, interrupt: Any) -> None:
+        super().__init__()
+        self._reads, self._interrupt = reads, interrupt
+        filled(objects, self)
 
     async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
-        """Fail when it is time, else read."""
-        self.fails_at -= 1
-        if self.fails_at == -1:
-            raise DamagedError(ref, "for the test")
+        """Interrupt when it is time, else read."""
+        self._reads -= 1
+        if self._reads == -1:
+            self._interrupt(self, ref)
         return await super().get(ref, request, **conditions)
+
+
+def _fail(_: MemoryStore, ref: ObjectRef) -> None:
+    raise DamagedError(ref, "for the test")
 
 
 @every_case
@@ -340,10 +304,7 @@ async def test_failure_at_any_step_leaves_nothing_behind(case: Case) -> None:
     key, expected = next(iter(case.chunks.items()))
     failed = 0
     for step in range(10):
-        store = _FailingStore()
-        _store(case.build(case.chunks), store)
-        store.fails_at = step
-        data = reading(store)
+        data = reading(_InterruptedStore(case.build(case.chunks), step, _fail))
         try:
             assert await data.read(key) == expected
         except ShardgateError:

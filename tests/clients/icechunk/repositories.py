@@ -26,45 +26,19 @@ SNAPSHOT_0: Final = "1CECHNKREP0F1RSTCMT0"
 INLINE_NBYTES: Final = 40
 """Chunks up to this are kept in their manifest."""
 ODD_TAGS: Final = (
-    "it works!",
-    "a/b",
-    "é",
-    "%2F",
-    "a%2Fb",
-    "..",
-    ".",
-    "",
-    " ",
-    "a\n",
-    "@tag.x",
-    "+",
-)
+    "it works!", "a/b", "é", "%2F", "a%2Fb", "..", ".", "", " ", "a\n", "@tag.x", "+",
+)  # fmt: skip
 """Names that tags may have since version 2."""
 FILE_TAGS: Final = ("it works!", "é", "%2F", "@tag.x", "+")
 """Names that tags could have when each had a file."""
 SHARDED: Final = (
-    "index/zarr_start_big_crc",
-    "index/tensorstore_end_little_plain",
-    "transpose/both",
-    "transpose/outer_120",
-    "nested/three_zarr",
-    "nested/transposes_everywhere",
-    "after/crc_after_both",
-    "after/gzip",
-    "inside/zstd_crc_tensorstore",
-    "inside/blosc_zarr",
-    "inside/big_endian_zarr",
-    "shape/one_element_zarr",
-    "shape/zero_length_zarr",
-    "shape/0d_default_zarr",
-    "fill/nan_zarr",
-    "fill/nonzero_tensorstore",
-    "dtype/string",
-    "document/names_and_attributes",
-    "document/unknown_member",
-    "plain/v3",
-    "plain/transposed",
-)
+    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "transpose/both",
+    "transpose/outer_120", "nested/three_zarr", "nested/transposes_everywhere",
+    "after/crc_after_both", "after/gzip", "inside/zstd_crc_tensorstore", "inside/blosc_zarr",
+    "inside/big_endian_zarr", "shape/one_element_zarr", "shape/zero_length_zarr",
+    "shape/0d_default_zarr", "fill/nan_zarr", "fill/nonzero_tensorstore", "dtype/string",
+    "document/names_and_attributes", "document/unknown_member", "plain/v3", "plain/transposed",
+)  # fmt: skip
 """Arrays that are tried in every repository."""
 STORABLE: Final = tuple(
     case.name
@@ -341,13 +315,9 @@ DATA: Final = bytes((7 * at + at // 256) % 256 for at in range(5000))
 MANY: Final = 1200
 """References enough for the library to compress their locations with a dictionary."""
 REFERRED: Final = (
-    "index/zarr_start_big_crc",
-    "transpose/both",
-    "nested/three_zarr",
-    "after/crc_after_both",
-    "shape/0d_default_zarr",
-    "plain/v3",
-)
+    "index/zarr_start_big_crc", "transpose/both", "nested/three_zarr", "after/crc_after_both",
+    "shape/0d_default_zarr", "plain/v3",
+)  # fmt: skip
 UNREAD: Final = ("file/etag", "http/etag", "file/many", "s3/many", "http/many")
 """Not read by the library: it sends ETags without quotes as If-Match; and too many."""
 

@@ -133,7 +133,7 @@ def _holes() -> Iterator[Volume]:
 
 
 def pyramid() -> list[Scale]:
-    """Give scales that are sharded differently, one not at all, one under a name of its own."""
+    """Return scales that are sharded differently, one not at all, one under a name of its own."""
     values = counted((16, 12, 8, 2), "u1")
     return [
         Scale(values, sharding((1, 1, 3))),

@@ -28,7 +28,7 @@ _NAP_S: Final = 0.002
 
 @pytest.fixture(scope="session", autouse=True)
 def _wakeful() -> Generator[None]:
-    """Let cloud-files look more often than each tenth of a second whether it has read all."""
+    """Make cloud-files look more often than each tenth of a second whether it has read all."""
     with pytest.MonkeyPatch.context() as patch:
         clock = SimpleNamespace(sleep=lambda rest_s: time.sleep(min(rest_s, _NAP_S)))
         patch.setattr("cloudfiles.threaded_queue.time", clock)
@@ -73,7 +73,7 @@ local, remote, service = served_fixtures("precomputed")
 
 @pytest.fixture(params=[volume.name for volume in CASES])
 def volume(request: pytest.FixtureRequest) -> Volume:
-    """Give each volume of the table."""
+    """Return each volume of the table."""
     return BY_NAME[request.param]
 
 

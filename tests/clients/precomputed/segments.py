@@ -146,7 +146,7 @@ def compress_manifests(path: Path, target: Path) -> None:
 
 
 def mesh_parts(path: Path, segment: int) -> tuple[bytes, bytes]:
-    """Give a sharded mesh's manifest and the fragments before it, as cloud-volume finds them."""
+    """Return a sharded mesh's manifest and the fragments before it, as cloud-volume finds them."""
     mesh = CloudVolume(f"file://{path}", progress=False).mesh
     manifest = mesh.get_manifest(segment)
     size = sum(int(np.sum(sizes)) for sizes in manifest.fragment_offsets)
@@ -156,7 +156,7 @@ def mesh_parts(path: Path, segment: int) -> tuple[bytes, bytes]:
 
 
 def skeleton_bytes(path: Path, segment: int) -> bytes:
-    """Give a sharded skeleton, decompressed, as cloud-volume finds it."""
+    """Return a sharded skeleton, decompressed, as cloud-volume finds it."""
     skeletons = CloudVolume(f"file://{path}", progress=False).skeleton
     found: bytes = skeletons.reader.get_data(segment, skeletons.path)
     return found

@@ -1,6 +1,7 @@
-"""TensorStore and cloud-volume read volumes, and see no shards."""
+"""TensorStore, cloud-volume and neuroglancer read volumes and segments, and see no shards."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,11 +10,24 @@ import numpy as np
 import pytest
 import tensorstore
 from cloudvolume import CloudVolume
-from cloudvolume.exceptions import EmptyVolumeException
+from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
+from neuroglancer.read_precomputed_annotations import AnnotationReader
 
 from tests.clients.precomputed.cases import BY_NAME, CASES, SHAPE, VALUES, pyramid
 from tests.clients.precomputed.conftest import Written
-from tests.clients.precomputed.segments import COLLECTIONS, IDS, RESHARDED, mesh_parts
+from tests.clients.precomputed.segments import (
+    ABSENT,
+    COLLECTIONS,
+    COUNT,
+    IDS,
+    LARGE_IDS,
+    LAST_ID,
+    RESHARDED,
+    SEGMENTS,
+    labels,
+    mesh_parts,
+    skeleton_bytes,
+)
 from tests.clients.precomputed.volumes import (
     LOSSY,
     Volume,
@@ -114,12 +128,9 @@ def test_annotations_are_the_files_of_the_twin(
 
 _CHANNELS: Final = "takes the channels of such a picture in another order than TensorStore"
 OWN_WAY: Final = {
-    "encoding/jpeg_uint8_3_raw": _CHANNELS,
-    "encoding/jpeg_uint8_3_gzip": _CHANNELS,
-    "encoding/png_uint8_3_raw": _CHANNELS,
-    "encoding/png_uint8_3_gzip": _CHANNELS,
-    "encoding/png_uint8_4_raw": _CHANNELS,
-    "encoding/png_uint8_4_gzip": _CHANNELS,
+    f"encoding/{name}_{data}": _CHANNELS
+    for name in ("jpeg_uint8_3", "png_uint8_3", "png_uint8_4")
+    for data in ("raw", "gzip")
 }
 """What cloud-volume decodes in another way than the writer meant it, sharded or not."""
 _DEPTH: Final = "takes every png for one of eight bits"
@@ -142,28 +153,23 @@ def test_reads_the_values(service: str, written: Written, volume: Volume) -> Non
             same(found, scale.values)
 
 
-def test_part_of_a_volume_reads(service: str) -> None:
-    """A box across chunks and shards reads like numpy's, counted from the volume's offset."""
-    url = f"precomputed://{service}/bucket/grid/negative_offset"
-    cloud = CloudVolume(url, progress=False)
+def test_cloudvolume_reads_parts_and_sees_no_shards(service: str) -> None:
+    """A box across chunks reads like numpy's, counted from the volume's offset.
 
-    same(cloud[-4:7, -98:-91, -3:2], VALUES[3:14, 2:9, 1:6])
+    Without leave to fill them cloud-volume reports absent chunks, as it does of files.
+    """
 
+    def cloud(name: str) -> Any:
+        return CloudVolume(f"precomputed://{service}/bucket/{name}", progress=False)
 
-def test_sees_no_shards(service: str) -> None:
-    """For cloud-volume no scale is sharded."""
-    cloud = CloudVolume(f"precomputed://{service}/bucket/scales/all", progress=False)
+    scales, holes = cloud("scales/all"), cloud("holes/identity_raw")
+    expected = BY_NAME["holes/identity_raw"].scales[0].values
 
-    assert not any(cloud.image.is_sharded(mip) for mip in cloud.available_mips)
-
-
-def test_is_told_of_absent_chunks(service: str) -> None:
-    """Without leave to fill them cloud-volume reports absent chunks, as it does of files."""
-    cloud = CloudVolume(f"precomputed://{service}/bucket/holes/identity_raw", progress=False)
-
-    same(cloud[:8, :4, :4], BY_NAME["holes/identity_raw"].scales[0].values[:8, :4, :4])
+    same(cloud("grid/negative_offset")[-4:7, -98:-91, -3:2], VALUES[3:14, 2:9, 1:6])
+    assert not any(scales.image.is_sharded(mip) for mip in scales.available_mips)
+    same(holes[:8, :4, :4], expected[:8, :4, :4])
     with pytest.raises(EmptyVolumeException):
-        cloud[8:12, :4, :4]
+        holes[8:12, :4, :4]
 
 
 def open_volume(url: str, **more: Any) -> Any:
@@ -234,3 +240,163 @@ def test_reads_the_shards_themselves_where_they_are_shown(local: str) -> None:
     assert tuple(array.chunk_layout.write_chunk.shape) != (4, 4, 4, 1)
     assert tuple(array.shape) == (*SHAPE, 1)
     same(array.read().result(), VALUES)
+
+
+SKELETONS: Final = "skeletons_mip_0"
+MESHES: Final = ("sharded", "gzip_manifests")
+
+
+def opened(url: str) -> Any:
+    """Open the segmentation at *url*."""
+    return CloudVolume(url, progress=False)
+
+
+@pytest.mark.parametrize("name", [*MESHES, "legacy"])
+def test_labels_read(service: str, name: str) -> None:
+    """The segmentation reads, which is sharded but for the one with legacy meshes."""
+    same(read_cloudvolume(f"precomputed://{service}/bucket/segments/{name}"), labels())
+
+
+@pytest.mark.parametrize("name", [*MESHES, "legacy"])
+def test_meshes_read(service: str, written: Written, name: str) -> None:
+    """Each level of each mesh is what cloud-volume reads from the shards, or from legacy files."""
+    served = opened(f"precomputed://{service}/bucket/segments/{name}").mesh
+    stored = opened(f"file://{written.bucket}/segments/{name}").mesh
+    assert name == "legacy" or "Unsharded" in type(served).__name__
+    for segment in IDS:
+        if name == "legacy":
+            pairs = [[mesh.get(segment) for mesh in (served, stored)]]
+        else:
+            lods = range(stored.get_manifest(segment).num_lods)
+            pairs = [
+                [mesh.get(segment, lod=lod)[segment] for mesh in (served, stored)] for lod in lods
+            ]
+        for found, expected in pairs:
+            assert len(expected.vertices) > 100
+            assert found == expected
+
+
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("segment", IDS)
+def test_mesh_is_two_files(client: httpx.Client, written: Written, name: str, segment: int) -> None:
+    """The manifest, decoded, and the fragments before it, of which any range can be had."""
+    manifest, fragments = mesh_parts(written.bucket / "segments" / name, segment)
+    path = f"/bucket/segments/{name}/mesh/{segment}"
+    part = ask(client, path, range="bytes=7-99", accept_encoding="gzip")
+
+    assert ask(client, f"{path}.index").content == manifest
+    assert ask(client, path).content == fragments
+    assert (part.status_code, part.content) == (206, fragments[7:100])
+    assert part.headers["content-range"] == f"bytes 7-99/{len(fragments)}"
+    for kind in ("HEAD", "GET"):
+        assert ask(client, path, kind).headers["content-length"] == str(len(fragments))
+
+
+@pytest.mark.parametrize("name", ["sharded", "legacy"])
+def test_other_files_beside_meshes_pass_through(
+    client: httpx.Client, written: Written, name: str
+) -> None:
+    """Other files, igneous's indexes and legacy meshes among them, are served as they are."""
+    root = written.bucket / "segments" / name
+    for file in root.rglob("*"):
+        if file.is_file() and file.name != "info" and file.suffix != ".shard":
+            answer = ask(client, f"/bucket/segments/{name}/{file.relative_to(root)}")
+            assert (answer.status_code, answer.content) == (200, file.read_bytes()), file.name
+
+
+@pytest.mark.parametrize("name", ["sharded", *RESHARDED])
+def test_skeletons_read(service: str, written: Written, name: str) -> None:
+    """Each skeleton is what cloud-volume reads from the shards."""
+    served = opened(f"precomputed://{service}/bucket/segments/{name}").skeleton
+    stored = opened(f"file://{written.bucket}/segments/{name}").skeleton
+    assert "Unsharded" in type(served).__name__
+    for segment in IDS if name == "sharded" else LARGE_IDS:
+        found, expected = served.get(segment), stored.get(segment)
+        assert len(expected.vertices) > 10
+        np.testing.assert_array_equal(found.vertices, expected.vertices)
+        np.testing.assert_array_equal(found.edges, expected.edges)
+        np.testing.assert_array_equal(found.radius, expected.radius)
+
+
+@pytest.mark.parametrize("name", ["sharded", *RESHARDED])
+def test_skeleton_is_a_file(client: httpx.Client, written: Written, name: str) -> None:
+    """The file of a skeleton is what the shard holds, decoded for those who accept no gzip."""
+    for segment in IDS if name == "sharded" else LARGE_IDS:
+        answer = ask(client, f"/bucket/segments/{name}/{SKELETONS}/{segment}")
+        expected = skeleton_bytes(written.bucket / "segments" / name, segment)
+        assert (answer.status_code, answer.content) == (200, expected)
+    for absent in (str(ABSENT[0]), "07", "-1", str(2**64), "7.index"):
+        answer = ask(client, f"/bucket/segments/{name}/{SKELETONS}/{absent}")
+        assert answer.status_code == 404
+    with pytest.raises(SkeletonDecodeError):
+        opened(f"precomputed://{client.base_url}/bucket/segments/{name}").skeleton.get(ABSENT[0])
+
+
+NO_ID: Final = 2
+
+
+def readers(service: str, written: Written, name: str) -> tuple[Any, Any]:
+    """Open what is served, and the twin on disk."""
+    path = Path("annotations") / name
+    return (
+        AnnotationReader(f"{service}/bucket/{path}/"),
+        AnnotationReader(f"file://{written.twins / path}/"),
+    )
+
+
+def said(annotation: Any) -> str:
+    """Spell all members out, so that annotations can be compared."""
+    related = [list(map(int, ids)) for ids in annotation.segments or []]
+    return f"{annotation.to_json()} {related}"
+
+
+@from_each_store
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations_by_id(service: str, written: Written, name: str) -> None:
+    """Each annotation reads with its properties and relationships."""
+    served, twin = readers(service, written, name)
+    ids = [int(file.name) for file in (written.twins / f"annotations/{name}/by_id").iterdir()]
+
+    assert len(ids) == COUNT
+    assert LAST_ID in ids
+    for number in ids:
+        assert said(served.by_id[number]) == said(twin.by_id[number])
+    with pytest.raises(KeyError):
+        served.by_id[NO_ID]
+
+
+@from_each_store
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations_by_relationship(service: str, written: Written, name: str) -> None:
+    """The annotations of each segment read, in their order."""
+    served, twin = readers(service, written, name)
+
+    assert list(served.relationships) == list(COLLECTIONS[name].relationships)
+    for relationship in served.relationships:
+        for segment in SEGMENTS:
+            found, expected = (
+                [said(a) for a in reader.relationships[relationship][segment]]
+                for reader in (served, twin)
+            )
+            assert found == expected
+        with pytest.raises(KeyError):
+            served.relationships[relationship][NO_ID]
+
+
+@from_each_store
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_annotations_by_cell(service: str, written: Written, name: str) -> None:
+    """Each cell of each spatial level reads, or is absent as in the twin; none is lost."""
+    served, twin = readers(service, written, name)
+    seen = 0
+    for level, grid in enumerate(COLLECTIONS[name].grids):
+        for cell in product(*map(range, grid)):
+            found, expected = (_in_cell(reader.spatial[level], cell) for reader in (served, twin))
+            assert found == expected
+            seen += len(found)
+
+    assert seen == COUNT
+
+
+def _in_cell(level: Any, cell: tuple[int, ...]) -> list[str]:
+    return [said(a) for a in level[cell]] if cell in level else []

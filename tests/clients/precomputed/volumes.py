@@ -68,7 +68,7 @@ class Scale:
         return x, y, z
 
     def chunks(self) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Give the name of each chunk of the grid, and where its voxels are in *values*."""
+        """Return the name of each chunk of the grid, and where its voxels are in *values*."""
         starts = [range(0, n, c) for n, c in zip(self.shape, self.chunk, strict=True)]
         for corner in product(*starts):
             stop = [min(a + c, n) for a, c, n in zip(corner, self.chunk, self.shape, strict=True)]
@@ -163,7 +163,7 @@ def compressed_morton_code(cell: Sequence[int], grid: Sequence[int]) -> int:
 
 
 def chunk_id(scale: Scale, name: str) -> int:
-    """Give the id of the chunk *name*: its place in the scale's grid as a Morton code."""
+    """Return the id of the chunk *name*: its place in the scale's grid as a Morton code."""
     starts = [int(start) for start in re.findall(r"(-?\d+)-", name)]
     cell = [(a - o) // c for a, o, c in zip(starts, scale.offset, scale.chunk, strict=True)]
     grid = [-(-n // c) for n, c in zip(scale.shape, scale.chunk, strict=True)]

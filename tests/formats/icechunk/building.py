@@ -96,7 +96,7 @@ def envelope(
 
 
 def header(file_type: int, *, version: int = 2, compression: int = 1, client: str = "") -> bytes:
-    """Give the 39 bytes that a file begins with."""
+    """Return the 39 bytes that a file begins with."""
     name = client.encode().ljust(24)
     return b"ICE\xf0\x9f\xa7\x8aCHUNK" + name + bytes([version, file_type, compression])
 

@@ -67,16 +67,16 @@ class Peer:
         return self.repository.lookup_branch("main")
 
     def inspected(self) -> dict[str, Any]:
-        """Tell what the last snapshot has."""
+        """Return what the last snapshot has."""
         found: Any = self.repository.inspect_snapshot(self.tip())
         return dict(found)
 
     def node(self, path: str) -> dict[str, Any]:
-        """Tell what the last snapshot has at *path*."""
+        """Return what the last snapshot has at *path*."""
         return next(dict(node) for node in self.inspected()["nodes"] if node["path"] == path)
 
     def boxes(self, path: str) -> list[list[list[int]]]:
-        """Give the extents of the manifests of an array."""
+        """Return the extents of the manifests of an array."""
         return [item["extents"] for item in self.node(path)["manifest_refs"]]
 
     def manifest_ids(self, path: str) -> list[str]:
@@ -88,7 +88,7 @@ class Peer:
         return (self.folder / "manifests" / manifest_id).read_bytes()
 
     def put(self, path: str, refs: Refs, files: Mapping[bytes, bytes]) -> None:
-        """Let the array at *path* have the manifests *refs*; *files* are those that are new."""
+        """Make the array at *path* have the manifests *refs*; *files* are those that are new."""
         folder, found = self.folder / "manifests", self.inspected()
         folder.mkdir(exist_ok=True)
         for object_id, data in files.items():

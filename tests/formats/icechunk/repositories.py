@@ -108,7 +108,7 @@ class Builder:
         return snapshot_id
 
     def build(self, **more: Any) -> dict[str, bytes]:
-        """Give all files, ``main`` and the tag ``v1`` at the snapshot; *more* is of `Repo`."""
+        """Return all files, ``main`` and the tag ``v1`` at the snapshot; *more* is of `Repo`."""
         snapshot_id = self.snapshot()
         if self.version == 1:
             ref = json.dumps({"snapshot": spell(snapshot_id)}).encode()
@@ -128,7 +128,7 @@ def repo(snapshot_id: bytes, **more: Any) -> bytes:
 
 
 def node_id(path: str) -> bytes:
-    """Give the id of the node at *path*."""
+    """Return the id of the node at *path*."""
     return digest(path, 8)
 
 

@@ -50,6 +50,31 @@ def only(items: Any) -> SetChunks:
     return edit
 
 
+GROUP = {"node_type": "group"}
+ARRAY = {"node_type": "array"}
+
+
+def put(path: str, metadata: Any) -> dict[str, Any]:
+    """Put a node."""
+    return {"op": "put_node", "path": path, "metadata": metadata}
+
+
+def delete(path: Any) -> dict[str, Any]:
+    """Delete a node."""
+    return {"op": "delete_node", "path": path}
+
+
+def drop(path: str, *coords: Any) -> dict[str, Any]:
+    """Delete chunks."""
+    return {"op": "delete_chunks", "path": path, "coords": list(coords)}
+
+
+def write(path: str, *coords: list[int]) -> dict[str, Any]:
+    """Write chunks."""
+    told = [{"coords": each, "inline": "AAAA"} for each in coords]
+    return {"op": "put_chunks", "path": path, "chunks": told}
+
+
 def nested(depth: int) -> Any:
     """Put a list into a list, and so on."""
     return orjson.loads(b"[" * depth + b"]" * depth)
@@ -59,12 +84,7 @@ def test_nodes_are_put_and_deleted() -> None:
     """Each change has its own members; metadata stay as they are told."""
     metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
 
-    edits = read_edits(
-        [
-            {"op": "put_node", "path": "/", "metadata": metadata},
-            {"op": "delete_node", "path": "/a/b"},
-        ]
-    )
+    edits = read_edits([put("/", metadata), delete("/a/b")])
 
     assert edits == [PutNode("/", orjson.dumps(metadata), is_array=False), DeleteNode("/a/b")]
 
@@ -106,80 +126,51 @@ def test_columns_are_the_same_as_chunks_one_by_one() -> None:
     assert list(as_columns.payloads)[3] == Native(ID, ByteRange(3, 12))
 
 
-def test_deleted_chunks_refer_to_nothing() -> None:
-    """They are told by their coordinates."""
-    edit = only([{"op": "delete_chunks", "path": "/a", "coords": [[3], [1]]}])
+def test_chunks_are_told_by_their_coordinates() -> None:
+    """Those that are deleted, which refer to nothing, and the one of an array without any."""
+    deleted = only([drop("/a", [3], [1])])
+    scalar = only(chunks({"coords": [], "chunk_id": SPELLED, "length": 1}))
 
-    assert edit.coords.tolist() == [[3], [1]]
-    assert list(edit.payloads) == [None, None]
+    assert deleted.coords.tolist() == [[3], [1]]
+    assert list(deleted.payloads) == [None, None]
+    assert scalar.coords.shape == (1, 0)
 
 
-def test_an_array_without_dimensions_has_one_chunk() -> None:
-    """Its coordinates are none."""
-    edit = only(chunks({"coords": [], "chunk_id": SPELLED, "length": 1}))
-
-    assert edit.coords.shape == (1, 0)
+_NO_COORDS: list[list[Any]] = [
+    [[0], [0]], [[], []], [[0], [0, 1]], [[-1]], [[2**32]], [[True]], [[1.0]], ["0"], [[0] * 65],
+]  # fmt: skip
+_NO_NATIVE: list[dict[str, Any]] = [
+    {"inline": "AAAA"}, {"etag": "x"}, {"unknown": 1}, {"length": 0}, {"length": True},
+    {"length": 2**63}, {"offset": 2**63 - 1}, {"offset": -1}, {"offset": ""}, {"offset": False},
+    {"chunk_id": SPELLED.lower()}, {"chunk_id": SPELLED[:-1]}, {"chunk_id": SPELLED[:-1] + "é"},
+    {"chunk_id": 5},
+]  # fmt: skip
+_NO_VIRTUAL: list[dict[str, Any]] = [
+    {"location": "s3://" + "x" * 1024}, {"location": None}, {"etag": 'W/"a"'}, {"etag": "\r\n"},
+    {"etag": 5}, {"last_modified": "2026-01-31T12:00:00"}, {"last_modified": "yesterday"},
+    {"last_modified": "1969-01-31T12:00:00Z"},
+    {"etag": "a", "last_modified": "2026-01-31T12:00:00Z"},
+]  # fmt: skip
+_NO_NODES: list[Any] = ["x", {}, {"node_type": "tree"}, {"node_type": "group", "a": nested(400)}]
 
 
 @pytest.mark.parametrize(
     "items",
     [
         {},
-        [1],
-        [{}],
-        [{"op": "drop"}],
-        [{"op": ["put_node"]}],
-        [{"op": "delete_node"}],
-        [{"op": "delete_node", "path": "a"}],
-        [{"op": "delete_node", "path": "/a/"}],
-        [{"op": "delete_node", "path": "/a//b"}],
-        [{"op": "delete_node", "path": "/../b"}],
-        [{"op": "delete_node", "path": 5}],
-        [{"op": "delete_node", "path": "/a", "more": 1}],
-        [{"op": "put_node", "path": "/a", "metadata": "x"}],
-        [{"op": "put_node", "path": "/a", "metadata": {}}],
-        [{"op": "put_node", "path": "/a", "metadata": {"node_type": "tree"}}],
-        [{"op": "put_node", "path": "/a", "metadata": {"node_type": "group", "a": nested(400)}}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[], []]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[0], [0, 1]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[-1]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[2**32]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[True]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[1.0]]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": ["0"]}],
-        [{"op": "delete_chunks", "path": "/a", "coords": [[0] * 65]}],
+        *([item] for item in (1, {}, {"op": "drop"}, {"op": ["put_node"]}, {"op": "delete_node"})),
+        *([delete(path)] for path in ("a", "/a/", "/a//b", "/../b", 5)),
+        [delete("/a") | {"more": 1}],
+        *([put("/a", metadata)] for metadata in _NO_NODES),
+        *([drop("/a", *coords)] for coords in _NO_COORDS),
         chunks(1),
         chunks({"coords": [0]}),
         chunks({"chunk_id": SPELLED, "length": 1}),
-        chunks(NATIVE | {"inline": "AAAA"}),
-        chunks(NATIVE | {"etag": "x"}),
-        chunks(NATIVE | {"unknown": 1}),
-        chunks(NATIVE | {"length": 0}),
-        chunks(NATIVE | {"length": True}),
-        chunks(NATIVE | {"length": 2**63}),
-        chunks(NATIVE | {"offset": 2**63 - 1}),
-        chunks(NATIVE | {"offset": -1}),
-        chunks(NATIVE | {"offset": ""}),
-        chunks(NATIVE | {"offset": False}),
         chunks({"coords": [0], "chunk_id": SPELLED}),
-        chunks(NATIVE | {"chunk_id": SPELLED.lower()}),
-        chunks(NATIVE | {"chunk_id": SPELLED[:-1]}),
-        chunks(NATIVE | {"chunk_id": SPELLED[:-1] + "é"}),
-        chunks(NATIVE | {"chunk_id": 5}),
+        *(chunks(NATIVE | more) for more in _NO_NATIVE),
         chunks(NATIVE, NATIVE),
-        chunks({"coords": [0], "inline": "AA"}),
-        chunks({"coords": [0], "inline": ""}),
-        chunks({"coords": [0], "inline": 5}),
-        chunks(VIRTUAL | {"location": "s3://" + "x" * 1024}),
-        chunks(VIRTUAL | {"location": None}),
-        chunks(VIRTUAL | {"etag": 'W/"a"'}),
-        chunks(VIRTUAL | {"etag": "\r\n"}),
-        chunks(VIRTUAL | {"etag": 5}),
-        chunks(VIRTUAL | {"last_modified": "2026-01-31T12:00:00"}),
-        chunks(VIRTUAL | {"last_modified": "yesterday"}),
-        chunks(VIRTUAL | {"last_modified": "1969-01-31T12:00:00Z"}),
-        chunks(VIRTUAL | {"etag": "a", "last_modified": "2026-01-31T12:00:00Z"}),
+        *(chunks({"coords": [0], "inline": inline}) for inline in ("AA", "", 5)),
+        *(chunks(VIRTUAL | more) for more in _NO_VIRTUAL),
         chunks(NATIVE, more=1),
         columns(),
         columns(coords=[[0]]),
@@ -194,22 +185,18 @@ def test_what_cannot_be_is_refused(items: Any) -> None:
         read_edits(items)
 
 
-@given(st.lists(st.binary(min_size=12, max_size=12), max_size=9))
-def test_ids_are_read_together_as_one_by_one(ids: list[bytes]) -> None:
-    """Only the speed differs."""
-    assert decode_ids([encode_id(each) for each in ids]) == ids
-
-
-@given(st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3))
-def test_what_is_no_id_is_none_among_others_either(texts: list[str]) -> None:
-    """Of many ids one that is none spoils all."""
+@given(
+    st.lists(st.binary(min_size=12, max_size=12), max_size=9),
+    st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3),
+)
+def test_ids_are_read_together_as_one_by_one(ids: list[bytes], texts: list[str]) -> None:
+    """Only the speed differs; of many ids one that is none spoils all."""
     singly = [decode_id(each) for each in texts]
 
+    assert decode_ids([encode_id(each) for each in ids]) == ids
     assert decode_ids(texts) == (None if None in singly else singly)
 
 
-GROUP = {"node_type": "group"}
-ARRAY = {"node_type": "array"}
 PATHS = {"/": None, "/g": None, "/g/a": 1, "/g/h": None, "/g/h/b": 1, "/g-": 1}
 
 
@@ -229,55 +216,31 @@ def made(*items: dict[str, Any]) -> ChangeSet:
     return edit(parent(), read_edits(list(items)), lambda: b"%d" % next(numbers))
 
 
-def put(path: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Put a node."""
-    return {"op": "put_node", "path": path, "metadata": metadata}
+_BELOW_G = frozenset([b"/g", b"/g/a", b"/g/h", b"/g/h/b"])
+_DOCUMENT = b'{"node_type":"group"}'
 
 
-def delete(path: str) -> dict[str, Any]:
-    """Delete a node."""
-    return {"op": "delete_node", "path": path}
-
-
-def drop(path: str, *coords: list[int]) -> dict[str, Any]:
-    """Delete chunks."""
-    return {"op": "delete_chunks", "path": path, "coords": list(coords)}
-
-
-def write(path: str, *coords: list[int]) -> dict[str, Any]:
-    """Write chunks."""
-    told = [{"coords": each, "inline": "AAAA"} for each in coords]
-    return {"op": "put_chunks", "path": path, "chunks": told}
-
-
-def test_a_node_that_is_there_keeps_its_id() -> None:
-    """Only its metadata are others."""
-    assert made(put("/g", GROUP)).updated == {b"/g": b'{"node_type":"group"}'}
-
-
-def test_a_new_node_has_the_last_of_its_metadata() -> None:
-    """It is new once."""
-    changes = made(put("/n", GROUP), put("/n", GROUP | {"zarr_format": 3}))
-
-    assert changes.new == {b"0": NodeDocument("/n", b'{"node_type":"group","zarr_format":3}')}
-    assert not changes.updated
-
-
-def test_a_node_of_the_other_kind_makes_way() -> None:
-    """All that was in it is gone."""
-    changes = made(put("/g", ARRAY))
-
-    assert list(changes.new.values()) == [NodeDocument("/g", b'{"node_type":"array"}')]
-    assert changes.deleted == {b"/g", b"/g/a", b"/g/h", b"/g/h/b"}
-
-
-def test_what_is_deleted_takes_along_what_is_below() -> None:
-    """And all that was changed of it before, but nothing beside it."""
-    changes = made(
-        write("/g/a", [0]), put("/g/n", GROUP), put("/g", GROUP | {"x": 1}), delete("/g")
-    )
-
-    assert changes == ChangeSet(deleted=frozenset({b"/g", b"/g/a", b"/g/h", b"/g/h/b"}))
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([put("/g", GROUP)], ChangeSet(updated={b"/g": _DOCUMENT})),
+        ([put("/n", GROUP), put("/n", GROUP | {"zarr_format": 3})],
+         ChangeSet(new={b"0": NodeDocument("/n", b'{"node_type":"group","zarr_format":3}')})),
+        ([put("/g", ARRAY)],
+         ChangeSet(new={b"0": NodeDocument("/g", b'{"node_type":"array"}')}, deleted=_BELOW_G)),
+        ([write("/g/a", [0]), put("/g/n", GROUP), put("/g", GROUP | {"x": 1}), delete("/g")],
+         ChangeSet(deleted=_BELOW_G)),
+        ([delete("/"), put("/", GROUP)],
+         ChangeSet(new={b"0": NodeDocument("/", _DOCUMENT)},
+                   deleted=frozenset(path.encode() for path in PATHS))),
+    ],
+    ids=["a node that is there keeps its id", "a new node has the last of its metadata",
+         "a node of the other kind makes way", "what is deleted takes along what is below",
+         "everything can be deleted and made anew"],
+)  # fmt: skip
+def test_edits_make_a_change_set(items: list[dict[str, Any]], expected: ChangeSet) -> None:
+    """One after the other, of the nodes that are there."""
+    assert made(*items) == expected
 
 
 def test_a_node_can_be_replaced_by_another() -> None:
@@ -286,14 +249,6 @@ def test_a_node_can_be_replaced_by_another() -> None:
 
     assert changes.deleted == {b"/g/a"}
     assert list(changes.new) == list(changes.chunks) == [b"0"]
-
-
-def test_everything_can_be_deleted_and_made_anew() -> None:
-    """The root is a node like others."""
-    changes = made(delete("/"), put("/", GROUP))
-
-    assert changes.deleted == {path.encode() for path in PATHS}
-    assert changes.new[b"0"].path == "/"
 
 
 def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
@@ -327,17 +282,14 @@ EACH: list[Payload | None] = [
 
 
 def test_columns_give_back_what_was_put_in() -> None:
-    """Of every kind, with every kind of checksum."""
-    assert list(Payloads.of(EACH)) == EACH
-
-
-def test_any_can_be_taken_in_any_order() -> None:
-    """What they refer to comes along."""
+    """Of every kind, and any in any order, with what they refer to; or nothing."""
     taken = Payloads.of(EACH).take(np.array([5, 0, 0, 1]))
 
+    assert list(Payloads.of(EACH)) == EACH
     assert list(taken) == [EACH[5], EACH[0], EACH[0], None]
     assert list(taken.values_of(PayloadKind.VIRTUAL)) == [b"s3://b/k"]
     assert taken.of_kind(PayloadKind.NATIVE).tolist() == [1, 2]
+    assert list(Payloads.joined([])) == list(Payloads.of([])) == []
 
 
 def test_parts_are_joined() -> None:
@@ -368,9 +320,3 @@ def test_parts_are_joined() -> None:
         Inlaid(b"1"),
         Native(b"b" * 12, ByteRange(3, 4)),
     ]
-
-
-def test_nothing_is_joined_to_nothing() -> None:
-    """A request may tell of no chunks."""
-    assert not list(Payloads.joined([]))
-    assert not list(Payloads.of([]))

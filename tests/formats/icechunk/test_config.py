@@ -52,30 +52,22 @@ def _with(containers: Any) -> dict[str, Any]:
     return {"virtual_chunk_containers": containers}
 
 
-def test_tags_of_yaml_name_the_store() -> None:
-    """They spell a union whose cases are otherwise objects of one member."""
-    assert DECODE(YAML.encode()).containers == CONTAINERS
-
-
-def test_objects_of_one_member_name_the_store() -> None:
-    """So configurations in `repo` have it, and so may YAML."""
+def test_the_store_of_a_container_is_named() -> None:
+    """By a tag of YAML or an object of one member, which spell a union."""
     s3 = {"name": "lab", "url_prefix": "s3://lab/", "store": {"s3": {"anonymous": True}}}
     lab = VirtualContainer("lab", "s3://lab/", "s3")
 
+    assert DECODE(YAML.encode()).containers == CONTAINERS
     assert decode_config(_with({"s3://lab/": s3})).containers == (lab,)
     assert DECODE(str(_with({"lab": s3})).encode()).containers == (lab,)
 
 
-@pytest.mark.parametrize("config", [None, {}, {"x": 1}, _with(None), _with({})])
-def test_a_configuration_may_say_nothing(config: Any) -> None:
-    """The library's defaults have no containers."""
-    assert decode_config(config) == Config()
-
-
-@pytest.mark.parametrize("text", ["", "# nothing", "~", "virtual_chunk_containers:"])
-def test_a_file_may_say_nothing(text: str) -> None:
-    """Not even an object."""
-    assert DECODE(text.encode()) == Config()
+def test_a_configuration_may_say_nothing() -> None:
+    """The library's defaults have no containers; a file need not even have an object."""
+    for config in (None, {}, {"x": 1}, _with(None), _with({})):
+        assert decode_config(config) == Config()
+    for text in ("", "# nothing", "~", "virtual_chunk_containers:"):
+        assert DECODE(text.encode()) == Config()
 
 
 S3 = {"url_prefix": "s3://lab/", "store": {"s3": {}}}
@@ -100,15 +92,11 @@ def test_what_is_no_container_is_damage(config: Any) -> None:
      'virtual_chunk_containers: {a: {url_prefix: "\\ud800", store: s3}}'],
 )  # fmt: skip
 def test_yaml_that_nobody_wrote_for_icechunk_is_damage(text: str) -> None:
-    """Aliases and depth could spell more than memory holds."""
+    """Aliases and depth could spell more than memory holds; a large file is slow to read."""
     with pytest.raises(DecodeError, match="YAML"):
         DECODE(text.encode())
-
-
-def test_a_large_file_is_refused() -> None:
-    """YAML is slow to read."""
     with pytest.raises(DecodeError, match="more than 65536 bytes"):
-        DECODE(b"#" * (1 << 16) + b"#")
+        DECODE(text.encode().ljust((1 << 16) + 1))
 
 
 @given(st.binary(max_size=40) | st.text("!&*?:-{}[],|>'\"%@`#~ \n\t\\axU0").map(str.encode))
@@ -118,16 +106,12 @@ def test_noise_is_a_value_or_an_error(data: bytes) -> None:
         DECODE(data)
 
 
-def test_a_store_of_no_kind_is_told_without_its_url() -> None:
-    """A URL may hold credentials."""
+def test_errors_tell_no_secrets() -> None:
+    """A URL may hold credentials, and a line of a file a URL."""
     container = {"url_prefix": "https://me:secret@lab/", "store": 1}
     with pytest.raises(DecodeError) as error:
         decode_config({"virtual_chunk_containers": {"lab": container}})
     assert "secret" not in str(error.value)
-
-
-def test_what_is_no_yaml_is_told_without_its_text() -> None:
-    """A line may hold a URL with credentials."""
     with pytest.raises(DecodeError, match="invalid YAML: mapping values") as error:
         DECODE(b"a: 1\nb: 'https://me:secret@lab/': :\n")
     assert "secret" not in str(error.value)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import icechunk
 import numpy as np
@@ -37,7 +38,7 @@ NOTHING = apply_changes(ChangeSet(), EMPTY).log
 
 
 def _parent() -> StoredSnapshot:
-    """Give a snapshot with a group that has an array of 1000 chunks in it."""
+    """Return a snapshot with a group that has an array of 1000 chunks in it."""
     new = {
         A: NodeDocument("/", group()),
         B: NodeDocument("/g", group()),
@@ -208,21 +209,17 @@ def _merge(parent: _Nodes, ours: _Nodes, theirs: _Nodes, policy: Policy) -> _Nod
     return merged
 
 
-type Change = Callable[[icechunk.Session, str], None]
+type Change = Callable[[icechunk.Session, str], object]
 
 
 def _create(path: str) -> Change:
-    def create(session: icechunk.Session, _: str) -> None:
-        open_root(session).create_array(path, shape=(8,), chunks=(2,), dtype="u1")
-
-    return create
+    fields: Any = {"shape": (8,), "chunks": (2,), "dtype": "u1"}
+    return lambda session, _: open_root(session).create_array(path, **fields)
 
 
 def _fill(path: str, start: int) -> Change:
-    def fill(session: icechunk.Session, _: str) -> None:
-        open_array(session, path)[start : start + 2] = 5
-
-    return fill
+    place = slice(start, start + 2)
+    return lambda session, _: open_array(session, path).__setitem__(place, 5)
 
 
 def _erase(session: icechunk.Session, _: str) -> None:
@@ -238,17 +235,11 @@ def _annotate(path: str) -> Change:
 
 
 def _delete(path: str) -> Change:
-    def delete(session: icechunk.Session, _: str) -> None:
-        del open_root(session)[path]
-
-    return delete
+    return lambda session, _: open_root(session).__delitem__(path)
 
 
 def _group(path: str) -> Change:
-    def create(session: icechunk.Session, _: str) -> None:
-        open_root(session).create_group(path)
-
-    return create
+    return lambda session, _: open_root(session).create_group(path)
 
 
 def _move(source: str, target: str) -> Change:
@@ -309,7 +300,7 @@ class Written:
         return start(branch)
 
     def rebase_theirs(self, ours: str, theirs: str) -> set[str] | StoredSnapshot | None:
-        """Let the library put one change over another: the kinds of conflicts, or the outcome.
+        """Make the library put one change over another: the kinds of conflicts, or the outcome.
 
         There is none where it finds no conflict and cannot commit.
         """
@@ -329,7 +320,7 @@ class Written:
             return None
 
     def changes(self, name: str) -> ChangeSet:
-        """Give a change as a change set of ours."""
+        """Return a change as a change set of ours."""
         tip = self.tips[name]
         base = stored(self.folder, self.base)
         return change_set(base, stored(self.folder, tip), logged(self.folder, tip))

@@ -33,7 +33,7 @@ def _skippable(data: bytes, kind: int = 0) -> bytes:
 
 
 def _empty_frame(told: int, blocks: int = 1) -> bytes:
-    """Give a frame of one segment that tells a size of 8 bytes, and has nothing in its blocks."""
+    """Return a frame of one segment that tells a size of 8 bytes, and has nothing in its blocks."""
     start = struct.pack("<IBQ", 0xFD2FB528, 0xE0, told)
     return start + b"\0\0\0" * (blocks - 1) + b"\1\0\0"
 
@@ -136,16 +136,11 @@ def test_a_payload_may_have_just_the_limit(*, told: bool) -> None:
 
 
 def test_what_does_not_shrink_may_have_the_limit_too() -> None:
-    """The file is then larger than its payload."""
+    """The file is then larger than its payload; an uncompressed payload has a limit as well."""
     payload = random.Random(1).randbytes(5000)
-
-    assert _open(_frame(payload), 5000) == payload
-
-
-def test_an_uncompressed_payload_has_a_limit_too() -> None:
-    """Though whoever read it has held it already."""
     data = envelope(b"12345", SNAPSHOT, compression=0)
 
+    assert _open(_frame(payload), 5000) == payload
     with pytest.raises(DecodeError, match="more than 4 bytes"):
         open_envelope(data, FileType.SNAPSHOT, 4)
 

@@ -76,51 +76,40 @@ def test_other_kinds_become_json(build: Callable[[Any], object], value: Any) -> 
         (b"\x02\x01\x00\x02\x90\x01", [True, False]),
     ],
     ids=[
-        "u64",
-        "half",
-        "keys",
-        "strings",
-        "uints",
-        "two ints",
-        "two uints",
-        "three ints",
-        "four uints",
-        "bools",
+        "u64", "half", "keys", "strings", "uints", "two ints", "two uints", "three ints",
+        "four uints", "bools",
     ],
-)
+)  # fmt: skip
 def test_kinds_that_few_write_are_known(data: bytes, value: Any) -> None:
     """Spelled by hand: the encoder has no such integers, floats and vectors."""
     assert decode_flexbuffer(data) == value
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x00", b"\x04\x01", b"\x00\x04\x03", b"\x00\x04\x00", b"\x05\x14\x01",
-     b"\x00\x0c\x01", b"\x00\x6c\x01", b"\x02\xff\xff\x02\x14\x01", b"\xff\xfe\x01\x10\x01"],
-)  # fmt: skip
-def test_damage_is_an_error(data: bytes) -> None:
-    """Nothing outside of the buffer is read, and nothing is guessed."""
-    with pytest.raises(DecodeError):
-        decode_flexbuffer(data)
-
-
-def test_a_vector_in_itself_is_an_error() -> None:
-    """What nests without end is noticed."""
-    with pytest.raises(DecodeError, match="damaged FlexBuffer"):
-        decode_flexbuffer(b"\x01\x00\x28\x02\x28\x01")
-
-
-def test_vectors_shared_beyond_measure_are_an_error() -> None:
-    """Two hundred bytes could spell 2^30 values."""
+def _shared() -> bytes:
+    """Spell 2^30 values in two hundred bytes."""
     data = bytes([1, 0, 4])
     at = 1
     for _ in range(30):
         start = len(data) + 1
         data += bytes([2, start - at, start + 1 - at, 0x28, 0x28])
         at = start
-    data += bytes([len(data) - at, 0x28, 1])
+    return data + bytes([len(data) - at, 0x28, 1])
 
-    with pytest.raises(DecodeError, match="for its size"):
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        *((data, "FlexBuffer") for data in (
+            b"", b"\x00", b"\x04\x01", b"\x00\x04\x03", b"\x00\x04\x00", b"\x05\x14\x01",
+            b"\x00\x0c\x01", b"\x00\x6c\x01", b"\x02\xff\xff\x02\x14\x01",
+            b"\xff\xfe\x01\x10\x01")),
+        (b"\x01\x00\x28\x02\x28\x01", "damaged FlexBuffer"),
+        (_shared(), "for its size"),
+    ],
+)  # fmt: skip
+def test_damage_is_an_error(data: bytes, reason: str) -> None:
+    """Nothing outside of the buffer is read, nothing is guessed, and nothing nests without end."""
+    with pytest.raises(DecodeError, match=reason):
         decode_flexbuffer(data)
 
 
@@ -131,13 +120,19 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def test_what_nests_deep_is_decoded_to_a_limit() -> None:
-    """No depth of nesting is a `RecursionError`."""
-    value = _nested(MAX_DEPTH)
-    assert decode_flexbuffer(bytes(flexbuffers.Dumps(value))) == value
+def test_what_nests_deep_is_read_and_written_to_a_limit() -> None:
+    """No depth of nesting is a `RecursionError`; the bound is the same for MessagePack."""
+    value, beyond = _nested(MAX_DEPTH), bytes(flexbuffers.Dumps(_nested(MAX_DEPTH + 1)))
 
+    for data in (bytes(flexbuffers.Dumps(value)), encode_flexbuffer(value)):
+        assert decode_flexbuffer(data) == value
+    assert decode_messagepack(b"\x91" * MAX_DEPTH + b"\x01")
     with pytest.raises(DecodeError, match="nests deeper"):
-        decode_flexbuffer(bytes(flexbuffers.Dumps(_nested(MAX_DEPTH + 1))))
+        decode_flexbuffer(beyond)
+    with pytest.raises(DecodeError, match="nests deeper"):
+        decode_messagepack(b"\x91" * (MAX_DEPTH + 1) + b"\x01")
+    with pytest.raises(ValueError, match="deeper than 128"):
+        encode_flexbuffer([value])
 
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
@@ -194,14 +189,6 @@ def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
         encode_flexbuffer(value)
 
 
-def test_what_nests_too_deep_to_be_read_is_not_written() -> None:
-    """A bound is the same on both sides."""
-    value = _nested(MAX_DEPTH)
-    assert decode_flexbuffer(encode_flexbuffer(value)) == value
-    with pytest.raises(ValueError, match="deeper than 128"):
-        encode_flexbuffer([value])
-
-
 MESSAGES = st.recursive(
     st.none()
     | st.booleans()
@@ -222,27 +209,17 @@ def _read(fields: Fields, version: int) -> Metadata:
     ("version", "encode"), [(1, msgpack.packb), (2, lambda value: bytes(flexbuffers.Dumps(value)))]
 )
 def test_the_version_of_the_file_tells_the_encoding(version: int, encode: Any) -> None:
-    """Version 1 has MessagePack, version 2 FlexBuffers."""
-    metadata = _read({0: [item("a", encode([1, "é"])), item("", encode(None))]}, version)
+    """Version 1 has MessagePack, version 2 FlexBuffers; half an item is damage.
 
-    assert metadata.decode() == {"a": [1, "é"], "": None}
+    The field may be left out, and of two items of a name the later is not even decoded.
+    """
+    items = [item("a", encode([1, "é"])), item("", encode(None)), item("a", b"\xc1")]
 
-
-def test_absent_metadata_is_empty() -> None:
-    """Whoever has nothing to say may leave the field out."""
-    assert _read({}, 2).decode() == {}
-
-
-def test_the_first_of_a_name_counts() -> None:
-    """Later ones are not even decoded."""
-    assert _read({0: [item("a", b"\x01"), item("a", b"\xc1")]}, 1).decode() == {"a": 1}
-
-
-@pytest.mark.parametrize("fields", [{0: "a"}, {1: b"\x01"}])
-def test_an_item_has_name_and_value(fields: Fields) -> None:
-    """Half an item is damage."""
-    with pytest.raises(DecodeError, match="metadata item"):
-        _read({0: [fields]}, 1)
+    assert _read({0: items}, version).decode() == {"a": [1, "é"], "": None}
+    assert _read({}, version).decode() == {}
+    for fields in ({0: "a"}, {1: b"\x01"}):
+        with pytest.raises(DecodeError, match="metadata item"):
+            _read({0: [fields]}, version)
 
 
 @given(MESSAGES)
@@ -269,14 +246,6 @@ def test_damaged_messagepack_is_an_error(data: bytes) -> None:
     """Timestamps and other extensions, keys that are no text, and lists that only claim to be."""
     with pytest.raises(DecodeError, match="MessagePack"):
         decode_messagepack(data)
-
-
-def test_messagepack_nests_to_a_limit() -> None:
-    """The same limit as for FlexBuffers."""
-    assert decode_messagepack(b"\x91" * MAX_DEPTH + b"\x01")
-
-    with pytest.raises(DecodeError, match="nests deeper"):
-        decode_messagepack(b"\x91" * (MAX_DEPTH + 1) + b"\x01")
 
 
 @given(st.binary(max_size=64))

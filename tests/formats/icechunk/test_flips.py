@@ -22,6 +22,7 @@ from app.errors import DamagedError, NotAllowedError, OfflineError, StorageError
 from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.virtual import Allowed, parse_prefix
 from app.model import ObjectRef
+from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.case import SHARDED
@@ -70,8 +71,7 @@ KEYS = (
 
 def _store(objects: Mapping[str, bytes]) -> WatchedStore:
     store = WatchedStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
+    filled(objects, store)
     store.place(ARCHIVE.join("a.nc"), b"0123456789", modified_s=1000)
     for key in ("secret", "a.nc"):
         store.place(ObjectRef("memory://archive", key), SECRET)

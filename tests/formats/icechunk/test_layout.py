@@ -19,7 +19,7 @@ from app.formats.zarr.keys import ChunkKeys
 from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Referenced, Stored, VirtualKey
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
 from tests.formats.icechunk.case import SHARDED
@@ -43,12 +43,6 @@ def _builder(data: bytes = b"native", version: int = 2) -> Builder:
     return builder
 
 
-def _put(store: MemoryStore, objects: Mapping[str, bytes]) -> MemoryStore:
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 class _Case:
     """A repository in a watched store, and a clock that is moved by hand."""
 
@@ -56,7 +50,7 @@ class _Case:
         self.builder = builder or _builder()
         self.store = WatchedStore()
         self.clock = Clock()
-        _put(self.store, self.builder.build(**more))
+        filled(self.builder.build(**more), self.store)
         formats = (Icechunk(LIMIT, LIMIT),)
         self.data: Reading = reading(
             self.store, formats=formats, clock=self.clock, ttl_s=TTL_S, chunk_bytes=0
@@ -85,34 +79,23 @@ class _Case:
 
     @property
     def folders(self) -> list[str]:
-        """Tell which files were read so far, by their folders."""
+        """Return which files were read so far, by their folders."""
         keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
         return [key.partition("/")[0] for key in keys]
 
 
-@pytest.mark.parametrize(
-    "objects",
-    [
-        {},
-        {"repo": b"# notes"},
-        {"refs/tag.v1/ref.json": b"{}"},
-        {"repo/x": b""},
+async def test_what_has_no_marker_is_no_repository() -> None:
+    """A file may be called ``repo`` by chance, but a damaged marker is no absence."""
+    for objects in (
+        {}, {"repo": b"# notes"}, {"refs/tag.v1/ref.json": b"{}"}, {"repo/x": b""},
         {"snapshots/x": b""},
-    ],
-)
-async def test_what_has_no_marker_is_no_repository(objects: Mapping[str, bytes]) -> None:
-    """A file may be called ``repo`` by chance."""
-    fetch = DirectFetch(_put(MemoryStore(), objects))
-
-    assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
-
-
-@pytest.mark.parametrize("key", ["repo", "refs/branch.main/ref.json"])
-async def test_a_damaged_marker_is_damage(key: str) -> None:
-    """It is no absence of a repository."""
-    fetch = DirectFetch(_put(MemoryStore(), {key: b"ICE"}))
-    with pytest.raises(DamagedError, match=key):
-        await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
+    ):  # fmt: skip
+        fetch = DirectFetch(filled(objects))
+        assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
+    for key in ("repo", "refs/branch.main/ref.json"):
+        fetch = DirectFetch(filled({key: b"ICE"}))
+        with pytest.raises(DamagedError, match=key):
+            await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
 
 @pytest.mark.parametrize(
@@ -129,57 +112,40 @@ async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) ->
 
 
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
-    """Whose version is its name."""
+    """Whose version is its name; an inner chunk too, however deep it lies."""
     chunk_id = spell(digest(b"native"))
     place, by, *_ = await _Case().locate("g/a/c/0")
+    inner = (await _Case().locate("s/c/1/2")).place
 
     version = Fixed(ETag(f'"{chunk_id}"'))
     assert place == Stored(ROOT.join(f"chunks/{chunk_id}"), ByteRange(0, 6), version)
     assert by == ""
+    assert isinstance(inner, Stored)
+    assert inner.ref == ROOT.join(f"chunks/{spell(digest(b'before' + SHARD))}")
+    assert (b"before" + SHARD)[slice(*inner.byte_range)] == b"three"
 
 
-async def test_an_inner_chunk_is_a_part_of_the_file_too() -> None:
-    """However deep it lies."""
-    place = (await _Case().locate("s/c/1/2")).place
-
-    assert isinstance(place, Stored)
-    assert place.ref == ROOT.join(f"chunks/{spell(digest(b'before' + SHARD))}")
-    assert (b"before" + SHARD)[slice(*place.byte_range)] == b"three"
-
-
-async def test_inline_chunks_have_versions_of_their_own() -> None:
-    """By the manifest and the place in it."""
+async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
+    """By the manifest and the place in it, or by the snapshot, though in the same words."""
     builder = _builder()
     refs = [Ref(index=[at], inline=b"same") for at in range(3)]
     builder.array("/i", LINE, [4], refs)
     places = [(await _Case(builder).locate(f"i/c/{at}")).place for at in range(3)]
+    cases = (_Case(), _Case(_builder(b"other")))
+    one, other = [(await case.locate("g/zarr.json")).place for case in cases]
 
     assert all(isinstance(place, Inline) and place.data == b"same" for place in places)
     assert len({place.etag for place in places}) == 3
+    assert one.data == other.data
+    assert one.etag != other.etag
 
 
-async def test_documents_of_other_snapshots_have_other_versions() -> None:
-    """Though they are in the same words."""
-    one, two = _Case(), _Case(_builder(b"other"))
-    places = [(await case.locate("g/zarr.json")).place for case in (one, two)]
-
-    assert places[0].data == places[1].data
-    assert places[0].etag != places[1].etag
-
-
-async def test_cold_it_takes_four_reads() -> None:
-    """Of ``repo``, snapshot, manifest, chunk; nothing is listed."""
+async def test_cold_it_takes_four_reads_and_warm_one() -> None:
+    """Of ``repo``, snapshot, manifest, chunk, without a listing; then of the chunk."""
     case = _Case()
     assert await case.data.read("g/a/c/0") == b"native"
-
     assert case.folders == ["repo", "snapshots", "manifests", "chunks"]
     assert {call.method for call in case.store.calls} == {"get"}
-
-
-async def test_warm_it_takes_one_read() -> None:
-    """Of another chunk of the array; a document and an inline chunk take none."""
-    case = _Case()
-    await case.data.read("g/a/c/0")
     case.store.calls.clear()
     for key in ("g/a/zarr.json", "zarr.json", "g/a/c/1", "g/a/c/2", "g/x", "@tag.v1/g/zarr.json"):
         await case.data.read(key)
@@ -217,7 +183,7 @@ async def test_a_commit_is_seen_after_a_while() -> None:
     """The new snapshot takes its place as a whole; by its id the old one stays."""
     case = _Case()
     await case.data.read("g/a/c/0")
-    _put(case.store, _builder(b"newer").build())
+    filled(_builder(b"newer").build(), case.store)
     assert await case.data.read("g/a/c/0") == b"native"
     case.clock.now += TTL_S
 
@@ -225,81 +191,54 @@ async def test_a_commit_is_seen_after_a_while() -> None:
     assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
 
 
-async def test_a_commit_is_seen_at_once_where_the_old_chunk_was_deleted() -> None:
-    """Collection of garbage may come before the time to look at the branch again."""
-    case = _Case()
-    await case.data.read("g/a/c/0")
-    chunks = [key for key in case.builder.build() if key.startswith("chunks/")]
-    for key in chunks:
-        case.store.remove(ROOT.join(key))
-    _put(case.store, _builder(b"newer").build())
-    case.clock.now += 2
-    gone = [key for key in chunks if key not in _builder(b"newer").build()]
-
-    assert gone
-    assert await case.data.read("g/a/c/0") == b"newer"
-
-
-async def test_a_chunk_that_is_gone_for_good_is_damage() -> None:
-    """The branch is looked at again, and tells of the same."""
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_committed: bool) -> None:
+    """Collection of garbage may come before its time; a chunk that is gone for good is damage."""
     case = _Case()
     await case.data.read("g/a/c/0")
     for key in case.builder.build():
         if key.startswith("chunks/"):
             case.store.remove(ROOT.join(key))
     case.clock.now += 2
+    if is_committed:
+        filled(_builder(b"newer").build(), case.store)
+        assert await case.data.read("g/a/c/0") == b"newer"
+        return
     for _ in range(2):
         with pytest.raises(DamagedError):
             await case.data.read("g/a/c/0")
 
 
-async def test_a_repository_that_appears_is_found() -> None:
-    """After the time of its absence."""
+@pytest.mark.parametrize("before", [{}, {"repo": b"# A notebook"}])
+async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -> None:
+    """After the time of its absence, or of what was called ``repo`` by chance."""
     case = _Case()
-    for key in case.builder.build():
+    objects = case.builder.build()
+    for key in objects:
         case.store.remove(ROOT.join(key))
+    filled(before, case.store)
     assert await case.data.read("g/a/c/0") is None
-    _put(case.store, case.builder.build())
+    filled(objects, case.store)
     case.clock.now += TTL_S
 
     assert await case.data.read("g/a/c/0") == b"native"
 
 
-async def test_a_repository_that_is_upgraded_is_read_on() -> None:
-    """Its files stay as they were, and ``repo`` is added."""
+@pytest.mark.parametrize("later_s", [TTL_S, 2])
+async def test_a_repository_that_is_upgraded_is_read_on(later_s: float) -> None:
+    """Its files stay as they were, ``repo`` is added, and files of refs are deleted.
+
+    Who knows from before that there was no ``repo`` looks again, and calls nothing absent.
+    """
     builder = _builder(version=1)
     case = _Case(builder)
     assert await case.data.read("g/a/c/0") == b"native"
-    case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
-    case.store.remove(ROOT.join("refs/branch.main/ref.json"))
-    case.clock.now += TTL_S
-
-    assert await case.data.read("g/a/c/0") == b"native"
-    assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
-
-
-async def test_a_ref_that_an_upgrade_deleted_is_not_absent() -> None:
-    """Who knows from before that there was no ``repo`` looks again, and calls nothing absent."""
-    builder = _builder(version=1)
-    case = _Case(builder)
-    assert await case.data.read("g/a/c/0") == b"native"
-    case.clock.now += 2
+    case.clock.now += later_s
     case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
     for ref in ("branch.main", "tag.v1"):
         case.store.remove(ROOT.join(f"refs/{ref}/ref.json"))
 
     assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
-
-
-async def test_a_repository_takes_the_place_of_a_file_of_its_name() -> None:
-    """What was called ``repo`` by chance is looked at again after its time."""
-    case = _Case()
-    objects = case.builder.build()
-    case.store.place(ROOT.join("repo"), b"# A notebook")
-    assert await case.data.read("g/a/c/0") is None
-    _put(case.store, objects)
-    case.clock.now += TTL_S
-
     assert await case.data.read("g/a/c/0") == b"native"
 
 
@@ -417,21 +356,16 @@ def test_folded_keys_are_cut_behind_the_delimiter(
     assert {key for key in found if window.opens(key)} <= {window.fold(key) or key for key in keys}
 
 
-@pytest.mark.parametrize(
-    ("key", "folded"),
-    [("a/b/c", "a/b/"), ("a/b", None), ("a/", None), ("b/c", None), ("a/b/", "a/b/")],
-)
-def test_a_key_is_folded_behind_the_prefix(key: str, folded: str | None) -> None:
-    """Only a delimiter behind the prefix counts, in keys that have the prefix."""
-    assert Window("a/", "", "/").fold(key) == folded
+def test_a_key_is_folded_behind_the_prefix() -> None:
+    """Only a delimiter behind the prefix counts, in keys that have the prefix.
 
+    Whoever begins in the middle of folded keys is told of the rest; who had them is not.
+    """
+    folded = {"a/b/c": "a/b/", "a/b": None, "a/": None, "b/c": None, "a/b/": "a/b/"}
+    wanted = {"": True, "a/": False, "a/b": True, "a0": False, "Z": True}
 
-@pytest.mark.parametrize(
-    ("after", "is_wanted"), [("", True), ("a/", False), ("a/b", True), ("a0", False), ("Z", True)]
-)
-def test_folded_keys_are_wanted_while_some_of_them_are(after: str, *, is_wanted: bool) -> None:
-    """Whoever begins in the middle of folded keys is told of the rest; who had them is not."""
-    assert Window("", after, "/").opens("a/") is is_wanted
+    assert {key: Window("a/", "", "/").fold(key) for key in folded} == folded
+    assert {after: Window("", after, "/").opens("a/") for after in wanted} == wanted
 
 
 def test_nodes_in_no_group_are_not_listed() -> None:

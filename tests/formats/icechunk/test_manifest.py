@@ -52,7 +52,7 @@ def _lookup(ref: Ref, **options: Any) -> Reference | None:
 
 
 def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
-    """Tell whether *reference* is what *ref* was written as."""
+    """Return whether *reference* is what *ref* was written as."""
     start = ref.offset or 0
     byte_range = ByteRange(start, start + (ref.length or 0))
     match reference:
@@ -142,12 +142,14 @@ def test_a_scalar_has_one_chunk(index: list[int]) -> None:
 
 
 def test_a_manifest_may_be_empty() -> None:
-    """Of arrays, and an array of references."""
+    """Of arrays, and an array of references; the payload has a limit."""
     for payload in (manifest(_ID, []), manifest(_ID, [(_NODE, [])])):
         decoded = _decode_payload(payload)
         assert decoded.lookup(_NODE, (0,)) is None
         assert not decoded.arrays
         assert decoded.coords(_NODE, 1).shape == (0, 1)
+        with pytest.raises(DecodeError, match="more than 20"):
+            ManifestDecoder(_ID, 20)(envelope(payload, MANIFEST))
 
 
 @pytest.mark.parametrize(
@@ -168,14 +170,6 @@ def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
     """Its own id, which is that of its file, its arrays, their references, their indexes."""
     with pytest.raises(DecodeError, match=fault):
         _decode_payload(payload)
-
-
-def test_a_manifest_has_a_limit() -> None:
-    """Of its payload."""
-    file = envelope(manifest(_ID, []), MANIFEST)
-
-    with pytest.raises(DecodeError, match="more than 20"):
-        ManifestDecoder(_ID, 20)(file)
 
 
 @pytest.mark.parametrize(
@@ -320,20 +314,14 @@ def test_a_table_may_be_shared_a_hundred_thousand_times() -> None:
         assert decoded.nbytes < 4 * len(payload)
 
 
-def test_indexes_shared_beyond_measure_are_refused() -> None:
-    """A small manifest does not spell a vast table of coordinates."""
+def test_small_files_of_vast_manifests_are_refused() -> None:
+    """One does not spell a vast table of coordinates, nor more arrays than are worth their time."""
     index = Numbers("I", range(50000))
-    refs = [Ref(index=index, inline=b"") for _ in range(2000)]
-
-    with pytest.raises(DecodeError, match="for its size"):
-        _decode(*refs)
-
-
-def test_a_manifest_has_so_many_arrays() -> None:
-    """More are refused: each takes time and memory, however few bytes of file."""
     refs = [_native([3]).table]
     arrays = [(n.to_bytes(8), refs) for n in range(2**16 + 1)]
 
+    with pytest.raises(DecodeError, match="for its size"):
+        _decode(*(Ref(index=index, inline=b"") for _ in range(2000)))
     with pytest.raises(DecodeError, match="more than 65536 arrays"):
         _decode_payload(manifest(_ID, arrays))
 
@@ -412,18 +400,12 @@ def test_a_manifest_holds_what_it_says(step: int) -> None:
     """Its weight in the cache is that in memory; per reference it is little."""
     refs = [_native([n // 200 * step, n % 200 * step]) for n in range(20000)]
     decoded, nbytes = _weigh(manifest(_ID, [(_NODE, refs)]))
+    arrays = [(n.to_bytes(8), [_native([n + 1000] * min(step, 4))]) for n in range(1000)]
+    many, many_nbytes = _weigh(manifest(_ID, arrays))
 
     assert nbytes == pytest.approx(decoded.nbytes, rel=0.02)
     assert nbytes < 75 * len(refs)
-
-
-@pytest.mark.parametrize("ndim", [1, 4])
-def test_many_small_arrays_weigh_what_they_say(ndim: int) -> None:
-    """Far more than their bytes."""
-    arrays = [(n.to_bytes(8), [_native([n + 1000] * ndim)]) for n in range(1000)]
-    decoded, nbytes = _weigh(manifest(_ID, arrays))
-
-    assert nbytes == pytest.approx(decoded.nbytes, rel=0.1)
+    assert many_nbytes == pytest.approx(many.nbytes, rel=0.1)
 
 
 def test_a_dropped_manifest_is_freed_at_once() -> None:

@@ -42,7 +42,7 @@ type Coords = tuple[int, ...]
 
 
 def new_ids() -> Callable[[], bytes]:
-    """Give ids one after the other."""
+    """Return ids one after the other."""
     numbers = itertools.count()
     return lambda: b"new%09d" % next(numbers)
 
@@ -59,7 +59,7 @@ def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges
 def contents(
     refs: Sequence[ManifestRef], manifests: Mapping[bytes, Manifest], ndim: int
 ) -> dict[Coords, object]:
-    """Tell all that the manifests of an array say; earlier ones come first."""
+    """Return all that the manifests of an array say; earlier ones come first."""
     found: dict[Coords, object] = {}
     for ref in refs:
         decoded = manifests[ref.object_id]
@@ -170,9 +170,13 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
 def test_changes_and_old_references_are_found_afterwards(
     case: tuple[ArrayRewrite, dict[bytes, Manifest]],
 ) -> None:
-    """All that was found before and lies in the grid, but what changed; from few manifests."""
+    """All that was found before and lies in the grid, but what changed; from few manifests.
+
+    Their extents are as narrow as can be and in one box each; references are counted.
+    """
     rewrite, manifests = case
     ndim = len(rewrite.grid)
+    sizes = rewrite.splits or (WHOLE,) * ndim
     expected = contents(rewrite.manifests, manifests, ndim)
     rows = rewrite.changes.coords.tolist()
     expected |= dict(zip(map(tuple, rows), rewrite.changes.payloads, strict=True))
@@ -183,25 +187,16 @@ def test_changes_and_old_references_are_found_afterwards(
     }
     needed = {each: manifests[each] for each in needed_manifests(rewrite)}
     found = rewrite_manifests(rewrite, needed, new_ids())
+    new = decoded(found)
 
-    assert contents(found.refs, manifests | decoded(found), ndim) == expected
+    assert contents(found.refs, manifests | new, ndim) == expected
     assert set(found.refs) == {*found.kept, *(each.ref for each in found.new)}
-
-
-@given(cases())
-def test_manifests_span_what_is_in_them_and_no_two_boxes(
-    case: tuple[ArrayRewrite, dict[bytes, Manifest]],
-) -> None:
-    """Extents are as narrow as can be; references are counted."""
-    rewrite, manifests = case
-    sizes = rewrite.splits or (WHOLE,) * len(rewrite.grid)
-    found = rewrite_manifests(rewrite, manifests, new_ids())
-    for new, manifest_ in zip(found.new, decoded(found).values(), strict=True):
-        rows = manifest_.coords(NODE, len(rewrite.grid))
-        low, high = rows.min(axis=0).tolist(), rows.max(axis=0).tolist()
-        assert new.ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
+    for each in found.new:
+        coords = new[each.ref.object_id].coords(NODE, ndim)
+        low, high = coords.min(axis=0).tolist(), coords.max(axis=0).tolist()
+        assert each.ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
         assert all(a // n == b // n for a, b, n in zip(low, high, sizes, strict=True))
-        assert (new.file.size_bytes, new.file.num_chunk_refs) == (len(new.data), len(rows))
+        assert (each.file.size_bytes, each.file.num_chunk_refs) == (len(each.data), len(coords))
 
 
 def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
@@ -211,7 +206,7 @@ def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
-    """Let the library write references of all kinds."""
+    """Make the library write references of all kinds."""
     made = Peer(tmp_path)
     session = made.session()
     array(session, "native", (600, 4), chunks=(300, 2))[:] = 3
@@ -223,6 +218,19 @@ def peer(tmp_path: Path) -> Peer:
     return made
 
 
+def refs_of(node: Mapping[str, Any]) -> tuple[ManifestRef, ...]:
+    """Return the manifests of a node as the library tells of them."""
+    return tuple(
+        ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
+        for each in node["manifest_refs"]
+    )
+
+
+def grid_of(node: Mapping[str, Any]) -> Coords:
+    """Return the shape of the chunk grid of a node."""
+    return tuple(d["num_chunks"] for d in node["shape"])
+
+
 def _rewritten(
     peer: Peer,
     path: str,
@@ -231,17 +239,13 @@ def _rewritten(
 ) -> RewrittenManifests:
     """Put changes into the manifests of an array, and them into the repository."""
     node = peer.node(path)
-    refs = tuple(
-        ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
-        for each in node["manifest_refs"]
-    )
+    grid = grid_of(node)
     manifests = {
         read_id(text): ManifestDecoder(read_id(text), LIMIT)(peer.manifest(text))
         for text in peer.manifest_ids(path)
     }
-    grid = tuple(d["num_chunks"] for d in node["shape"])
     node_id = read_id(node["id"])[:8]
-    rewrite = ArrayRewrite(node_id, grid, refs, changes(changed, len(grid)), splits)
+    rewrite = ArrayRewrite(node_id, grid, refs_of(node), changes(changed, len(grid)), splits)
     found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
     peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
     return found
@@ -326,14 +330,16 @@ def test_an_old_scalar_gets_no_dimension_again() -> None:
     assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
 
 
+_ONE_MORE = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
+
+
 def test_references_of_other_arrays_are_not_carried_over() -> None:
     """Each array has manifests of its own."""
     payload = manifest(
         OLD, [(NODE, [Ref(index=[0], inline=b"x")]), (OTHER, [Ref(index=[1], inline=b"y")])]
     )
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(payload, MANIFEST))}
-    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
-    (new,) = decoded(rewrite_manifests(rewrite, old, new_ids())).values()
+    (new,) = decoded(rewrite_manifests(_ONE_MORE, old, new_ids())).values()
 
     assert list(new.arrays) == [(NODE, 1)]
     assert new.coords(NODE, 1).tolist() == [[0], [5]]
@@ -346,10 +352,9 @@ def test_damage_is_not_carried_over() -> None:
     at = data.index(b"s3://a/b") - 4
     data[at : at + 4] = b"\xff\xff\xff\x0f"
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
-    rewrite = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
 
     with pytest.raises(DecodeError, match="reaches out"):
-        rewrite_manifests(rewrite, old, new_ids())
+        rewrite_manifests(_ONE_MORE, old, new_ids())
 
 
 STEPS = st.lists(
@@ -450,7 +455,7 @@ def test_an_array_is_cut_as_by_the_library(
     session.commit("a")
 
     node = peer.node("/g/a")
-    grid = tuple(d["num_chunks"] for d in node["shape"])
+    grid = grid_of(node)
     splits = parse_splitting(stored_splitting(tmp_path)).splits("/g/a", names, len(grid))
     changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
     rewrite = ArrayRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
@@ -506,21 +511,23 @@ def _compare(
     peer: Peer, before: dict[str, Any], changed: dict[Coords, bool], value: int, split: Coords
 ) -> None:
     after = peer.node("/a")
-    refs = tuple(
-        ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
-        for each in before["manifest_refs"]
-    )
-    grid = tuple(d["num_chunks"] for d in after["shape"])
+    old_ids = [each["id"] for each in before["manifest_refs"]]
     payloads = {at: Inlaid(b"%c" % value) if on else None for at, on in changed.items()}
-    rewrite = ArrayRewrite(read_id(before["id"])[:8], grid, refs, changes(payloads, 2), split)
+    rewrite = ArrayRewrite(
+        read_id(before["id"])[:8],
+        grid_of(after),
+        refs_of(before),
+        changes(payloads, 2),
+        split,
+    )
     manifests = {
         each: ManifestDecoder(each, LIMIT)(peer.manifest(text))
-        for text in peer_ids(before)
+        for text in old_ids
         if (each := read_id(text)) in needed_manifests(rewrite)
     }
     found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
     theirs = [
-        (each["extents"], each["id"] if each["id"] in peer_ids(before) else "new")
+        (each["extents"], each["id"] if each["id"] in old_ids else "new")
         for each in after["manifest_refs"]
     ]
     kept = {ref.object_id: spell(ref.object_id) for ref in found.kept}
@@ -528,11 +535,6 @@ def _compare(
         ([list(pair) for pair in ref.extents], kept.get(ref.object_id, "new")) for ref in found.refs
     ]
     assert ours == theirs
-
-
-def peer_ids(node: dict[str, Any]) -> list[str]:
-    """Name the manifests of a node."""
-    return [each["id"] for each in node["manifest_refs"]]
 
 
 def test_a_repository_without_rules_does_not_split() -> None:

@@ -74,90 +74,53 @@ def test_refs_lead_to_snapshots() -> None:
     assert repo.branches.get("v1") is None
 
 
-def test_no_ref_has_to_exist() -> None:
-    """Not even the branch main."""
-    repo = _decode(Repo(branches=[], snapshots=[]))
+def test_what_a_repository_need_not_tell_is_empty() -> None:
+    """No configuration of its own is none, and not even the branch main has to exist."""
+    repo, empty = _decode(Repo()), _decode(Repo(branches=[], snapshots=[]))
 
-    assert (len(repo.branches), len(repo.tags), list(repo.snapshots())) == (0, 0, [])
-
-
-def test_the_first_of_a_name_counts() -> None:
-    """Also where the first one is damaged."""
-    repo = _decode(Repo(tags=[ref("a", 1), ref("a", 0), ref("b", 9), ref("b", 0)], snapshots=CHAIN))
-
-    assert dict(repo.tags) == {"a": encode_id(SECOND)}
-    assert list(repo.tags.faults) == ["b"]
+    assert (repo.disabled_feature_flags(), repo.metadata(), repo.config) == ([], {}, Config())
+    assert repo.repo_before_updates is None
+    assert (len(empty.branches), len(empty.tags), list(empty.snapshots())) == (0, 0, [])
 
 
 def test_a_damaged_ref_hides_no_other_and_is_not_absent() -> None:
-    """It is not told of among the others; who asks for it hears what is wrong."""
-    repo = _decode(Repo(branches=[ref("broken", 1), ref("main", 0)]))
+    """Not told of among the others, it is an error to who asks; the first of a name counts."""
+    branches = [ref("broken", 1), ref("broken", 0), ref("main", 0), ref("main", 1)]
+    repo = _decode(Repo(branches=branches))
 
     assert dict(repo.branches) == {"main": encode_id(FIRST)}
+    assert list(repo.branches.faults) == ["broken"]
     with pytest.raises(DecodeError, match="'broken' is damaged: there is no snapshot 1"):
         repo.branches.get("broken")
 
 
 def test_the_rest_is_read_when_asked_for() -> None:
-    """Tags that were, features that are off, metadata."""
-    repo = _decode(
-        Repo(
-            deleted_tags=["v0", "v1"],
-            more={
-                6: [item("k", bytes(flexbuffers.Dumps([1])))],
-                8: "repo.123.ABC",
-                11: U16s([3, 5]),
-            },
-        )
-    )
+    """Tags that were, features that are off, metadata, which are MessagePack in version 1."""
+    more = {6: [item("k", bytes(flexbuffers.Dumps([1])))], 8: "repo.123.ABC", 11: U16s([3, 5])}
+    repo = _decode(Repo(deleted_tags=["v0", "v1"], more=more))
+    packed = [item("k", msgpack.packb({"n": 1}))]
+    old = _decode(Repo(version=1, more={6: packed}, snapshots=[snapshot(FIRST, more={4: packed})]))
 
     assert repo.deleted_tags() == ["v0", "v1"]
     assert repo.disabled_feature_flags() == [3, 5]
     assert repo.metadata() == {"k": [1]}
     assert repo.repo_before_updates == "repo.123.ABC"
-
-
-def test_what_a_repository_need_not_tell_is_empty() -> None:
-    """No configuration of its own is none."""
-    repo = _decode(Repo())
-
-    assert (repo.disabled_feature_flags(), repo.metadata(), repo.config) == ([], {}, Config())
-    assert repo.repo_before_updates is None
-
-
-def test_metadata_of_version_1_is_messagepack() -> None:
-    """The byte in the header of the file decides."""
-    packed = [item("k", msgpack.packb({"n": 1}))]
-    repo = _decode(Repo(version=1, more={6: packed}, snapshots=[snapshot(FIRST, more={4: packed})]))
-
-    assert repo.metadata() == {"k": {"n": 1}}
-    assert [info.metadata.decode() for info in repo.snapshots()] == [{"k": {"n": 1}}]
-
-
-def test_an_absent_parent_is_the_first_of_the_list() -> None:
-    """No parent is -1; the field's default is 0."""
-    repo = _decode(Repo(snapshots=[snapshot(FIRST), snapshot(SECOND, None)]))
-
-    assert _ids(repo.ancestry(encode_id(SECOND))) == [encode_id(SECOND), encode_id(FIRST)]
-
-
-@pytest.mark.parametrize("snapshot_id", ["", "main", "0" * 20, encode_id(THIRD), "é" * 20])
-def test_an_unknown_snapshot_is_absent(snapshot_id: str) -> None:
-    """Also what is no id."""
-    repo = _decode(Repo(snapshots=CHAIN[:2]))
-
-    assert repo.snapshot(snapshot_id) is None
-    assert repo.ancestry(snapshot_id) is None
+    assert old.metadata() == {"k": {"n": 1}}
+    assert [info.metadata.decode() for info in old.snapshots()] == [{"k": {"n": 1}}]
 
 
 @given(st.permutations([FIRST, SECOND, THIRD, b"\0" * 12, b"\xff" * 12]))
 def test_snapshots_are_found_in_any_order(ids: list[bytes]) -> None:
-    """Few writers could be relied on to sort them."""
-    repo = _decode(Repo(snapshots=[snapshot(data) for data in ids]))
+    """No parent is -1, and the field's default the first of the list; what is no id is absent."""
+    repo = _decode(Repo(snapshots=[*(snapshot(data) for data in ids[:4]), snapshot(ids[4], None)]))
 
     assert _ids(repo.snapshots()) == [encode_id(data) for data in ids]
-    for data in ids:
+    for data in ids[:4]:
         assert _ids(repo.ancestry(encode_id(data))) == [encode_id(data)]
+    assert _ids(repo.ancestry(encode_id(ids[4]))) == [encode_id(ids[4]), encode_id(ids[0])]
+    for unknown in ("", "main", encode_id(b"fourth snaps"), "é" * 20):
+        assert repo.snapshot(unknown) is None
+        assert repo.ancestry(unknown) is None
 
 
 @pytest.mark.parametrize("parent", [0, 1, 2, -2, 2**31 - 1])
@@ -300,7 +263,7 @@ NAMES = [name for name in BUILDERS if "1" not in name]
 
 @pytest.fixture(scope="module", params=NAMES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Give repositories with all kinds of history."""
+    """Return repositories with all kinds of history."""
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 

@@ -41,6 +41,7 @@ from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
 from tests.formats.icechunk.case import SHARDED
@@ -75,8 +76,7 @@ class _Case:
         repo: dict[str, Any] = {}
         if config is not None and version != 1:
             repo["more"] = {9: config}
-        for key, data in builder.build(**repo).items():
-            self.store.place(ROOT.join(key), data)
+        filled(builder.build(**repo), self.store)
         if config is not None and version == 1:
             self.store.place(ROOT.join("config.yaml"), config)
         self.etag = self.store.place(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
@@ -109,34 +109,28 @@ def _config(*containers: Mapping[str, Any]) -> bytes:
     return bytes(flexbuffers.Dumps({"virtual_chunk_containers": by_prefix}))
 
 
-async def test_without_a_checksum_the_object_is_taken_as_it_is() -> None:
-    """A part of it, which can be another one tomorrow."""
-    place, by, is_lasting, _ = await _Case(_virtual()).locate()
-
-    assert place == Part(ARCHIVE.join("a.nc"), ByteRange(2, 5))
-    assert (len(by), is_lasting) == (16, False)
-
-
 @pytest.mark.parametrize(
     ("fields", "condition"),
     [
+        ({}, None),
+        ({"checksum_last_modified": 1000}, UnmodifiedSince(1000)),
         ({"checksum_etag": "abc"}, ETag('"abc"')),
         ({"checksum_etag": '"abc"'}, ETag('"abc"')),
         ({"checksum_etag": "abc", "checksum_last_modified": 1000}, ETag('"abc"')),
     ],
 )
-async def test_with_a_tag_the_object_is_fixed(fields: dict[str, Any], condition: ETag) -> None:
-    """It has to be the one that was referred to; its tag counts more than its time."""
-    place = (await _Case(_virtual(**fields)).locate()).place
+async def test_a_checksum_is_a_condition_of_the_object(
+    fields: dict[str, Any], condition: ETag | UnmodifiedSince | None
+) -> None:
+    """A tag, which counts more, fixes it; several versions may be as old as a time."""
+    place, by, is_lasting, _ = await _Case(_virtual(**fields)).locate()
+    ref, byte_range = ARCHIVE.join("a.nc"), ByteRange(2, 5)
 
-    assert place == Stored(ARCHIVE.join("a.nc"), ByteRange(2, 5), Fixed(condition, condition))
-
-
-async def test_with_a_time_the_object_is_looked_at() -> None:
-    """Several versions may be as old as that."""
-    place = (await _Case(_virtual(checksum_last_modified=1000)).locate()).place
-
-    assert place == Part(ARCHIVE.join("a.nc"), ByteRange(2, 5), UnmodifiedSince(1000))
+    if isinstance(condition, str):
+        assert place == Stored(ref, byte_range, Fixed(condition, condition))
+    else:
+        assert place == Part(ref, byte_range, condition)
+        assert (len(by), is_lasting) == (16, False)
 
 
 async def test_a_checksum_that_holds_is_read_through() -> None:
@@ -194,21 +188,20 @@ async def test_in_version_1_a_container_is_looked_up_in_a_file() -> None:
     assert counts == [0, 1, 1]
 
 
-@pytest.mark.parametrize("config", [None, _config(), _config(ERA, {**SECRET, "name": None})])
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        *((config, r"manifests/.*unknown container 'nobody'")
+          for config in (None, _config(), _config(ERA, {**SECRET, "name": None}))),
+        (b"\xff\xff", f"{ROOT}/repo: "),
+    ],
+)  # fmt: skip
 async def test_a_container_that_the_repository_does_not_name_is_damage(
-    config: bytes | None,
+    config: bytes | None, reason: str
 ) -> None:
-    """The manifest is named, and the container."""
+    """The file and the container are named; damage hurts only who needs the container."""
     case = _Case(_virtual(0, "vcc://nobody/a.nc"), _virtual(1), config=config)
-    with pytest.raises(DamagedError, match=r"manifests/.*unknown container 'nobody'"):
-        await case.read(0)
-    assert await case.read(1) == b"234"
-
-
-async def test_a_damaged_configuration_hurts_only_who_needs_it() -> None:
-    """Its file is named."""
-    case = _Case(_virtual(0, "vcc://era/a.nc"), _virtual(1), config=b"\xff\xff")
-    with pytest.raises(DamagedError, match=f"{ROOT}/repo: "):
+    with pytest.raises(DamagedError, match=reason):
         await case.read(0)
     assert await case.read(1) == b"234"
 
@@ -233,8 +226,7 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     ref = Ref(index=[0, 1], location=location, offset=4, length=len(shard), **fields)
     builder.array("/s", SHARDED, [2, 2], [ref])
     case = _Case()
-    for key, data in builder.build().items():
-        case.store.place(ROOT.join(key), data)
+    filled(builder.build(), case.store)
     case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
     if fields.get("checksum_last_modified") == 999:
         with pytest.raises(DamagedError, match="era5/shard: "):
@@ -250,17 +242,8 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     }
 
 
-async def test_an_object_that_is_replaced_is_read_anew() -> None:
-    """Without a checksum nobody promised that it stays."""
-    case = _Case(_virtual())
-    assert await case.read() == b"234"
-    case.store.place(ARCHIVE.join("a.nc"), b"abcdefgh")
-
-    assert await case.read() == b"cde"
-
-
 async def test_a_virtual_chunk_is_one_read_when_warm() -> None:
-    """Of its range, and nothing is asked of the object before."""
+    """Of its range, and nothing is asked of the object before; a replaced one is read anew."""
     case = _Case(_virtual(0), _virtual(1, offset=5), _virtual(2, checksum_last_modified=1000))
     await case.data.read("a/zarr.json")
     await case.read(7)
@@ -273,6 +256,8 @@ async def test_a_virtual_chunk_is_one_read_when_warm() -> None:
         ("get", ByteRange(5, 8)),
         ("get", ByteRange(2, 5)),
     ]
+    case.store.place(ARCHIVE.join("a.nc"), b"abcdefgh")
+    assert await case.read() == b"cde"
 
 
 LIMIT = 2**20
@@ -281,15 +266,8 @@ CHAIN = (snapshot(FIRST), snapshot(SECOND, 0))
 OFFLINE = {0: U8(2), 1: U64(NOON), 2: "moved to a new bucket"}
 
 
-def _store(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
-    store = store or MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 def _repo(**fields: object) -> MemoryStore:
-    return _store({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
+    return filled({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
 
 
 async def _resolve(store: MemoryStore, ref: AnyRef, refs: Refs | None = None) -> str | None:
@@ -324,18 +302,12 @@ FILES = {
 async def test_repo_tells_where_a_ref_is(ref: AnyRef, expected: str | None) -> None:
     """Branches and tags each have names of their own; an id need not be listed."""
     branches, tags = [_ref("a/b", 1), _ref("main", 0)], [_ref("main", 1)]
-
-    assert await _resolve(_repo(branches=branches, tags=tags), ref) == expected
+    for availability in (0, 1):  # only writers have to wait where it is read-only
+        store = _repo(branches=branches, tags=tags, status={0: U8(availability), 1: U64(NOON)})
+        assert await _resolve(store, ref) == expected
 
 
 _ref = ref
-
-
-async def test_a_repository_that_is_read_only_is_read() -> None:
-    """Only writers have to wait."""
-    store = _repo(status={0: U8(1), 1: U64(NOON)})
-
-    assert await _resolve(store, Branch("main")) == spell(FIRST)
 
 
 async def test_a_repository_that_was_removed_has_no_refs() -> None:
@@ -349,19 +321,20 @@ async def test_a_repository_that_was_removed_has_no_refs() -> None:
     assert await refs.containers(fetch) == ()
 
 
-async def test_repo_holds_the_containers() -> None:
-    """They are read when asked for, and damaged ones hurt nothing else."""
-    url = "s3://archive/"
+async def test_both_versions_hold_containers() -> None:
+    """Read when asked for; damaged ones hurt nothing else, and a file need not be there."""
+    url, text = "s3://archive/", b"{a: {name: a, url_prefix: s3://archive/, store: !s3 {}}}"
     config = {"virtual_chunk_containers": {url: {"name": "a", "url_prefix": url, "store": "s3"}}}
-    fetch = DirectFetch(_repo(more={9: bytes(flexbuffers.Dumps(config))}))
     store = _repo(more={9: b"\xff\xff\xff"})
-    damaged = DirectFetch(store)
-    refs = RepoRefs(ROOT, LIMIT)
+    refs, expected = RepoRefs(ROOT, LIMIT), (VirtualContainer("a", url, "s3"),)
+    file = filled({"config.yaml": b"virtual_chunk_containers: " + text})
 
-    assert await refs.containers(fetch) == (VirtualContainer("a", url, "s3"),)
+    found = await refs.containers(DirectFetch(_repo(more={9: bytes(flexbuffers.Dumps(config))})))
+    assert found == await FileRefs(ROOT).containers(DirectFetch(file)) == expected
+    assert await FileRefs(ROOT).containers(DirectFetch(MemoryStore())) == ()
     assert await _resolve(store, Branch("main")) == spell(FIRST)
     with pytest.raises(DamagedError, match=f"{ROOT}/repo"):
-        await refs.containers(damaged)
+        await refs.containers(DirectFetch(store))
 
 
 @pytest.mark.parametrize("data", [b"# A notebook", b"ICE", b"I am", b"\xff"])
@@ -387,7 +360,7 @@ async def test_a_file_tells_where_a_ref_is(ref: AnyRef, expected: str | None) ->
     """In version 1 every ref has one; a deleted tag has another beside it."""
     objects = {**FILES, "refs/branch./ref.json": _file(FIRST)}
 
-    assert await _resolve(_store(objects), ref, FileRefs(ROOT)) == expected
+    assert await _resolve(filled(objects), ref, FileRefs(ROOT)) == expected
 
 
 async def test_only_branches_have_the_time_of_their_file() -> None:
@@ -418,7 +391,7 @@ async def test_any_name_can_be_asked_for(name: str, tmp_path: Path) -> None:
 
 async def test_refs_in_files_are_listed() -> None:
     """All of them where there is a listing, else only ``main``."""
-    store = _store({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
+    store = filled({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
     refs, fetch = FileRefs(ROOT), DirectFetch(store)
 
     assert await refs.branches(fetch) == {"main": spell(FIRST)}
@@ -437,22 +410,8 @@ async def test_refs_in_files_are_listed() -> None:
      b"[" * 100_000, b"1" * 5000],
 )  # fmt: skip
 def test_a_file_that_names_no_snapshot_is_damaged(data: bytes) -> None:
-    """Ids in it are spelled as file names are."""
+    """Ids in it are spelled as file names are; what else is in it does not count."""
     with pytest.raises(DecodeError):
         read_ref_file(data)
-
-
-def test_a_file_may_tell_more() -> None:
-    """What else is in it does not count."""
-    data = b'{"snapshot": "1CECHNKREP0F1RSTCMT0", "by": "me"}'
-
-    assert read_ref_file(data) == RefFile("1CECHNKREP0F1RSTCMT0")
-
-
-async def test_version_1_has_a_file_of_containers() -> None:
-    """It need not be there."""
-    text = b"virtual_chunk_containers: {a: {name: a, url_prefix: s3://b/, store: !s3 {}}}"
-    fetch = DirectFetch(_store({"config.yaml": text}))
-
-    assert await FileRefs(ROOT).containers(fetch) == (VirtualContainer("a", "s3://b/", "s3"),)
-    assert await FileRefs(ROOT).containers(DirectFetch(MemoryStore())) == ()
+    more = b'{"snapshot": "1CECHNKREP0F1RSTCMT0", "by": "me"}'
+    assert read_ref_file(more) == RefFile("1CECHNKREP0F1RSTCMT0")

@@ -58,7 +58,7 @@ def test_a_session_is_read_as_it_was_written(session: SessionDocument) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", zstandard.compress(b"{}"), zstandard.compress(b"[")])
 def test_what_is_no_session_is_refused(data: bytes) -> None:
-    """Whether it is compressed or not."""
+    """Compressed or not."""
     with pytest.raises(DecodeError):
         decode_session(data, _LIMIT)
 

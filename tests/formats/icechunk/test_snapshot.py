@@ -77,7 +77,7 @@ def _chunks(node: building.Node, version: int = 2) -> Chunks:
 
 
 def _why(node: building.Node) -> str:
-    """Tell why *node* is damaged, beside one that is not."""
+    """Return why *node* is damaged, beside one that is not."""
     snapshot = _decode(node, _group("/beside"))
     assert isinstance(snapshot.nodes["beside"], SnapshotNode)
     (found,) = (each for path, each in snapshot.nodes.items() if path != "beside")
@@ -90,21 +90,16 @@ def _root(*nodes: building.Node) -> dict[str, Any]:
     return document
 
 
-def test_a_snapshot_has_its_nodes() -> None:
-    """By path in the order of bytes, whatever their order in the file."""
-    snapshot = _decode(*map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"]))
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_snapshot_has_its_nodes_and_manifests(version: int) -> None:
+    """By path in the order of bytes, whatever their order in the file; in either version."""
+    files = [(b"manifest no1", 100, 3), (b"manifest no2", 2**40, 2**31)]
+    nodes = map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"])
+    snapshot = _decode(*nodes, version=version, manifest_files=files)
 
     assert list(snapshot.nodes) == ["", "a", "a-b", "a/b", "z", "é"]
     assert snapshot.faults == ()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_snapshot_lists_manifests(version: int) -> None:
-    """In the form of either version."""
-    files = [(b"manifest no1", 100, 3), (b"manifest no2", 2**40, 2**31)]
-
-    listed = _decode(_group("/"), version=version, manifest_files=files).manifests
-    assert listed == {b"manifest no1", b"manifest no2"}
+    assert snapshot.manifests == {b"manifest no1", b"manifest no2"}
 
 
 @pytest.mark.parametrize(
@@ -178,20 +173,17 @@ def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) 
     assert snapshot.find(path) == expected
 
 
-def test_without_a_root_a_path_may_lead_nowhere() -> None:
-    """The first snapshot of a repository has no nodes."""
-    assert _decode().find("zarr.json") is None
-    assert _decode().root_document == b""
-
-
 def test_the_root_tells_of_all_nodes() -> None:
-    """What it says itself stays; it tells what is served of the others, not what is stored."""
-    root = _root(
-        _group("/", {**GROUP, "attributes": {"é": 1}, "x": None}),
-        _group("/g"),
+    """Its own members stay, but for nodes there were; others are told as they are served."""
+    stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
+    text = b' {"node_type":"group",\r\n "zarr_format": 3}\n'
+    nodes = (
+        _group("/", {**GROUP, "attributes": {"é": 1}, "x": None, "consolidated_metadata": stale}),
+        _group("/g", text),
         _array("/g/a"),
         _array('/"\\é', SHARDED),
     )
+    root, group = _root(*nodes), _decode(*nodes).nodes["g"]
     consolidated = root.pop("consolidated_metadata")
 
     assert root == {**GROUP, "attributes": {"é": 1}, "x": None}
@@ -201,23 +193,8 @@ def test_the_root_tells_of_all_nodes() -> None:
         '"\\é': array_metadata([5, 7], [2, 2], [LITTLE]),
     }
     assert consolidated == {"kind": "inline", "must_understand": False}
-
-
-def test_the_root_tells_of_no_nodes_there_were() -> None:
-    """Consolidated metadata that is stored may be old; ours takes its place."""
-    stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
-    root = _root(_group("/", {**GROUP, "consolidated_metadata": stale}), _group("/g"))
-
-    assert root["consolidated_metadata"]["metadata"] == {"g": GROUP}
-
-
-def test_a_group_tells_nothing_of_what_is_below_it() -> None:
-    """Documents of other nodes are served as they are stored, byte for byte."""
-    text = b' {"node_type":"group",\r\n "zarr_format": 3}\n'
-    node = _decode(_group("/"), _group("/g", text), _array("/g/a")).nodes["g"]
-
-    assert isinstance(node, SnapshotNode)
-    assert node.document.served == text
+    assert isinstance(group, SnapshotNode)
+    assert group.document.served == text
 
 
 @pytest.mark.parametrize("damaged", [_group("/g", b"{"), _array("/a", shape=[(5, 3)])])
@@ -226,11 +203,13 @@ def test_where_a_node_is_damaged_the_root_tells_of_none(damaged: building.Node) 
     assert "consolidated_metadata" not in _root(_group("/"), damaged, _array("/b"))
 
 
-def test_an_array_may_be_the_root() -> None:
-    """Then its document is served as it is."""
+def test_an_array_may_be_the_root_or_there_may_be_none() -> None:
+    """Its document is served as it is; the first snapshot of a repository has no nodes."""
     snapshot = _decode(_array("/", SHARDED))
 
     assert json.loads(snapshot.root_document) == array_metadata([5, 7], [2, 2], [LITTLE])
+    assert _decode().find("zarr.json") is None
+    assert _decode().root_document == b""
 
 
 def test_the_first_of_a_path_counts() -> None:
@@ -267,50 +246,40 @@ def test_nodes_in_no_group_are_read_but_not_consolidated() -> None:
     assert set(document["consolidated_metadata"]["metadata"]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"null", "no JSON object"),
-        (b"[]", "no JSON object"),
-        (b"\xff\xfe", "not JSON"),
-        (json.dumps(GROUP).encode("utf-16"), "not JSON"),
-        (json.dumps(GROUP).encode("utf-8-sig"), "not JSON"),
-        (b"[" * 100_000, "too many"),
-        (b'{"zarr_format": 3, "node_type": "group", "x": ' + b"1" * 5000 + b"}", "not JSON"),
-        ({"zarr_format": 2}, "zarr_format"),
-        ({"zarr_format": 3}, "node_type"),
-        ({"zarr_format": 3, "node_type": ["group"]}, "node_type"),
-        (PLAIN, "disagree"),
-    ],
-)
-def test_a_damaged_document_of_a_group_hurts_its_node_only(document: Any, reason: str) -> None:
-    """Every other node stays readable."""
-    assert reason in _why(_group("/g", document))
+_OF_GROUPS: list[tuple[Any, str]] = [
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"null", "no JSON object"),
+    (b"[]", "no JSON object"),
+    (b"\xff\xfe", "not JSON"),
+    (json.dumps(GROUP).encode("utf-16"), "not JSON"),
+    (json.dumps(GROUP).encode("utf-8-sig"), "not JSON"),
+    (b"[" * 100_000, "too many"),
+    (b'{"zarr_format": 3, "node_type": "group", "x": ' + b"1" * 5000 + b"}", "not JSON"),
+    ({"zarr_format": 2}, "zarr_format"),
+    ({"zarr_format": 3}, "node_type"),
+    ({"zarr_format": 3, "node_type": ["group"]}, "node_type"),
+    (PLAIN, "disagree"),
+]
 
 
 @pytest.mark.parametrize(
-    ("document", "reason"),
+    ("node", "reason"),
     [
-        (GROUP, "disagree"),
-        ({**PLAIN, "shape": [5]}, "dimensions"),
-        ({**PLAIN, "shape": [5, 7, 1]}, "dimensions"),
-        ({**PLAIN, "shape": [5, -7]}, "shape"),
-        ({**PLAIN, "shape": "5"}, "shape"),
-        ({**PLAIN, "shape": None}, "shape"),
-        ({**PLAIN, "shape": [True, 1]}, "shape"),
-        ({**PLAIN, "shape": [5, 7.0]}, "shape"),
-        ({**PLAIN, "shape": [5, 2**63]}, "shape"),
-        ({**PLAIN, "shape": [1] * 1000}, "dimensions"),
-        ({**SHARDED, "shape": [5]}, "dimensions"),
-        ({**PLAIN, "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "x"}}}, "x"),
-        ({**PLAIN, "shape": [5, float("nan")]}, "shape"),
+        *((_group("/g", document), reason) for document, reason in _OF_GROUPS),
+        *((_array("/a", {**PLAIN, "shape": shape}), "dimensions")
+          for shape in ([5], [5, 7, 1], [1] * 1000)),
+        *((_array("/a", {**PLAIN, "shape": shape}), "shape")
+          for shape in ([5, -7], "5", None, [True, 1], [5, 7.0], [5, 2**63], [5, float("nan")])),
+        (_array("/a", GROUP), "disagree"),
+        (_array("/a", {**SHARDED, "shape": [5]}), "dimensions"),
+        (_array("/a", {**PLAIN, "chunk_key_encoding":
+                       {"name": "v2", "configuration": {"separator": "x"}}}), "x"),
     ],
-)
-def test_a_document_that_contradicts_the_snapshot_is_damaged(document: Any, reason: str) -> None:
-    """What is told twice has to be the same."""
-    assert reason in _why(_array("/a", document))
+)  # fmt: skip
+def test_a_damaged_document_hurts_its_node_only(node: building.Node, reason: str) -> None:
+    """Every other node stays readable; what is told twice has to be the same."""
+    assert reason in _why(node)
 
 
 def test_numbers_that_are_none_are_served_as_they_are() -> None:
@@ -341,22 +310,13 @@ def _decode_tables(*tables: building.Table) -> Snapshot:
 
 @pytest.mark.parametrize(("slot", "name"), [(0, "node id"), (2, "user_data"), (4, "node_data")])
 def test_a_node_without_a_field_is_damaged(slot: int, name: str) -> None:
-    """And says which it lacks."""
+    """And says which, without a traceback that would keep the whole file in memory."""
     table = building.node_table(_array("/a"))
     del table[slot]
     (node,) = _decode_tables(table).nodes.values()
 
     assert isinstance(node, DecodeError)
     assert name in str(node)
-
-
-def test_a_damaged_node_holds_on_to_no_bytes() -> None:
-    """The frames of a traceback would keep the whole file in memory, which nothing counts."""
-    table = building.node_table(_array("/a"))
-    del table[2]
-    (node,) = _decode_tables(table).nodes.values()
-
-    assert isinstance(node, DecodeError)
     assert (node.__traceback__, node.__context__) == (None, None)
 
 
@@ -508,10 +468,10 @@ def test_snapshots_of_version_1_tell_the_same() -> None:
 
 def test_metadata_of_version_1_are_not_written() -> None:
     """They are spelled otherwise, and a snapshot that is written has metadata of its own."""
-    given_snapshot = StoredSnapshot(b"i" * 12, {}, {}, 0, "", Metadata(1, (("a", b"\xc0"),)))
+    old = StoredSnapshot(b"i" * 12, {}, {}, 0, "", Metadata(1, (("a", b"\xc0"),)))
 
     with pytest.raises(ValueError, match="version 1"):
-        write_snapshot(given_snapshot)
+        write_snapshot(old)
 
 
 def _rewrite(folder: Path, snapshot_id: str) -> StoredSnapshot:

@@ -122,7 +122,7 @@ def decode(data: bytes) -> TransactionLog:
 
 
 def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
-    """Give the changed chunks of a log in their order."""
+    """Return the changed chunks of a log in their order."""
     return {
         node_id: [tuple(row) for batch in found for row in batch.tolist()]
         for node_id, found in log.updated_chunks.items()

@@ -10,15 +10,10 @@ from app.formats.reading import DecodeError
 from app.model import ObjectRef
 
 PREFIXES = (
-    "s3://archive/era5/",
-    "s3://archive/era5/daily/",
-    "s3://open/",
-    "https://host.example/data/",
-    "http://plain.example:8080/",
-    "http://[2001:db8::1]/v6/",
-    "http://bücher.example/",
+    "s3://archive/era5/", "s3://archive/era5/daily/", "s3://open/", "https://host.example/data/",
+    "http://plain.example:8080/", "http://[2001:db8::1]/v6/", "http://bücher.example/",
     "file:///srv/data/",
-)
+)  # fmt: skip
 ALLOWED = tuple(
     Allowed(parse_prefix(url), ObjectRef(f"guarded+root{at}://", f"below/{at}"))
     for at, url in enumerate(PREFIXES)
@@ -63,54 +58,75 @@ def _ref(at: int, rest: str) -> ObjectRef:
         ("http://bücher.example/a", _ref(6, "a")),
         ("file:///srv/data/a", _ref(7, "a")),
         ("FILE://LOCALHOST/srv/data/a", _ref(7, "a")),
+        ("s3://open/%2525", _ref(2, "%25")),
+        ("s3://open/%252e%252e%252fa", _ref(2, "%2e%2e%2fa")),
+        *((f"s3://open/{name}", _ref(2, name)) for name in ("%", "%zz", "+")),
+        ("vcc://era/a/b", _ref(0, "a/b")),
+        ("vcc://era/daily/b", _ref(1, "b")),
+        ("vcc://era//a", _ref(0, "/a")),
+        ("vcc://no slash/a", _ref(0, "a")),
+        ("vcc://é%/a%20b", _ref(3, "a b")),
+        ("vcc://era/a%252fb", _ref(0, "a%2fb")),
+        ("vcc://../a", _ref(2, "a")),
     ],
 )
 def test_what_lies_below_an_allowed_prefix_is_found(location: str, expected: ObjectRef) -> None:
-    """Scheme and host in any case, the usual port or none, by the longest of the prefixes."""
-    assert resolve(location, ALLOWED) == expected
+    """Scheme and host in any case, by the longest of the prefixes, decoded once.
+
+    A container, whose name is any text without a slash, stands for its prefix.
+    """
+    assert resolve(location, ALLOWED, CONTAINERS) == expected
+
+
+_CLIMBING = [
+    "s3://archive/era5/../secret", "s3://archive/era5/%2e%2e/secret",
+    "s3://archive/era5/%2E./secret", "s3://archive/era5/..%2fsecret",
+    "s3://archive/era5/%2e%2e%2fsecret", "s3://archive/era5/a/..", "s3://archive/era5/./a",
+    "s3://open/..", "file:///srv/data/../secret", "file:///srv/data//etc/passwd",
+    "file:////srv/data/a", "file:///srv/data/%2Fetc/passwd", "vcc://era/../secret",
+    "vcc://era/%2e%2e/secret", "vcc://climbs/a",
+]  # fmt: skip
+_ELSEWHERE = [
+    "s3://archive/era5-secret/a", "s3://archive/era50/a", "s3://archive/era5",
+    "s3://archive/Era5/a", "s3://Archive/era5/a", "s3://archive2/era5/a", "s3://archive:80/era5/a",
+    "s3://open.evil/a", "gs://archive/era5/a", "http://host.example/data/a",
+    "https://host.example:80/data/a", "https://host.example:8443/data/a",
+    "https://host.example./data/a", "https://host.example.evil/data/a",
+    "https://host.example\\.evil/data/a", "https://host.example%2fdata%2f/a",
+    "https://evil.example/data/a", "https://evil.example\\host.example/data/a",
+    "http://plain.example/a", "http://[2001:db8::2]/v6/a", "http://[2001:db8:0::1]/v6/a",
+    "http://xn--bcher-kva.example/a", "http://127.0.0.1/data/a",
+    "http://169.254.169.254/latest/meta-data", "file:///srv/database/a", "file:///srv/data",
+    "file:///etc/passwd",
+]  # fmt: skip
+_NESTED = {"a": "s3://secret/x/y", "b": "s3://secret/x/", "c": "no URL at all, but long"}
 
 
 @pytest.mark.parametrize(
-    ("spelled", "key"),
-    [("%2525", "%25"), ("%252e%252e%252fa", "%2e%2e%2fa"), ("%", "%"), ("%zz", "%zz"), ("+", "+")],
+    ("location", "containers", "reason"),
+    [
+        *((location, CONTAINERS, "segments") for location in _CLIMBING),
+        *((location, None, "virtual_chunk_prefixes") for location in _ELSEWHERE),
+        ("vcc://era/a", None, ""),
+        ("vcc://elsewhere/a", CONTAINERS, "below s3://secret/ are not allowed"),
+        ("s3://secret/x/y/z", _NESTED, "below s3://secret/x/y are not allowed"),
+        ("s3://archive/era6/daily/a", None, "below s3://archive/ are not allowed"),
+        ("https://other.example:8443/x/a", None, "below https://other.example:8443/ are not"),
+        ("file:///home/me/a.nc", None, "below file:///home/me/ are not allowed"),
+        ("file:///a.nc", None, "below file:/// are not allowed"),
+    ],
 )
-def test_a_path_is_decoded_once(spelled: str, key: str) -> None:
-    """What is still encoded then is the name."""
-    assert resolve(f"s3://open/{spelled}", ALLOWED) == _ref(2, key)
+def test_what_lies_elsewhere_is_refused(
+    location: str, containers: dict[str, str] | None, reason: str
+) -> None:
+    """Prefixes are whole segments of one bucket, host and port, and nothing climbs out of them.
 
-
-@pytest.mark.parametrize(
-    "location",
-    ["s3://archive/era5/../secret", "s3://archive/era5/%2e%2e/secret",
-     "s3://archive/era5/%2E./secret", "s3://archive/era5/..%2fsecret",
-     "s3://archive/era5/%2e%2e%2fsecret", "s3://archive/era5/a/..", "s3://archive/era5/./a",
-     "s3://open/..", "file:///srv/data/../secret", "file:///srv/data//etc/passwd",
-     "file:////srv/data/a", "file:///srv/data/%2Fetc/passwd"],
-)  # fmt: skip
-def test_what_climbs_is_refused(location: str) -> None:
-    """However the dots and slashes are spelled, wherever that would lead."""
-    with pytest.raises(NotAllowedError, match="segments"):
-        resolve(location, ALLOWED)
-
-
-@pytest.mark.parametrize(
-    "location",
-    ["s3://archive/era5-secret/a", "s3://archive/era50/a", "s3://archive/era5",
-     "s3://archive/Era5/a", "s3://Archive/era5/a", "s3://archive2/era5/a",
-     "s3://archive:80/era5/a", "s3://open.evil/a", "gs://archive/era5/a",
-     "http://host.example/data/a", "https://host.example:80/data/a",
-     "https://host.example:8443/data/a", "https://host.example./data/a",
-     "https://host.example.evil/data/a", "https://host.example\\.evil/data/a",
-     "https://host.example%2fdata%2f/a", "https://evil.example/data/a",
-     "https://evil.example\\host.example/data/a", "http://plain.example/a",
-     "http://[2001:db8::2]/v6/a", "http://[2001:db8:0::1]/v6/a", "http://xn--bcher-kva.example/a",
-     "http://127.0.0.1/data/a", "http://169.254.169.254/latest/meta-data",
-     "file:///srv/database/a", "file:///srv/data", "file:///etc/passwd"],
-)  # fmt: skip
-def test_what_lies_elsewhere_is_refused(location: str) -> None:
-    """Prefixes are whole segments of one bucket, host and port; sharing letters is not enough."""
-    with pytest.raises(NotAllowedError, match="virtual_chunk_prefixes"):
-        resolve(location, ALLOWED)
+    The container, or else bucket, host or folder, is told that would have to be allowed: whoever
+    can write a repository can add a container, and only the settings allow its prefix.
+    """
+    for allowed in (ALLOWED, ()):
+        with pytest.raises(NotAllowedError, match=reason or None):
+            resolve(location, allowed, containers)
 
 
 @pytest.mark.parametrize(
@@ -123,84 +139,17 @@ def test_what_lies_elsewhere_is_refused(location: str) -> None:
      "file://%6cocalhost/srv/data/a", "s3://open/a\0b", "s3://open/a%00b", "s3://open/a%0d%0ab",
      "s3://open/a\nb", "s3://op\nen/a", "s3://open/a\x7f", "s3://open/%c2%85", "s3://open/%ff",
      "s3://open/", "s3://open", "s3://open?/a", "s3://archive/era5/", "s3://archive/era5/a/",
-     "file:///srv/data/"],
+     "file:///srv/data/", "vcc://unknown/a", "vcc://ERA/a", "vcc:///a", "vcc://era%2f/a",
+     "vcc://circle/a", "vcc://question/a", "vcc://nothing/a", "vcc://era", "vcc://era/",
+     "VCC://era/a"],
 )  # fmt: skip
 def test_what_names_no_object_is_damaged(location: str) -> None:
-    """No URL, one of an unknown kind, with someone's name in it or control characters, a folder."""
-    with pytest.raises(DecodeError):
-        resolve(location, ALLOWED)
+    """No URL, one of an unknown kind, with someone's name in it or control characters, a folder.
 
-
-@pytest.mark.parametrize(
-    ("location", "expected"),
-    [("vcc://era/a/b", _ref(0, "a/b")), ("vcc://era/daily/b", _ref(1, "b")),
-     ("vcc://era//a", _ref(0, "/a")), ("vcc://no slash/a", _ref(0, "a")),
-     ("vcc://é%/a%20b", _ref(3, "a b")), ("vcc://era/a%252fb", _ref(0, "a%2fb")),
-     ("vcc://../a", _ref(2, "a"))],
-)  # fmt: skip
-def test_a_container_stands_for_its_prefix(location: str, expected: ObjectRef) -> None:
-    """Any text without a slash is a name, and what is put together is decoded once."""
-    assert resolve(location, ALLOWED, CONTAINERS) == expected
-
-
-@pytest.mark.parametrize(
-    "location", ["vcc://era/../secret", "vcc://era/%2e%2e/secret", "vcc://climbs/a"]
-)
-def test_nothing_climbs_out_of_a_container(location: str) -> None:
-    """Neither does the reference nor the prefix of the container."""
-    with pytest.raises(NotAllowedError, match="segments"):
-        resolve(location, ALLOWED, CONTAINERS)
-
-
-@pytest.mark.parametrize(
-    "location",
-    ["vcc://unknown/a", "vcc://ERA/a", "vcc:///a", "vcc://era%2f/a", "vcc://circle/a",
-     "vcc://question/a", "vcc://nothing/a", "vcc://era", "vcc://era/", "VCC://era/a"],
-)  # fmt: skip
-def test_a_container_that_leads_to_no_object_is_damaged(location: str) -> None:
-    """It is unknown, a container in a container, or names nothing."""
+    Or a container that is unknown, in a container, or names nothing.
+    """
     with pytest.raises(DecodeError):
         resolve(location, ALLOWED, CONTAINERS)
-
-
-def test_a_container_allows_nothing() -> None:
-    """Whoever can write the repository can add one; only the settings allow its prefix."""
-    with pytest.raises(NotAllowedError, match="s3://secret/ are not allowed"):
-        resolve("vcc://elsewhere/a", ALLOWED, CONTAINERS)
-
-
-def test_a_container_has_to_be_looked_up() -> None:
-    """Without the containers it is not called damaged."""
-    with pytest.raises(NotAllowedError):
-        resolve("vcc://era/a", ALLOWED)
-
-
-@pytest.mark.parametrize(
-    ("location", "prefix"),
-    [
-        ("s3://archive/era6/daily/a", "s3://archive/"),
-        ("https://other.example:8443/x/a", "https://other.example:8443/"),
-        ("file:///home/me/a.nc", "file:///home/me/"),
-        ("file:///a.nc", "file:///"),
-    ],
-)
-def test_a_refusal_tells_what_would_have_to_be_allowed(location: str, prefix: str) -> None:
-    """The bucket, the host or the folder."""
-    with pytest.raises(NotAllowedError, match=f"below {prefix} are not allowed"):
-        resolve(location, ALLOWED)
-
-
-def test_a_refusal_tells_the_container() -> None:
-    """The longest of those that the object is in."""
-    containers = {"a": "s3://secret/x/y", "b": "s3://secret/x/", "c": "no URL at all, but long"}
-    with pytest.raises(NotAllowedError, match="below s3://secret/x/y are not allowed"):
-        resolve("s3://secret/x/y/z", ALLOWED, containers)
-
-
-def test_nothing_is_allowed_by_default() -> None:
-    """Without prefixes no reference is followed."""
-    with pytest.raises(NotAllowedError):
-        resolve("s3://open/a", ())
 
 
 @pytest.mark.parametrize(

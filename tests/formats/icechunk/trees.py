@@ -149,7 +149,7 @@ def difference(before: Tree, after: Tree) -> ChangeSet:
 
 
 def changed(before: dict[int, int], node: Node) -> dict[int, int | None]:
-    """Tell what became of the chunks that are in the grid."""
+    """Return what became of the chunks that are in the grid."""
     return {
         at: node.chunks.get(at) for at in range(node.count) if before.get(at) != node.chunks.get(at)
     }

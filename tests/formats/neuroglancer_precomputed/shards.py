@@ -14,7 +14,7 @@ from app.formats.reading import Versioned
 from app.model import ByteRange, ByteRequest, ETag, Location, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
-from tests.formats.rendering import render
+from tests.formats.case import render
 from tests.resolve.stores import WatchedStore
 from tests.resolving import ROOT, reading
 from tests.zipped import zipped
@@ -30,6 +30,8 @@ RAW_SHARDING: Sharding = {
     "minishard_index_encoding": "raw",
     "data_encoding": "raw",
 }
+SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
+"""Of one minishard in one shard."""
 
 
 def murmur(number: int) -> int:
@@ -65,7 +67,7 @@ def _times(number: int, factor: int) -> int:
 
 
 def morton(cell: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Give the compressed Morton code of *cell*: bits from the highest down, as text.
+    """Return the compressed Morton code of *cell*: bits from the highest down, as text.
 
     A bit that no coordinate of an axis can have is left out.
     """
@@ -78,7 +80,7 @@ def morton(cell: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def address(chunk_id: int, sharding: Sharding) -> tuple[str, int]:
-    """Tell in which shard *chunk_id* is, and in which minishard of it."""
+    """Return in which shard *chunk_id* is, and in which minishard of it."""
     number = chunk_id // 2 ** sharding["preshift_bits"]
     number = number if sharding["hash"] == "identity" else murmur(number)
     rest, minishard = divmod(number, 2 ** sharding["minishard_bits"])
@@ -234,7 +236,7 @@ async def rewritten(
 
 
 def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]]:
-    """Tell of each minishard where its chunks begin and end in the object, by rising ids."""
+    """Return for each minishard where its chunks begin and end in the object, by rising ids."""
     base = 16 * 2 ** sharding["minishard_bits"]
     found = []
     for start, stop in struct.iter_unpack("<2Q", shard[:base]):
@@ -258,7 +260,7 @@ def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]
 
 
 def chunks_of(shard: bytes, sharding: Sharding) -> dict[int, bytes]:
-    """Give the bytes of all chunks by their ids."""
+    """Return the bytes of all chunks by their ids."""
     return {
         chunk_id: shard[start:stop]
         for minishard in decoded(shard, sharding)

@@ -57,15 +57,19 @@ def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:
     return MinishardIndexDecoder(is_gzip, _MOST_NBYTES)(data)
 
 
-@given(_shardings(), _ids)
-def test_an_id_is_in_the_shard_that_the_documents_say(
-    document: shards.Sharding, chunk_id: int
+@given(_shardings(), st.lists(_ids, max_size=20))
+def test_ids_are_in_the_shards_that_the_documents_say(
+    document: shards.Sharding, ids: list[int]
 ) -> None:
-    """However many bits of which hash: name of the shard and number of the minishard."""
+    """However many bits of which hash, one by one and many at once: shard and minishard."""
     sharding = _sharding(document)
-    shard, minishard = sharding.address(chunk_id)
+    found = [sharding.address(each) for each in ids]
+    at_once = sharding.addresses(np.array(ids, np.uint64))
 
-    assert (sharding.shard_name(shard), minishard) == shards.address(chunk_id, document)
+    assert [(sharding.shard_name(shard), minishard) for shard, minishard in found] == [
+        shards.address(each, document) for each in ids
+    ]
+    assert list(zip(*map(np.ndarray.tolist, at_once), strict=True)) == found
 
 
 @given(st.lists(st.tuples(_ids, _ids).map(sorted), min_size=1, max_size=40), st.integers(0, 2**63))
@@ -80,40 +84,22 @@ def test_minishards_are_where_they_were_written(places: list[list[int]], first: 
     ]
 
 
-@given(_chunks, st.booleans())
+@given(_chunks, _ids, st.booleans())
 def test_chunks_are_where_they_were_written(
     chunks: list[tuple[int, int, int]],
+    chunk_id: int,
     is_gzip: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    """Ids that fall, and chunks that lie before the one listed before, make deltas wrap."""
+    """In whichever order they are listed, and however deltas wrap; no other id is found."""
+    expected = {each: ByteRange(start, start + size) for each, start, size in chunks}
     data = encode_minishard(chunks)
     index = _decode(zipped(data) if is_gzip else data, is_gzip=is_gzip)
 
-    assert {chunk[0]: index.lookup(chunk[0]) for chunk in chunks} == {
-        chunk_id: ByteRange(start, start + size) for chunk_id, start, size in chunks
-    }
-
-
-@given(_chunks, _ids)
-def test_an_id_that_was_not_written_is_not_found(
-    chunks: list[tuple[int, int, int]], chunk_id: int
-) -> None:
-    """Between, before and after the ids that are there."""
-    expected = {each: ByteRange(start, start + size) for each, start, size in chunks}
-    index = _decode(encode_minishard(chunks))
-
-    for near in {chunk_id, *(each + step for each in expected for step in (-1, 1))}:
+    for near in {chunk_id, *(each + step for each in expected for step in (-1, 0, 1))}:
         assert index.lookup(near) == expected.get(near)
-
-
-@given(_chunks)
-def test_chunks_are_held_by_rising_id(chunks: list[tuple[int, int, int]]) -> None:
-    """In whichever order they are listed; Neuroglancer and TensorStore read any order too."""
-    index = _decode(encode_minishard(chunks))
-
-    assert list(index.ids) == sorted(chunk_id for chunk_id, *_ in chunks)
+    assert list(index.ids) == sorted(expected)
     assert list(map(ByteRange, index.starts, index.stops)) == [
-        ByteRange(start, start + size) for _, start, size in sorted(chunks)
+        expected[each] for each in sorted(expected)
     ]
 
 
@@ -142,14 +128,3 @@ def test_an_entry_weighs_24_bytes(step: int) -> None:
             array = array.base
         owners[id(array)] = array.nbytes
     assert sum(owners.values()) == 2_400_000
-
-
-@given(_shardings(), st.lists(_ids, max_size=20))
-def test_many_ids_have_the_addresses_of_each(document: shards.Sharding, ids: list[int]) -> None:
-    """Whichever way they are hashed, and however many bits they take."""
-    sharding = _sharding(document)
-    found = sharding.addresses(np.array(ids, np.uint64))
-
-    assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == list(
-        map(sharding.address, ids)
-    )

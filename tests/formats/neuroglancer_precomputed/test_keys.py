@@ -1,7 +1,5 @@
 """Names of chunks, and their ids."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,10 +58,14 @@ def test_a_code_is_the_bits_of_its_cell_in_turn(grid: MortonGrid, data: st.DataO
 
 @given(_names, st.data())
 def test_what_is_formatted_parses(names: Names, data: st.DataObject) -> None:
-    """The id of a name is the one it was made of."""
+    """To the id it was made of; nothing may stand before or after, not even a newline."""
     chunk_id = _chunk_id(data, names)
+    name = names.format(chunk_id)
+    more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
 
-    assert names.parse(names.format(chunk_id)) == chunk_id
+    assert names.parse(name) == chunk_id
+    assert names.parse(name + more) is None
+    assert names.parse(more + name) is None
 
 
 @given(_names, _texts)
@@ -72,16 +74,6 @@ def test_what_parses_is_canonical(names: Names, text: str) -> None:
     chunk_id = names.parse(text)
 
     assert chunk_id is None or names.format(chunk_id) == text
-
-
-@given(_names, st.data())
-def test_a_name_with_something_added_is_none(names: Names, data: st.DataObject) -> None:
-    """Nothing may stand before or after a name, not even a newline."""
-    name = names.format(_chunk_id(data, names))
-    more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
-
-    assert names.parse(name + more) is None
-    assert names.parse(more + name) is None
 
 
 @given(_bounds, st.data())
@@ -119,54 +111,31 @@ def test_bounds_off_the_grid_are_no_chunk(bounds: VoxelBounds, data: st.DataObje
 _VOLUME = VoxelBounds((-1, 5, 0), (7, 5, 1), (3, 3, 1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "5-8_5-8_0-1", "-1-1_5-8_0-1", "-1-3_5-8_0-1", "0-3_5-8_0-1", "2-5_5-8", "2-5_5-8_0-1_0-1",
-        "8-11_5-8_0-1", "-4--1_5-8_0-1", "2-5_2-5_0-1", "2-5_5-8_1-2", "5-2_5-8_0-1", "2-2_5-8_0-1",
-        "02-5_5-8_0-1", "2-05_5-8_0-1", "2-5_5-8_-0-1", "+2-5_5-8_0-1", "2-5_5-8_0-1 ",
-        "2-5_5-8_0-1\n", "\u0662-5_5-8_0-1", "\uff12-5_5-8_0-1", "2\u20135_5-8_0-1", "2-5-5-8-0-1",
-        "2-5_5-8_0-1.gz", "--1-2_5-8_0-1", "", "_", "2-5__0-1", "2.0-5_5-8_0-1", "0x2-5_5-8_0-1",
-        "2-5/5-8/0-1",
-        "2-" + "9" * 5000 + "_5-8_0-1",
-    ],
-)  # fmt: skip
-def test_other_bounds_are_no_chunk(name: str) -> None:
-    """Off the grid, wrongly clipped, backwards, or spelled in another way: nothing."""
-    assert _VOLUME.parse(name) is None
-
-
-def test_an_empty_volume_has_no_chunks() -> None:
-    """A size of zero is a grid of nothing."""
-    bounds = VoxelBounds((0, 0, 0), (0, 5, 1), (3, 3, 1))
-
-    assert math.prod(bounds.grid.shape) == 0
-    assert bounds.parse("0-0_0-3_0-1") is None
-    assert bounds.parse("0-3_0-3_0-1") is None
+_NO_NAMES: list[tuple[Names, list[str]]] = [
+    (_VOLUME,
+     ["5-8_5-8_0-1", "-1-1_5-8_0-1", "-1-3_5-8_0-1", "0-3_5-8_0-1", "2-5_5-8", "2-5_5-8_0-1_0-1",
+      "8-11_5-8_0-1", "-4--1_5-8_0-1", "2-5_2-5_0-1", "2-5_5-8_1-2", "5-2_5-8_0-1", "2-2_5-8_0-1",
+      "02-5_5-8_0-1", "2-05_5-8_0-1", "2-5_5-8_-0-1", "+2-5_5-8_0-1", "2-5_5-8_0-1 ",
+      "2-5_5-8_0-1\n", "\u0662-5_5-8_0-1", "\uff12-5_5-8_0-1", "2\u20135_5-8_0-1", "2-5-5-8-0-1",
+      "2-5_5-8_0-1.gz", "--1-2_5-8_0-1", "", "_", "2-5__0-1", "2.0-5_5-8_0-1", "0x2-5_5-8_0-1",
+      "2-5/5-8/0-1", "2-" + "9" * 5000 + "_5-8_0-1"]),
+    (VoxelBounds((0, 0, 0), (0, 5, 1), (3, 3, 1)), ["0-0_0-3_0-1", "0-3_0-3_0-1"]),
+    (IdNames(),
+     ["", "00", "07", "+7", "-7", "-0", "7.0", "7 ", "7\n", "1e3", "0x7", "1_0", "\u0667", "\uff17",
+      "\u00b2", str(2**64), "9" * 20, "9" * 5000, "7.index", "7:0"]),
+    (IdNames(".index"), ["7", ".index", "7.Index", "7.index.index", "07.index", "7index"]),
+    (CellNames(MortonGrid((2, 1, 3))),
+     ["", "0", "0_0", "0_0_0_0", "2_0_0", "0_1_0", "0_0_3", "00_0_0", "0_0_-1", "0_0_0_", "_0_0",
+      "0__0", "0-0-0", "0_0_\u0661", "0_0_0\n", "0_0_" + "9" * 5000]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "name", ["", "00", "07", "+7", "-7", "-0", "7.0", "7 ", "7\n", "1e3", "0x7", "1_0", "\u0667",
-             "\uff17", "\u00b2", str(2**64), "9" * 20, "9" * 5000, "7.index", "7:0"],
-)  # fmt: skip
-def test_other_numbers_are_no_id(name: str) -> None:
-    """Ids are decimal, below 2^64 and without ornament."""
-    assert IdNames().parse(name) is None
-
-
-@pytest.mark.parametrize("name", ["7", ".index", "7.Index", "7.index.index", "07.index", "7index"])
-def test_other_names_are_no_manifest(name: str) -> None:
-    """The ending belongs to the name."""
-    assert IdNames(".index").parse(name) is None
-
-
-@pytest.mark.parametrize(
-    "name", ["", "0", "0_0", "0_0_0_0", "2_0_0", "0_1_0", "0_0_3", "00_0_0", "0_0_-1", "0_0_0_",
-             "_0_0", "0__0", "0-0-0", "0_0_\u0661", "0_0_0\n", "0_0_" + "9" * 5000],
-)  # fmt: skip
-def test_other_cells_are_none(name: str) -> None:
-    """A cell has a number for each axis, each on the grid."""
-    assert CellNames(MortonGrid((2, 1, 3))).parse(name) is None
+    ("names", "name"), [(names, name) for names, others in _NO_NAMES for name in others]
+)
+def test_other_spellings_name_nothing(names: Names, name: str) -> None:
+    """Off the grid, wrongly clipped, backwards, with ornament, or of a volume without voxels."""
+    assert names.parse(name) is None
 
 
 @pytest.mark.parametrize(

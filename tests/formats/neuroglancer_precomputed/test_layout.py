@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,13 @@ from tests.formats.neuroglancer_precomputed.case import (
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
+    SINGLE,
     Sharding,
     Watched,
     address,
     build_shards,
+    chunks_of,
+    decoded,
     encode_minishard,
     part,
 )
@@ -42,18 +44,20 @@ _OBJECTS = build(_CHUNKS)
 """Shard 0 has ids 0 and 1 in its first minishard, 2 in its second; shard 1 has 4 in its first."""
 
 
-async def test_a_cold_chunk_is_three_reads() -> None:
-    """After the document: the shard index, the minishard index, the chunk."""
+async def test_a_cold_chunk_is_three_reads_of_one_version() -> None:
+    """After the document: the shard index, and of its version the minishard index, the chunk."""
     case = Watched(_OBJECTS)
     await case.warm("info")
     assert await case.read(THIRD) == _CHUNKS[THIRD]
     at = 32 + 3 + 5 + 3 + 6 + 48 + 3
+    etag = case.etags["s0/0.shard"]
 
     assert case.reads == [
         ("s0/0.shard", part(0, 32)),
         ("s0/0.shard", part(at + 7, 24)),
         ("s0/0.shard", part(at, 7)),
     ]
+    assert [call.if_match for call in case.store.calls] == [None, etag, etag]
 
 
 @pytest.mark.parametrize(("bits", "request_nbytes"), [(12, 2**16), (13, 16)])
@@ -65,26 +69,6 @@ async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: 
     assert await case.read(FIRST) == _CHUNKS[FIRST]
 
     assert case.reads[0] == ("s0/0.shard", part(0, request_nbytes))
-
-
-async def test_everything_after_the_shard_index_is_read_of_one_version() -> None:
-    """The version is that of the object whose index was read."""
-    case = Watched(_OBJECTS)
-    await case.warm("info")
-    await case.read(FIRST)
-    etag = case.etags["s0/0.shard"]
-
-    assert [call.if_match for call in case.store.calls] == [None, etag, etag]
-
-
-@pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
-async def test_a_chunk_of_a_known_minishard_is_one_read(whole_index_nbytes: int) -> None:
-    """Exactly its bytes."""
-    case = Watched(_OBJECTS, whole_index_nbytes=whole_index_nbytes)
-    await case.warm(FIRST)
-    assert await case.read(SECOND) == _CHUNKS[SECOND]
-
-    assert case.reads == [("s0/0.shard", part(32 + 3 + 5 + 3, 6))]
 
 
 @pytest.mark.parametrize(
@@ -207,21 +191,15 @@ async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
 
 
 async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
-    """Only the manifest is compressed."""
+    """Only the manifest is compressed; a mesh without fragments is empty, which is not absence."""
     case = Watched(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
+    objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
+    empty = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
 
     assert isinstance(await case.locate("2"), Stored)
     assert isinstance(await case.locate("2.index"), Gzipped)
     assert await case.read("2.index") == encode_manifest([[2], [7]])
-
-
-async def test_a_mesh_without_fragments_is_empty() -> None:
-    """That is not absence."""
-    objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
-    case = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
-
-    assert await case.read("2") == b""
-    assert await case.read("3") is None
+    assert [await empty.read(key) for key in ("2", "3")] == [b"", None]
 
 
 _OLD = build(_CHUNKS, old=True)
@@ -240,13 +218,22 @@ async def test_a_shard_of_the_older_form_is_two_objects() -> None:
     assert [call.if_match for call in case.store.calls[-2:]] == [case.etags["s0/0.data"]] * 2
 
 
-async def test_a_warm_chunk_of_the_older_form_is_one_read() -> None:
-    """Exactly its bytes, of the version of the data."""
-    case = Watched(_OLD)
+@pytest.mark.parametrize(
+    ("objects", "limit", "expected"),
+    [
+        *((_OBJECTS, limit, ("s0/0.shard", part(32 + 3 + 5 + 3, 6))) for limit in (2**20, 0)),
+        (_OLD, 2**20, ("s0/0.data", part(3 + 5 + 3, 6))),
+    ],
+)
+async def test_a_chunk_of_a_known_minishard_is_one_read(
+    objects: dict[str, bytes], limit: int, expected: Any
+) -> None:
+    """Exactly its bytes, in the older form of the version of the data."""
+    case = Watched(objects, whole_index_nbytes=limit)
     await case.warm(FIRST)
     assert await case.read(SECOND) == _CHUNKS[SECOND]
 
-    assert case.reads == [("s0/0.data", part(3 + 5 + 3, 6))]
+    assert case.reads == [expected]
 
 
 async def test_an_index_that_vanishes_has_changed() -> None:
@@ -262,27 +249,11 @@ async def test_an_index_that_vanishes_has_changed() -> None:
         await layout.locate(rest, case.data.fetch)
 
 
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
-
-
 def _opened(document: Sharding, base: Any, context: Any) -> Any:
     return ts.KvStore.open(
         {"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": document},
         context=context,
     ).result()
-
-
-def _minishards(shard: bytes, minishard_bits: int = 0) -> Iterator[list[tuple[int, bytes]]]:
-    """Decode ids and chunks of every minishard, step by step."""
-    base = 16 << minishard_bits
-    for start, stop in struct.iter_unpack("<2Q", shard[:base]):
-        columns = np.frombuffer(shard[base + start : base + stop], "<u8").reshape(3, -1)
-        found, chunk_id, at = [], 0, base
-        for step, gap, size in columns.T.tolist():
-            chunk_id, at = (chunk_id + step) % 2**64, (at + gap) % 2**64
-            found.append((chunk_id, shard[at : at + size]))
-            at += size
-        yield found
 
 
 @pytest.mark.parametrize("hash_name", ["identity", "murmurhash3_x86_128"])
@@ -311,9 +282,9 @@ def test_ids_are_in_the_shards_that_the_builder_says(
 
     found = {}
     for key in base.list().result():
-        for minishard, chunks in enumerate(_minishards(base[key], minishard_bits)):
-            for chunk_id, chunk in chunks:
-                assert chunk == b"%d" % chunk_id
+        for minishard, chunks in enumerate(decoded(base[key], document)):
+            for chunk_id, (start, stop) in chunks.items():
+                assert base[key][start:stop] == b"%d" % chunk_id
                 found[chunk_id] = (key.decode().removesuffix(".shard"), minishard)
     assert found == {chunk_id: address(chunk_id, document) for chunk_id in ids}
 
@@ -334,7 +305,7 @@ def test_chunks_of_a_volume_are_under_the_codes_of_their_cells(
                 "chunk_size": [1, 1, 1],
                 "resolution": [1, 1, 1],
                 "encoding": "raw",
-                "sharding": _SINGLE,
+                "sharding": SINGLE,
             },
             "create": True,
         }
@@ -342,9 +313,9 @@ def test_chunks_of_a_volume_are_under_the_codes_of_their_cells(
     cells = list(itertools.product(*map(range, grid)))
     values = np.arange(1, len(cells) + 1, dtype="<u2").reshape(*grid, 1)
     volume.write(values).result()
-    (chunks,) = _minishards((tmp_path / "s0" / "0.shard").read_bytes())
+    chunks = chunks_of((tmp_path / "s0" / "0.shard").read_bytes(), SINGLE)
 
-    assert dict(chunks) == {MortonGrid(grid).encode(cell): values[cell].tobytes() for cell in cells}
+    assert chunks == {MortonGrid(grid).encode(cell): values[cell].tobytes() for cell in cells}
 
 
 def test_ids_that_do_not_rise_are_read() -> None:
@@ -353,6 +324,6 @@ def test_ids_that_do_not_rise_are_read() -> None:
     index = encode_minishard([(5, 0, 2), (3, 2, 2), (9, 4, 2)])
     base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
     base["0.shard"] = struct.pack("<2Q", len(body), len(body) + len(index)) + body + index
-    kvstore = _opened(_SINGLE, "memory://", context)
+    kvstore = _opened(SINGLE, "memory://", context)
 
     assert [kvstore[each.to_bytes(8, "big")] for each in (3, 5, 9)] == [b"bb", b"aa", b"cc"]

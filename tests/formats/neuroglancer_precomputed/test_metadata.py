@@ -1,14 +1,17 @@
-"""``info``: parsed, served and described."""
+"""``info``: parsed, served, described, and written by clients."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import BadBodyError, ConflictError
 from app.formats.neuroglancer_precomputed.keys import CellNames, MortonGrid, Names, VoxelBounds
+from app.formats.neuroglancer_precomputed.layout import Precomputed
 from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     MemberDescription,
@@ -17,6 +20,8 @@ from app.formats.neuroglancer_precomputed.metadata import (
 )
 from app.formats.reading import DecodeError
 from app.formats.surveying import Description
+from app.resolve.perform import DirectFetch
+from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
@@ -26,6 +31,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding
+from tests.resolving import ROOT
 
 _leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
@@ -67,9 +73,11 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw an ``info`` as it is stored, and as it is served."""
     kind = draw(st.sampled_from(["volume", "mesh", "skeletons", "annotations"]))
     if kind in {"mesh", "skeletons"}:
-        return draw(_members(mesh_info(None) if kind == "mesh" else _skeletons()))
+        bare = mesh_info(None) if kind == "mesh" else _without_sharding(skeleton_info({}))
+        return draw(_members(bare))
     stored, served = dict[str, Any](), dict[str, Any]()
-    for name, value in (volume_info(None) if kind == "volume" else _annotations()).items():
+    bare = volume_info(None) if kind == "volume" else _without_sharding(annotation_info({}))
+    for name, value in bare.items():
         if name == "by_id":
             stored[name], served[name] = draw(_members(value))
         elif name in {"scales", "relationships", "spatial"}:
@@ -81,15 +89,8 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**stored, **extras}, {**served, **extras}
 
 
-def _skeletons() -> dict[str, Any]:
-    return {name: value for name, value in skeleton_info({}).items() if name != "sharding"}
-
-
-def _annotations() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(annotation_info({})))
-    for member in (document["by_id"], *document["relationships"], *document["spatial"]):
-        del member["sharding"]
-    return document
+def _without_sharding(document: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(document).replace(', "sharding": {}', ""))
 
 
 def _parse(document: Any) -> Info:
@@ -100,23 +101,18 @@ def _parse(document: Any) -> Info:
 
 @given(_documents())
 def test_sharding_leaves_and_nothing_else(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """What is known of sharding, or is null, is left out; all else stays in its order."""
+    """Sharding that is known, or null, is left out; all else stays in its order.
+
+    To a gateway behind this one the containers are not sharded.
+    """
     stored, served = documents
     before = json.dumps(stored)
     info = _parse(stored)
+    again = _parse(json.loads(info.served))
 
     assert info.served.decode() == json.dumps(served)
     assert info.is_rewritten == (stored != served)
     assert json.dumps(info.document) == before
-
-
-@given(_documents())
-def test_what_is_served_is_not_rewritten_again(
-    documents: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
-    """To a gateway behind this one the containers are not sharded."""
-    again = _parse(json.loads(_parse(documents[0]).served))
-
     assert (again.is_rewritten, again.parts) == (False, ())
 
 
@@ -169,22 +165,17 @@ def test_every_chunk_size_of_a_scale_has_names_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "path"),
-    [("s0", "s0"), ("./s0", "s0"), ("s0/", "s0"), ("a/b", "a/b"), ("a//b", "a/b"),
-     ("a/./b", "a/b"), ("a/../s0", "s0"), ("", ""), (".", "")],
+    ("key", "paths"),
+    [("s0", ["s0"]), ("./s0", ["s0"]), ("s0/", ["s0"]), ("a/b", ["a/b"]), ("a//b", ["a/b"]),
+     ("a/./b", ["a/b"]), ("a/../s0", ["s0"]), ("", [""]), (".", [""]),
+     *((key, []) for key in ("../s0", "..", "a/../../s0", "/s0", "//s0", "s3://b/s0"))],
 )  # fmt: skip
-def test_a_key_is_a_path_below_the_document(key: str, path: str) -> None:
-    """Spelled in one way whatever the writer did."""
-    assert [part.path for part in _parse(volume_info(RAW_SHARDING, key=key)).parts] == [path]
+def test_a_key_is_a_path_below_the_document(key: str, paths: list[str]) -> None:
+    """However it is spelled; a scale that lies elsewhere stays sharded."""
+    info = _parse(volume_info(RAW_SHARDING, key=key))
 
-
-@pytest.mark.parametrize("key", ["../s0", "..", "a/../../s0", "/s0", "//s0", "s3://b/s0"])
-def test_what_lies_elsewhere_stays_sharded(key: str) -> None:
-    """Its chunks would be asked for where there is no such document: that stays as it is."""
-    document = volume_info(RAW_SHARDING, key=key)
-    info = _parse(document)
-
-    assert (info.is_rewritten, info.parts) == (False, ())
+    assert [part.path for part in info.parts] == paths
+    assert info.is_rewritten is bool(paths)
 
 
 def test_the_parameters_are_read() -> None:
@@ -220,98 +211,80 @@ def test_integers_may_be_spelled_as_floats() -> None:
     assert _names(spelled) == _names(exact)
 
 
-@pytest.mark.parametrize("name", ["preshift_bits", "minishard_bits", "shard_bits"])
-@pytest.mark.parametrize("value", [-1, 65, 2**70, 1.5, 65.0, "1", None, True, [], {}, "missing"])
-def test_absurd_bits_are_refused(name: str, value: Any) -> None:
-    """Numbers of bits are integers from 0 to 64."""
-    sharding = {**RAW_SHARDING, name: value}
-    if value == "missing":
-        del sharding[name]
-    with pytest.raises(DecodeError, match=f"{name} is no number of bits"):
-        _parse(skeleton_info(sharding))
+def _level_with(**members: Any) -> dict[str, Any]:
+    document = annotation_info(RAW_SHARDING)
+    del document["spatial"][0]["grid_shape"]
+    document["spatial"][0] |= members
+    return document
 
 
-def test_more_bits_than_an_id_has_are_refused() -> None:
-    """Minishard and shard share the 64 bits of the hash."""
-    with pytest.raises(DecodeError, match="minishard_bits and shard_bits are 65 in all"):
-        _parse(skeleton_info({**RAW_SHARDING, "minishard_bits": 33, "shard_bits": 32}))
+def _cube(*bits: int) -> dict[str, Any]:
+    return volume_info(RAW_SHARDING, size=[2**n for n in bits], chunk_sizes=[[1, 1, 1]])
 
 
-@pytest.mark.parametrize("name", ["hash", "minishard_index_encoding", "data_encoding"])
-@pytest.mark.parametrize("value", ["md5", "", "GZIP", 3, None, ["gzip"], {}])
-def test_other_hashes_and_encodings_are_refused(name: str, value: Any) -> None:
-    """What nobody can decode is named."""
-    with pytest.raises(DecodeError, match=f"{name} is neither"):
-        _parse(skeleton_info({**RAW_SHARDING, name: value}))
+def _kinds(count: int) -> dict[str, Any]:
+    return volume_info(RAW_SHARDING, chunk_sizes=[[1, 1, 1]] * count)
+
+
+_BITS: list[Any] = [-1, 65, 2**70, 1.5, 65.0, "1", None, True, [], {}]
+_NO_LISTS: list[Any] = [None, 3, {}, [3], [[]], "scales", [volume_info(None), None]]
+_NO_GRIDS: dict[str, list[Any]] = {
+    "size": [None, [7, 5], [7, 5, -1], [7, 5, 1.5], [7, 5, 1e300], [7, 5, True], [2**63, 1, 1],
+             "7,5,1"],
+    "voxel_offset": [[0, 0], [0, 0, 0.5], [-(2**64), 0, 0], None],
+    "chunk_sizes": [None, [], [3, 3, 1], [[3, 3]], [[3, 3, 0]], [[3, 3, 1], None]],
+    "key": [3, None],
+}  # fmt: skip
+_NO_SHAPES: list[Any] = [None, [0, 1], [1, -1], [1.5], "1", [True], [1] * 65]
+_OTHERS: list[Any] = ["md5", "", "GZIP", 3, None, ["gzip"], {}]
+
+
+def _bad_shardings() -> Iterator[tuple[Sharding, str]]:
+    for name in ("preshift_bits", "minishard_bits", "shard_bits"):
+        reason = f"{name} is no number of bits"
+        yield {k: v for k, v in RAW_SHARDING.items() if k != name}, reason
+        yield from (({**RAW_SHARDING, name: value}, reason) for value in _BITS)
+    too_many = {**RAW_SHARDING, "minishard_bits": 33, "shard_bits": 32}
+    yield too_many, "minishard_bits and shard_bits are 65 in all"
+    for name in ("hash", "minishard_index_encoding", "data_encoding"):
+        yield from (({**RAW_SHARDING, name: value}, f"{name} is neither") for value in _OTHERS)
+
+
+def _bad_grids() -> Iterator[tuple[dict[str, Any], str]]:
+    for name, values in _NO_GRIDS.items():
+        reason = "a key is" if name == "key" else name
+        yield from ((volume_info(RAW_SHARDING, **{name: value}), reason) for value in values)
+    yield _level_with(), "grid_shape"
+    yield from ((_level_with(grid_shape=value), "grid_shape") for value in _NO_SHAPES)
+    for name in ("scales", "relationships", "spatial"):
+        document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
+        reason = f"{name} is no list of objects"
+        yield from (({**document, name: value}, reason) for value in _NO_LISTS)
+    yield _cube(21, 22, 22), "ids of 65 bits, more than 64"
+    yield from ((_kinds(n), "more than 64 kinds are in one directory") for n in (65, 500_000))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("size", None), ("size", [7, 5]), ("size", [7, 5, -1]), ("size", [7, 5, 1.5]),
-     ("size", [7, 5, 1e300]), ("size", [7, 5, True]), ("size", [2**63, 1, 1]), ("size", "7,5,1"),
-     ("voxel_offset", [0, 0]), ("voxel_offset", [0, 0, 0.5]), ("voxel_offset", [-(2**64), 0, 0]),
-     ("voxel_offset", None), ("chunk_sizes", None), ("chunk_sizes", []),
-     ("chunk_sizes", [3, 3, 1]), ("chunk_sizes", [[3, 3]]), ("chunk_sizes", [[3, 3, 0]]),
-     ("chunk_sizes", [[3, 3, 1], None]), ("key", 3), ("key", None)],
-)  # fmt: skip
-def test_what_describes_no_grid_is_refused(name: str, value: Any) -> None:
-    """A sharded scale has a size, an offset, sizes of chunks and a key."""
-    with pytest.raises(DecodeError, match="a key is" if name == "key" else name):
-        _parse(volume_info(RAW_SHARDING, **{name: value}))
-
-
-@pytest.mark.parametrize("shape", [None, [], [0, 1], [1, -1], [1.5], "1", [True], [1] * 65])
-def test_a_spatial_level_without_a_grid_is_refused(shape: Any) -> None:
-    """Cells have no codes without one; a point is one cell."""
-    document = annotation_info(RAW_SHARDING)
-    document["spatial"][0]["grid_shape"] = shape
-    if shape == []:
-        assert _names(document)[2] == ("spatial0", CellNames(MortonGrid(())))
-        return
-    with pytest.raises(DecodeError, match="grid_shape"):
-        _parse(document)
-    del document["spatial"][0]["grid_shape"]
-    with pytest.raises(DecodeError, match="grid_shape"):
+    ("document", "reason"),
+    [*((skeleton_info(sharding), reason) for sharding, reason in _bad_shardings()), *_bad_grids()],
+)
+def test_what_nobody_could_find_or_decode_is_refused(document: Any, reason: str) -> None:
+    """Bits, hashes, encodings, grids and lists that are none, too large or too many are named."""
+    with pytest.raises(DecodeError, match=reason):
         _parse(document)
 
 
-@pytest.mark.parametrize(("bits", "is_read"), [((21, 21, 22), True), ((21, 22, 22), False)])
-def test_codes_must_fit_into_64_bits(bits: tuple[int, ...], *, is_read: bool) -> None:
-    """A grid of more cells than there are ids cannot be sharded."""
-    document = volume_info(RAW_SHARDING, size=[2**n for n in bits], chunk_sizes=[[1, 1, 1]])
-    if is_read:
-        assert len(_parse(document).parts) == 1
-    else:
-        with pytest.raises(DecodeError, match="ids of 65 bits, more than 64"):
-            _parse(document)
-
-
-@pytest.mark.parametrize("value", [None, 3, {}, [3], [[]], "scales", [volume_info(None), None]])
-@pytest.mark.parametrize("name", ["scales", "relationships", "spatial"])
-def test_what_is_no_list_of_objects_is_refused(name: str, value: Any) -> None:
-    """The list is named."""
-    document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
-    with pytest.raises(DecodeError, match=f"{name} is no list of objects"):
-        _parse({**document, name: value})
+def test_the_limits_themselves_are_read() -> None:
+    """Ids of 64 bits, 64 kinds in a directory, and a spatial level that is a point."""
+    assert [len(_parse(document).parts) for document in (_cube(21, 21, 22), _kinds(64))] == [1, 64]
+    assert _names(_level_with(grid_shape=[]))[2] == ("spatial0", CellNames(MortonGrid(())))
 
 
 def test_a_long_document_loses_all_its_sharding() -> None:
     """A hundred thousand scales would be work of minutes if each were held against all."""
-    document = {"scales": [{"sharding": None}] * 100_000}
-    document = json.loads(json.dumps(document))
+    document = json.loads(json.dumps({"scales": [{"sharding": None}] * 100_000}))
 
     assert json.loads(_parse(document).served) == {"scales": [{}] * 100_000}
-
-
-@pytest.mark.parametrize(("count", "is_read"), [(64, True), (65, False), (500_000, False)])
-def test_names_in_one_directory_are_of_few_kinds(count: int, *, is_read: bool) -> None:
-    """A million chunk sizes would take gigabytes, and seconds for each name."""
-    document = volume_info(RAW_SHARDING, chunk_sizes=[[1, 1, 1]] * count)
-    if is_read:
-        assert len(_parse(document).parts) == count
-    else:
-        with pytest.raises(DecodeError, match="more than 64 kinds are in one directory"):
-            _parse(document)
 
 
 def test_parts_weigh_something() -> None:
@@ -348,28 +321,37 @@ def test_a_scale_is_an_array_by_the_order_of_its_axes() -> None:
     ]
 
 
-def test_channels_are_a_dimension() -> None:
-    """All of them are in each chunk; a single one is no dimension."""
-    (array,) = _described(volume_info(None) | {"num_channels": 3})
-
-    assert array.shape == (7, 5, 1, 3)
-    assert array.inner_chunk_shape == (3, 3, 1, 3)
-    assert array.dimension_names == ("x", "y", "z", "channel")
+_TWICE = volume_info(None, chunk_sizes=[[3, 3, 1], [7, 5, 1]])
+_TWICE["scales"] += [{**_TWICE["scales"][0], "key": key} for key in ("s0#2", "s0")]
+_PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
 
 
-def test_each_chunk_size_is_an_array_of_its_own() -> None:
-    """Paths are unlike each other, whatever else is called so."""
-    document = volume_info(None, chunk_sizes=[[3, 3, 1], [7, 5, 1]])
-    document["scales"] += [{**document["scales"][0], "key": key} for key in ("s0#2", "s0")]
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (volume_info(None) | {"num_channels": 3},
+         [{"shape": (7, 5, 1, 3), "inner_chunk_shape": (3, 3, 1, 3),
+           "dimension_names": ("x", "y", "z", "channel")}]),
+        (volume_info(RAW_SHARDING, encoding=7) | {"data_type": None, "num_channels": "x"},
+         [{"data_type": None, "codecs": (), "shape": (7, 5, 1)}]),
+        (_TWICE,
+         [{"path": path, "inner_chunk_shape": (7, 5, 1) if at % 2 else (3, 3, 1)}
+          for at, path in enumerate(_PATHS)]),
+        (annotation_info(GZIP_DATA),
+         [{"path": path, "kind": "annotations"}
+          for path in ("by_id", "by_segment", "spatial0", "spatial1")]),
+    ],
+    ids=["channels are a dimension", "what nothing depends on may be missing",
+         "each chunk size has a path of its own", "annotations are a collection by each index"],
+)  # fmt: skip
+def test_descriptions(document: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    """Each array and collection is described by itself."""
+    found = _described(document)
 
-    assert [(array.path, array.inner_chunk_shape) for array in _described(document)] == [
-        ("s0", (3, 3, 1)),
-        ("s0#2", (7, 5, 1)),
-        ("s0#2#2", (3, 3, 1)),
-        ("s0#2#3", (7, 5, 1)),
-        ("s0#3", (3, 3, 1)),
-        ("s0#4", (7, 5, 1)),
-    ]
+    assert [
+        {name: getattr(each, name) for name in wanted}
+        for each, wanted in zip(found, expected, strict=True)
+    ] == expected
 
 
 @pytest.mark.parametrize(
@@ -389,14 +371,6 @@ def test_meshes_and_skeletons_are_one_collection(
 ) -> None:
     """They lie in the directory itself; manifests and fragments share their shards."""
     assert list(_described(document)) == [Description("", "precomputed", kind, sharding=sharding)]
-
-
-def test_annotations_are_a_collection_by_each_index() -> None:
-    """By id, by each relationship, by each spatial level."""
-    found = list(_described(annotation_info(GZIP_DATA)))
-
-    assert [each.path for each in found] == ["by_id", "by_segment", "spatial0", "spatial1"]
-    assert {each.kind for each in found} == {"annotations"}
 
 
 @pytest.mark.parametrize(
@@ -436,17 +410,188 @@ def test_damage_of_one_scale_hides_no_other(members: dict[str, Any]) -> None:
     assert sound.description.path == "s1"
 
 
-def test_what_nothing_depends_on_may_be_missing() -> None:
-    """Shards are found without type and encoding."""
-    document = volume_info(RAW_SHARDING, encoding=7) | {"data_type": None, "num_channels": "x"}
-
-    (array,) = _described(document)
-
-    assert (array.data_type, array.codecs, array.shape) == (None, (), (7, 5, 1))
-
-
 def test_a_volume_names_the_containers_below() -> None:
     """Directories that may have an ``info`` of their own."""
     document = volume_info(None) | {"mesh": "m/", "skeletons": "./s", "segment_properties": 7}
 
     assert _parse(document).below == ("m", "s")
+
+
+type Document = Any
+
+_SCALE: Document = {
+    **volume_info(None)["scales"][0],
+    "key": "s1",
+    "encoding": "compressed_segmentation",
+    "compressed_segmentation_block_size": [8, 8, 8],
+}
+VOLUME = volume_info(RAW_SHARDING)
+VOLUME["scales"].append(_SCALE | {"sharding": MURMUR})
+VOLUME["scales"].append(_SCALE | {"key": "s2"})
+MESHES = mesh_info(GZIP_DATA)
+SKELETONS = skeleton_info(MURMUR) | {
+    "vertex_attributes": [{"id": "radius", "data_type": "float32", "num_components": 1}]
+}
+ANNOTATIONS = annotation_info(MURMUR) | {
+    "properties": [{"id": "size", "type": "float32", "description": "how large"}],
+    "lower_bound": [0, 0, 0],
+}
+EVERY = pytest.mark.parametrize(
+    "stored", [VOLUME, MESHES, SKELETONS, ANNOTATIONS], ids=lambda info: info["@type"]
+)
+
+
+async def _translate(given: bytes, stored: bytes | None) -> bytes:
+    translator = Precomputed(2**20, 2**20).translator(ROOT)
+    return await translator.translate(given, stored, DirectFetch(MemoryStore()))
+
+
+async def _stored(given: Document, stored: Document) -> Document:
+    found = await _translate(json.dumps(given).encode(), json.dumps(stored).encode())
+    return json.loads(found)
+
+
+def _served(stored: Document) -> Document:
+    parsed = parse_info(stored, b"")
+    assert parsed is not None
+    return json.loads(parsed.served)
+
+
+@EVERY
+async def test_what_was_read_can_be_written_back(stored: Document) -> None:
+    """All sharding is kept; whoever knows it may tell it, in other words as well."""
+    other = json.loads(json.dumps(stored).replace('"minishard_bits": 1', '"minishard_bits": 1.0'))
+
+    assert "sharding" not in json.dumps(_served(stored))
+    for given_info in (_served(stored), stored, other):
+        assert await _stored(given_info, stored) == stored
+
+
+@EVERY
+async def test_without_anything_stored_all_is_stored_as_given(stored: Document) -> None:
+    """To the byte, sharded or not."""
+    for info in (stored, _served(stored)):
+        given = json.dumps(info, indent=3).encode()
+        assert await _translate(given, None) == given
+        assert await _translate(given, b"no info") == given
+        assert await _translate(given, json.dumps(_served(stored)).encode()) == given
+
+
+def _scale(at: int = 0, **members: Any) -> Callable[[Document], None]:
+    return lambda info: info["scales"][at].update(members)
+
+
+def _top(**members: Any) -> Callable[[Document], None]:
+    return lambda info: info.update(members)
+
+
+def _level(**members: Any) -> Callable[[Document], None]:
+    return lambda info: info["spatial"][1].update(members)
+
+
+def _elsewhere(info: Document) -> None:
+    """Put a relationship into another folder, where its shards are not."""
+    info["relationships"][0]["key"] = "elsewhere"
+    info["relationships"][0].pop("sharding", None)
+
+
+ALLOWED: list[tuple[Document, Callable[[Document], None]]] = [
+    (VOLUME, _scale(resolution=[4, 4, 40])),
+    (VOLUME, _scale(hidden=True)),
+    (VOLUME, _scale(2, size=[1, 1, 1], encoding="raw")),
+    (VOLUME, _top(type="segmentation", mesh="mesh")),
+    (VOLUME, lambda info: info["scales"].append({**_SCALE, "key": "new", "sharding": MURMUR})),
+    (VOLUME, lambda info: info["scales"].insert(0, {**_SCALE, "key": "new"})),
+    (VOLUME, lambda info: info["scales"].reverse()),
+    (VOLUME, lambda info: info["scales"].pop(0)),
+    (MESHES, _top(transform=[2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0], lod_scale_multiplier=2)),
+    (MESHES, _top(segment_properties="properties")),
+    (SKELETONS, _top(transform=[2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0])),
+    (ANNOTATIONS, _top(upper_bound=[9, 9, 9])),
+    (ANNOTATIONS, lambda info: info["properties"][0].update(description="its size")),
+    (ANNOTATIONS, _level(limit=10)),
+    (ANNOTATIONS, _elsewhere),
+    (ANNOTATIONS, lambda info: info["spatial"].pop()),
+    (ANNOTATIONS, lambda info: info["spatial"].append({"key": "s2", "grid_shape": [1, 1, 1]})),
+]
+
+
+@pytest.mark.parametrize(("stored", "change"), ALLOWED)
+async def test_what_may_change(stored: Document, change: Callable[[Document], None]) -> None:
+    """Beside the sharding, which nobody has to know, the document is what was given."""
+    expected, given = deepcopy(stored), _served(stored)
+    change(expected)
+    change(given)
+
+    assert await _stored(given, stored) == expected
+
+
+REFUSED: list[tuple[Document, Callable[[Document], None], str]] = [
+    (VOLUME, _scale(size=[8, 5, 1]), "scales s0 is stored in shards, and size cannot change"),
+    (VOLUME, _scale(voxel_offset=[0, 0, 0]), "voxel_offset"),
+    (VOLUME, lambda info: info["scales"][0].pop("voxel_offset"), "voxel_offset"),
+    (VOLUME, _scale(chunk_sizes=[[3, 3, 2]]), "chunk_sizes"),
+    (VOLUME, _scale(chunk_sizes=[[3, 3, 1], [4, 4, 4]]), "chunk_sizes"),
+    (VOLUME, _scale(encoding="png"), "encoding"),
+    (VOLUME, _scale(1, compressed_segmentation_block_size=[4, 4, 4]), "block_size"),
+    (VOLUME, _top(data_type="uint16"), "data_type"),
+    (VOLUME, _top(num_channels=3), "num_channels"),
+    (VOLUME, _scale(sharding=MURMUR), "scales s0 .* its sharding cannot change"),
+    (VOLUME, _scale(sharding={"@type": "other"}), "its sharding cannot change"),
+    (MESHES, _top(vertex_quantization_bits=10), "vertex_quantization_bits"),
+    (MESHES, _top(**{"@type": "neuroglancer_legacy_mesh"}), "no other @type"),
+    (MESHES, _top(**{"@type": "something"}), "no other @type"),
+    (MESHES, _top(sharding=MURMUR), "its sharding cannot change"),
+    (SKELETONS, _top(vertex_attributes=[]), "vertex_attributes"),
+    (ANNOTATIONS, _top(annotation_type="line"), "annotation_type"),
+    (ANNOTATIONS, _top(dimensions={"x": [1, "m"], "y": [1, "m"]}), "dimensions"),
+    (ANNOTATIONS, _top(dimensions={n: [1, "m"] for n in "zyx"}), "dimensions"),
+    (ANNOTATIONS, _top(properties=[]), "properties"),
+    (ANNOTATIONS, _top(properties=[{"id": "size", "type": "uint8"}]), "properties"),
+    (ANNOTATIONS, _top(relationships=[]), "by_id .* relationships cannot change"),
+    (ANNOTATIONS, _level(grid_shape=[2, 1, 4]), "spatial spatial1 .* grid_shape"),
+    (ANNOTATIONS, _level(chunk_size=[1, 1, 1]), "chunk_size"),
+    (ANNOTATIONS, _top(lower_bound=[1, 0, 0]), "lower_bound"),
+]
+
+
+@pytest.mark.parametrize(("stored", "change", "reason"), REFUSED)
+async def test_what_may_not_change(
+    stored: Document, change: Callable[[Document], None], reason: str
+) -> None:
+    """The bytes in the shards would mean something else."""
+    given = _served(stored)
+    change(given)
+
+    with pytest.raises(ConflictError, match=reason):
+        await _stored(given, stored)
+
+
+@pytest.mark.parametrize("given", [b"", b"{", b"{'a': 1}", b'{"a": ' * 100_000, b"{} {}"])
+async def test_what_begins_like_json_has_to_be_json(given: bytes) -> None:
+    """Nothing could be read from it."""
+    for stored in (None, json.dumps(VOLUME).encode()):
+        with pytest.raises(BadBodyError, match="no JSON"):
+            await _translate(given, stored)
+
+
+@pytest.mark.parametrize(
+    "change", [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)]
+)
+async def test_what_contradicts_itself_is_refused(change: Callable[[Document], None]) -> None:
+    """Nothing could be served from it."""
+    given = deepcopy(VOLUME)
+    change(given)
+
+    with pytest.raises(BadBodyError):
+        await _translate(json.dumps(given).encode(), None)
+
+
+@pytest.mark.parametrize("given", [b"{}", b'{"some": "settings"}', b"a note", b"\xff\xd8"])
+async def test_other_files_of_the_name_are_stored_as_they_are(given: bytes) -> None:
+    """Many things are called so; but no note takes the place of an ``info``."""
+    for stored in (None, b"", b"an older note", b"{", b'{"other": 1}'):
+        assert await _translate(given, stored) == given
+    if not given.startswith(b"{"):
+        with pytest.raises(BadBodyError):
+            await _translate(given, json.dumps(VOLUME).encode())

@@ -19,6 +19,7 @@ from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
 from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
@@ -33,6 +34,7 @@ from tests.formats.neuroglancer_precomputed.case import (
 from tests.formats.neuroglancer_precomputed.shards import (
     MOST_NBYTES,
     RAW_SHARDING,
+    SINGLE,
     Sharding,
     address,
     build_shards,
@@ -48,13 +50,12 @@ from tests.resolving import ROOT, known_formats
 from tests.zipped import zipped
 
 _ENCODINGS = ("raw", "gzip")
-_SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
-_SPREAD = {**_SINGLE, "minishard_bits": 2}
+_SPREAD = {**SINGLE, "minishard_bits": 2}
 
 
 @st.composite
 def shardings(draw: st.DrawFn) -> Sharding:
-    """Give all ways to shard, with few minishards."""
+    """Draw any way to shard, with few minishards."""
     return {
         **RAW_SHARDING,
         "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
@@ -222,23 +223,16 @@ async def test_a_cell_off_the_grid_is_damage() -> None:
         await rewritten(shard, stored, {entry: bytes(9)})
 
 
-async def test_a_damaged_minishard_index_is_noticed_by_lookup() -> None:
-    """It proves nothing to be absent."""
-    how = {**_SPREAD, "minishard_index_encoding": "gzip"}
-    opened = await _opened(how, _single((4, 0, 6)))
-
-    with pytest.raises(DamagedError, match="minishard index 0: no gzip"):
-        opened.lookup((4,))
-    assert opened.lookup((5,)) is None
-
-
 async def test_lookup_finds_chunks_of_the_old_shard() -> None:
-    """And what is not there, nowhere."""
+    """And what is not there, nowhere; a damaged minishard index proves nothing to be absent."""
     opened = await _opened(_SPREAD, _single((4, 1, 2)))
+    damaged = await _opened({**_SPREAD, "minishard_index_encoding": "gzip"}, _single((4, 0, 6)))
 
-    assert opened.lookup((4,)) == ByteRange(65, 67)
-    assert opened.lookup((8,)) is None
+    assert (opened.lookup((4,)), opened.lookup((8,))) == (ByteRange(65, 67), None)
     assert opened.size == len(_single((4, 1, 2)))
+    with pytest.raises(DamagedError, match="minishard index 0: no gzip"):
+        damaged.lookup((4,))
+    assert damaged.lookup((5,)) is None
 
 
 async def test_a_shard_in_two_objects_is_not_written() -> None:
@@ -297,31 +291,47 @@ async def test_a_large_shard_keeps_few_ranges() -> None:
     assert new[64:157] == body[:50] + body[60:] + b"new"
 
 
+KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
 VOLUME = volume_info(RAW_SHARDING)
 MESHES = mesh_info(RAW_SHARDING)
 SKELETONS = skeleton_info(MURMUR)
 ANNOTATIONS = annotation_info(MURMUR)
 
 
+def _scales(*scales: Mapping[str, Any]) -> dict[str, Any]:
+    return {**VOLUME, "scales": [{**VOLUME["scales"][0], **members} for members in scales]}
+
+
 @pytest.mark.parametrize(
-    ("info", "key", "rule"),
+    ("info", "key", "error", "reason"),
     [
-        (VOLUME, "s0/-1-3_5-8_0-1", r"chunks have \[3, 3, 1\] voxels, from \[-1, 5, 0\] on"),
-        (VOLUME, "s0/-4--1_5-8_0-1", "chunks have"),
-        (VOLUME, "s0/8-11_5-8_0-1", "chunks have"),
-        (VOLUME, "s0/5-8_5-8_0-1", r"end where the \[7, 5, 1\] voxels of the volume do"),
-        (MESHES, "07", "without zeros before them"),
-        (MESHES, "07.index", "and .index behind them"),
-        (SKELETONS, str(2**64), "below 2\\^64"),
-        (SKELETONS, "\u0667", "decimal"),
-        (ANNOTATIONS, "by_id/00", "decimal"),
-        (ANNOTATIONS, "spatial1/2_0_0", r"below \[2, 1, 3\]"),
-        (ANNOTATIONS, "spatial1/0_0", r"below \[2, 1, 3\]"),
+        (VOLUME, "s0/-1-3_5-8_0-1", BadKeyError,
+         r"chunks have \[3, 3, 1\] voxels, from \[-1, 5, 0\] on"),
+        (VOLUME, "s0/-4--1_5-8_0-1", BadKeyError, "chunks have"),
+        (VOLUME, "s0/8-11_5-8_0-1", BadKeyError, "chunks have"),
+        (VOLUME, "s0/5-8_5-8_0-1", BadKeyError, r"end where the \[7, 5, 1\] voxels of the volume"),
+        (MESHES, "07", BadKeyError, "without zeros before them"),
+        (MESHES, "07.index", BadKeyError, "and .index behind them"),
+        (SKELETONS, str(2**64), BadKeyError, "below 2\\^64"),
+        (SKELETONS, "\u0667", BadKeyError, "decimal"),
+        (ANNOTATIONS, "by_id/00", BadKeyError, "decimal"),
+        (ANNOTATIONS, "spatial1/2_0_0", BadKeyError, r"below \[2, 1, 3\]"),
+        (ANNOTATIONS, "spatial1/0_0", BadKeyError, r"below \[2, 1, 3\]"),
+        *((info, key, ConflictError, f"^{key} is a shard: .*raw")
+          for info, key in ((VOLUME, "s0/0.shard"), (VOLUME, "s0/0.index"), (VOLUME, "s0/0.data"),
+                            (SKELETONS, "0.shard"), (MESHES, "0.shard"),
+                            (ANNOTATIONS, "by_id/0.shard"))),
+        (_scales({"chunk_sizes": [[3, 3, 1], [2, 2, 2]]}), KEY, ReadOnlyError, "s0"),
+        (_scales({}, {"key": "./s0"}), KEY, ReadOnlyError, "s0"),
+        (skeleton_info({**RAW_SHARDING, "minishard_bits": 20}), "7", ReadOnlyError,
+         str(16 * 2**20)),
     ],
-)
-async def test_names_of_no_chunk_are_refused(info: Any, key: str, rule: str) -> None:
-    """Nobody would look for them where they would be stored."""
-    with pytest.raises(BadKeyError, match=rule):
+)  # fmt: skip
+async def test_what_nobody_would_read_is_not_written(
+    info: Any, key: str, error: type[Exception], reason: str
+) -> None:
+    """Names of no chunk, whole shards, shards of several things, and too large an index."""
+    with pytest.raises(error, match=reason):
         await target(info, key)
 
 
@@ -337,36 +347,9 @@ async def test_all_else_is_an_object(info: Any, key: str) -> None:
     assert await target(info, key) == Whole(ROOT.join(key))
 
 
-@pytest.mark.parametrize(
-    ("info", "key"),
-    [(VOLUME, "s0/0.shard"), (VOLUME, "s0/0.index"), (VOLUME, "s0/0.data"),
-     (SKELETONS, "0.shard"), (MESHES, "0.shard"), (ANNOTATIONS, "by_id/0.shard")],
-)  # fmt: skip
-async def test_no_shard_is_written_as_a_whole(info: Any, key: str) -> None:
-    """All its chunks would be gone, and whoever sees no shards cannot mean that."""
-    with pytest.raises(ConflictError, match=f"^{key} is a shard: .*raw"):
-        await target(info, key)
-
-
-async def test_shards_of_several_things_are_not_written() -> None:
-    """The ids of one would be those of the other."""
-    scale = VOLUME["scales"][0]
-    two = scale | {"chunk_sizes": [[3, 3, 1], [2, 2, 2]]}
-    for scales in ([two], [scale, scale | {"key": "./s0"}]):
-        with pytest.raises(ReadOnlyError, match="s0"):
-            await target({**VOLUME, "scales": scales}, "s0/-1-2_5-8_0-1")
-
-
-async def test_a_shard_index_that_is_too_large_is_not_written() -> None:
-    """Nobody here would read it."""
-    with pytest.raises(ReadOnlyError, match=str(16 * 2**20)):
-        await target(skeleton_info({**RAW_SHARDING, "minishard_bits": 20}), "7")
-
-
 async def test_an_info_is_translated() -> None:
     """In whichever directory it is, be there one or not."""
-    store = MemoryStore()
-    store.place(ROOT.join("info"), json.dumps(VOLUME).encode())
+    store = filled(spelled(VOLUME))
     containers = Containers(known_formats())
     for key in ("info", "mesh/info"):
         found = await containers.target(ROOT, VirtualKey(key), DirectFetch(store))
@@ -412,8 +395,9 @@ async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
 
 
 async def test_gzip_is_stored_as_it_came() -> None:
-    """Once it was seen to inflate; what came plain is compressed, always alike."""
+    """Once it was seen to inflate; plain bodies are compressed, always alike, or gzip inflated."""
     shard, entry = await slot(skeleton_info(GZIP_DATA), "7")
+    plain, other = await slot(skeleton_info(RAW_SHARDING), "7")
     body = b"a skeleton " * 100
     stored = shard.encode(entry, body, is_gzip=False)
 
@@ -422,14 +406,8 @@ async def test_gzip_is_stored_as_it_came() -> None:
     assert stored == shard.encode(entry, body, is_gzip=False)
     assert stored[4:8] == bytes(4)
     assert shard.encode(entry, stored, is_gzip=True) == stored
-
-
-async def test_gzip_is_inflated_for_shards_without() -> None:
-    """Clients that compress what they send need not know."""
-    shard, entry = await slot(skeleton_info(RAW_SHARDING), "7")
-
-    assert shard.encode(entry, zipped(b"a skeleton"), is_gzip=True) == b"a skeleton"
-    assert shard.encode(entry, zipped(b"as it is"), is_gzip=False) == zipped(b"as it is")
+    assert plain.encode(other, zipped(body), is_gzip=True) == body
+    assert plain.encode(other, zipped(body), is_gzip=False) == zipped(body)
 
 
 @pytest.mark.parametrize(
@@ -444,19 +422,8 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
         shard.encode(entry, body, is_gzip=True)
 
 
-KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
-
-
-def filled(objects: Mapping[str, bytes]) -> MemoryStore:
-    """Give a store with *objects* below the root."""
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
 def spelled(info: object) -> dict[str, bytes]:
-    """Give a container without any chunk."""
+    """Return a container without any chunk."""
     return {"info": json.dumps(info).encode()}
 
 

@@ -17,8 +17,7 @@ from app.formats.zarr.metadata import parse_array
 from app.formats.zarr.rewrite import OpenZarrShard
 from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
-from tests.formats.rendering import render
+from tests.formats.case import filled, render
 from tests.resolving import ROOT, known_formats
 
 EMPTY = (2**64 - 1, 2**64 - 1)
@@ -149,7 +148,7 @@ class Decoded(NamedTuple):
     places: dict[Path, tuple[int, int]]
     """Where in the object each begins and ends."""
     has_holes: bool
-    """Whether any byte belongs to no chunk, index or checksum, or to two."""
+    """True if any byte belongs to no chunk, index or checksum, or to two."""
 
 
 def decode(data: bytes, shape: tuple[int, ...], codecs: list[Any], start: int = 0) -> Decoded:
@@ -196,7 +195,7 @@ def _entries(data: bytes, count: int, configuration: dict[str, Any]) -> list[tup
 def _fills(
     entries: list[tuple[int, int]], data: bytes, configuration: dict[str, Any], whole: int
 ) -> bool:
-    """Tell whether chunks and index lie one behind the other."""
+    """Return whether chunks and index lie one behind the other."""
     size = 16 * len(entries) + 4 * (CRC in configuration["index_codecs"])
     at = size if configuration["index_location"] == "start" else 0
     for offset, nbytes in sorted(entry for entry in entries if entry != EMPTY):
@@ -229,11 +228,8 @@ class WrittenArray:
 
     def fetch(self) -> DirectFetch:
         """Read what is there now."""
-        store = MemoryStore()
         objects = {**self.objects, "zarr.json": json.dumps(self.document).encode()}
-        for key, data in objects.items():
-            store.place(ROOT.join(key), data)
-        return DirectFetch(store)
+        return DirectFetch(filled(objects))
 
     async def slot(self, key: str) -> Slot:
         """Find where a chunk is written."""

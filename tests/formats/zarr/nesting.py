@@ -46,11 +46,11 @@ class Nesting:
         return tuple(-(-n // c) for n, c in zip(self.shape, chunk_shape, strict=True))
 
     def coords(self) -> Iterator[tuple[int, ...]]:
-        """Give the coordinates of every inner chunk that has a part in the array, in C order."""
+        """Return the coordinates of every inner chunk that has a part in the array, in C order."""
         return itertools.product(*map(range, self._grid(self.inner_chunk_shape)))
 
     def number(self, coords: tuple[int, ...]) -> int:
-        """Give the number of an inner chunk, counted in C order to the end of the last shards."""
+        """Return the number of an inner chunk, counted in C order to the end of the last shards."""
         number = 0
         for at, size, inner, grid in zip(
             coords,
@@ -63,7 +63,7 @@ class Nesting:
         return number
 
     def shards(self) -> Iterator[tuple[tuple[int, ...], Numbers]]:
-        """Give the coordinates of every shard, and for each element the number of its chunk."""
+        """Return the coordinates of every shard, and for each element the number of its chunk."""
         grid = self._grid(self.shard_shape)
         whole = tuple(n * size for n, size in zip(grid, self.shard_shape, strict=True))
         per_axis = [n // inner for n, inner in zip(whole, self.inner_chunk_shape, strict=True)]
@@ -74,7 +74,7 @@ class Nesting:
             yield coords, numbers[_box(coords, self.shard_shape)]
 
     def shard_paths(self) -> Iterator[tuple[tuple[int, ...], dict[tuple[int, ...], int]]]:
-        """Give the coordinates of every shard, and the number of each chunk by its entries."""
+        """Return the coordinates of every shard, and the number of each chunk by its entries."""
         for coords, numbers in self.shards():
             yield coords, {path: number for number, path in paths(numbers, self.codecs)}
 
@@ -108,7 +108,7 @@ def split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
 
 
 def paths(numbers: Numbers, codecs: list[Any]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Tell of each inner chunk its number and its entries in the nested indexes."""
+    """Yield of each inner chunk its number and its entries in the nested indexes."""
     parts = split(numbers, codecs)
     if parts is None:
         yield _only(numbers), ()
@@ -120,7 +120,7 @@ def paths(numbers: Numbers, codecs: list[Any]) -> Iterator[tuple[int, tuple[int,
 
 
 def _only(numbers: Numbers) -> int:
-    """Give the number that all elements have."""
+    """Return the number that all elements have."""
     (number,) = {int(n) for n in numbers.flat}
     return number
 

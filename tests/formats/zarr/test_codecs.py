@@ -35,8 +35,12 @@ def _configured(**members: Any) -> Any:
 
 @given(nestings())
 def test_what_encodes_a_chunk_permutes_as_the_shards_did(nesting: Nesting) -> None:
-    """The transposes that are served give a chunk the axes that the nested ones gave it."""
+    """The transposes that are served give a chunk the axes that the nested ones gave it.
+
+    They are one: some readers apply one of two neighbours only.
+    """
     codecs = parse_array(nesting.document).unsharded.codecs
+    names = [codec["name"] for codec in codecs]
     chunk = np.empty([n + 10 * i for i, n in enumerate(nesting.inner_chunk_shape)])
     served = _transposed(chunk, list(codecs))
     stored = chunk
@@ -48,6 +52,8 @@ def test_what_encodes_a_chunk_permutes_as_the_shards_did(nesting: Nesting) -> No
 
     assert served.shape == stored.shape
     assert served.strides == stored.strides
+    assert names.count("transpose") <= 1
+    assert "sharding_indexed" not in names
 
 
 def _transposed(chunk: Any, codecs: list[Any]) -> Any:
@@ -56,15 +62,6 @@ def _transposed(chunk: Any, codecs: list[Any]) -> Any:
             order = codec["configuration"]["order"]
             chunk = chunk if order == "C" else chunk.transpose(None if order == "F" else order)
     return chunk
-
-
-@given(nestings())
-def test_no_two_transposes_are_neighbours(nesting: Nesting) -> None:
-    """Some readers apply one of two transposes only, so that they are served one."""
-    names = [codec["name"] for codec in parse_array(nesting.document).unsharded.codecs]
-
-    assert names.count("transpose") <= 1
-    assert "sharding_indexed" not in names
 
 
 def test_codecs_of_a_chunk_are_those_before_and_those_inside() -> None:
@@ -88,29 +85,17 @@ def test_the_index_is_described_as_it_is_encoded() -> None:
     assert (index.entry_count, index.trailer_nbytes) == (8, 8)
 
 
-def test_the_index_is_at_the_end_unless_told() -> None:
-    """Without ``index_location`` the index is the last thing in a shard."""
-    codec = sharding([2])
-    del codec["configuration"]["index_location"]
-    (level,) = unshard([codec], (4,)).levels
-
-    assert level.index.location is IndexLocation.END
-
-
-def test_an_older_spelling_of_bytes_is_understood() -> None:
-    """ZEP 2 called the codec ``bytes`` ``endian``: it is read so and served as ``bytes``."""
+def test_codecs_may_be_spelled_otherwise() -> None:
+    """The index is at the end unless told; a codec may be a name, and ``bytes`` was ``endian``."""
     older = {**BIG, "name": "endian"}
-    flat = unshard([sharding([2], [older], index_codecs=[older, CRC])], (4,))
+    codec = sharding([2], [older], index_codecs=[older, CRC])
+    del codec["configuration"]["index_location"]
+    old = unshard([codec], (4,))
+    named = unshard([sharding([2], ["bytes", "crc32c"], index_codecs=[LITTLE, "crc32c"])], (4,))
 
-    assert flat.levels[0].index.big_endian
-    assert flat.codecs == (BIG,)
-
-
-def test_codecs_without_configuration_may_be_names() -> None:
-    """A codec may be spelled as nothing but its name."""
-    flat = unshard([sharding([2], ["bytes", "crc32c"], index_codecs=[LITTLE, "crc32c"])], (4,))
-
-    assert (flat.codecs, flat.levels[0].index.has_checksum) == (("bytes", "crc32c"), True)
+    assert old.levels[0].index.location is IndexLocation.END
+    assert (old.levels[0].index.big_endian, old.codecs) == (True, (BIG,))
+    assert (named.codecs, named.levels[0].index.has_checksum) == (("bytes", "crc32c"), True)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +121,9 @@ def test_an_inner_chain_that_hides_its_chunks_stays() -> None:
     flat = unshard([sharding([2], hidden)], (4,))
 
     assert (len(flat.levels), list(flat.codecs)) == (1, hidden)
+
+
+_NO_ORDERS: list[Any] = [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +153,10 @@ def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) 
     """Wrong metadata is an error that says what is wrong."""
     with pytest.raises(DecodeError, match=reason):
         unshard([codec], (4,))
-
-
-@pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}])
-def test_a_transpose_must_permute(order: Any) -> None:
-    """What is no permutation of the axes is refused."""
-    codecs = [{"name": "transpose", "configuration": {"order": order}}, sharding([2, 2])]
-    with pytest.raises(DecodeError, match="order"):
-        unshard(codecs, (4, 4))
+    for order in _NO_ORDERS:
+        transpose = {"name": "transpose", "configuration": {"order": order}}
+        with pytest.raises(DecodeError, match="order"):
+            unshard([transpose, sharding([2, 2])], (4, 4))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.contract import Listed
-from tests.formats.rendering import render
+from tests.formats.case import filled, render
 from tests.formats.zarr.building import EMPTY
 from tests.formats.zarr.building import build as build_v3
 from tests.formats.zarr.draft import (
@@ -100,10 +100,9 @@ def _bar(**options: Any) -> dict[str, bytes]:
 async def test_the_final_specification_is_still_read() -> None:
     """Hierarchies of both kinds lie at any depth of one bucket."""
     store = WatchedStore()
-    for key, data in _bar().items():
-        store.place(ROOT.join(f"lab/old/{key}"), data)
-    for key, data in build_v3({"c/0/0": b"new"}).items():
-        store.place(ROOT.join(f"lab/new/{key}"), data)
+    filled({f"lab/old/{key}": data for key, data in _bar().items()}, store)
+    new = build_v3({"c/0/0": b"new"})
+    filled({f"lab/new/{key}": data for key, data in new.items()}, store)
     bucket = reading(store)
 
     assert await bucket.read(f"lab/old/{_DATA}/c0/1") == b"second"
@@ -148,22 +147,21 @@ async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     assert await _Case(_bar()).locate(key) == Whole(ROOT.join(key))
 
 
-@pytest.mark.parametrize("key", ["c3/0", "c0/4", "c999999/0", "c0/9999999999999999999"])
-async def test_off_the_grid_no_shard_is_read(key: str) -> None:
-    """A key past the edge of the array is proved absent by its metadata."""
-    case = _Case(_bar())
-
-    assert await case.locate(f"{_DATA}/{key}") == MISSING
-    assert [call.ref.key for call in case.store.calls] == [f"data/{_META}"]
-
-
 async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
-    """One read for the array, one for the shard; each is as long as it must be."""
+    """One read for the array, one for the shard; each is as long as it must be.
+
+    A key past the edge of the array is proved absent by its metadata.
+    """
+    expected = [(f"data/{_META}", ByteRange(0, _LIMIT + 1))]
+    for key in ("c3/0", "c0/4", "c999999/0", "c0/9999999999999999999"):
+        case = _Case(_bar())
+        assert await case.locate(f"{_DATA}/{key}") == MISSING
+        assert [(call.ref.key, call.request) for call in case.store.calls] == expected
     case = _Case(_bar())
     await case.locate(f"{_DATA}/c0/0")
 
     assert [(call.ref.key, call.request) for call in case.store.calls] == [
-        (f"data/{_META}", ByteRange(0, _LIMIT + 1)),
+        *expected,
         (f"data/{_DATA}/c0/0", SuffixRange(64)),
     ]
 
@@ -268,23 +266,18 @@ async def _write(objects: dict[str, bytes], changes: Mapping[str, bytes | None])
             objects[key] = render(plan.pieces, objects.get(key, b""))
 
 
-async def test_a_scalar_is_written() -> None:
-    """The only chunk of an array without dimensions."""
+async def test_only_chunks_of_the_grid_are_written() -> None:
+    """Others would be objects that nobody finds; one is that of an array without dimensions."""
     metadata = array_metadata([], [], [sharding([])])
     objects = {**build({}), "meta/root/scalar.array.json": encode(metadata)}
 
     await _write(objects, {"data/root/scalar/c": b"x"})
 
     assert objects["data/root/scalar/c"] == b"x" + encode_index([(0, 1)])
-
-
-@pytest.mark.parametrize(
-    "key", ["data/root/c3/0", "data/root/c0/4", "data/root/c0", "data/root/c0.0", "data/root/c00/0"]
-)
-async def test_what_is_no_chunk_of_the_grid_is_not_written(key: str) -> None:
-    """It would be an object that nobody finds."""
-    with pytest.raises(BadKeyError, match=rf"{key} is no chunk of an array of shape \[3, 4\]"):
-        await _Case(build({})).slot(key)
+    for name in ("c3/0", "c0/4", "c0", "c0.0", "c00/0"):
+        key = f"data/root/{name}"
+        with pytest.raises(BadKeyError, match=rf"{key} is no chunk of an array of shape \[3, 4\]"):
+            await _Case(build({})).slot(key)
 
 
 async def test_other_keys_are_objects_or_documents() -> None:
@@ -414,18 +407,16 @@ async def test_without_a_listing_consolidated_metadata_are_used(nodes: Any) -> N
 
 
 async def test_without_a_listing_the_root_may_be_the_array() -> None:
-    """Then there is no other; damaged consolidated metadata are told."""
-    damaged = "meta/root/consolidated/.zmetadata"
+    """Then there is no other; damaged consolidated metadata are told.
+
+    Without any names nothing is claimed, nor where the store cannot list for a moment only.
+    """
+    damaged, store = "meta/root/consolidated/.zmetadata", _Unlisted()
+    store.lasting = False
 
     assert _paths(await _Case(build({}), _Unlisted()).collections()) == [""]
     found = await _Case({**build({}), damaged: b"{"}, _Unlisted()).collections()
     assert _paths(found) == [f"{ROOT}/{damaged}"]
-
-
-async def test_without_any_names_nothing_is_claimed() -> None:
-    """Nor where the store cannot list for a moment only."""
-    store = _Unlisted()
-    store.lasting = False
     for objects, unlisted in ((build({}, path="/foo"), _Unlisted()), (build({}), store)):
         with pytest.raises(StorageUnavailableError):
             await _Case(objects, unlisted).collections()
@@ -456,8 +447,7 @@ async def test_what_zarr_python_2_wrote_is_read() -> None:
     documents = {"zarr.json": ENTRY_POINT, "meta/root/one.array.json": one,
                  "meta/root/zero.array.json": zero}  # fmt: skip
     store = WatchedStore()
-    for key, data in {**_WRITTEN_2_18, **{k: encode(v) for k, v in documents.items()}}.items():
-        store.place(ROOT.join(key), data)
+    filled({**_WRITTEN_2_18, **{k: encode(v) for k, v in documents.items()}}, store)
     hierarchy = reading(store)
 
     for at in range(5):

@@ -113,27 +113,22 @@ def test_data_keys(key: str, split: DataKey | None) -> None:
         ("a.array.json", ".json", "meta/root/a.array.json.array.json"),
     ],
 )
-def test_metadata_keys(path: str, suffix: str, key: str) -> None:
-    """The path, ``.array`` and the suffix of the entry point."""
-    assert (MetadataKeys(suffix).format(path), MetadataKeys(suffix).parse(key)) == (key, path)
-
-
 @given(_paths, st.sampled_from([".json", "", ".yaml"]))
-def test_every_array_has_its_metadata_key(path: str, suffix: str) -> None:
-    """A metadata key has one path."""
-    assert MetadataKeys(suffix).parse(MetadataKeys(suffix).format(path)) == path
+def test_metadata_keys(path: str, suffix: str, key: str, any_path: str, other: str) -> None:
+    """The path, ``.array`` and the suffix of the entry point; each key has one path."""
+    assert (MetadataKeys(suffix).format(path), MetadataKeys(suffix).parse(key)) == (key, path)
+    assert MetadataKeys(other).parse(MetadataKeys(other).format(any_path)) == any_path
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["", "zarr.json", "meta/root.group.json", "meta/root/foo.group.json", ".array.json",
-     "meta/root/foo.array.yaml", "meta/root/foo.array", "meta/root/.array.json", "foo.array.json",
-     "meta/root/foo/.array.json", "meta/rootfoo.array.json", "data/root/foo.array.json",
-     "x/meta/root/foo.array.json"],
-)  # fmt: skip
-def test_other_keys_are_no_metadata_of_arrays(key: str) -> None:
+def test_other_keys_are_no_metadata_of_arrays() -> None:
     """Groups, other suffixes and other spellings."""
-    assert MetadataKeys(".json").parse(key) is None
+    for key in (
+        "", "zarr.json", "meta/root.group.json", "meta/root/foo.group.json", ".array.json",
+        "meta/root/foo.array.yaml", "meta/root/foo.array", "meta/root/.array.json",
+        "foo.array.json", "meta/root/foo/.array.json", "meta/rootfoo.array.json",
+        "data/root/foo.array.json", "x/meta/root/foo.array.json",
+    ):  # fmt: skip
+        assert MetadataKeys(".json").parse(key) is None, key
 
 
 def _open(document: Any) -> Any:
@@ -161,43 +156,40 @@ def _configured(chunks_per_shard: Any, shape: list[int] | None = None) -> Json:
     return array_metadata(shape, [2] * len(shape), [sharding(chunks_per_shard)])
 
 
+_URI = "https://purl.org/zarr/spec/"
+
+
 @pytest.mark.parametrize(
-    ("uri", "is_known"),
+    "document",
     [
-        ("https://purl.org/zarr/spec/protocol/core/3.0", True),
-        ("http://purl.org/zarr/spec/protocol/core/3.0", True),
-        ("https://purl.org/zarr/spec/protocol/core/3.1", True),
-        ("https://purl.org/zarr/spec/core/3.0", True),
-        ("https://purl.org/zarr/spec/core/3.0/", True),
-        ("https://purl.org/zarr/spec/protocol/core/2.0", False),
-        ("https://purl.org/zarr/spec/protocol/core/4.0", False),
-        ("https://purl.org/zarr/spec/protocol/core/33.0", False),
-        ("https://example.org/zarr/spec/protocol/core/3.0", False),
-        ("3", False),
-        (None, False),
+        *({**ENTRY_POINT, "zarr_format": uri}
+          for uri in (f"{_URI}protocol/core/3.0", "http://purl.org/zarr/spec/protocol/core/3.0",
+                      f"{_URI}protocol/core/3.1", f"{_URI}core/3.0", f"{_URI}core/3.0/")),
+        *({"zarr_format": CORE, "metadata_encoding": CORE, **members}
+          for members in ({}, {"metadata_encoding": {"type": "json"}},
+                          {"metadata_encoding": {"type": "json", "metadata_key_suffix": ".json"}},
+                          {"extensions": [_MAY]})),
     ],
-)
-def test_an_entry_point_is_known_by_its_format(uri: Any, *, is_known: bool) -> None:
-    """The URI changed in 2022; others are left to the final specification, which refuses them."""
-    document = {**ENTRY_POINT, "zarr_format": uri}
-    if is_known:
-        assert _open(document) == Hierarchy(".json")
-    else:
-        with pytest.raises(DecodeError, match="zarr_format is not 3"):
-            _open(document)
+)  # fmt: skip
+def test_an_entry_point_is_known_by_its_format(document: Json) -> None:
+    """The URI changed in 2022; the suffix has a default, also where the encoding is an object."""
+    assert _open(document) == Hierarchy(".json")
 
 
 @pytest.mark.parametrize(
-    "members",
-    [{}, {"metadata_encoding": {"type": "json"}},
-     {"metadata_encoding": {"type": "json", "metadata_key_suffix": ".json"}},
-     {"extensions": [_MAY]}],
+    ("changed", "reason"),
+    [
+        *(({"zarr_format": uri}, "zarr_format is not 3")
+          for uri in (f"{_URI}protocol/core/2.0", f"{_URI}protocol/core/4.0",
+                      f"{_URI}protocol/core/33.0",
+                      "https://example.org/zarr/spec/protocol/core/3.0", "3", None)),
+        ({"metadata_key_suffix": 3}, "metadata_key_suffix is no string: 3"),
+    ],
 )  # fmt: skip
-def test_the_suffix_has_a_default(members: Json) -> None:
-    """Also in the draft of November 2022, where the encoding is an object."""
-    document = {"zarr_format": CORE, "metadata_encoding": CORE, **members}
-
-    assert _open(document) == Hierarchy(".json")
+def test_other_entry_points_are_refused(changed: Json, reason: str) -> None:
+    """They are left to the final specification; a suffix has to stand in a key."""
+    with pytest.raises(DecodeError, match=reason):
+        _open({**ENTRY_POINT, **changed})
 
 
 @pytest.mark.parametrize(
@@ -212,12 +204,6 @@ def test_the_suffix_has_a_default(members: Json) -> None:
 def test_a_hierarchy_that_is_not_understood_says_why(changed: Any, reason: str) -> None:
     """None of its arrays is unsharded."""
     assert reason in _open({**ENTRY_POINT, **changed}).why_sharded
-
-
-def test_a_suffix_that_is_no_string_is_refused() -> None:
-    """It could not stand in a key."""
-    with pytest.raises(DecodeError, match="metadata_key_suffix is no string: 3"):
-        _open({**ENTRY_POINT, "metadata_key_suffix": 3})
 
 
 def test_what_zarr_python_wrote_is_understood() -> None:
@@ -241,69 +227,56 @@ def test_only_the_transformer_is_left_out(extra: Json, attributes: Any) -> None:
     assert (decoded.served, decoded.is_rewritten) == (encode(document), True)
 
 
+_KEPT: list[tuple[Json, str]] = [
+    ({"storage_transformers": [_OTHER]}, "transformer is https://example.org/mirror/1.0"),
+    ({"storage_transformers": [sharding([2, 2]), _OTHER]}, "are stacked"),
+    ({"storage_transformers": [sharding([2, 2])] * 2}, "are stacked"),
+    ({"storage_transformers": [{"name": "sharding"}]}, "transformer is None"),
+    ({"storage_transformers": [{"extension": "x" * 10_000}]}, "transformer is xxx"),
+    ({"storage_transformers": [{**sharding([2, 2]), "type": "sorted"}]},
+     "format is sorted"),
+    ({"storage_transformers": [{"extension": SHARDING}]}, "format is None"),
+    ({"chunk_grid": {"type": "rectilinear"}}, "the chunk grid is rectilinear"),
+    ({"extensions": [_MUST]}, "example.org/warp/1.0 must be understood"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "document",
-    [_SERVED, {**_SERVED, "storage_transformers": []}, {**_SERVED, "storage_transformers": None},
-     {"anything": "else"}, {}],
-)  # fmt: skip
-def test_what_has_no_transformer_is_served_byte_by_byte(document: Json) -> None:
-    """Other documents keep even their spaces, and need not be understood."""
-    data = json.dumps(document, indent=7).encode()
-
-    assert _read(data) == ArrayDocument(data, is_rewritten=False)
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("document", "reason"),
     [
-        ({"storage_transformers": [_OTHER]}, "transformer is https://example.org/mirror/1.0"),
-        ({"storage_transformers": [sharding([2, 2]), _OTHER]}, "are stacked"),
-        ({"storage_transformers": [sharding([2, 2])] * 2}, "are stacked"),
-        ({"storage_transformers": [{"name": "sharding"}]}, "transformer is None"),
-        ({"storage_transformers": [{"extension": "x" * 10_000}]}, "transformer is xxx"),
-        ({"storage_transformers": [{**sharding([2, 2]), "type": "sorted"}]}, "format is sorted"),
-        ({"storage_transformers": [{"extension": SHARDING}]}, "format is None"),
-        ({"chunk_grid": {"type": "rectilinear"}}, "the chunk grid is rectilinear"),
-        ({"extensions": [_MUST]}, "example.org/warp/1.0 must be understood"),
+        *((document, "") for document in (
+            _SERVED, {**_SERVED, "storage_transformers": []},
+            {**_SERVED, "storage_transformers": None}, {"anything": "else"}, {})),
+        *(({**_SHARDED, **changed}, reason) for changed, reason in _KEPT),
     ],
-)
-def test_what_is_not_understood_is_served_unchanged(changed: Json, reason: str) -> None:
-    """The array keeps its transformers, and the reason is short however long a name."""
-    data = json.dumps({**_SHARDED, **changed}, indent=3).encode()
-    document = _read(data)
-
-    assert (document.served, document.is_rewritten, document.array) == (data, False, None)
-    assert reason in document.why_sharded
-    assert len(document.why_sharded) < 200
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [SHARDING, SHARDING.replace("https", "http"), SHARDING.replace("_", "-"),
-     SHARDING.replace("1.0", "1.1")],
 )  # fmt: skip
-def test_the_transformer_is_known_by_its_uri(uri: str) -> None:
-    """The draft's example has an underscore, its heading a hyphen and no ``s``."""
-    assert _array(storage_transformers=[{**sharding([2, 2]), "extension": uri}], extensions=[_MAY])
+def test_other_documents_are_served_byte_by_byte(document: Json, reason: str) -> None:
+    """Even with their spaces; the reason why an array keeps its transformers is short."""
+    data = json.dumps(document, indent=7).encode()
+    found = _read(data)
+
+    assert (found.served, found.is_rewritten, found.array) == (data, False, None)
+    assert reason in found.why_sharded
+    assert bool(reason) is bool(found.why_sharded)
+    assert len(found.why_sharded) < 200
 
 
-@pytest.mark.parametrize(("separator", "identifier"), [({}, "c1/3"), ({"separator": "."}, "c1.3")])
-def test_the_separator_is_that_of_the_chunk_grid(separator: Any, identifier: str) -> None:
-    """The default is a slash; ``dimension_separator`` is no member of the draft."""
-    grid = {"type": "regular", "chunk_shape": [2, 2], **separator}
-    array = _array(chunk_grid=grid, dimension_separator="?")
+def test_the_transformer_is_known_by_its_uri() -> None:
+    """The draft's example has an underscore, its heading a hyphen and no ``s``.
 
-    assert array.keys.parse(f"data/root/a/{identifier}") == (1, 3)
-
-
-@pytest.mark.parametrize("coords", [(96, 18), (96, 19), (97, 18), (127, 19)])
-def test_shards_of_the_draft(coords: tuple[int, int]) -> None:
-    """The draft's own example: these chunks share a shard whose index has 1,024 bytes."""
-    array = _decode(_configured([32, 2], [400, 400])).array
-
-    assert array is not None
-    assert array.shard_key(coords) == "data/root/a/c3/9"
-    assert array.unsharded.indexes[0].nbytes == 1024
+    The separator is that of the grid, by default a slash; there is no ``dimension_separator``.
+    """
+    for uri in (
+        SHARDING, SHARDING.replace("https", "http"), SHARDING.replace("_", "-"),
+        SHARDING.replace("1.0", "1.1"),
+    ):  # fmt: skip
+        assert _array(
+            storage_transformers=[{**sharding([2, 2]), "extension": uri}], extensions=[_MAY]
+        )
+    for separator, identifier in (({}, "c1/3"), ({"separator": "."}, "c1.3")):
+        grid = {"type": "regular", "chunk_shape": [2, 2], **separator}
+        array = _array(chunk_grid=grid, dimension_separator="?")
+        assert array.keys.parse(f"data/root/a/{identifier}") == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -312,11 +285,19 @@ def test_shards_of_the_draft(coords: tuple[int, int]) -> None:
 def test_last_dimensions_that_are_left_out_are_not_sharded(
     chunks_per_shard: list[int], padded: tuple[int, ...]
 ) -> None:
-    """zarr-python wrote ``chunks_per_shard=2``, and sub-array types, with too few numbers."""
+    """zarr-python wrote ``chunks_per_shard=2``, and sub-array types, with too few numbers.
+
+    In the draft's own example these chunks share a shard whose index has 1,024 bytes.
+    """
     array = _decode(_configured(chunks_per_shard, [5, 7, 9])).array
+    example = _decode(_configured([32, 2], [400, 400])).array
 
     assert array is not None
     assert array.shard_shape == padded
+    assert example is not None
+    for coords in ((96, 18), (96, 19), (97, 18), (127, 19)):
+        assert example.shard_key(coords) == "data/root/a/c3/9"
+    assert example.unsharded.indexes[0].nbytes == 1024
 
 
 @pytest.mark.parametrize(
@@ -414,11 +395,13 @@ async def _translated(given: Json, stored: Json | None) -> Json:
 
 @pytest.mark.parametrize("stored", [_SHARDED, BY_ZARR_PYTHON])
 async def test_an_array_keeps_its_transformer(stored: Json) -> None:
-    """Shape and attributes may change."""
+    """Shape and attributes may change, and the separator be left out when it is the default."""
     changes = {"shape": [80, 60], "attributes": {"units": "nm"}}
+    grid = {"chunk_grid": {"type": "regular", "chunk_shape": [2, 2]}}
 
     assert await _translated({**_served(stored), **changes}, stored) == {**stored, **changes}
     assert await _translated({**stored, **changes}, stored) == {**stored, **changes}
+    assert await _translated({**_SERVED, **grid}, _SHARDED) == {**_SHARDED, **grid}
 
 
 @pytest.mark.parametrize(
@@ -440,13 +423,6 @@ async def test_shards_cannot_be_misread_after_a_change(member: str, value: objec
 
     with pytest.raises(ConflictError, match=rf"^{named} cannot change: .* delete it with"):
         await _translated({**_SERVED, member: value}, _SHARDED)
-
-
-async def test_the_separator_may_be_left_out_when_it_is_the_default() -> None:
-    """The separator is a slash."""
-    changed = {"chunk_grid": {"type": "regular", "chunk_shape": [2, 2]}}
-
-    assert await _translated({**_SERVED, **changed}, _SHARDED) == {**_SHARDED, **changed}
 
 
 async def test_no_array_becomes_sharded() -> None:
@@ -537,27 +513,18 @@ def test_a_description_names_chunks_and_shards(changed: Json, expected: Any) -> 
         ({"data_type": 7}, None, (2,), ()),
         ({"chunk_grid": {"type": "rectilinear"}}, "u1", (), ()),
         ({"compressor": {"codec": "lz4"}}, "u1", (2,), ("lz4",)),
-        (
-            {"compressor": {"codec": "https://purl.org/zarr/spec/codecs/gzip"}},
-            "u1",
-            (2,),
-            ("gzip",),
-        ),
+        ({"compressor": {"codec": f"{_URI}codecs/gzip"}}, "u1", (2,), ("gzip",)),
         ({"compressor": None}, "u1", (2,), ()),
     ],
 )
 def test_extensions_are_described_by_their_names(
     changed: Json, data_type: str | None, chunk_shape: tuple[int, ...], codecs: tuple[str, ...]
 ) -> None:
-    """An array that is not sharded need not be understood."""
+    """An array that is not sharded need not be understood, but for what is described."""
     described = describe("", _decode(array_metadata([5], [2]) | changed))
 
     assert described.data_type == data_type
     assert (described.inner_chunk_shape, described.codecs) == (chunk_shape, codecs)
-
-
-def test_invalid_metadata_cannot_be_described() -> None:
-    """Metadata that are served unchanged may be anything."""
-    for changed in ({"shape": 8}, {"chunk_grid": {"type": "regular", "chunk_shape": "x"}}):
+    for invalid in ({"shape": 8}, {"chunk_grid": {"type": "regular", "chunk_shape": "x"}}):
         with pytest.raises(DecodeError):
-            describe("", _decode(array_metadata([5], [2]) | changed))
+            describe("", _decode(array_metadata([5], [2]) | invalid))

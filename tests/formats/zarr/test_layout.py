@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +35,7 @@ from app.model import (
     Whole,
 )
 from app.resolve.metadata_cache import MetadataCache, ReadCache
+from tests.formats.case import filled
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
@@ -90,8 +90,7 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
     written = data.draw(st.sets(st.sampled_from(coords), max_size=8))
     chunks = {c: chunk_bytes(number) for number, c in enumerate(sorted(written))}
     store = WatchedStore()
-    for key, stored in nesting.build({nesting.number(c): b for c, b in chunks.items()}).items():
-        store.place(ROOT.join(key), stored)
+    filled(nesting.build({nesting.number(c): b for c, b in chunks.items()}), store)
 
     async def read(limit: int) -> dict[tuple[int, ...], bytes | None]:
         resolver = reading(store, whole_index_nbytes=limit)
@@ -110,6 +109,14 @@ async def test_no_more_metadata_is_read_than_is_allowed() -> None:
     assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
 
 
+async def test_nested_indexes_are_read_of_one_version() -> None:
+    """The inner index is read with the ETag that came with the outer one."""
+    case = _Case(build_nested({"c/1": b"one"}))
+    await case.locate("c/1")
+
+    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
+
+
 async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
     case = _Case(build(_CHUNKS))
@@ -121,21 +128,15 @@ async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     assert json.loads(location.data)["codecs"] == [LITTLE]
 
 
-async def test_nested_indexes_are_read_of_one_version() -> None:
-    """The inner index is read with the ETag that came with the outer one."""
-    case = _Case(build_nested({"c/1": b"one"}))
-    await case.locate("c/1")
-
-    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
-
-
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
 async def test_off_the_grid_nothing_is_read(key: str) -> None:
-    """A key past the edge of the array is proved absent by its metadata."""
+    """A key past the edge is proved absent by the metadata; what is not sharded is an object."""
     case = _Case(build(_CHUNKS))
+    plain = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
 
     assert await case.locate(key) == MISSING
-    assert case.store.calls == []
+    assert await plain.locate("c/0") == Whole(ROOT.join("c/0"))
+    assert case.store.calls == plain.store.calls == []
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
@@ -144,57 +145,38 @@ async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     assert await _Case(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
 
 
-async def test_chunks_of_an_array_that_is_not_sharded_are_objects() -> None:
-    """What needs no look-up gets none."""
-    case = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
-
-    assert await case.locate("c/0") == Whole(ROOT.join("c/0"))
-    assert case.store.calls == []
-
-
-@pytest.mark.parametrize(("kind", "encloses"), [("array", True), ("group", False)])
-async def test_an_array_encloses_and_a_group_does_not(kind: str, *, encloses: bool) -> None:
-    """Only below a group there can be containers."""
-    data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
-    layout = await _Case({"zarr.json": data}).open()
-
-    assert layout.encloses(VirtualKey("x")) is encloses
-
-
-@pytest.mark.parametrize(
-    ("name", "is_shown"), [("zarr.json", True), ("notes.txt", True), ("a/", True), ("c/", False)]
-)
-async def test_shards_are_hidden(name: str, *, is_shown: bool) -> None:
-    """Objects whose names now mean inner chunks cannot be asked for."""
+async def test_an_array_encloses_and_hides_its_shards() -> None:
+    """Only below a group there can be containers; names of shards now mean inner chunks."""
     case = _Case(build(_CHUNKS))
     layout = await case.open()
-    shelf = await layout.listing_rules(VirtualKey(""), case.fetch)
+    rules = await layout.listing_rules(VirtualKey(""), case.fetch)
+    names = {"zarr.json": True, "notes.txt": True, "a/": True, "c/": False}
 
-    assert shelf.shows is not None
-    assert shelf.shows(name) is is_shown
-
-
-@pytest.mark.parametrize("location", ["start", "end"])
-async def test_an_index_is_read_whole_and_nothing_else(location: str) -> None:
-    """Below the limit one read brings the index, size and version of the shard."""
-    case = _Case(build(_CHUNKS, location=location))
-    await case.locate("c/0/0")
-    expected = ByteRange(0, 68) if location == "start" else SuffixRange(68)
-
-    assert [call.request for call in case.store.calls] == [expected]
+    assert rules.shows is not None
+    assert {name: rules.shows(name) for name in names} == names
+    for kind, encloses in (("array", True), ("group", False)):
+        data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
+        assert (await _Case({"zarr.json": data}).open()).encloses(VirtualKey("x")) is encloses
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
 async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
-    """Above the limit the last byte tells the size, and one entry of that version is read."""
-    case = _Case(build(_CHUNKS, location=location), whole_index_nbytes=67)
-    await case.locate("c/0/1")
-    size = len(build(_CHUNKS, location=location)["c/0/0"])
-    start = 16 if location == "start" else size - 68 + 16
+    """Below the limit one read brings the index, size and version of the shard.
 
-    assert [(call.request, call.if_match) for call in case.store.calls] == [
+    Above the limit the last byte tells the size, and one entry of that version is read.
+    """
+    objects = build(_CHUNKS, location=location)
+    case, large = _Case(objects), _Case(objects, whole_index_nbytes=67)
+    await case.locate("c/0/1")
+    await large.locate("c/0/1")
+    start = 16 if location == "start" else len(objects["c/0/0"]) - 68 + 16
+
+    assert [call.request for call in case.store.calls] == [
+        ByteRange(0, 68) if location == "start" else SuffixRange(68)
+    ]
+    assert [(call.request, call.if_match) for call in large.store.calls] == [
         (SuffixRange(1), None),
-        (ByteRange(start, start + 16), case.etags["c/0/0"]),
+        (ByteRange(start, start + 16), large.etags["c/0/0"]),
     ]
 
 
@@ -272,7 +254,7 @@ def _around(store: WatchedStore, whole_index_nbytes: int = 2**20) -> ShardReader
 
 
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
-    """In a shard that is bytes already a chunk is bytes, with a version of its own."""
+    """Bytes with a version of their own; they have no object to be named when damaged."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
     first, second = [await _around(WatchedStore()).locate(shard, entry) for entry in (0, 1)]
 
@@ -280,13 +262,9 @@ async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     assert isinstance(second, Inline)
     assert (first.data, second.data) == (b"a", b"bc")
     assert len({shard.etag, first.etag, second.etag}) == 3
-
-
-@pytest.mark.parametrize("data", [b"", b"x" * 35, b"x" * 36, b"x" * 100])
-async def test_damage_of_a_shard_at_hand_is_for_its_container_to_name(data: bytes) -> None:
-    """Bytes at hand have no object to be named."""
-    with pytest.raises(DecodeError):
-        await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
+    for data in (b"", b"x" * 35, b"x" * 36, b"x" * 100):
+        with pytest.raises(DecodeError):
+            await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
 
 
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
@@ -355,26 +333,20 @@ async def test_a_shard_that_is_referred_to_has_to_be_there(
 
 
 @_whole_or_by_entry
-async def test_a_shard_is_not_longer_than_its_object(whole_index_nbytes: int) -> None:
-    """Also where the index could be read."""
+async def test_a_shard_is_neither_longer_than_its_object_nor_too_short(
+    whole_index_nbytes: int,
+) -> None:
+    """Also where the index could be read; of a range too short for it nothing is read."""
     index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)
     reader = ShardReader(index, ReadCache(store, MetadataCache(0), ttl_s=60), whole_index_nbytes)
+    with pytest.raises(DamagedError, match="too few for a shard"):
+        await _around(store, whole_index_nbytes).locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
+    assert store.calls == []
     with pytest.raises(DamagedError, match=r"is referred to, and it has"):
         await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
-
-
-@_whole_or_by_entry
-async def test_a_range_too_short_for_a_shard_is_damaged(whole_index_nbytes: int) -> None:
-    """Nothing is read of it."""
-    store = WatchedStore()
-    store.place(_ELSEWHERE, _SHARD)
-    reader = _around(store, whole_index_nbytes)
-    with pytest.raises(DamagedError, match="too few for a shard"):
-        await reader.locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
-    assert store.calls == []
 
 
 @pytest.mark.parametrize("key", ["c/3", "c/03", "c/0/0", "c", "c/x", "c/-1"])
@@ -385,41 +357,35 @@ async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
         await array.slot(key)
 
 
-@pytest.mark.parametrize("key", ["zarr.json", "notes.txt", "d/0", ".zattrs"])
-async def test_other_keys_are_objects(key: str) -> None:
-    """Beside the chunks of the array."""
-    fetch = one_dimension(3).fetch()
+@pytest.mark.parametrize(
+    ("array", "key"),
+    [
+        *((one_dimension(3), key) for key in ("zarr.json", "notes.txt", "d/0", ".zattrs")),
+        *(
+            (WrittenArray(array_metadata([3], [3], codecs)), "c/0")
+            for codecs in ([LITTLE], [sharding([1]), {"name": "gzip"}])
+        ),
+    ],
+)
+async def test_other_keys_are_objects(array: WrittenArray, key: str) -> None:
+    """Beside the chunks of the array, or chunks that are not sharded or served with the shards."""
+    fetch = array.fetch()
     layout = await known_formats()[0].open(ROOT, fetch)
     assert layout is not None
 
     target = await layout.target(VirtualKey(key), fetch)
 
-    assert isinstance(target, Whole | Document)
+    assert isinstance(target, Whole if key == "c/0" else Whole | Document)
     assert target.ref == ROOT.join(key)
 
 
-@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1]), {"name": "gzip"}]])
-async def test_chunks_of_other_arrays_are_objects(codecs: list[Any]) -> None:
-    """Not sharded, or served with the shards."""
-    fetch = WrittenArray(array_metadata([3], [3], codecs)).fetch()
-    layout = await known_formats()[0].open(ROOT, fetch)
-    assert layout is not None
-
-    assert await layout.target(VirtualKey("c/0"), fetch) == Whole(ROOT.join("c/0"))
-
-
-async def test_a_body_in_a_coding_is_refused() -> None:
-    """The codecs of the array tell how chunks are compressed."""
+async def test_a_body_that_is_no_chunk_is_refused() -> None:
+    """An array of bytes tells how long each is; its codecs tell how chunks are compressed."""
     slot = await one_dimension(3).slot("c/0")
+    sized = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
 
+    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
     with pytest.raises(UnknownCodingError):
         slot.shard.encode(slot.entry, b"any", is_gzip=True)
-    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
-
-
-async def test_a_body_that_is_no_chunk_is_refused() -> None:
-    """An array of bytes tells how long each is."""
-    slot = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
-
     with pytest.raises(BadBodyError, match="3 bytes instead of 2"):
-        slot.shard.encode(slot.entry, b"abc", is_gzip=False)
+        sized.shard.encode(sized.entry, b"abc", is_gzip=False)

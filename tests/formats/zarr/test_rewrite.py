@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorstore
 import zarr
@@ -14,16 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import ConflictError, DamagedError
-from app.formats.contract import Slot
+from app.formats.contract import Entry, ShardRewriter, Slot
 from app.formats.zarr.index import ShardIndex
+from app.formats.zarr.layout import ZarrLayout
 from app.formats.zarr.metadata import NodeTranslator, parse_node
 from app.model import ByteRange, VirtualKey
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
-from tests.clients.arrays import BY_NAME
-from tests.clients.writing import Case, quiet, write
-from tests.formats.rendering import render
+from tests.clients.arrays import BY_NAME, INNER, SHARDS, VALUES, WRITERS
+from tests.clients.writing import (
+    GZIP,
+    Case,
+    Json,
+    Values,
+    quiet,
+    read_tensorstore,
+    read_zarr,
+    same,
+    write,
+)
+from tests.formats.case import filled, render
 from tests.formats.zarr.building import (
     BIG,
     CRC,
@@ -222,12 +234,15 @@ _EMPTY = 2**64 - 1
     ],
 )
 async def test_nothing_is_written_into_a_damaged_shard(entry: tuple[int, int], reason: str) -> None:
-    """Any entry that cannot be right stops all changes, whichever they are of."""
-    array = one_dimension(3)
+    """Any entry that cannot be right stops all changes, whichever they are of; or no index."""
+    array, short = one_dimension(3), one_dimension(3, index_location="start")
     array.objects["c/0"] = b"0123456789" + encode_index([(0, 4), entry, EMPTY])
+    short.objects["c/0"] = b"short"
 
     with pytest.raises(DamagedError, match=rf"data/c/0: .*{reason}"):
         await array.write({(2,): b"new"})
+    with pytest.raises(DamagedError, match="data/c/0"):
+        await short.write({(2,): b"new"})
 
 
 async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
@@ -240,15 +255,6 @@ async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
         await array.write({(2,): b"new"})
     with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 at .* overlaps the shard"):
         (await array.open("c/2", (1, 1))).lookup((1, 1))
-
-
-async def test_a_truncated_shard_is_damaged() -> None:
-    """Too short for its index."""
-    array = one_dimension(3, index_location="start")
-    array.objects["c/0"] = b"short"
-
-    with pytest.raises(DamagedError, match="data/c/0"):
-        await array.write({(2,): b"new"})
 
 
 _EDGES = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, _EMPTY - 1, _EMPTY])
@@ -294,8 +300,7 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     array = two_levels(9, 3)
     await array.write({(n,): b"x" for n in range(9)})
     store = WatchedStore()
-    for key, data in {**array.objects, "zarr.json": json.dumps(array.document).encode()}.items():
-        store.place(ROOT.join(key), data)
+    filled({**array.objects, "zarr.json": json.dumps(array.document).encode()}, store)
     fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     layout = await known_formats()[0].open(ROOT, fetch)
     assert layout is not None
@@ -320,6 +325,14 @@ _ONLY_ZARR = ("after/", "dtype/string", "dtype/fixed", "dtype/time")
 _CASES = [case for case in BY_NAME.values() if not case.name.startswith("plain/")]
 
 
+def _copy(folder: Path) -> MemoryStore:
+    store = MemoryStore()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            store.place(ROOT.join(file.relative_to(folder).as_posix()), file.read_bytes())
+    return store
+
+
 def _copy_of_what_is_seen(folder: Path, copy: Path) -> None:
     """Write the documents that clients see of the nodes in *folder*."""
     for file in folder.rglob("zarr.json"):
@@ -331,9 +344,7 @@ def _copy_of_what_is_seen(folder: Path, copy: Path) -> None:
 
 def _write_back(copy: Path, folder: Path) -> None:
     """Store each document of *copy* as the service does."""
-    store = MemoryStore()
-    for file in folder.rglob("zarr.json"):
-        store.place(ROOT.join(file.relative_to(folder).as_posix()), file.read_bytes())
+    store = _copy(folder)
     for file in copy.rglob("zarr.json"):
         path = file.relative_to(copy)
         directory = ROOT.join(path.parent.as_posix()) if len(path.parts) > 1 else ROOT
@@ -343,49 +354,154 @@ def _write_back(copy: Path, folder: Path) -> None:
         stored.write_bytes(asyncio.run(given))
 
 
-def _same_but_for(one: Path, other: dict[str, Any], *members: str) -> None:
-    document = json.loads(one.read_bytes())
-    for member in (*members, "storage_transformers", "attributes", "chunk_key_encoding"):
-        document.pop(member, None)
-        other.pop(member, None)
-    assert document == other
-
-
-@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
-def test_an_array_that_zarr_python_changed_keeps_its_shards(case: Case, tmp_path: Path) -> None:
-    """Its attributes and its shape are the new ones."""
-    write(case, tmp_path / "stored")
-    before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")
+def _resize_by_zarr(folder: Path) -> None:
     with quiet():
-        array: Any = zarr.open_array(tmp_path / "seen", mode="r+")
+        array: Any = zarr.open_array(folder, mode="r+")
         array.attrs.update({"of": "zarr"})
         array.resize(tuple(n + 9 for n in array.shape))
 
-    _write_back(tmp_path / "seen", tmp_path / "stored")
 
-    document = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    assert document["attributes"]["of"] == "zarr"
-    assert document["shape"] == [n + 9 for n in before["shape"]]
-    _same_but_for(tmp_path / "stored" / "zarr.json", before, "shape")
+def _resize_by_tensorstore(folder: Path) -> None:
+    """Resize with TensorStore, which leaves out what has a default."""
+    array = tensorstore.open({"driver": "zarr3", "kvstore": f"file://{folder}/"}).result()
+    array.resize(exclusive_max=[n + 9 for n in array.shape]).result()
 
 
 @pytest.mark.parametrize(
-    "case",
-    [case for case in _CASES if not case.name.startswith(_ONLY_ZARR) and case.values.ndim],
-    ids=lambda case: case.name,
+    ("resize", "case"),
+    [
+        *((_resize_by_zarr, case) for case in _CASES),
+        *(
+            (_resize_by_tensorstore, case)
+            for case in _CASES
+            if not case.name.startswith(_ONLY_ZARR) and case.values.ndim
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
 )
-def test_an_array_that_tensorstore_resized_keeps_its_shards(case: Case, tmp_path: Path) -> None:
-    """It leaves out what has a default."""
+def test_an_array_that_was_resized_keeps_its_shards(
+    case: Case, resize: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Its attributes and its shape are the new ones, and all else is as it was."""
     write(case, tmp_path / "stored")
     before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
     _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")
-    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/seen/"}
-    array = tensorstore.open(spec).result()
-    array.resize(exclusive_max=[n + 9 for n in case.values.shape]).result()
+    resize(tmp_path / "seen")
 
     _write_back(tmp_path / "seen", tmp_path / "stored")
 
-    document = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    assert document["shape"] == [n + 9 for n in before["shape"]]
-    _same_but_for(tmp_path / "stored" / "zarr.json", before, "shape")
+    after = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
+    assert after["shape"] == [n + 9 for n in before["shape"]]
+    assert resize is not _resize_by_zarr or after["attributes"]["of"] == "zarr"
+    for document in (before, after):
+        for member in ("shape", "storage_transformers", "attributes", "chunk_key_encoding"):
+            document.pop(member, None)
+    assert after == before
+
+
+_ONLY_TENSORSTORE = ("transpose/outer", "transpose/both", "nested/transposes")
+"""Arrays that zarr-python cannot read."""
+
+
+def _is_written(case: Case) -> bool:
+    return (
+        not case.name.startswith(("plain/", "document/"))
+        and "zstd" not in case.name.removeprefix("inside/")
+        and not case.name.startswith("after/gzip")
+        and "zero_length" not in case.name
+    )
+
+
+_WRITTEN = [case for case in BY_NAME.values() if _is_written(case)]
+
+
+async def _layout(folder: Path) -> tuple[ZarrLayout, DirectFetch]:
+    fetch = DirectFetch(_copy(folder))
+    layout = await known_formats()[0].open(ROOT, fetch)
+    assert isinstance(layout, ZarrLayout)
+    return layout, fetch
+
+
+async def _write_through(case: Case, folder: Path, twin: Path, values: Values) -> None:
+    """Write *values* into the shards in *folder* as a client would that sees no shards.
+
+    What such a client writes is what lies in *twin* once the case's writer has written there.
+    """
+    layout, fetch = await _layout(folder)
+    document = json.loads(layout.node.value.served)
+    shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+    with quiet():
+        plain = replace(case, shards=shape, codecs=document["codecs"], values=values, edit=None)
+        case.write(plain, twin)
+    assert layout.node.value.array is not None
+    shards: dict[ShardRewriter[Any], dict[Entry, bytes | None]] = {}
+    for coords in _differing(case.values, values, shape):
+        key = layout.node.value.array.keys.format(coords)
+        target = await layout.target(VirtualKey(key), fetch)
+        assert isinstance(target, Slot)
+        file = twin / key
+        body = file.read_bytes() if file.is_file() else None
+        if body is not None:
+            body = target.shard.encode(target.entry, body, is_gzip=False)
+        shards.setdefault(target.shard, {})[target.entry] = body
+    for shard, changes in shards.items():
+        file = folder / shard.ref.key.removeprefix(f"{ROOT.key}/")
+        plan = shard.plan(await shard.open(list(changes), fetch), changes)
+        if plan is None:
+            file.unlink(missing_ok=True)
+        else:
+            old = file.read_bytes() if file.is_file() else b""
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(render(plan.pieces, old))
+
+
+def _differing(old: Values, new: Values, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Find the chunks of *shape* that are not the same in both."""
+    for coords in np.ndindex(*(-(-n // size) for n, size in zip(old.shape, shape, strict=True))):
+        box = tuple(slice(at * n, at * n + n) for at, n in zip(coords, shape, strict=True))
+        if not np.array_equal(old[box], new[box]):
+            yield coords
+
+
+def _read_by_all(case: Case, folder: Path, expected: Values) -> None:
+    readers = {"zarr": read_zarr, "tensorstore": read_tensorstore}
+    if case.name.startswith(_ONLY_TENSORSTORE):
+        del readers["zarr"]
+    if case.name.startswith(_ONLY_ZARR):
+        del readers["tensorstore"]
+    for read in readers.values():
+        with quiet():
+            same(read(folder), expected)
+
+
+@pytest.mark.parametrize("case", _WRITTEN, ids=lambda case: case.name)
+async def test_readers_find_what_was_written(case: Case, tmp_path: Path) -> None:
+    """Every chunk is replaced, in the form that the inner codecs give it."""
+    write(case, tmp_path / "shards")
+    values = np.flip(case.values).copy()
+
+    await _write_through(case, tmp_path / "shards", tmp_path / "twin", values)
+
+    _read_by_all(case, tmp_path / "shards", values)
+
+
+@pytest.mark.parametrize(("writer", "after"), [("zarr", []), ("tensorstore", []), ("zarr", [CRC])])
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("nested", [False, True])
+async def test_readers_find_what_was_kept(
+    writer: str, location: str, after: list[Json], tmp_path: Path, *, nested: bool
+) -> None:
+    """One chunk in the middle is replaced by one of another length, and one is taken away."""
+    inner = [LITTLE, GZIP]
+    if nested:
+        inner = [sharding([1, 3, 2], inner, index_location=location)]
+    codecs = [sharding(list(INNER), inner, index_location=location), *after]
+    case = Case("after/" if after else writer, WRITERS[writer], VALUES, SHARDS, codecs)
+    write(case, tmp_path / "shards")
+    values = VALUES.copy()
+    values[2:4, 0:3, 0:4] = 7
+    values[0:2, 3:5, 4:8] = 0
+
+    await _write_through(case, tmp_path / "shards", tmp_path / "twin", values)
+
+    _read_by_all(case, tmp_path / "shards", values)

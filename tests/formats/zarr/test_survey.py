@@ -14,7 +14,7 @@ from app.formats.zarr.metadata import Node, parse_array, parse_node
 from app.formats.zarr.survey import ZarrShard, ZarrShards, ZarrSurvey, array_names, describe
 from app.model import ByteRange, ETag, Stored, VirtualKey
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from tests.formats.case import filled
 from tests.formats.zarr.building import (
     ANY_LENGTH,
     CRC,
@@ -32,11 +32,8 @@ _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2
 
 
 def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, DirectFetch]:
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
     array = parse_array(json.loads(objects["zarr.json"]))
-    return ZarrShards(ROOT, array), DirectFetch(store)
+    return ZarrShards(ROOT, array), DirectFetch(filled(objects))
 
 
 async def _survey(objects: dict[str, bytes], key: str) -> ZarrSurvey:
@@ -48,16 +45,12 @@ async def _survey(objects: dict[str, bytes], key: str) -> ZarrSurvey:
     return survey
 
 
-@pytest.mark.parametrize("key", ["c/2/0", "c/0/2", "c/00/0", "c/0", "zarr.json", "c/0/0/0", ""])
-def test_other_keys_are_no_shards(key: str) -> None:
+def test_other_keys_are_no_shards_and_in_none() -> None:
     """What is off the grid belongs to no array: it was larger once."""
-    assert _GRID.named(key) is None
-
-
-@pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "zarr.json", "c/01/0"])
-def test_what_is_no_inner_chunk_is_in_none(key: str) -> None:
-    """Off the array there is nothing to hold."""
-    assert _GRID.holding(VirtualKey(key)) is None
+    for key in ("c/2/0", "c/0/2", "c/00/0", "c/0", "zarr.json", "c/0/0/0", ""):
+        assert _GRID.named(key) is None
+    for key in ("c/3/0", "c/0/4", "zarr.json", "c/01/0"):
+        assert _GRID.holding(VirtualKey(key)) is None
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -104,35 +97,26 @@ async def test_entries_come_by_their_places() -> None:
     assert (survey.index_location, survey.count) == ("end", 4)
 
 
-async def test_an_entry_that_cannot_be_right_is_a_fault_of_its_chunk() -> None:
-    """The others are told nevertheless."""
+async def test_what_cannot_be_right_is_a_fault() -> None:
+    """An entry is one of its chunk, an index one of the first inner chunk of its shard.
+
+    Other entries are told nevertheless; of a shard too short for its index there is nothing.
+    """
     objects = build({"c/0/0": b"first", "c/1/1": b"last"}, crc=False)
     data = objects["c/0/0"]
     objects["c/0/0"] = data[:-16] + bytes(8) + (99).to_bytes(8, "little")
+    flipped = build({"c/0/3": b"chunk"})
+    flipped["c/0/1"] = flipped["c/0/1"][:-1] + b"?"
 
     table = (await _survey(objects, "c/0/0")).table()
+    unread = (await _survey(flipped, "c/0/1")).table()
 
+    reason = "inner chunk 3 at [0, 99) ends past 79 bytes"
     assert [entry.number for entry in table.entries] == [0]
-    assert list(table.faults) == [
-        Fault(VirtualKey("c/1/1"), "inner chunk 3 at [0, 99) ends past 79 bytes")
-    ]
-
-
-async def test_an_index_that_cannot_be_read_is_a_fault_of_the_shard() -> None:
-    """It names nothing, and is told by the first inner chunk of the shard."""
-    objects = build({"c/0/3": b"chunk"})
-    objects["c/0/1"] = objects["c/0/1"][:-1] + b"?"
-
-    table = (await _survey(objects, "c/0/1")).table()
-
-    assert (table.entries, table.empty) == ((), 0)
-    assert table.faults == (
-        Fault(VirtualKey("c/0/2"), "the checksum of the shard index does not match"),
-    )
-
-
-async def test_a_shard_too_short_for_its_index_is_damaged() -> None:
-    """There is nothing to survey."""
+    assert list(table.faults) == [Fault(VirtualKey("c/1/1"), reason)]
+    assert (unread.entries, unread.empty) == ((), 0)
+    reason = "the checksum of the shard index does not match"
+    assert unread.faults == (Fault(VirtualKey("c/0/2"), reason),)
     with pytest.raises(DamagedError, match="3 bytes are too few for a shard"):
         await _survey(build({}) | {"c/0/0": b"abc"}, "c/0/0")
 
@@ -231,34 +215,24 @@ def test_a_sharded_array_tells_its_shards() -> None:
     )
 
 
-def test_an_array_that_stays_sharded_tells_why() -> None:
-    """Its chunks are its shards."""
-    described = _described(array_metadata([8], [4], [sharding([2]), _GZIP]))
-
-    assert described.shard_shape is None
-    assert described.inner_chunk_shape == (4,)
-    assert "gzip after sharding_indexed" in described.why_sharded
-
-
 @pytest.mark.parametrize(
     ("members", "data_type", "chunk_shape"),
     [
-        (
-            {"data_type": {"name": "numpy.datetime64", "configuration": {}}},
-            "numpy.datetime64",
-            (4,),
-        ),
+        ({"data_type": {"name": "numpy.datetime64"}}, "numpy.datetime64", (4,)),
         ({"chunk_grid": {"name": "rectilinear", "configuration": {"x": 1}}}, "uint8", ()),
         ({"chunk_grid": "rectilinear"}, "uint8", ()),
+        ({"codecs": [sharding([2]), _GZIP]}, "uint8", (4,)),
     ],
-)
-def test_extensions_are_told_by_their_names(
+)  # fmt: skip
+def test_an_array_that_is_served_as_it_is_need_not_be_understood(
     members: dict[str, Any], data_type: str, chunk_shape: tuple[int, ...]
 ) -> None:
-    """An array that is served as it is need not be understood."""
+    """Extensions are told by their names; one that stays sharded tells why."""
     described = _described(array_metadata([8], [4], [LITTLE]) | members)
 
     assert (described.data_type, described.inner_chunk_shape) == (data_type, chunk_shape)
+    assert described.shard_shape is None
+    assert ("gzip after sharding_indexed" in described.why_sharded) is ("codecs" in members)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Find the container of a key: its nearest ancestor that has a marker."""
+"""Find the container of a key, its nearest ancestor that has a marker, and remember it."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from app.formats.listing import PLAIN, ListingRules, Name
 from app.formats.reading import Fetch, Opaque, Read
 from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from app.resolve.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
 from app.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
@@ -141,7 +142,8 @@ class Containers:
         outer: list[tuple[Layout, int]] = []
         directory, start = root, 0
         for _ in range(MAX_DEPTH):
-            for read in _likely_markers(formats, root, key, start):
+            nests = bool(outer) or self.format == "zarr"
+            for read in _likely_markers(formats, root, key, start, nests=nests):
                 prefetch(read)
             try:
                 opened = await self._open(directory, fetch)
@@ -231,15 +233,15 @@ class Containers:
 
 
 def _likely_markers(
-    formats: Sequence[Format], root: ObjectRef, key: VirtualKey, start: int
+    formats: Sequence[Format], root: ObjectRef, key: VirtualKey, start: int, *, nests: bool
 ) -> Iterator[Read[Any]]:
-    """Yield the markers of the directory before *start*; of a sole format, those below it too.
+    """Yield the markers of the directory before *start*; if containers nest, those below it too.
 
     Chunks of Zarr arrays follow the directory ``c`` or lie in that of the array itself.
     """
     end = key.rfind("/c/", max(0, start - 1))
     last = end + 1 if end >= 0 else key.rfind("/") + 1
-    for _ in range(_MAX_LIKELY if len(formats) == 1 else 1):
+    for _ in range(_MAX_LIKELY if nests else 1):
         directory = root.join(key[: max(0, start - 1)])
         for fmt in formats:
             yield from fmt.markers(directory)
@@ -267,3 +269,75 @@ class Dataset:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_public", PUBLIC in self.readers)
+
+
+type _Name = tuple[str, bool, str]
+"""Name of a dataset, whether the keys claim their container, and its directory with the slash."""
+
+
+class _Route(NamedTuple):
+    container: Container
+    """As found for one key."""
+    tracker: FreshnessTracker
+    """The reads that led to the container."""
+
+    @property
+    def nbytes(self) -> int:
+        return OVERHEAD_NBYTES + self.tracker.nbytes
+
+
+class Routes:
+    """Containers by dataset and directory, in the cache of *fetch*.
+
+    A route is good until one of the reads that led to it expires, or anything cached turns out to
+    be outdated. It leads only to a container that encloses the key.
+    """
+
+    def __init__(self, fetch: ReadCache) -> None:
+        self._fetch = fetch
+
+    def recall(
+        self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
+    ) -> Container | None:
+        """Return the container of *key* if a route leads there; *tracker* adopts its reads."""
+        for name in _names(dataset, key):
+            route: _Route | None = self._fetch.cache.get(name)
+            if route is None or not route.tracker.is_current:
+                continue
+            layout, _, outer = route.container
+            rest = VirtualKey(key[len(name[2]) :])
+            if layout.encloses(rest) and not (
+                outer and any(each.encloses(VirtualKey(key[start:])) for each, start in outer)
+            ):
+                tracker.adopt(route.tracker)
+                return Container(layout, rest)
+        return None
+
+    async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
+        """Search the container of *key*, and keep the route; *tracker* has read nothing yet."""
+        search = dataset.containers.search
+        found = await search(dataset.root, key, tracker, self._fetch.prefetch)
+        if found.layout.encloses(found.rest) and tracker.is_current:
+            directory = key[: len(key) - len(found.rest)]
+            for name in _names(dataset, key):
+                if name[2] == directory:
+                    self._fetch.cache.put(name, _Route(found, tracker.copy()))
+        return found
+
+    def forget(self, dataset: Dataset, key: VirtualKey) -> None:
+        """Search anew for *key*, since what led to its container was read again."""
+        for name in _names(dataset, key):
+            self._fetch.cache.pop(name, None)
+
+
+def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:
+    """Yield the names of routes that may lead to *key*, outer directories first."""
+    claim = dataset.containers.claim(key) if "@" in key else None
+    if claim is not None:
+        yield dataset.name, True, key[:claim]
+        return
+    end = 0
+    for _ in range(MAX_DEPTH):
+        yield dataset.name, False, key[:end]
+        if not (end := key.find("/", end) + 1):
+            return

@@ -28,7 +28,7 @@ from app.model import (
 from app.resolve.bodies import BodyReader, Choice, Coding, Entity, Opened, Opening
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Container, Dataset
+from app.resolve.containers import Container, Dataset, Routes
 from app.resolve.listing import Page, Root, list_page
 from app.resolve.metadata_cache import (
     OVERHEAD_NBYTES,
@@ -38,7 +38,6 @@ from app.resolve.metadata_cache import (
     ReadCache,
     retry_until_consistent,
 )
-from app.resolve.routes import Routes
 from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from app.storage.http_headers import object_headers
 

@@ -104,7 +104,7 @@ async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
 
 @pytest.mark.parametrize("key", ["s0", "a/b/8_8_8", "a/b/"])
 async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
-    """However deep it is, nothing but the marker above and the shard is asked for."""
+    """However deep it is, nothing but the markers above and the shard is asked for."""
     objects = build_shards({0: b"first"}, RAW_SHARDING)
     path = key.rstrip("/")
     case = Watched(
@@ -115,7 +115,8 @@ async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
     )
     assert await case.read(f"{path}/-1-2_5-8_0-1") == b"first"
 
-    assert set(case.keys) == {"zarr.json", "info", f"{path}/0.shard"}
+    markers = {"zarr.json", "info", "repo", "refs/branch.main/ref.json"}
+    assert set(case.keys) == {*markers, f"{path}/0.shard"}
     assert case.keys.count("info") == 1
 
 

@@ -54,13 +54,8 @@ def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
 
 
 def s3fs_options(url: str) -> dict[str, Any]:
-    """Return the options of s3fs.
-
-    A folder that it caches from a flat listing may lack folders, and a file system that it caches
-    by its URL may belong to another event loop and to a server that had the port before.
-    """
-    caches = {"use_listings_cache": False, "skip_instance_cache": True}
-    return {"key": KEYS, "secret": KEYS, "endpoint_url": url, **caches}
+    """Return the options of s3fs; a folder that it caches from a flat listing may lack folders."""
+    return {"key": KEYS, "secret": KEYS, "endpoint_url": url, "use_listings_cache": False}
 
 
 def over_s3fs(url: str, path: str) -> Any:

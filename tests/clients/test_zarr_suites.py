@@ -75,9 +75,14 @@ class KeysMachine(ZarrStoreStateMachine):
 
 
 class S3fsKeysMachine(KeysMachine):
-    """Adds up no sizes: s3fs takes ``a/`` for the key ``a`` where nothing lies below it."""
+    """Adds up no sizes, and asks for no key that may be a folder.
+
+    S3fs takes ``a/`` for the key ``a`` where nothing lies below it, and finds ``a`` where
+    something does.
+    """
 
     getsize_prefix: Any = None
+    exists: Any = None
 
 
 class SeaweedMachine(ZarrHierarchyStateMachine):
@@ -128,6 +133,7 @@ def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]
     datasets = {"data": root, "raw": root.model_copy(update={"view": "raw"})}
     with serving(Settings(stores=stores, datasets=datasets)) as base:
         yield base
+    S3FileSystem.clear_instance_cache()  # another server may get the port
 
 
 @pytest.fixture
@@ -140,6 +146,7 @@ def prefix() -> str:
 async def s3fs(url: str) -> AsyncGenerator[S3FileSystem]:
     """Connect s3fs, which does not notice by itself what the tests write past it."""
     filesystem = S3FileSystem(asynchronous=True, **s3fs_options(url))
+    S3FileSystem.clear_instance_cache()  # others would get this one, of another event loop
     session = await filesystem.set_session()
     yield filesystem
     await session.close()

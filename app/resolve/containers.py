@@ -239,6 +239,8 @@ def _likely_markers(
 
     Chunks of Zarr arrays follow the directory ``c`` or lie in that of the array itself.
     """
+    if len(formats) == 1 and not nests:
+        return
     end = key.rfind("/c/", max(0, start - 1))
     last = end + 1 if end >= 0 else key.rfind("/") + 1
     for _ in range(_MAX_LIKELY if nests else 1):

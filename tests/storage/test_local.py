@@ -131,10 +131,11 @@ async def test_a_folder_that_cannot_be_read_is_listed(
             raise PermissionError(errno.EACCES, "denied")
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
 
-    assert [each.ref.key async for each in listing] == ["lost+found/", "z/"]
+        assert [each.ref.key async for each in listing] == ["lost+found/", "z/"]
 
 
 async def test_one_file_shows_that_a_folder_is_not_empty(

@@ -229,11 +229,12 @@ def test_migration_is_seen(faulty: FaultyServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ref", ["", "@"])
 def test_markers_are_looked_for_once(faulty: FaultyServer, tmp_path: Path, ref: str) -> None:
-    """With the format `auto` two more are read, but for a key that begins with a ref."""
+    """With the format `auto` three more are read, but for a key that begins with a ref."""
     with serving_copy(faulty, tmp_path / "repo", "v2", TTL_S, "auto") as counted:
         ref = ref and f"@{counted.repo.lookup_branch('main')}/"
-        markers = [] if ref else ["zarr.json", "info"]
+        others = set() if ref else {"info", "refs", "zarr.json"}
+        reads = [*counted.reads(f"{ref}{CHUNK}"), *counted.reads(f"{ref}{NEIGHBOUR}")]
 
-        cold = [*markers, "repo", "snapshots", "manifests", "chunks"]
-        assert counted.reads(f"{ref}{CHUNK}") == cold
-        assert counted.reads(f"{ref}{NEIGHBOUR}") == ["chunks"]
+        needed = ["repo", "snapshots", "manifests", "chunks", "chunks"]
+        assert [each for each in reads if each not in others] == needed
+        assert len(reads) <= len(needed) + len(others)  # some may be on the way still

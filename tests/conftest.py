@@ -15,10 +15,10 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
-from tests.lacking import lack
-from tests.seaweedfs import SeaweedFS, running
 from tests.storage.faulty import FaultyServer
+from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
+from tests.support.lacking import lack
+from tests.support.seaweedfs import SeaweedFS, running
 
 _TESTS: Final = Path(__file__).parent
 _FIRST: Final = (_TESTS, _TESTS / "viewers")

@@ -21,13 +21,13 @@ import tensorstore
 
 from app import demo
 from app.cli import main
-from tests.commands import environ, run
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.small import Small
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
-from tests.zipped import zipped
+from tests.support.commands import environ, run
+from tests.support.zipped import zipped
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "app"]

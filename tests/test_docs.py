@@ -20,7 +20,7 @@ from app.main import create_app
 from app.model import ObjectRef
 from app.settings import TABLES, Settings, load
 from app.storage.memory import MemoryStore
-from tests.resolving import reading
+from tests.support.resolving import reading
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.attacks.raw import exchange
-from tests.commands import environ
 from tests.formats.zarr.building import build
+from tests.support.commands import environ
 
 ROOT: Final = Path(__file__).parent.parent
 TOKEN: Final = "token-of-ana"

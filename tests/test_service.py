@@ -27,8 +27,8 @@ from tests.formats.zarr.building import (
     encode_index,
     sharding,
 )
-from tests.serving import serving
 from tests.storage.faulty import Fault, FaultyServer
+from tests.support.serving import serving
 
 
 class Container(NamedTuple):

@@ -47,7 +47,7 @@ from tests.formats.icechunk.building_repo import (
     transaction_log,
 )
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, build
-from tests.serving import serving
+from tests.support.serving import serving
 
 ALLOWED: Final = ByteSize(2**20)
 HELD: Final = bytes(256 * 2**20)

@@ -17,8 +17,8 @@ import pytest
 from app.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import connect, exchange, flood, heard, statuses
-from tests.gateways import Gateway, forked, of_dataset
-from tests.serving import serving
+from tests.support.gateways import Gateway, forked, of_dataset
+from tests.support.serving import serving
 
 MANY: Final = 10_000
 OURS: Final = 200

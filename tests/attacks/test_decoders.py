@@ -47,10 +47,10 @@ from app.http.body import decode_aws_chunked
 from app.http.s3 import parse_deletion
 from app.http.s3_uploads import parse_parts
 from app.storage.http_headers import parse_content_range, parse_unsatisfied
-from tests import repositories
 from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
-from tests.sessions import GROUP, array_document
+from tests.support import repositories
+from tests.support.sessions import GROUP, array_document
 
 MOST: Final = 2**20
 MOST_S: Final = 2

@@ -14,8 +14,8 @@ from app.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
 from tests.formats.zarr.building import array_metadata, sharding
-from tests.serving import serving
-from tests.sessions import GROUP, array_document
+from tests.support.serving import serving
+from tests.support.sessions import GROUP, array_document
 
 ARRAY: Final = array_metadata([8, 8], [4, 4], [sharding([2, 2])])
 MOST_S: Final = 5

@@ -27,7 +27,7 @@ from app.settings import DatasetSettings, Settings
 from app.storage.memory import MemoryStore
 from tests.attacks.mutating import Change, at_random, changes, peak_growth
 from tests.formats.test_conformance import CASES
-from tests.sessions import GROUP, array_document
+from tests.support.sessions import GROUP, array_document
 
 ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 423, 502, 503}
 """Not 500; nor 504, for nothing here is slow."""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
 from app.settings import DatasetSettings, Settings
-from tests.serving import serving
+from tests.support.serving import serving
 
 LAST: Final = "PUT /api/datasets/{dataset}/status"
 """May lock the repository."""

@@ -9,8 +9,8 @@ import pytest
 
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import connect, exchange, heard, statuses
-from tests.serving import serving
 from tests.storage.faulty import FaultyServer
+from tests.support.serving import serving
 
 PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
-from tests.gateways import gateway, of_dataset
+from tests.support.gateways import gateway, of_dataset
 
 from .blocking import Ask
 from .figures import Figure, Goal

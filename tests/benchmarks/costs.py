@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import numpy as np
 
 from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 from .client import Answer, at_once, connected, in_batches
 from .data import MANY_CHUNK, MANY_ENTRIES, many_keys

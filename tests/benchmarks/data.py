@@ -12,7 +12,7 @@ import zarr
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from tests.sessions import array_document
+from tests.support.sessions import array_document
 
 INNER: Final = (64, 32, 32)
 INNER_BYTES: Final = 64 * 32 * 32

@@ -14,9 +14,9 @@ import numpy as np
 import obstore
 from obstore.store import S3Store
 
-from tests.gateways import gateway, of_dataset
-from tests.seaweedfs import SeaweedFS, running
-from tests.sessions import array_document
+from tests.support.gateways import gateway, of_dataset
+from tests.support.seaweedfs import SeaweedFS, running
+from tests.support.sessions import array_document
 
 from .figures import Figure, Goal
 

@@ -15,8 +15,8 @@ from app.settings import DatasetSettings, Settings
 from app.storage.contract import ObjectStore
 from app.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
 HOLES: Final = "/bucket/fill/zero_zarr"

@@ -30,7 +30,7 @@ from tests.clients.services import from_folder, from_seaweedfs
 from tests.clients.writing import Case, Values, by_tensorstore, sharding
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
 from tests.formats.zarr.draft import build as build_draft
-from tests.serving import serving
+from tests.support.serving import serving
 
 _BUCKET: Final = "bucket"
 _V2: Final = {"name": "v2", "separator": "."}

@@ -48,8 +48,8 @@ from tests.clients.writing import (
     v2_keys,
     write,
 )
-from tests.lacking import lack
-from tests.serving import serving
+from tests.support.lacking import lack
+from tests.support.serving import serving
 
 JS: Final = Path(__file__).parent / "js"
 _TIMEOUT_S: Final = 90

@@ -26,7 +26,7 @@ from tests.clients.arrays import VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect, raw_body
 from tests.clients.writing import Json
-from tests.serving import serving
+from tests.support.serving import serving
 
 ABSENT: Final = {
     "empty inner chunk": f"{HOLES}/c/2/2",

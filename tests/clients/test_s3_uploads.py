@@ -24,9 +24,9 @@ from zarr.storage import ObjectStore
 from tests.clients.filling import open_boto3, open_obstore, read_object
 from tests.clients.services import Taker, taking_into_folder
 from tests.clients.writing import counted, same
-from tests.gateways import Gateway, forked, of_dataset
 from tests.http.auth.test_signing_clients import program
-from tests.labs import Lab, Shape, requested_lab
+from tests.support.gateways import Gateway, forked, of_dataset
+from tests.support.labs import Lab, Shape, requested_lab
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 MIB: Final = 1024**2

@@ -30,8 +30,8 @@ from tests.clients.filling import (
     read_object,
     s3fs_options,
 )
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 
 @pytest.fixture(scope="module")

@@ -45,10 +45,10 @@ from tests.clients.writing import (
     v2_keys,
 )
 from tests.formats.zarr import draft
-from tests.gateways import forked, of_dataset
-from tests.labs import Lab, requested_lab
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
+from tests.support.gateways import forked, of_dataset
+from tests.support.labs import Lab, requested_lab
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 VALUES: Final = counted((16, 16), "u4")
 type Open = Callable[[str], Any]

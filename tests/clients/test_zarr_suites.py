@@ -22,7 +22,7 @@ from zarr.testing.store import StoreTests
 from app.settings import DatasetSettings, Settings
 from tests.clients.filling import CLIENTS, over_obstore, s3fs_options
 from tests.clients.writing import quiet
-from tests.serving import serving
+from tests.support.serving import serving
 
 SHORT: Final = settings(
     derandomize=True,

@@ -23,7 +23,7 @@ import trustme
 from botocore.config import Config
 
 from tests.deploy.programs import need
-from tests.seaweedfs import free_ports
+from tests.support.seaweedfs import free_ports
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from tests.lacking import lack
+from tests.support.lacking import lack
 
 ROOT: Final = Path(__file__).parents[2]
 

@@ -35,8 +35,8 @@ from tests.deploy.programs import (
     helm,
     new_nginx,
 )
-from tests.gateways import forked, of_dataset
-from tests.seaweedfs import free_ports
+from tests.support.gateways import forked, of_dataset
+from tests.support.seaweedfs import free_ports
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"

@@ -17,7 +17,7 @@ import yaml
 
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import NGINX_VERSION, ROOT, Stage, image, need, new_nginx, stages
-from tests.seaweedfs import free_ports, own_ports, remove_sockets
+from tests.support.seaweedfs import free_ports, own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"
 _LONGEST_S: Final = 60.0

@@ -30,7 +30,7 @@ from tests.deploy.balancer import (
     recording,
 )
 from tests.deploy.programs import CHART, ROOT
-from tests.serving import serving
+from tests.support.serving import serving
 
 PATHS: Final = (
     "/em/c/0/1",

@@ -26,10 +26,10 @@ from zarr.storage import FsspecStore
 from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
 from tests.clients.precomputed.volumes import Scale, Volume, by_tensorstore, sharding
 from tests.deploy.balancer import TOKEN, Balancer, balancing
-from tests.gateways import Environ, Gateway, forked, of_dataset
-from tests.histories import Write, possible
-from tests.labs import SMALL, Lab, value
-from tests.seaweedfs import SeaweedFS
+from tests.support.gateways import Environ, Gateway, forked, of_dataset
+from tests.support.histories import Write, possible
+from tests.support.labs import SMALL, Lab, value
+from tests.support.seaweedfs import SeaweedFS
 
 SHAPE: Final = (64, 64)
 SHARD: Final = 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateways import Start, starting
+from tests.support.gateways import Start, starting
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,13 @@ import numpy as np
 import zarr
 import zstandard
 
-from tests.committing import Client, put_array, put_chunks, put_group
-from tests.gateways import Gateway, Start, of_dataset
-from tests.labs import SMALL, Lab, value
-from tests.seaweedfs import SeaweedFS
-from tests.sessions import GROUP, array_document
 from tests.storage.proxy import Mishap, Proxy
-from tests.writable_repositories import Api, Place, new_place
+from tests.support.committing import Client, put_array, put_chunks, put_group
+from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.labs import SMALL, Lab, value
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.sessions import GROUP, array_document
+from tests.support.writable_repositories import Api, Place, new_place
 
 DEADLINE_S: Final = 60
 """Nothing hangs: all is answered by then."""

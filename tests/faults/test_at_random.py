@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.crowds import Plans, impossible, plans, play
 from tests.faults.sites import IMPATIENT
-from tests.gateways import Gateway, Start, of_dataset
-from tests.histories import Write, ever, possible
-from tests.labs import SMALL, Lab, requested_lab, value
-from tests.seaweedfs import SeaweedFS
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
+from tests.support.crowds import Plans, impossible, plans, play
+from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.histories import Write, ever, possible
+from tests.support.labs import SMALL, Lab, requested_lab, value
+from tests.support.seaweedfs import SeaweedFS
 
 SITES: Final = ("folder", pytest.param("seaweedfs", marks=pytest.mark.soak))
 """What becomes of each request to the other, `test_rewrites.py` has."""

@@ -11,11 +11,11 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.committing import Client, put_array, put_group
 from tests.faults.sites import asked, begun, client_of, configured, put
-from tests.gateways import AHEAD_S, JUMPS_S, Gateway, Start, of_dataset
-from tests.labs import SMALL, Lab, requested_lab, value
-from tests.writable_repositories import Place, new_place
+from tests.support.committing import Client, put_array, put_group
+from tests.support.gateways import AHEAD_S, JUMPS_S, Gateway, Start, of_dataset
+from tests.support.labs import SMALL, Lab, requested_lab, value
+from tests.support.writable_repositories import Place, new_place
 
 A_BIT_S: Final = 4
 """So far clocks may be apart, and all goes on."""

@@ -22,10 +22,10 @@ from tests.faults.sites import (
     opened_repository,
     put,
 )
-from tests.gateways import Start
-from tests.seaweedfs import SeaweedFS
-from tests.sessions import GROUP
 from tests.storage.proxy import Late, Mishap
+from tests.support.gateways import Start
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.sessions import GROUP
 
 type Kind = type[Commit]
 

@@ -13,7 +13,7 @@ import pytest
 
 from app.settings import DatasetSettings, Settings
 from tests.formats.zarr.building import LITTLE, array_metadata, sharding
-from tests.serving import serving
+from tests.support.serving import serving
 
 CHUNK: Final = 256
 OLD, NEW = b"1" * CHUNK, b"2" * CHUNK

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, opened
-from tests.gateways import Gateway, Start, of_dataset
-from tests.labs import LARGE, SMALL, Lab, Shape, value
-from tests.seaweedfs import SeaweedFS, own_ports, running
 from tests.storage.proxy import Mishap
+from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.labs import LARGE, SMALL, Lab, Shape, value
+from tests.support.seaweedfs import SeaweedFS, own_ports, running
 
 MOMENTS: Final = (
     pytest.param(Mishap.ANSWER_LOST, id="after"),

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from tests.attacks.raw import connect, heard
-from tests.gateways import Gateway, Start, gateway_process, of_dataset
-from tests.labs import LARGE, SMALL, Lab, requested_lab, value
+from tests.support.gateways import Gateway, Start, gateway_process, of_dataset
+from tests.support.labs import LARGE, SMALL, Lab, requested_lab, value
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
 OURS: Final = value(SMALL, 2, 0)

@@ -8,7 +8,7 @@ import google_crc32c
 from app.formats.contract import Checksummed
 from app.model import ByteRange, Piece
 from app.storage.memory import MemoryStore
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 
 @dataclass(frozen=True)

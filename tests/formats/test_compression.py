@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.formats.compression import inflate, inflated_nbytes
 from app.formats.reading import DecodeError
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 _MOST_NBYTES = 2**20
 _contents = st.binary(max_size=2000) | st.integers(0, 2**17).map(bytes)

@@ -19,7 +19,7 @@ from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case, filled
 from tests.resolve.stores import Clock
-from tests.resolving import ROOT, reading
+from tests.support.resolving import ROOT, reading
 
 FOLDERS = sorted(
     path.name

@@ -14,7 +14,7 @@ from app.model import ByteRange, ETag, ObjectRef, VirtualKey
 from app.resolve.containers import PassThrough
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.resolve.stores import WatchedStore
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 _LIMIT = 100
 

@@ -11,7 +11,7 @@ from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.serving import serving
+from tests.support.serving import serving
 
 MAX = 100_000
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}

@@ -15,7 +15,7 @@ from app.cli import app
 from app.formats.icechunk.ids import encode_id
 from tests.clients.icechunk.model import kind_of
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
-from tests.repositories import (
+from tests.support.repositories import (
     BUILDERS,
     ROOT_ID,
     Written,
@@ -24,7 +24,7 @@ from tests.repositories import (
     plain,
     version_1,
 )
-from tests.serving_repositories import Api, serve
+from tests.support.serving_repositories import Api, serve
 
 
 @pytest.fixture(scope="module", params=BUILDERS)

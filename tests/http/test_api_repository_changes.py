@@ -11,9 +11,9 @@ import icechunk
 import pytest
 
 from app.settings import ServerSettings
-from tests.repositories import ROOT_ID, Written, array
-from tests.seaweedfs import SeaweedFS
-from tests.writable_repositories import Api, Place, api, new_place
+from tests.support.repositories import ROOT_ID, Written, array
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.writable_repositories import Api, Place, api, new_place
 
 type Served = tuple[Place, Api]
 

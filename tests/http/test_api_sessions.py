@@ -14,7 +14,7 @@ import pytest
 
 from app.settings import DatasetSettings, Settings
 from tests.http.taking import client_of
-from tests.sessions import GROUP, Replicas, array_document, replicas
+from tests.support.sessions import GROUP, Replicas, array_document, replicas
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
 SESSIONS = "/api/datasets/data/sessions"

@@ -12,7 +12,7 @@ from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import exchange
 from tests.http.auth.people import TOKENS, caller
 from tests.http.taking import client_of, get
-from tests.serving import serving
+from tests.support.serving import serving
 
 NAMED = "https://a.example"
 DELETION = b"<Delete><Object><Key>k</Key></Object></Delete>"

@@ -23,9 +23,9 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.http.taking import client_of
-from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
-from tests.zipped import zipped
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.zipped import zipped
 
 KEY, NEIGHBOUR, _, _, BIG = IDS
 CHUNK = b"what a chunk holds " * 20

@@ -20,7 +20,7 @@ from app.model import ByteRequest, Condition, ETag, ObjectRef
 from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, Listed, NotModified
 from app.storage.memory import MemoryStore
-from tests.serving import serving
+from tests.support.serving import serving
 
 ORIGIN = {"origin": "https://a.example"}
 LONG_S = 20

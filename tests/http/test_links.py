@@ -14,7 +14,7 @@ from app.http.links import VIEWER
 from app.http.responses import csp_digest
 from app.settings import Settings
 from tests.http.taking import client_of
-from tests.pages import parse
+from tests.support.pages import parse
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSe
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import build
-from tests.serving import serving
+from tests.support.serving import serving
 
 CHUNK = b"0123456789"
 LARGE = b"x" * 3_000_000

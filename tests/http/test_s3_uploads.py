@@ -14,7 +14,7 @@ import pytest
 from app.errors import BadBodyError, BadPartError, PartOrderError
 from app.http.s3_uploads import parse_part_number, parse_parts
 from tests.http.taking import MAX, NEW, get, taking
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 S3 = {"authorization": "AWS4-HMAC-SHA256 any"}

@@ -36,10 +36,10 @@ from app.observability.metrics import Metrics
 from app.resolve.inspect import CollectionSummary, GroupSummary
 from app.settings import PUBLIC
 from app.storage.memory import MemoryStore
-from tests.pages import parse
 from tests.resolve.stores import Clock, WatchedStore
 from tests.resolve.test_inspect import ARRAY, filled
-from tests.resolving import ROOT, reading
+from tests.support.pages import parse
+from tests.support.resolving import ROOT, reading
 
 
 def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> Request:

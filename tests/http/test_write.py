@@ -20,7 +20,7 @@ from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR
 from tests.http.taking import CHUNKS, MAX, NEW, client_of, get, taking, wire
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 
 @pytest.fixture(scope="module")

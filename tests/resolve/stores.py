@@ -13,7 +13,7 @@ from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.memory import MemoryStore
-from tests.resolving import All, Reading, gather
+from tests.support.resolving import All, Reading, gather
 
 REF = ObjectRef("memory://bucket", "data/object")
 

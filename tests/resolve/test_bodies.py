@@ -14,8 +14,8 @@ from app.resolve.bodies import Coding, Entity
 from app.resolve.budget import ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import WatchedStore, holding, settle
-from tests.resolving import ROOT, All, Reading, reading
-from tests.zipped import zipped
+from tests.support.resolving import ROOT, All, Reading, reading
+from tests.support.zipped import zipped
 
 _KEY, _NEIGHBOUR, *_ = IDS
 _CHUNK = b"what a chunk holds " * 500

@@ -13,7 +13,7 @@ from app.model import ByteRange, ETag, Piece
 from app.resolve.checksums import ChecksumWriter
 from app.storage.memory import MemoryStore
 from tests.resolve.writers import Between
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 REF = ROOT.join("shard")
 MIB = 1024**2

@@ -26,7 +26,7 @@ from tests.formats.zarr.building import array_metadata, sharding
 from tests.formats.zarr.case import CASES as ZARR
 from tests.resolve.stores import CallOn, WatchedStore
 from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
-from tests.resolving import ROOT, known_formats
+from tests.support.resolving import ROOT, known_formats
 
 _MARKER = r"(^|/)(zarr\.json|info|repo|refs/branch\.main/ref\.json)$"
 _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}

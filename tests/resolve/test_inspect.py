@@ -19,7 +19,7 @@ from app.resolve.inspect import (
 )
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Unlisted, WatchedStore, settle
-from tests.resolving import ROOT, reading
+from tests.support.resolving import ROOT, reading
 
 ARRAY: dict[str, Any] = {
     "zarr_format": 3,

@@ -46,7 +46,7 @@ from tests.formats.zarr.building import (
     sharding,
 )
 from tests.resolve.stores import Unlisted
-from tests.resolving import ROOT, All, Reading, reading
+from tests.support.resolving import ROOT, All, Reading, reading
 
 REF = ObjectRef("memory://bucket", "data/chunk")
 PLACE = Inline(b"1", ETag('"1"'))

@@ -32,7 +32,7 @@ from app.model import (
 from app.resolve.bodies import Entity
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import REF, Clock, WatchedStore, look_up, read_key
-from tests.resolving import Reading, reading
+from tests.support.resolving import Reading, reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))
 NAME = Fixed(ETag('"name"'))

@@ -18,7 +18,7 @@ from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Watched
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
 from tests.resolve.stores import Clock, WatchedStore, holding, look_up, read_key, settle
-from tests.resolving import ROOT, All, reading
+from tests.support.resolving import ROOT, All, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")

@@ -22,7 +22,7 @@ from tests.resolve.writers import (
     replica,
     zarr_json,
 )
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 SHARD = ROOT.join("a/c/0")
 

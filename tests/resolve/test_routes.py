@@ -14,7 +14,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.resolve.stores import Clock
-from tests.resolving import ROOT, Reading, known_formats, reading
+from tests.support.resolving import ROOT, Reading, known_formats, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()

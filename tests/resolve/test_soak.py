@@ -22,7 +22,7 @@ from tests.formats.zarr.building import (
     encode_index,
     sharding,
 )
-from tests.resolving import ROOT, All, Reading, gather, reading
+from tests.support.resolving import ROOT, All, Reading, gather, reading
 
 _CHUNKS: Final = 16
 _READERS: Final = 40

@@ -24,7 +24,7 @@ from app.storage.contract import UPLOADS, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 MAX = 100
 HOUR_S = 3600.0

@@ -19,7 +19,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.resolve.stores import Unlisted
-from tests.resolving import known_formats
+from tests.support.resolving import known_formats
 
 BUCKET = "memory://t"
 EMPTY = (2**64 - 1, 2**64 - 1)

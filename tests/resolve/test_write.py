@@ -18,7 +18,6 @@ from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.repositories import create
 from tests.resolve.writers import (
     Between,
     chunks_of,
@@ -28,7 +27,8 @@ from tests.resolve.writers import (
     stored,
     zarr_json,
 )
-from tests.resolving import ROOT, All
+from tests.support.repositories import create
+from tests.support.resolving import ROOT, All
 
 
 @pytest.fixture

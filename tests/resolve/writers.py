@@ -15,7 +15,7 @@ from app.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
 from app.storage.contract import Found, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn, Tapped
-from tests.resolving import ROOT, Reading, reading
+from tests.support.resolving import ROOT, Reading, reading
 
 PER_SHARD: Final = 8
 CHUNK_NBYTES: Final = 4

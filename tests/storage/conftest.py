@@ -20,11 +20,11 @@ from app.storage.obstore import CloudStore
 from app.storage.s3 import S3Store
 from app.storage.stores import Stores
 from app.storage.wrappers import RetryingStore, RetryPolicy
-from tests.clouds import Azurite, FakeGcs
-from tests.lacking import lack
-from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import FaultyServer
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
+from tests.support.clouds import Azurite, FakeGcs
+from tests.support.lacking import lack
+from tests.support.seaweedfs import SeaweedFS
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.seaweedfs import SeaweedFS, free_ports
+from tests.support.seaweedfs import SeaweedFS, free_ports
 
 _REQUIREMENT: Final = "ministack==1.5.33"
 _START_S: Final = 60.0

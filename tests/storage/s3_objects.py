@@ -7,7 +7,7 @@ from app.model import ETag, ObjectRef
 from app.storage.contract import WriteNotice, WriteWay
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions
-from tests.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS
 
 
 class Written:

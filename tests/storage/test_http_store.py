@@ -19,9 +19,9 @@ from app.storage.contract import Found
 from app.storage.http1_client import HttpClient, Origin, Target
 from app.storage.http_store import HttpStore, WebGuard, is_public
 from app.storage.stores import Stores
-from tests.serving import serving
 from tests.storage.conftest import denied
 from tests.storage.faulty import Fault, FaultyServer
+from tests.support.serving import serving
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import Found
 from app.storage.obstore import CloudStore
 from app.storage.stores import Stores
-from tests.clouds import Azurite, FakeGcs
 from tests.storage.conftest import az_settings
 from tests.storage.faulty import Fault, FaultyServer
 from tests.storage.test_faults import DATA, FAILURES, MIDDLE
+from tests.support.clouds import Azurite, FakeGcs
 
 REF = ObjectRef("gs://bucket", "key")
 

@@ -25,8 +25,8 @@ from app.storage.contract import Found
 from app.storage.http1_client import Target
 from app.storage.http_reader import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
-from tests.seaweedfs import SeaweedFS
 from tests.storage.faulty import Fault, FaultyServer
+from tests.support.seaweedfs import SeaweedFS
 
 REF = ObjectRef("s3+lab://bucket", "key")
 KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]

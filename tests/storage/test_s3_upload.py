@@ -23,8 +23,8 @@ from app.storage.contract import (
     plan_spans,
 )
 from app.storage.s3_upload import Part, plan_parts
-from tests.seaweedfs import SeaweedFS
 from tests.storage.s3_objects import Written
+from tests.support.seaweedfs import SeaweedFS
 
 OLD = bytes(range(256)) * 8
 MIN = 50

@@ -11,10 +11,10 @@ from app.errors import StorageError, StorageUnavailableError, UnwritableError, V
 from app.model import ByteRange, ObjectRef, Piece
 from app.storage.contract import ABSENT, CONFLICT, WriteNotice
 from app.storage.s3 import S3Store
-from tests.seaweedfs import SeaweedFS
 from tests.storage.ministack import MiniStack
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy
 from tests.storage.s3_objects import Written
+from tests.support.seaweedfs import SeaweedFS
 
 MIB = 1024**2
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))

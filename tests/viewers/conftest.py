@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.lacking import lack
+from tests.support.lacking import lack
 from tests.viewers.viewing import Neuroglancer, paging
 
 _ROOT: Final = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, Route, ViewportSize
 
 from app import demo
 from app.settings import DatasetSettings, ServerSettings, Settings
-from tests.serving import serving
+from tests.support.serving import serving
 from tests.viewers.conftest import REBOUND
 from tests.viewers.viewing import Neuroglancer, picture_when_still
 

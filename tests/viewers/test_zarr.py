@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.http.auth.people import TOKENS, caller
-from tests.serving import serving
+from tests.support.serving import serving
 from tests.viewers.viewing import Neuroglancer, View, sections
 
 AXES: Final = ("z", "y", "x")

@@ -25,9 +25,9 @@ from tests.clients.icechunk.repositories import (
     write_virtual,
 )
 from tests.clients.services import served_fixtures
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
 from tests.storage.faulty import FaultyServer, etag
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 KINDS = ("eventful", "placed", "split", "expired")
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.icechunk.library import without_members
-from tests.sessions import GROUP, array_document
+from tests.support.sessions import GROUP, array_document
 
 type Coords = tuple[int, ...]
 type Chunks = Mapping[Coords, bytes]

@@ -18,7 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.arrays import BY_NAME
 from tests.clients.writing import Case, by_zarr_v2, counted, quiet, write
-from tests.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS
 
 VERSIONS: Final = ("v1", "v2", "migrated")
 """Version 2 mixes snapshots and manifests of version 1 with its own once it is migrated."""

@@ -15,8 +15,8 @@ from pydantic import ByteSize
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.repositories import commit, create, migrate, write_kinds
 from tests.clients.services import ask, connect
-from tests.serving import serving
 from tests.storage.faulty import FaultyServer, etag
+from tests.support.serving import serving
 
 LASTING: Final = "public, max-age=31536000, immutable"
 BRIEF: Final = "public, max-age=7"

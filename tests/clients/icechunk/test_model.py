@@ -48,7 +48,7 @@ from tests.clients.icechunk.model import (
     edit_by_library,
     merge,
 )
-from tests.serving import serving
+from tests.support.serving import serving
 
 INLINE_NBYTES: Final = 8
 NUMBER: Final = st.integers(0, 99)

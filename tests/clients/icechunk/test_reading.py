@@ -45,9 +45,9 @@ from tests.clients.precomputed.volumes import write as write_volume
 from tests.clients.services import connect, from_each_store, from_folder, from_seaweedfs
 from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same, write
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
-from tests.writable_repositories import in_seaweedfs
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
+from tests.support.writable_repositories import in_seaweedfs
 
 REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in VERSIONS)
 

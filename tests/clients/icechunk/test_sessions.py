@@ -21,12 +21,12 @@ import xarray
 import zarr
 
 from tests.clients.filling import CLIENTS
-from tests.committing import Client, put_array, put_group
 from tests.faults.sites import asked, client_of, configured, put
-from tests.gateways import Start, starting
-from tests.seaweedfs import SeaweedFS
-from tests.sessions import GROUP, Replicas, array_document, replicas
-from tests.writable_repositories import Place, in_seaweedfs, new_place
+from tests.support.committing import Client, put_array, put_group
+from tests.support.gateways import Start, starting
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.sessions import GROUP, Replicas, array_document, replicas
+from tests.support.writable_repositories import Place, in_seaweedfs, new_place
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 

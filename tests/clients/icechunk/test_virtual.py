@@ -32,11 +32,11 @@ from tests.clients.icechunk.repositories import (
     storage,
 )
 from tests.clients.services import connect
-from tests.clouds import Azurite, FakeGcs
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
 from tests.storage.conftest import az_settings
 from tests.storage.faulty import FaultyServer
+from tests.support.clouds import Azurite, FakeGcs
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 PLACES = ("file", "s3", "http")
 KEPT = "public, max-age=31536000, immutable"

@@ -30,7 +30,7 @@ from tests.clients.precomputed.volumes import (
     write_shards,
 )
 from tests.clients.writing import Json, Values
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 EDGE: Final = 40
 IDS: Final = (7, 1234567, 2**40 + 1)

@@ -29,7 +29,7 @@ from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import WatchedStore
-from tests.resolving import ROOT, reading
+from tests.support.resolving import ROOT, reading
 
 LIMIT = 2**20
 HEADER = 39

@@ -21,7 +21,7 @@ from tests.formats.icechunk.building_repo import NOON, U8, U64
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
-from tests.resolving import Reading, reading
+from tests.support.resolving import Reading, reading
 
 ARCHIVE = ObjectRef("memory://archive", "era5")
 ALLOWED = (Allowed(parse_prefix("s3://archive/era5/"), ARCHIVE),)

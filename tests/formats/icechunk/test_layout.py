@@ -26,7 +26,7 @@ from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import GROUP, Builder, digest, repo, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import Clock, WatchedStore
-from tests.resolving import ROOT, Reading, reading
+from tests.support.resolving import ROOT, Reading, reading
 
 LIMIT = 2**20
 TTL_S = 60.0

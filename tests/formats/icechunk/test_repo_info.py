@@ -41,7 +41,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
-from tests.repositories import BUILDERS, Written, array, create
+from tests.support.repositories import BUILDERS, Written, array, create
 
 LIMIT = 1 << 20
 NOON_UTC = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)

@@ -42,7 +42,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
-from tests.repositories import BUILDERS, METADATA, ROOT_ID, Written
+from tests.support.repositories import BUILDERS, METADATA, ROOT_ID, Written
 
 _numbers = count(1)
 NEW_BRANCH = RefChange("branch_created", "b", FIRST)

@@ -48,7 +48,7 @@ from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder, node_id, spell
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.resolve.stores import Clock, WatchedStore
-from tests.resolving import ROOT, Reading, reading
+from tests.support.resolving import ROOT, Reading, reading
 
 LINE = array_metadata([16], [2], [LITTLE])
 ARCHIVE = ObjectRef("memory://archive", "era5")

@@ -16,8 +16,8 @@ from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.case import render
 from tests.resolve.stores import WatchedStore
-from tests.resolving import ROOT, reading
-from tests.zipped import zipped
+from tests.support.resolving import ROOT, reading
+from tests.support.zipped import zipped
 
 type Sharding = dict[str, Any]
 

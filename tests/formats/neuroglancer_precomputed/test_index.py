@@ -18,7 +18,7 @@ from app.formats.reading import DecodeError
 from app.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
-from tests.zipped import zipped
+from tests.support.zipped import zipped
 
 _MOST_NBYTES = 2**16
 _ids = st.integers(0, 2**64 - 1)

@@ -36,7 +36,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
     part,
 )
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS
 _CHUNKS = {key: chunk_bytes(number) for key, number in IDS.items() if number != 3}

@@ -23,8 +23,8 @@ from tests.formats.neuroglancer_precomputed.shards import (
     Watched,
     encode_minishard,
 )
-from tests.resolving import ROOT
-from tests.zipped import zipped
+from tests.support.resolving import ROOT
+from tests.support.zipped import zipped
 
 _LIMIT = 2**14
 _BODY = b"0123456789"

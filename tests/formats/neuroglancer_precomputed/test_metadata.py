@@ -31,7 +31,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 _leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)

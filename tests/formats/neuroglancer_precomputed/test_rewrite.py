@@ -46,8 +46,8 @@ from tests.formats.neuroglancer_precomputed.shards import (
     target,
 )
 from tests.resolve.writers import Between, replica
-from tests.resolving import ROOT, known_formats
-from tests.zipped import zipped
+from tests.support.resolving import ROOT, known_formats
+from tests.support.zipped import zipped
 
 _ENCODINGS = ("raw", "gzip")
 _SPREAD = {**SINGLE, "minishard_bits": 2}

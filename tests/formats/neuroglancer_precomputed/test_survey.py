@@ -44,8 +44,8 @@ from tests.formats.neuroglancer_precomputed.shards import (
     morton,
     slot,
 )
-from tests.resolving import ROOT
-from tests.zipped import zipped
+from tests.support.resolving import ROOT
+from tests.support.zipped import zipped
 
 _MOST_NBYTES = 4096
 

@@ -18,7 +18,7 @@ from app.formats.zarr.rewrite import OpenZarrShard
 from app.model import ByteRange, ETag, VirtualKey
 from app.resolve.perform import DirectFetch
 from tests.formats.case import filled, render
-from tests.resolving import ROOT, known_formats
+from tests.support.resolving import ROOT, known_formats
 
 EMPTY = (2**64 - 1, 2**64 - 1)
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

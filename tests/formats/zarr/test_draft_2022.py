@@ -48,7 +48,7 @@ from tests.formats.zarr.draft import (
     sharding,
 )
 from tests.resolve.stores import Clock, WatchedStore
-from tests.resolving import ROOT, known_formats, reading
+from tests.support.resolving import ROOT, known_formats, reading
 
 _LIMIT = 2**16
 _META = "meta/root/foo/bar.array.json"

@@ -38,7 +38,7 @@ from tests.formats.zarr.draft import (
     encode,
     sharding,
 )
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 type Json = dict[str, Any]
 

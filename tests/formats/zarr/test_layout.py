@@ -53,7 +53,7 @@ from tests.formats.zarr.building import (
 )
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.resolve.stores import WatchedStore
-from tests.resolving import ROOT, known_formats, reading
+from tests.support.resolving import ROOT, known_formats, reading
 
 _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
 _LIMIT = 2**16

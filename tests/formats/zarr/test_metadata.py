@@ -19,7 +19,7 @@ from app.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, sharding
 from tests.formats.zarr.nesting import Nesting, nestings
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 _LIMIT = 2**20
 GZIP = {"name": "gzip", "configuration": {"level": 5}}

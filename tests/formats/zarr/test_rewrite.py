@@ -54,7 +54,7 @@ from tests.formats.zarr.building import (
 )
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.resolve.stores import WatchedStore
-from tests.resolving import ROOT, known_formats
+from tests.support.resolving import ROOT, known_formats
 
 
 def _contents(nesting: Nesting, array: WrittenArray) -> dict[Coords, bytes]:

@@ -26,7 +26,7 @@ from tests.formats.zarr.building import (
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
-from tests.resolving import ROOT
+from tests.support.resolving import ROOT
 
 _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2, 2])])))
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from app.http.instrumentation import InstrumentedApp
 from app.settings import CallerSettings, DatasetSettings, Settings
-from tests.serving import serving
+from tests.support.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
 """Ana may read what is private, Bob may write to it, Eve may do neither.

@@ -14,7 +14,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 
 from tests.http.auth.people import TEXT, TOKENS, People, settings
-from tests.serving import serving
+from tests.support.serving import serving
 
 KEY: Final = "text.txt"
 REQUESTS: Final = [

@@ -25,8 +25,8 @@ from app.resolve.budget import ByteBudget
 from app.resolve.containers import Containers, Dataset
 from app.settings import DatasetSettings, Settings, TokenSettings
 from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
-from tests.serving import serving
 from tests.storage.faulty import Fault
+from tests.support.serving import serving
 
 NOW = 1_000_000.0
 LONGEST_S = 7200

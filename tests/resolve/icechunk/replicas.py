@@ -29,7 +29,7 @@ from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn, Tapped
-from tests.sessions import GROUP, array_document
+from tests.support.sessions import GROUP, array_document
 
 ROOT: Final = ObjectRef("memory://repo", "")
 _LIMIT: Final = 2**26

@@ -22,7 +22,7 @@ from app.resolve.icechunk.commit import CommitRequest, CommitResult
 from app.storage.contract import NO_HEADERS, Conflict, Expected, Listed, ObjectHeaders
 from app.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Replica
-from tests.writable_repositories import Place, new_place
+from tests.support.writable_repositories import Place, new_place
 
 ROOT: Final = "1CECHNKREP0F1RSTCMT0"
 GROUP: Final = b'{"zarr_format":3,"node_type":"group"}'

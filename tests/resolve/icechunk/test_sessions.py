@@ -36,7 +36,7 @@ from tests.resolve.icechunk.replicas import (
     stored,
 )
 from tests.resolve.stores import REF, CallOn, Clock, Tapped, WatchedStore
-from tests.sessions import array_document
+from tests.support.sessions import array_document
 
 MIB = 1024**2
 CHUNKS = 300

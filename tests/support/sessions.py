@@ -11,8 +11,8 @@ import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 
 @dataclass(frozen=True)

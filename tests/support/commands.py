@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-_ROOT: Final = Path(__file__).parent.parent
+_ROOT: Final = Path(__file__).parents[2]
 _DEADLINE_S: Final = 60
 _FORKING: Final = """
 import json, os, socket, sys

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from tests.histories import Write, possible
+from tests.support.histories import Write, possible
 
 FIRST = Write("k", b"a", 0, 1)
 

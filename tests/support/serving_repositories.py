@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.serving import serving
+from tests.support.serving import serving
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.lacking import lack
-from tests.seaweedfs import free_ports
+from tests.support.lacking import lack
+from tests.support.seaweedfs import free_ports
 
-AZURITE: Final = Path(__file__).parent / "clients/js/node_modules/azurite/dist/src/blob/main.js"
+AZURITE: Final = Path(__file__).parents[1] / "clients/js/node_modules/azurite/dist/src/blob/main.js"
 _START_S: Final = 30.0
 _BUCKET: Final = "bucket"
 

@@ -10,8 +10,8 @@ import icechunk
 import numpy as np
 import zarr
 
-from tests.sessions import GROUP, array_document
-from tests.writable_repositories import Api, Place
+from tests.support.sessions import GROUP, array_document
+from tests.support.writable_repositories import Api, Place
 
 ONES: Final = bytes((1, 1, 1, 1))
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Final
 from urllib.parse import urljoin
 
-from tests.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS
 
-_ROOT: Final = Path(__file__).parent.parent
+_ROOT: Final = Path(__file__).parents[2]
 _COMMAND: Final = [sys.executable, "-m", "app", "serve"]
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import httpx
 from hypothesis import strategies as st
 
-from tests.histories import Write, ever, possible
-from tests.labs import SMALL, value
+from tests.support.histories import Write, ever, possible
+from tests.support.labs import SMALL, value
 
 READERS: Final = 4
 DEADLINE_S: Final = 120.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS
 
 _numbers = itertools.count(1)
 

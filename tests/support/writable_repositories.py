@@ -11,8 +11,8 @@ import httpx
 import icechunk
 
 from app.settings import CacheSettings, DatasetSettings, Settings
-from tests.seaweedfs import SeaweedFS
-from tests.serving import serving
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import serving
 
 
 def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:

@@ -145,8 +145,8 @@ def prefix() -> str:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def s3fs(url: str) -> AsyncGenerator[S3FileSystem]:
     """Connect s3fs, which does not notice by itself what the tests write past it."""
-    filesystem = S3FileSystem(asynchronous=True, **s3fs_options(url))
-    S3FileSystem.clear_instance_cache()  # others would get this one, of another event loop
+    # By its own options, else others would get this one, which is of another event loop.
+    filesystem = S3FileSystem(asynchronous=True, default_cache_type="none", **s3fs_options(url))
     session = await filesystem.set_session()
     yield filesystem
     await session.close()

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
@@ -23,6 +24,7 @@ _FIRST_RATE: Final = 50e6
 _LARGE_NBYTES: Final = 256 * 1024
 """Longer reads show the rate of a store, shorter ones its latency."""
 _WEIGHT: Final = 1 / 8
+_RISE: Final = 1 / 64
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -49,30 +51,35 @@ def plan_reads(
 
 
 class StoreCost:
-    """Latency in seconds and rate in bytes a second of a store's reads: moving averages.
+    """Latency in seconds and rate in bytes a second of a store's reads.
 
-    Both are weighted exponentially, a new read by 1/8; the first one counts alone.
+    Both follow the reads exponentially. The latency falls at once and rises slowly, so that the
+    wait of many reads for one another does not count as the store's.
     """
 
     __slots__ = ("latency_s", "rate")
 
     def __init__(self) -> None:
-        self.latency_s: float | None = None
+        self.latency_s = inf
         self.rate = _FIRST_RATE
 
     def note(self, nbytes: int, seconds: float) -> None:
         """Take a read into account."""
-        if self.latency_s is None or nbytes < _LARGE_NBYTES:
-            latency_s = max(0.0, seconds - nbytes / self.rate)
-            before_s = latency_s if self.latency_s is None else self.latency_s
-            self.latency_s = before_s + (latency_s - before_s) * _WEIGHT
+        is_short = nbytes < _LARGE_NBYTES
+        latency_s = max(0.0, seconds - nbytes / self.rate) if is_short else seconds
+        if latency_s < self.latency_s:
+            self.latency_s = latency_s
+        elif is_short:
+            self.latency_s += (latency_s - self.latency_s) * _RISE
         elif seconds > self.latency_s:
             self.rate += (nbytes / (seconds - self.latency_s) - self.rate) * _WEIGHT
 
     @property
     def gap_nbytes(self) -> int:
         """Bytes that are read in the time in which a request waits for its first one."""
-        return max(_ALWAYS_NBYTES, int((self.latency_s or 0.0) * self.rate))
+        if self.latency_s == inf:
+            return _ALWAYS_NBYTES
+        return max(_ALWAYS_NBYTES, int(self.latency_s * self.rate))
 
 
 class _PendingChunk:

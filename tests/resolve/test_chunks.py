@@ -433,3 +433,12 @@ def test_latency_and_rate_are_learned(latency_s: float, rate: float) -> None:
 
     expected = max(4096, latency_s * rate)
     assert expected * 0.6 - 5000 <= cost.gap_nbytes <= expected * 1.4 + 5000
+
+
+def test_reads_that_wait_for_one_another_make_no_store_far() -> None:
+    """Where one read in ten is quick, the others waited here: hardly a gap is worth a request."""
+    cost = StoreCost()
+    for number in range(200):
+        cost.note(2**16, 0.003 if number % 10 else 0.0003)
+
+        assert cost.gap_nbytes < 2**14

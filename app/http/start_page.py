@@ -1,6 +1,5 @@
 """``GET /`` for browsers: a card for each dataset, code that reads it, figures of the process."""
 
-import asyncio
 import json
 import logging
 import re
@@ -15,7 +14,7 @@ import cachetools
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from app.concurrency import SingleFlight
+from app.concurrency import SingleFlight, bounded_gather
 from app.errors import DamagedError
 from app.formats.surveying import Description
 from app.http.auth.access import Caller, Datasets, may_write
@@ -160,9 +159,7 @@ class OverviewCache:
 
     async def read_all(self, datasets: Sequence[Dataset]) -> list[DatasetOverview]:
         """Look at all *datasets* concurrently."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._get(dataset)) for dataset in datasets]
-        return [task.result() for task in tasks]
+        return await bounded_gather(self._get, datasets, limit=len(datasets))
 
     async def _get(self, dataset: Dataset) -> DatasetOverview:
         if (known := self._cached.get(dataset.name)) is not None:

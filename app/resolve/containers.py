@@ -241,8 +241,9 @@ def _likely_markers(
     """
     if len(formats) == 1 and not nests:
         return
-    end = key.rfind("/c/", max(0, start - 1))
-    last = end + 1 if end >= 0 else key.rfind("/") + 1
+    last = f"/{key}".rfind("/c/", start)
+    if last < 0:
+        last = key.rfind("/") + 1
     for _ in range(_MAX_LIKELY if nests else 1):
         directory = root.join(key[: max(0, start - 1)])
         for fmt in formats:

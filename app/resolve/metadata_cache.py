@@ -217,9 +217,9 @@ class ReadCache:
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> CachedRead | None:
         entry: CachedRead | None = self.cache.get(key)
-        if entry is None or entry.expires_at <= self.clock():
+        if entry is None or entry.expires_at <= self.clock() or self._is_forgotten(entry, ref):
             return None
-        return None if self._is_forgotten(entry, ref) else entry
+        return entry
 
     def _last(self, read: Read[Any]) -> CachedRead | None:
         entry: CachedRead | None = self.cache.get(read)

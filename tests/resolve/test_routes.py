@@ -118,6 +118,16 @@ class _FarStore(MemoryStore):
         return await super().get(ref, *args, **kwargs)
 
 
+async def _expect_of_zarr(store: _FarStore, key: str, waits: list[set[str]]) -> None:
+    """Read a chunk with the format configured, and compare what is waited for."""
+    store.waits.clear()
+    data = reading(store)
+    known = Containers(known_formats()[:1], "zarr")
+    data.dataset = replace(data.dataset, containers=known)
+    assert await data.read(key) == _CHUNKS["c/0/0"]
+    assert store.waits == waits
+
+
 async def test_markers_are_asked_for_together() -> None:
     """All of a directory of any format, and of a known one in all directories on the way."""
     store = _FarStore()
@@ -134,9 +144,7 @@ async def test_markers_are_asked_for_together() -> None:
         *shard,
     ]
 
-    store.waits.clear()
-    data = reading(store)
-    known = Containers(known_formats()[:1], "zarr")
-    data.dataset = replace(data.dataset, containers=known)
-    assert await data.read("g/a/c/0/0") == _CHUNKS["c/0/0"]
-    assert store.waits == [{"zarr.json"} | below, *shard]
+    below = {"zarr.json"} | below
+    await _expect_of_zarr(store, "g/a/c/0/0", [below, *shard])
+    _place(store, "", zarr.build(_CHUNKS))
+    await _expect_of_zarr(store, "c/0/0", [{"zarr.json"}, {"c/0/0"}, {"c/0/0"}])

@@ -21,10 +21,13 @@ _WINDOW_S: Final = 0.001
 _ALWAYS_NBYTES: Final = 4 * 1024
 """Gaps that are read whatever a request costs."""
 _FIRST_RATE: Final = 50e6
+"""Bytes a second, until a long read shows the rate of a store."""
 _LARGE_NBYTES: Final = 256 * 1024
 """Longer reads show the rate of a store, shorter ones its latency."""
 _WEIGHT: Final = 1 / 8
+"""Of a new read in the rate."""
 _RISE: Final = 1 / 64
+"""Of a slower read in the latency."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -229,9 +232,7 @@ class ChunkReader:
         loop = asyncio.get_running_loop()
         if turn < _TURNS:
             loop.call_soon(self._turn, version, turn + 1)
-        elif (len(self._windows[version]) > 1 or version in self._spans) and (
-            self._has_neighbours(version)
-        ):
+        elif self._has_neighbours(version):
             loop.call_later(_WINDOW_S, self._start_reads, version)
         else:
             self._start_reads(version)

@@ -274,19 +274,10 @@ class TracedStore(StoreWrapper):
         request: ByteRequest | None = None,
         **conditions: Unpack[ReadConditions],
     ) -> Found | NotModified | None:
-        began_at, nbytes, failure = time.perf_counter(), 0, None
-        try:
+        with _Timer(self._on_call, "get", ref, request) as timer:
             found = await self._inner.get(ref, request, **conditions)
-            nbytes = len(found.data) if isinstance(found, Found) else 0
-        except BaseException as error:
-            failure = error
-            raise
-        else:
+            timer.nbytes = len(found.data) if isinstance(found, Found) else 0
             return found
-        finally:
-            seconds = time.perf_counter() - began_at
-            self._on_call(Call("get", ref, request, seconds, nbytes, failure))
-            failure = None  # else the error would refer to this frame, and the frame to it
 
     @asynccontextmanager
     async def stream(

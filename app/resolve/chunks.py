@@ -239,6 +239,8 @@ class ChunkReader:
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
         wanted = {each.chunk.byte_range for each in self._windows[version]}
+        if len(wanted) == 1 and version not in self._spans:
+            return False
         around = sorted([*wanted, *self._spans.get(version, ())])
         max_gap_bytes = self._gap_bytes(version)
         return any(

@@ -235,6 +235,13 @@ class SingleFlight[K: Hashable]:
         flight = self._flights[key] = _Flight(asyncio.create_task(call()))
         flight.task.add_done_callback(lambda _: self._remove(key, flight))
 
+    async def aclose(self) -> None:
+        """Cancel all calls, and wait until they have ended."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _remove(self, key: K, flight: _Flight[Any]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]

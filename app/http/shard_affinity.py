@@ -90,7 +90,7 @@ class ShardAffinity:
         return self._respond(path, exchange.write)
 
     async def _respond(self, path: bytes, write: ResponseWriter) -> None:
-        headers = _hash_headers(path)
+        headers = _hash_headers(path)[:1]
         if headers:
             with suppress(ShardgateError, TimeoutError):
                 async with asyncio.timeout(_LONGEST_S):
@@ -125,4 +125,4 @@ def _hash(name: bytes) -> bytes:
 def _hash_headers(path: bytes) -> Headers:
     """Return the headers of a key that shares its name with no other; none without a key."""
     _, _, key = path[1:].partition(b"/")
-    return [(b"x-shard", _hash(path))] if key else []
+    return [(b"x-shard", _hash(path)), _CACHE_CONTROL] if key else []

@@ -17,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
+from app.concurrency import SingleFlight
 from app.errors import IssuerUnavailableError, UnauthenticatedError
 from app.http.auth.access import Caller, Identity
 from app.settings import PUBLIC, IssuerSettings, issuer_url
@@ -198,7 +199,7 @@ class IssuerKeys:
         self._keys: Sequence[VerificationKey] | None = None
         self._stale_at = -inf
         self._quiet_until = -inf
-        self._reading: asyncio.Task[None] | None = None
+        self._flights = SingleFlight[str]()
 
     async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key *kid*, after another read if it is unknown.
@@ -219,9 +220,7 @@ class IssuerKeys:
 
     async def aclose(self) -> None:
         """Cancel a read."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._flights.aclose()
 
     def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         keys = [
@@ -233,11 +232,8 @@ class IssuerKeys:
 
     async def _refresh(self) -> None:
         """Read the keys, unless they were read less than `APART_S` ago."""
-        if self._reading is None:
-            if self._clock() < self._quiet_until:
-                return
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
+        if self._flights or self._clock() >= self._quiet_until:
+            await self._flights.run("keys", self._read)
 
     async def _read(self) -> None:
         try:
@@ -246,9 +242,7 @@ class IssuerKeys:
         except IssuerUnavailableError as error:
             _log.warning("no keys of the issuer %s", error)
             self._stale_at = self._clock() + RETRY_S
-        finally:
-            self._quiet_until = self._clock() + APART_S
-            self._reading = None
+        self._quiet_until = self._clock() + APART_S
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:

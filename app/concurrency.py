@@ -218,7 +218,7 @@ class SingleFlight[K: Hashable]:
 
     async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for the call of *key* in progress, or start *call*."""
-        if key not in self._flights:
+        if (known := self._flights.get(key)) is None or known.task.done():
             self.start(key, call)
         flight: _Flight[T] = self._flights[key]
         flight.waiters += 1

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from app.concurrency import run_in_thread
 from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
 from app.formats.contract import Layout
 from app.formats.documents import Json
-from app.formats.surveying import Collection, Description, Shard, Stateful, Survey
+from app.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
 from app.model import (
     ByteRange,
     Gzipped,
@@ -40,7 +39,7 @@ from app.resolve.listing import (
     listing_of,
 )
 from app.resolve.resolver import Resolver
-from app.resolve.verify import CHECKSUM_NBYTES, is_large_survey
+from app.resolve.verify import CHECKSUM_NBYTES, Coverage, is_large_survey
 
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
@@ -200,23 +199,19 @@ def report_index(survey: Survey) -> IndexReport:
     if table.faults:
         raise DamagedError(whole.ref, table.faults[0].reason)
     checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
-    end = ByteRange(whole.byte_range.length, whole.byte_range.length)
-    others = sorted([*survey.indexes, *checksums, end])
-    gaps, covered = [], 0
-    for place in merge((entry.place for entry in table.entries), others):
-        if place.start > covered:
-            gaps.append(place.start - covered)
-        covered = max(covered, place.stop)
+    length = whole.byte_range.length
+    others = Ranges.of(*checksums, ByteRange(length, length))
+    gaps = Coverage.of(table, survey.indexes, others).gaps
     return IndexReport(
         shard=str(whole.ref),
-        nbytes=whole.byte_range.length,
-        index_nbytes=sum(index.length for index in survey.indexes),
+        nbytes=length,
+        index_nbytes=survey.indexes.nbytes,
         index_location=survey.index_location,
-        entries=len(table.entries) + table.empty,
+        entries=len(table) + table.empty,
         empty=table.empty,
-        used_nbytes=sum(entry.place.length for entry in table.entries),
+        used_nbytes=table.places.nbytes,
         gaps=len(gaps),
-        gap_nbytes=sum(gaps),
+        gap_nbytes=int(gaps.sum()),
     )
 
 

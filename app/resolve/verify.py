@@ -1,16 +1,16 @@
 """Verify every shard index below a root, and every inner chunk if asked."""
 
 import asyncio
-import heapq
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from operator import attrgetter
-from typing import Final
+from typing import Final, Self
 
 import crc32c
+import numpy as np
+from numpy.typing import NDArray
 
 from app.concurrency import run_in_thread
 from app.errors import (
@@ -24,6 +24,7 @@ from app.errors import (
 from app.formats.surveying import (
     ARRAYS,
     Collection,
+    Column,
     Counted,
     Enclosed,
     Entry,
@@ -32,6 +33,7 @@ from app.formats.surveying import (
     Finding,
     Flaw,
     NeededObject,
+    Ranges,
     Shard,
     Shards,
     Stateful,
@@ -60,7 +62,6 @@ _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
 _LARGE_ENTRIES: Final = 4096
-_INDEX: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ class _ShardCheck:
         if survey is None:
             return
         self.report.shards += is_outermost
-        entries, nbytes, faults = await run_in_thread(
+        table, nbytes, faults = await run_in_thread(
             _check_table, survey, is_long=is_large_survey(survey)
         )
         for fault in faults:
@@ -304,16 +305,16 @@ class _ShardCheck:
         if self._chunks:
             await self._check_checksums(shard, survey)
         if survey.inner is not None:
-            for entry in entries:
+            for entry in table:
                 await self._check(survey.inner(entry))
             return
-        self.report.chunks += len(entries)
+        self.report.chunks += len(table)
         self.report.nbytes += nbytes
         if self._chunks:
-            await self._check_chunks(survey, entries)
+            await self._check_chunks(survey, table)
 
-    async def _check_chunks(self, survey: Survey, entries: Sequence[Entry]) -> None:
-        for planned in batched(entries, _PLANNED_ENTRIES):
+    async def _check_chunks(self, survey: Survey, table: EntryTable) -> None:
+        for planned in batched(table, _PLANNED_ENTRIES):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
             for span in plan_reads(places, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
@@ -354,27 +355,63 @@ def is_large_survey(survey: Survey) -> bool:
     return survey.count >= _LARGE_ENTRIES
 
 
-def _check_table(survey: Survey) -> tuple[Sequence[Entry], int, list[Fault]]:
+def _check_table(survey: Survey) -> tuple[EntryTable, int, list[Fault]]:
     table = survey.table()
     faults = [*table.faults, *_find_overlaps(survey, table)]
-    return table.entries, sum(entry.place.length for entry in table.entries), faults
+    return table, table.places.nbytes, faults
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coverage:
+    """The entries of a shard and other ranges of it, in the order of their places."""
+
+    table: EntryTable
+    order: NDArray[np.intp]
+    """Rows in the table; of other ranges numbers behind its last row."""
+    ranges: Ranges
+    reached: Column
+    """The largest stop of all ranges before."""
+
+    @classmethod
+    def of(cls, table: EntryTable, *others: Ranges) -> Self:
+        starts, stops = map(np.concatenate, zip(table.places, *others, strict=True))
+        order = np.lexsort((stops, starts))
+        starts, stops = starts[order], stops[order]
+        reached = np.maximum.accumulate(np.append(np.uint64(0), stops))[:-1]
+        return cls(table, order, Ranges(starts, stops), reached)
+
+    @property
+    def gaps(self) -> Column:
+        """Lengths of the stretches before the last stop that nothing covers."""
+        gaps: Column = self.ranges.starts - np.minimum(self.reached, self.ranges.starts)
+        return gaps[gaps > 0]
+
+    def overlaps(self) -> Iterator[tuple[Entry | None, Entry | None]]:
+        """Yield ranges with the one that overlaps them and begins earlier; `None` for others."""
+        starts, stops = self.ranges
+        rows = np.arange(len(starts))
+        last = np.maximum.accumulate(np.where(stops > self.reached, rows, 0))
+        for at in np.flatnonzero(starts < np.minimum(stops, self.reached)).tolist():
+            yield self._entry(at), self._entry(int(last[at - 1]))
+
+    def _entry(self, at: int) -> Entry | None:
+        row = int(self.order[at])
+        if row >= len(self.table):
+            return None
+        place = ByteRange(int(self.ranges.starts[at]), int(self.ranges.stops[at]))
+        return Entry(int(self.table.numbers[row]), place)
 
 
 def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
     """Find the entries that share bytes with an index, or with an entry that begins earlier."""
-    indexes = (Entry(_INDEX, place) for place in sorted(survey.indexes))
-    last: Entry | None = None
-    for entry in heapq.merge(table.entries, indexes, key=attrgetter("place")):
-        if last is not None and entry.place.overlaps(last.place):
-            hurt, other = (last, entry) if entry.number == _INDEX else (entry, last)
-            yield Fault(survey.key(hurt), f"{_name_of(hurt)} overlaps {_name_of(other)}")
-        if last is None or entry.place.stop > last.place.stop:
-            last = entry
+    for entry, earlier in Coverage.of(table, survey.indexes).overlaps():
+        hurt, other = (earlier, entry) if entry is None else (entry, earlier)
+        if hurt is not None:
+            named = "the shard index" if other is None else _name_of(other)
+            yield Fault(survey.key(hurt.number), f"{_name_of(hurt)} overlaps {named}")
 
 
 def _name_of(entry: Entry) -> str:
-    if entry.number == _INDEX:
-        return "the shard index"
     return f"inner chunk {entry.number} at {entry.place}"
 
 
@@ -385,7 +422,7 @@ def _check_data(
     for entry in entries:
         chunk = data[entry.place.start - span.start : entry.place.stop - span.start]
         if (reason := survey.check(entry, chunk)) is not None:
-            faults.append(Fault(survey.key(entry), reason))
+            faults.append(Fault(survey.key(entry.number), reason))
     return faults
 
 

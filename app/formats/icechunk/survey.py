@@ -21,7 +21,9 @@ from app.formats.surveying import (
     Finding,
     Flaw,
     NeededObject,
+    Ranges,
     Shard,
+    Survey,
     Unchecked,
 )
 from app.formats.zarr.codecs import has_intact_checksum
@@ -229,36 +231,25 @@ class PlainChunk:
     def ref(self) -> ObjectRef:
         return self.place.ref
 
-    async def survey(self, fetch: Fetch) -> "PlainSurvey":
+    async def survey(self, fetch: Fetch) -> Survey:
         """Read the version of the object where the reference does not name it."""
-        if isinstance(self.place, Stored):
-            return PlainSurvey(self, self.place)
-        found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, self.place.version))
-        if found is None:
-            raise DamagedError(self.ref, "does not exist, though it is referred to")
-        return PlainSurvey(self, Stored(self.ref, self.place.byte_range, found.etag))
+        whole = self.place
+        if not isinstance(whole, Stored):
+            found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, whole.version))
+            if found is None:
+                raise DamagedError(self.ref, "does not exist, though it is referred to")
+            whole = Stored(self.ref, whole.byte_range, found.etag)
+        only = Ranges.of(ByteRange(0, whole.byte_range.length))
+        return Survey(
+            whole=whole,
+            table=lambda: EntryTable(only.starts, only),
+            key=lambda _: self.key,
+            check=_check_chunk,
+            count=1,
+            indexes=Ranges.of(),
+            index_location="end",
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainSurvey:
-    """The place of the chunk in one version of its object."""
-
-    chunk: PlainChunk
-    whole: Stored
-    indexes: tuple[ByteRange, ...] = ()
-    index_location: str = "end"
-    checksummed: tuple[ByteRange, ...] = ()
-    count: int = 1
-
-    @property
-    def inner(self) -> Callable[[Entry], Shard] | None:
-        return None
-
-    def table(self) -> EntryTable:
-        return EntryTable((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
-
-    def key(self, _: Entry) -> VirtualKey:
-        return self.chunk.key
-
-    def check(self, _: Entry, data: bytes) -> str | None:
-        return None if has_intact_checksum(data) else "the checksum of the chunk does not match"
+def _check_chunk(_: Entry, data: bytes) -> str | None:
+    return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

@@ -41,10 +41,9 @@ from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from app.formats.neuroglancer_precomputed.survey import (
     PrecomputedShard,
     PrecomputedShards,
-    PrecomputedSurvey,
 )
 from app.formats.reading import DecodeError, Fetch, Versioned
-from app.formats.surveying import Collection, Listing
+from app.formats.surveying import Collection, Listing, Ranges, Survey
 from app.model import MISSING, ByteRange, Gzipped, Location, ObjectRef, Stored, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
@@ -256,8 +255,8 @@ class VolumeWalk:
 
 class _IdPage(NamedTuple):
     texts: Texts
-    places: NDArray[np.uint64]
-    """Start and stop in the object, shape ``(count, 2)``."""
+    places: Ranges
+    """In the objects."""
     owners: NDArray[np.int64]
 
 
@@ -285,7 +284,8 @@ class IdWalk:
         low, is_after = self._low(rest), False
         while True:
             page, wholes = await self._first(shards, low, io, is_after=is_after)
-            for text, (start, stop), owner in zip(*map(np.ndarray.tolist, page), strict=True):
+            columns = (page.texts, *page.places, page.owners)
+            for text, start, stop, owner in zip(*(each.tolist() for each in columns), strict=True):
                 place = wholes[owner]._replace(byte_range=ByteRange(start, stop))
                 for item in self._items(lead, text.decode(), place):
                     yield item
@@ -321,10 +321,10 @@ class IdWalk:
         self, shards: Sequence[PrecomputedShard], low: bytes, io: ListingIO, *, is_after: bool
     ) -> tuple[_IdPage, list[Stored]]:
         """Read all indexes, and keep the first chunks from *low* on, or after it."""
-        page = _IdPage(np.empty(0, "S1"), np.empty((0, 2), np.uint64), np.empty(0, np.int64))
+        page = _IdPage(np.empty(0, "S1"), Ranges.of(), np.empty(0, np.int64))
         wholes: list[Stored] = []
 
-        async def read(shard: PrecomputedShard) -> PrecomputedSurvey | None:
+        async def read(shard: PrecomputedShard) -> Survey | None:
             return await shard.survey(self.fetch)
 
         for some in batched(shards, _CONCURRENT_SHARDS):
@@ -338,12 +338,12 @@ class IdWalk:
     def _add(
         self,
         page: _IdPage,
-        survey: PrecomputedSurvey,
+        survey: Survey,
         owner: int,
         low: bytes,
         is_after: bool,  # noqa: FBT001  called in a thread
     ) -> _IdPage:
-        ids, places = survey.columns()
+        ids, (starts, stops) = survey.table().sound(survey.whole.ref)
         if isinstance(self.part.names, IdNames):
             texts: Texts = ids.astype("S20")
         else:
@@ -353,5 +353,6 @@ class IdWalk:
         texts = np.concatenate([page.texts, texts[wanted]])
         owners = np.concatenate([page.owners, np.full(wanted.sum(), owner, np.int64)])
         order = np.argsort(texts, kind="stable")[:_PAGE]
-        places = np.concatenate([page.places, places[wanted]])
-        return _IdPage(texts[order], places[order], owners[order])
+        starts = np.concatenate([page.places.starts, starts[wanted]])
+        stops = np.concatenate([page.places.stops, stops[wanted]])
+        return _IdPage(texts[order], Ranges(starts[order], stops[order]), owners[order])

@@ -17,13 +17,13 @@ from app.formats.listing import (
     Axis,
     Candidate,
     Cell,
-    GridKeys,
+    Grid,
     Item,
-    KeySelection,
     ListingIO,
     ListingRules,
     Rows,
     Walk,
+    Wanted,
 )
 from app.formats.neuroglancer_precomputed.keys import IdNames, VoxelBounds
 from app.formats.neuroglancer_precomputed.lookup import MinishardReader
@@ -213,20 +213,18 @@ class VolumeWalk:
     names: VoxelBounds
     shards: PrecomputedShards
 
-    async def __call__(
-        self, selection: KeySelection, io: ListingIO
-    ) -> AsyncIterator[Item | Candidate]:
-        if not selection.meets(self.shards.prefix):
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
+        names, lead = self.names, self.shards.prefix
+        if not wanted().meets(lead):
             return
         stored = await self.shards.stored(io.list_names)
 
         async def boxes(_: Cell) -> Rows:
             return self._boxes(stored)
 
-        names, lead = self.names, self.shards.prefix
         axes = tuple(map(Axis, names.grid.shape, self._box, names.voxel_offset, names.chunk_size))
-        grid = GridKeys(axes, lambda cell: lead + names.beginning(cell), boxes, self._address)
-        async for candidate in grid.walk(selection):
+        grid = Grid(axes, lambda cell: lead + names.beginning(cell))
+        async for candidate in grid.walk(wanted, boxes, self._address):
             number, _ = cast("tuple[int, int]", candidate.where)
             yield candidate if number in stored else Item(candidate.key, MISSING)
 
@@ -272,12 +270,10 @@ class IdWalk:
     shards: PrecomputedShards
     fetch: Fetch
 
-    async def __call__(
-        self, selection: KeySelection, io: ListingIO
-    ) -> AsyncIterator[Item | Candidate]:
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
         lead = self.shards.prefix
-        rest = selection.rest(lead).encode()
-        if not selection.meets(lead) or rest[:1] >= _AFTER_DIGITS:
+        rest = wanted().rest(lead).encode()
+        if not wanted().meets(lead) or rest[:1] >= _AFTER_DIGITS:
             return
         numbers = sorted(await self.shards.stored(io.list_names))
         shards = [self.shards.numbered(number) for number in numbers]
@@ -289,7 +285,7 @@ class IdWalk:
                 place = wholes[owner]._replace(byte_range=ByteRange(start, stop))
                 for item in self._items(lead, text.decode(), place):
                     yield item
-                if not selection.meets(lead):
+                if not wanted().meets(lead):
                     return
             if len(page.texts) < _PAGE:
                 return

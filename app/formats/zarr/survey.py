@@ -14,14 +14,13 @@ import numpy as np
 
 from app.errors import DamagedError
 from app.formats.listing import (
-    Axis,
     Candidate,
     Cell,
-    GridKeys,
-    KeySelection,
+    Grid,
     ListingIO,
     ListNames,
     Rows,
+    Wanted,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
@@ -90,24 +89,19 @@ class ChunkWalk:
 
     array: ArraySpec
 
-    def __call__(self, selection: KeySelection, io: ListingIO) -> AsyncIterator[Candidate]:
+    def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Candidate]:
         spec = self.array
-        inner, shards = spec.inner_chunk_shape, spec.shard_shape
-        axes = tuple(
-            Axis(-(-size // chunk), shard // chunk)
-            for size, chunk, shard in zip(spec.shape, inner, shards, strict=True)
-        )
         levels = spec.unsharded.levels
-        innermost = levels[-2].inner_chunk_shape if len(levels) > 1 else shards
-        chunks_per_index = tuple(map(floordiv, innermost, inner))
+        innermost = levels[-2].inner_chunk_shape if len(levels) > 1 else spec.shard_shape
+        chunks_per_index = tuple(map(floordiv, innermost, spec.inner_chunk_shape))
 
-        async def stored(shard: Cell) -> Rows:
+        async def read(shard: Cell) -> Rows:
             return await self._stored(shard, io.list_names)
 
         def index(cell: Cell) -> Cell:
             return tuple(map(floordiv, cell, chunks_per_index))
 
-        return GridKeys(axes, spec.keys.beginning, stored, index).walk(selection)
+        return Grid(spec.axes, spec.keys.beginning).walk(wanted, read, index)
 
     async def _stored(self, shard: Cell, list_names: ListNames) -> Rows:
         keys, ndim = self.array.keys, len(self.array.shape)

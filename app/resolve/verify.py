@@ -35,7 +35,6 @@ from app.formats.surveying import (
     NeededObject,
     Ranges,
     Shard,
-    Shards,
     Stateful,
     Survey,
     Unchecked,
@@ -45,7 +44,6 @@ from app.resolve.chunks import plan_reads
 from app.resolve.listing import (
     OpenedContainer,
     Root,
-    Visited,
     collections_of,
     find_containers,
     join_path,
@@ -135,9 +133,10 @@ class _Verifier:
         try:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
-                    async for job in self._jobs(opened):
-                        await self._gate.acquire()
-                        group.create_task(self._run(job))
+                    async for finding in self._findings(opened):
+                        if (job := self._take(opened.path, finding)) is not None:
+                            await self._gate.acquire()
+                            group.create_task(self._run(job))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -148,30 +147,30 @@ class _Verifier:
             self._gate.release()
         self._on_shard(self.report)
 
-    async def _jobs(self, opened: OpenedContainer) -> AsyncGenerator[_Job]:
+    async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding | DamagedError]:
         path, layout = opened
-        store = self._root.store
         if not isinstance(layout, Stateful):
-            for visited in await collections_of(self._root, opened):
-                async for shard in self._shards(visited):
-                    yield partial(_check_shard, store, path, shard, chunks=self._chunks)
-            return
-        try:
-            async for finding in layout.findings(
-                self._ref, DirectFetch(store), chunks=self._chunks
-            ):
-                if (job := self._take(path, finding)) is None:
-                    self._on_shard(self.report)
+            for _, _, found in await collections_of(self._root, opened):
+                if isinstance(found, DamagedError):
+                    yield found
                 else:
-                    yield job
+                    async for finding in _findings_of(self._root, path, found):
+                        yield finding
+            return
+        fetch = DirectFetch(self._root.store)
+        try:
+            async for finding in layout.findings(self._ref, fetch, chunks=self._chunks):
+                yield finding
         except OfflineError as error:
-            self.report.skip(path, str(error))
+            yield Unchecked("", str(error))
         except DamagedError as error:
-            self.report.add_damage(error.ref, self._root.key_of(error.ref), error.reason)
+            yield error
 
-    def _take(self, path: str, finding: Finding) -> _Job | None:
+    def _take(self, path: str, finding: Finding | DamagedError) -> _Job | None:
         report, store = self.report, self._root.store
         match finding:
+            case DamagedError(ref=ref, reason=reason):
+                report.add_damage(ref, self._root.key_of(ref), reason)
             case Flaw(ref, key, reason):
                 report.add_damage(ref, join_path(path, key), reason)
             case Unchecked(key, reason):
@@ -180,6 +179,7 @@ class _Verifier:
                 report.arrays += number
             case Counted(things, number):
                 report.counts[things] = report.counts.get(things, 0) + number
+                self._on_shard(report)
             case NeededObject():
                 return partial(_check_object, store, path, finding)
             case Enclosed(below, shard, data):
@@ -191,24 +191,29 @@ class _Verifier:
                 return partial(_check_shard, store, below, shard, chunks=self._chunks)
         return None
 
-    async def _shards(self, visited: Visited) -> AsyncGenerator[Shard]:
-        report = self.report
-        match visited.found:
-            case DamagedError(ref=ref, reason=reason):
-                report.add_damage(ref, self._root.key_of(ref), reason)
-            case Collection(description, None):
-                report.arrays += 1
-                report.skip(visited.path, description.why_sharded or "it is not sharded")
-            case Collection(_, shards) if shards is not None:
-                report.arrays += 1
-                try:
-                    async for shard in _stored_shards(self._root, visited.container, shards):
-                        yield shard
-                except StorageUnavailableError as error:
-                    if not error.lasting:
-                        raise
-                    reason = f"{error.reason}, and its shards may be too many to try each"
-                    report.add_damage(error.ref, visited.path, reason)
+
+async def _findings_of(
+    root: Root, container: str, collection: Collection
+) -> AsyncGenerator[Finding]:
+    """Yield the stored shards, or all possible ones where the store cannot list."""
+    description, shards = collection.description, collection.shards
+    yield Counted(ARRAYS, 1)
+    if shards is None:
+        yield Unchecked(description.path, description.why_sharded or "it is not sharded")
+        return
+    try:
+        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
+            if (shard := shards.named(name)) is not None:
+                yield Enclosed("", shard)
+    except StorageUnavailableError as error:
+        if not error.lasting:
+            raise
+        if (every := shards.every()) is None:
+            reason = f"{error.reason}, and its shards may be too many to try each"
+            yield Flaw(error.ref, description.path, reason)
+            return
+        for shard in every:
+            yield Enclosed("", shard)
 
 
 async def _check_object(store: ObjectReader, path: str, expected: NeededObject) -> Report:
@@ -240,19 +245,6 @@ async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
         return found.size if isinstance(found, Found) else None
     stat = await store.stat(place.ref)
     return None if stat is None else stat.size
-
-
-async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:
-    """List the stored *shards*, or yield all possible ones where the store cannot list."""
-    try:
-        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
-            if (shard := shards.named(name)) is not None:
-                yield shard
-    except StorageUnavailableError as error:
-        if not error.lasting or (every := shards.every()) is None:
-            raise
-        for shard in every:
-            yield shard
 
 
 async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: bool) -> Report:

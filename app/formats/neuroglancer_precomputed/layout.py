@@ -31,7 +31,6 @@ from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,
     Kind,
-    MemberDescription,
     ShardedPart,
     describe,
     parse_info,
@@ -122,7 +121,7 @@ class PrecomputedLayout(Layout):
         for part in parts:
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
-            if self._shards((part,)).hides(name):
+            if self._shards(part).hides(name):
                 raise ConflictError(
                     f"{key} is a shard: its chunks are written by their own keys, and the whole "
                     'object through a dataset with view = "raw"'
@@ -150,14 +149,6 @@ class PrecomputedLayout(Layout):
         paths = self.info.value.paths
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
-    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
-        path, _slash, name = key.rpartition("/")
-        for part in self.info.value.parts_at.get(path, ()):
-            if (chunk_id := part.names.parse(name)) is not None:
-                number, _minishard = part.sharding.address(chunk_id)
-                return str(self.directory.join(path).join(part.sharding.shard_name(number)))
-        return None
-
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide shards, whose chunks are listed, and objects that are named like chunks."""
         parts_at = self.info.value.parts_at
@@ -165,7 +156,7 @@ class PrecomputedLayout(Layout):
         if not parts:
             is_deepest = not any(path.startswith(directory) for path in parts_at)
             return PLAIN if is_deepest and self.encloses(directory) else ListingRules()
-        shards = [self._shards((part,)) for part in parts]
+        shards = list(map(self._shards, parts))
 
         def shows(name: str) -> bool:
             is_owned = any(part.names.owns(name) for part in parts)
@@ -176,34 +167,30 @@ class PrecomputedLayout(Layout):
     def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk]:
         for part in parts:
             if isinstance(part.names, VoxelBounds):
-                yield VolumeWalk(part.names, self._shards((part,)))
+                yield VolumeWalk(part.names, self._shards(part))
             elif part.kind is not Kind.FRAGMENTS:
-                yield IdWalk(part, parts, self._shards((part,)), fetch)
+                yield IdWalk(part, parts, self._shards(part), fetch)
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         return [
             DamagedError(self.directory.join(MARKER), str(each))
             if isinstance(each, DecodeError)
-            else Collection(each.description, self._shards(each.parts) if each.parts else None)
+            else Collection(each.description, self._shards(each.part) if each.part else None)
             for each in describe(self.info.value)
         ]
 
     async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
         """Return the shards below the path of *key*, preferably those for such names."""
         path, _, name = key.rpartition("/")
-        found_members = (
-            each for each in describe(self.info.value) if isinstance(each, MemberDescription)
-        )
-        found = [each.parts for each in found_members if each.parts and each.parts[0].path == path]
-        named = (parts for parts in found if any(p.names.parse(name) is not None for p in parts))
-        parts = next(named, found[0] if found else None)
-        return None if parts is None else self._shards(parts)
+        parts = self.info.value.parts_at.get(path, ())
+        named = [part for part in parts if part.names.parse(name) is not None]
+        return next(map(self._shards, [*named, *parts]), None)
 
     def names_below(self) -> Sequence[str]:
         return self.info.value.below
 
-    def _shards(self, parts: tuple[ShardedPart, ...]) -> PrecomputedShards:
-        return PrecomputedShards(self.directory, parts, self.options.decoded_nbytes)
+    def _shards(self, part: ShardedPart) -> PrecomputedShards:
+        return PrecomputedShards(self.directory, part, self.options.decoded_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +218,7 @@ class VolumeWalk:
     @property
     def _low_bits(self) -> int | None:
         """Number of low bits of an id that do not select its shard, if there are such."""
-        sharding = self.shards.parts[0].sharding
+        sharding = self.shards.part.sharding
         below = sharding.preshift_bits + sharding.minishard_bits
         is_enough = below + sharding.shard_bits >= self.names.grid.bit_count
         return below if is_enough and not sharding.is_hashed else None
@@ -248,7 +235,7 @@ class VolumeWalk:
         return np.unique(rows // np.array(box, np.uint64), axis=0)
 
     def _address(self, cell: Cell) -> tuple[int, int]:
-        return self.shards.parts[0].sharding.address(self.names.grid.encode(cell))
+        return self.shards.part.sharding.address(self.names.grid.encode(cell))
 
 
 class _IdPage(NamedTuple):

@@ -45,38 +45,34 @@ _NAMED_FAULTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedShards:
-    """The shards that *parts* share; their indexes name chunks of the first."""
+    """The shards of *part*."""
 
     directory: ObjectRef
-    parts: tuple[ShardedPart, ...]
+    part: ShardedPart
     most_nbytes: int
     """A larger index is refused, or gzip chunk, before and after it is inflated."""
 
     @property
     def prefix(self) -> str:
-        path = self.parts[0].path
+        path = self.part.path
         return f"{path}/" if path else ""
 
     def named(self, key: str) -> "PrecomputedShard | None":
         found = _NAME.fullmatch(key.removeprefix(self.prefix))
         if found is None or not key.startswith(self.prefix):
             return None
-        sharding, number = self.parts[0].sharding, int(found[1], 16)
+        sharding, number = self.part.sharding, int(found[1], 16)
         if number >> sharding.shard_bits or sharding.shard_name(number) != found[1]:
             return None
         return self.numbered(number)
 
     def holding(self, key: VirtualKey) -> "PrecomputedShard | None":
         path, _, name = key.rpartition("/")
-        if path != self.parts[0].path:
-            return None
-        for part in self.parts:
-            if (chunk_id := part.names.parse(name)) is not None:
-                return self.numbered(part.sharding.address(chunk_id)[0])
-        return None
+        chunk_id = self.part.names.parse(name) if path == self.part.path else None
+        return None if chunk_id is None else self.numbered(self.part.sharding.address(chunk_id)[0])
 
     def every(self) -> Iterator["PrecomputedShard"] | None:
-        bits = self.parts[0].sharding.shard_bits
+        bits = self.part.sharding.shard_bits
         return None if bits > _EVERY_BITS else map(self.numbered, range(1 << bits))
 
     async def stored(self, list_names: ListNames) -> frozenset[int]:
@@ -91,7 +87,7 @@ class PrecomputedShards:
         return bool(dot) and self.named(key) is not None
 
     def numbered(self, number: int) -> "PrecomputedShard":
-        return PrecomputedShard(self.directory, self.parts[0], number, self.most_nbytes)
+        return PrecomputedShard(self.directory, self.part, number, self.most_nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from app.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
-    MURMUR,
     build,
     build_meshes,
     chunk_bytes,
@@ -51,7 +50,8 @@ def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedSha
     assert parsed is not None
     described = next(describe(parsed))
     assert isinstance(described, MemberDescription)
-    return PrecomputedShards(ROOT, described.parts, most_nbytes)
+    assert described.part is not None
+    return PrecomputedShards(ROOT, described.part, most_nbytes)
 
 
 def _skeletons(**members: Any) -> PrecomputedShards:
@@ -110,13 +110,12 @@ def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
 
 
 def test_shards_lie_below_the_path_of_their_part() -> None:
-    """And nowhere else; a manifest and its fragments, which go by one id, are in the same."""
-    shards, meshes = _of(volume_info(RAW_SHARDING)), _of(mesh_info(MURMUR))
+    """And nowhere else."""
+    shards = _of(volume_info(RAW_SHARDING))
 
     assert shards.prefix == "s0/"
     assert shards.named("s0/0.shard") is not None
     assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
-    assert meshes.holding(VirtualKey("7")) == meshes.holding(VirtualKey("7.index")) is not None
 
 
 def test_many_shards_are_not_given_each() -> None:

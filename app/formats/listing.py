@@ -98,13 +98,10 @@ type Wanted = Callable[[], Window]
 """Returns the window of the keys that are still wanted, which moves on while they are walked."""
 
 
-class ListNames(Protocol):
-    """List the names that are stored right below a prefix."""
-
-    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """Yield objects, and folders with a final slash, relative to the container. Raises:
-        `StorageError`, a ``lasting`` one where the store cannot list.
-        """
+type ListNames = Callable[[str], AsyncIterator[str]]
+"""Lists the names right below a prefix: objects, and folders with a final slash, relative to the
+container. Raises: `StorageError`, a ``lasting`` one where the store cannot list.
+"""
 
 
 class RunInThread(Protocol):

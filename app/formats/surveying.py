@@ -176,13 +176,10 @@ class Collection:
     """`None` if it is not served unsharded."""
 
 
-class Listing(Protocol):
-    """List the stored objects of a container."""
-
-    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """List the keys of the objects below *prefix*, both relative to the container. Raises:
-        `StorageError`, a ``lasting`` one where the store cannot list.
-        """
+type Listing = Callable[[str], AsyncIterator[str]]
+"""Lists the keys of the objects below a prefix, both relative to the container. Raises:
+`StorageError`, a ``lasting`` one where the store cannot list.
+"""
 
 
 class State(NamedTuple):

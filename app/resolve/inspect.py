@@ -227,14 +227,14 @@ class GroupSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectionSummary:
-    """An array or other collection, or the damage of its metadata."""
+    """An array or other collection; of damaged metadata the description has no format."""
 
     path: str
     container: str
     node: str | None
     """Key of the Zarr v3 node, in a repository below `main`."""
     group: GroupSummary | None
-    found: Description | DamagedError
+    found: Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,8 @@ class _Summarizer:
     async def _add(self, visited: Visited, *, is_versioned: bool) -> None:
         path, container, found = visited
         if isinstance(found, DamagedError):
-            self.collections.append(CollectionSummary(path, container, None, None, found))
+            damaged = Description(path, "", "damaged", why_sharded=found.reason)
+            self.collections.append(CollectionSummary(path, container, None, None, damaged))
             return
         below, node = path.removeprefix(container).strip("/"), None
         if is_versioned:

@@ -104,6 +104,10 @@ class EntryTable:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def __getitem__(self, row: int) -> Entry:
+        number, start, stop = (int(column[row]) for column in (self.numbers, *self.places))
+        return Entry(number, ByteRange(start, stop))
+
     def __iter__(self) -> Iterator[Entry]:
         columns = self.numbers, *self.places
         for first in range(0, len(self), _BATCH):
@@ -118,13 +122,11 @@ class Survey:
     whole: Stored
     """The object of the shard, or the part of one."""
     table: Callable[[], EntryTable]
-    """Decodes and checks all entries."""
+    """Decodes and checks all entries; may be slow."""
     key: Callable[[int], VirtualKey]
     """Returns the virtual key of the entry with a number, relative to the container."""
     check: Callable[[Entry, bytes], str | None]
     """Returns the fault of the bytes of a chunk, if there is any."""
-    count: int
-    """Approximate number of entries, an estimate of the work of `table`."""
     indexes: Ranges
     """Ranges of the indexes in the shard, disjoint."""
     index_location: str

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from app.concurrency import run_in_thread
 from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
 from app.formats.contract import Layout
 from app.formats.documents import Json
@@ -39,7 +38,7 @@ from app.resolve.listing import (
     listing_of,
 )
 from app.resolve.resolver import Resolver
-from app.resolve.verify import CHECKSUM_NBYTES, Coverage, is_large_survey
+from app.resolve.verify import CHECKSUM_NBYTES, Sweep
 
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
@@ -190,7 +189,7 @@ async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
 async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
     if (survey := await shard.survey(root.fetch)) is None:
         return None
-    return await run_in_thread(report_index, survey, is_long=is_large_survey(survey))
+    return await asyncio.to_thread(report_index, survey)
 
 
 def report_index(survey: Survey) -> IndexReport:
@@ -201,7 +200,8 @@ def report_index(survey: Survey) -> IndexReport:
     checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
     length = whole.byte_range.length
     others = Ranges.of(*checksums, ByteRange(length, length))
-    gaps = Coverage.of(table, survey.indexes, others).gaps
+    _, (starts, _), reached = Sweep.over(table, survey.indexes, others)
+    gaps = (starts - reached)[starts > reached]
     return IndexReport(
         shard=str(whole.ref),
         nbytes=length,

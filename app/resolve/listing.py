@@ -394,21 +394,29 @@ class _PageBuilder:
             self._pass(folded, folded + LAST)
             self._entries.append(ListedKey(folded, None, None))
         elif place is not None:
-            modified_s = self._time_of(found, place)
-            self._entries.append(_entry(key, place)._replace(modified_s=modified_s))
+            self._entries.append(self._entry(found, place))
 
     def _pass(self, last: str, after: str) -> None:
         self._last = last
         self._tree.window = self._tree.window._replace(after=after)
 
-    def _time_of(self, found: FoundKey, place: Location | Listed) -> float | None:
+    def _entry(self, found: FoundKey, place: Location | Listed) -> ListedKey:
+        listed = found.found if isinstance(found.found, Listed) else None
+        modified_s: float | None = None if listed is None else listed.modified_s
         match place:
-            case Referenced(modified_s=modified_s):
-                return modified_s
-            case Stored(ref) | Gzipped(Stored(ref)):
-                return self._modified_s(ref)
+            case Listed(_, size, etag):
+                return ListedKey(found.key, size, etag, modified_s)
+            case Referenced(Part(_, byte_range), modified_s=modified_s):
+                return ListedKey(found.key, byte_range.length, None, modified_s)
+            case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
+                entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
+            case (Stored(ref) as source) | Gzipped(Stored(ref) as source):
+                entity, modified_s = Entity.at(source), self._modified_s(ref)
+            case Inline() as source:
+                entity = Entity.at(source)
             case _:
-                return found.found.modified_s if isinstance(found.found, Listed) else None
+                return ListedKey(found.key, None, None, modified_s)
+        return ListedKey(found.key, entity.length, entity.etag, modified_s)
 
     async def _locate(self, batch: Sequence[FoundKey]) -> list[_Place]:
         """Locate all keys: first one of each index, which the others then find in the cache."""
@@ -436,18 +444,3 @@ async def _locate(found: FoundKey, fetch: Fetch) -> _Place:
     if isinstance(place, Whole):
         return found.found if isinstance(found.found, Listed) else MISSING
     return place
-
-
-def _entry(key: str, place: Location | Listed) -> ListedKey:
-    match place:
-        case Listed(_, size, etag):
-            return ListedKey(key, size, etag)
-        case Referenced(Part(_, byte_range)):
-            return ListedKey(key, byte_range.length, None)
-        case Referenced(Stored() | Inline() as source, by, is_lasting):
-            entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
-        case (Stored() | Inline() as source) | Gzipped(source):
-            entity = Entity.at(source)
-        case _:
-            return ListedKey(key, None, None)
-    return ListedKey(key, entity.length, entity.etag)

@@ -6,13 +6,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from app.concurrency import run_in_thread
 from app.errors import (
     DamagedError,
     OfflineError,
@@ -59,7 +58,6 @@ _ATTEMPTS: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
-_LARGE_ENTRIES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +287,7 @@ class _ShardCheck:
         if survey is None:
             return
         self.report.shards += is_outermost
-        table, nbytes, faults = await run_in_thread(
-            _check_table, survey, is_long=is_large_survey(survey)
-        )
+        table, nbytes, faults = await asyncio.to_thread(_check_table, survey)
         for fault in faults:
             self.damage(survey.whole.ref, fault.key, fault.reason)
         if self._chunks:
@@ -342,65 +338,40 @@ class _ShardCheck:
         return found.data
 
 
-def is_large_survey(survey: Survey) -> bool:
-    """Return whether the table of *survey* is to be processed in a thread."""
-    return survey.count >= _LARGE_ENTRIES
-
-
 def _check_table(survey: Survey) -> tuple[EntryTable, int, list[Fault]]:
     table = survey.table()
     faults = [*table.faults, *_find_overlaps(survey, table)]
     return table, table.places.nbytes, faults
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Coverage:
+class Sweep(NamedTuple):
     """The entries of a shard and other ranges of it, in the order of their places."""
 
-    table: EntryTable
-    order: NDArray[np.intp]
+    rows: NDArray[np.intp]
     """Rows in the table; of other ranges numbers behind its last row."""
-    ranges: Ranges
+    places: Ranges
     reached: Column
     """The largest stop of all ranges before."""
 
     @classmethod
-    def of(cls, table: EntryTable, *others: Ranges) -> Self:
+    def over(cls, table: EntryTable, *others: Ranges) -> Self:
         starts, stops = map(np.concatenate, zip(table.places, *others, strict=True))
         order = np.lexsort((stops, starts))
         starts, stops = starts[order], stops[order]
         reached = np.maximum.accumulate(np.append(np.uint64(0), stops))[:-1]
-        return cls(table, order, Ranges(starts, stops), reached)
-
-    @property
-    def gaps(self) -> Column:
-        """Lengths of the stretches before the last stop that nothing covers."""
-        gaps: Column = self.ranges.starts - np.minimum(self.reached, self.ranges.starts)
-        return gaps[gaps > 0]
-
-    def overlaps(self) -> Iterator[tuple[Entry | None, Entry | None]]:
-        """Yield ranges with the one that overlaps them and begins earlier; `None` for others."""
-        starts, stops = self.ranges
-        rows = np.arange(len(starts))
-        last = np.maximum.accumulate(np.where(stops > self.reached, rows, 0))
-        for at in np.flatnonzero(starts < np.minimum(stops, self.reached)).tolist():
-            yield self._entry(at), self._entry(int(last[at - 1]))
-
-    def _entry(self, at: int) -> Entry | None:
-        row = int(self.order[at])
-        if row >= len(self.table):
-            return None
-        place = ByteRange(int(self.ranges.starts[at]), int(self.ranges.stops[at]))
-        return Entry(int(self.table.numbers[row]), place)
+        return cls(order, Ranges(starts, stops), reached)
 
 
 def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
     """Find the entries that share bytes with an index, or with an entry that begins earlier."""
-    for entry, earlier in Coverage.of(table, survey.indexes).overlaps():
-        hurt, other = (earlier, entry) if entry is None else (entry, earlier)
-        if hurt is not None:
-            named = "the shard index" if other is None else _name_of(other)
-            yield Fault(survey.key(hurt.number), f"{_name_of(hurt)} overlaps {named}")
+    rows, (starts, stops), reached = Sweep.over(table, survey.indexes)
+    longest = np.maximum.accumulate(np.where(stops > reached, np.arange(len(rows)), 0))
+    for at in np.flatnonzero(starts < np.minimum(stops, reached)).tolist():
+        hurt, other = int(rows[at]), int(rows[longest[at - 1]])
+        if hurt >= len(table):
+            hurt, other = other, hurt
+        named = "the shard index" if other >= len(table) else _name_of(table[other])
+        yield Fault(survey.key(table[hurt].number), f"{_name_of(table[hurt])} overlaps {named}")
 
 
 def _name_of(entry: Entry) -> str:

@@ -25,7 +25,7 @@ from app.formats.icechunk.keys import (
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
+from app.formats.icechunk.survey import OnlyShard, enclose, survey_ref
 from app.formats.icechunk.virtual import Allowed
 from app.formats.listing import (
     LAST,
@@ -255,7 +255,7 @@ class RepositoryLayout(Layout):
                 return Trace("virtual", name, location)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        return RefSurvey(self.repository, ref or MAIN.name, fetch, chunks).findings()
+        return survey_ref(self.repository, ref or MAIN.name, fetch, chunks=chunks)
 
     async def _items(
         self,

@@ -128,7 +128,6 @@ class PrecomputedShard:
             table=tables.decode,
             key=self.chunk_key,
             check=tables.check,
-            count=len(tables.minishards.data),  # about one byte per entry in gzip
             indexes=tables.indexes,
             index_location="start",
         )

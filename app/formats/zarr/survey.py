@@ -190,7 +190,6 @@ class ZarrShard:
             table=partial(self._table, found.value.data, length),
             key=self._key,
             check=lambda _, data: self.array.chunk.fault(data),
-            count=codec.entry_count,
             indexes=Ranges.of(codec.place_in(whole)),
             index_location=codec.location.value,
             checksummed=[

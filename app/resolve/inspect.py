@@ -25,7 +25,6 @@ from app.model import (
     Whole,
     etag_of,
 )
-from app.resolve.bodies import Coding, Entity
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.repository import RefTip, open_repository, read_tips
 from app.resolve.listing import (
@@ -327,22 +326,14 @@ class _Summarizer:
         key = node.rpartition("/")[0]
         if key not in self._groups:
             document = VirtualKey(f"{key}/zarr.json".lstrip("/"))
-            async with self._resolver.open(self._dataset, document, _choose) as opened:
-                body = b"" if opened is None else opened.body
-            self._groups[key] = summarize_group(key, body if isinstance(body, bytes) else b"")
+            root = self._root
+            layout, rest = await root.containers.find(root.ref, document, root.fetch)
+            match await layout.locate(rest, root.fetch):
+                case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
+                    self._groups[key] = summarize_group(key, data)
+                case _:
+                    self._groups[key] = GroupSummary(key)
         return self._groups[key]
-
-
-class _SmallDocument(NamedTuple):
-    reads: ByteRange | None
-
-
-def _choose(entity: Entity) -> _SmallDocument | None:
-    if entity.coding is Coding.GZIP:
-        return None
-    return _SmallDocument(
-        ByteRange(0, entity.length) if entity.length <= _DOCUMENT_NBYTES else None
-    )
 
 
 def summarize_group(key: str, document: bytes) -> GroupSummary:

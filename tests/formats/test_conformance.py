@@ -101,14 +101,14 @@ async def _chunks(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored
     assert survey is not None
     table = survey.table()
     assert table.faults in ([], ())
-    assert sorted(table.entries, key=lambda entry: entry.place) == list(table.entries)
-    for entry in table.entries:
+    assert sorted(table, key=lambda entry: entry.place) == list(table)
+    for entry in table:
         if survey.inner is not None:
             async for found in _chunks(survey.inner(entry), fetch):
                 yield found
         else:
             place = survey.whole.byte_range.narrow(entry.place)
-            yield survey.key(entry), survey.whole._replace(byte_range=place)
+            yield survey.key(entry.number), survey.whole._replace(byte_range=place)
 
 
 @every_case_of_shards

@@ -161,9 +161,8 @@ def prefix() -> str:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def s3fs(url: str) -> AsyncGenerator[S3FileSystem]:
     """Connect s3fs, which does not notice by itself what the tests write past it."""
-    # Not cached, else others would get this one, which is of another event loop.
-    options = s3fs_options(url)
-    filesystem = S3FileSystem(asynchronous=True, skip_instance_cache=True, **options)
+    # By its own options, else others would get this one, which is of another event loop.
+    filesystem = S3FileSystem(asynchronous=True, default_cache_type="none", **s3fs_options(url))
     session = await filesystem.set_session()
     yield filesystem
     await session.close()
@@ -267,4 +266,3 @@ def test_hierarchy_of_a_session_is_that_of_a_model(
         answer = httpx.post(f"{url}/api/datasets/data/sessions", json={}).raise_for_status()
         store = open_store(client, url, f"@session.{answer.json()['session_id']}")
         run(ZarrHierarchyStateMachine, store, length)
-    forget_filesystems()

@@ -17,7 +17,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
-from app.concurrency import SingleFlight
 from app.errors import IssuerUnavailableError, UnauthenticatedError
 from app.http.auth.access import Caller, Identity
 from app.settings import PUBLIC, IssuerSettings, issuer_url
@@ -199,7 +198,7 @@ class IssuerKeys:
         self._keys: Sequence[VerificationKey] | None = None
         self._stale_at = -inf
         self._quiet_until = -inf
-        self._flights = SingleFlight[str]()
+        self._reading: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key *kid*, after another read if it is unknown.
@@ -220,7 +219,9 @@ class IssuerKeys:
 
     async def aclose(self) -> None:
         """Cancel a read."""
-        await self._flights.aclose()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
 
     def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         keys = [
@@ -232,8 +233,11 @@ class IssuerKeys:
 
     async def _refresh(self) -> None:
         """Read the keys, unless they were read less than `APART_S` ago."""
-        if self._flights or self._clock() >= self._quiet_until:
-            await self._flights.run("keys", self._read)
+        if self._reading is None:
+            if self._clock() < self._quiet_until:
+                return
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
         try:
@@ -242,7 +246,9 @@ class IssuerKeys:
         except IssuerUnavailableError as error:
             _log.warning("no keys of the issuer %s", error)
             self._stale_at = self._clock() + RETRY_S
-        self._quiet_until = self._clock() + APART_S
+        finally:
+            self._quiet_until = self._clock() + APART_S
+            self._reading = None
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:

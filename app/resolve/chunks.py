@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -16,6 +15,8 @@ from app.resolve.metadata_cache import CHUNK, CacheCounters, SizedLRUCache, kind
 from app.storage.contract import Found, ObjectReader
 
 _OVERHEAD_NBYTES: Final = 1024
+_TURNS: Final = 4
+"""Fewer of them cost an eighth of the rate of chunks read from a near store."""
 _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 _ALWAYS_NBYTES: Final = 4 * 1024
@@ -158,9 +159,9 @@ class ChunkReader:
     waiting; when all callers of a span are cancelled, its read is cancelled; when the read fails,
     all callers get the error and the next caller starts anew.
 
-    The chunks of one object version that are requested in one turn of the event loop form a
-    window. Only if some of these are neighbours, or neighbours of chunks that are being read, so
-    that more are likely to come, the window lasts `_WINDOW_S`.
+    The chunks of one object version that are requested at the same time form a window. A few turns
+    of the event loop (20 µs) collect the requests that have arrived already. Only if some of these
+    are neighbours, so that more are likely to come, the window lasts `_WINDOW_S`.
 
     Neighbours are read together across a gap of up to *max_gap_bytes* where reading it takes less
     time than another request, as measured for the store, and where *budget* has room for it.
@@ -225,12 +226,15 @@ class ChunkReader:
         window = self._windows.get(version)
         if window is None:
             window = self._windows[version] = []
-            asyncio.get_running_loop().call_soon(self._turn, version)
+            asyncio.get_running_loop().call_soon(self._turn, version, 1)
         window.append(pending)
 
-    def _turn(self, version: _ObjectVersion) -> None:
-        if self._has_neighbours(version):
-            asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
+    def _turn(self, version: _ObjectVersion, turn: int) -> None:
+        loop = asyncio.get_running_loop()
+        if turn < _TURNS:
+            loop.call_soon(self._turn, version, turn + 1)
+        elif self._has_neighbours(version):
+            loop.call_later(_WINDOW_S, self._start_reads, version)
         else:
             self._start_reads(version)
 
@@ -283,13 +287,13 @@ class ChunkReader:
         ref, etag = version
         source = Stored(ref, span, etag)
         read = _SpanRead(source, unread_nbytes, chunks, self._get(source))
-        read.task.add_done_callback(partial(self._end, version, read))
+        read.task.add_done_callback(lambda _: self._end(version, read))
         for pending in chunks:
             pending.read = read
         self.counters.unread_nbytes += unread_nbytes
         self._spans[version].append(span)
 
-    def _end(self, version: _ObjectVersion, read: _SpanRead, _: asyncio.Task[bytes]) -> None:
+    def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
         if read.unread_nbytes:
             self._budget.release(read.unread_nbytes)
         self._spans[version].remove(read.source.byte_range)

@@ -316,6 +316,7 @@ class FreshnessTracker:
         self.uses: dict[Read[Any], CachedRead] = {}
         """Results that can change."""
         self.modified: dict[ObjectRef, int | None] = {}
+        """When the objects were last modified, as far as their stores say so."""
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
@@ -392,10 +393,6 @@ class FreshnessTracker:
         for read, use in earlier.uses.items():
             if use.requested_at < trusted_s:
                 self.old[read.ref] = None
-
-    def modified_s(self, ref: ObjectRef) -> int | None:
-        """Return when *ref* was last modified, if it was read and its store says so."""
-        return self.modified.get(ref)
 
 
 async def retry_until_consistent[T](

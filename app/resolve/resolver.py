@@ -181,11 +181,11 @@ class Resolver:
             case Missing():
                 return None
             case Stored() as place:
-                return Entity.at(place, tracker.modified_s(place.ref))
+                return Entity.at(place, tracker.modified.get(place.ref))
             case Inline() as document:
-                return Entity.at(document, tracker.modified_s(dataset.root.join(key)))
+                return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Gzipped(place):
-                entity = Entity.at(place, tracker.modified_s(place.ref))
+                entity = Entity.at(place, tracker.modified.get(place.ref))
                 return entity._replace(coding=Coding.GZIP)
             case Whole(ref):
                 return await self._whole(ref, look_up)
@@ -240,7 +240,7 @@ class Resolver:
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
-            return await list_page(root, window, limit, tracker.modified_s)
+            return await list_page(root, window, limit, tracker.modified.get)
 
         return await retry_until_consistent(self._fetch, attempt)
 

@@ -207,7 +207,7 @@ class LimitSettings(Section):
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
     """Largest gap across which concurrent reads are merged, if that is faster than two."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
-    """Largest body that is read whole and cached; larger ones are streamed."""
+    """Largest body read whole; larger ones are streamed, but cached up to 1/16 of the cache."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)
     """Bytes in flight between stores and clients; one body may exceed it."""
     max_chunk_bytes: ByteSize = ByteSize(64 * 1024**2)

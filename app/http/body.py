@@ -30,7 +30,8 @@ from app.formats.compression import inflated_nbytes
 from app.http.auth.sigv4 import ChunkSigner, SignatureChain, chunk_signer_of
 from app.http.openapi import RequestDocument
 from app.http.problems import Headers
-from app.http.responses import Body, RequestHeaders, ResponseWriter, combine_headers
+from app.http.responses import RequestHeaders, ResponseWriter, combine_headers
+from app.resolve.bodies import Body
 from app.resolve.budget import ByteBudget, ByteReservation
 
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024

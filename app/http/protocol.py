@@ -15,7 +15,6 @@ import asyncio
 import logging
 import resource
 import sys
-from collections.abc import AsyncIterator
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -28,12 +27,12 @@ from app.http.body import has_body
 from app.http.limits import peer_of
 from app.http.problems import Headers, encode_headers
 from app.http.responses import (
-    Body,
     DeferredResponse,
     ImmediateResponse,
     RequestHeaders,
     combine_headers,
 )
+from app.resolve.bodies import Body, Pieces
 
 HEAD_NBYTES: Final = 64 * 1024
 """Longest head; also the most that may follow a body, such as trailers. Keys have up to 3 KiB."""
@@ -410,7 +409,7 @@ class _DeferredExchange:
             self._protocol.transport.close()
         self._protocol.on_response_complete()
 
-    async def _write_pieces(self, pieces: AsyncIterator[bytes], length: int) -> None:
+    async def _write_pieces(self, pieces: Pieces, length: int) -> None:
         async for piece in pieces:
             if self._protocol.flow.write_paused:
                 await self._protocol.flow.drain()

@@ -4,7 +4,7 @@ import itertools
 import re
 import secrets
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
@@ -17,15 +17,13 @@ from app.http.s3 import error_code, error_document, speaks_s3
 from app.model import ETag, VirtualKey
 from app.observability.logging import log_failure
 from app.observability.requests import note_request_id
-from app.resolve.bodies import Coding, Entity, Opened
+from app.resolve.bodies import Body, Coding, Entity, Opened
 from app.resolve.containers import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA
 
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
-
-type Body = bytes | AsyncIterator[bytes]
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"
 NO_REFERRER: Final = (b"referrer-policy", b"no-referrer")

@@ -18,8 +18,11 @@ from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
 _ATTEMPTS: Final = 16
 """Look-ups while the object keeps changing, as a shard does that many clients write."""
 _PIECE_BYTES: Final = 1024**2
+_CACHE_PARTS: Final = 16
+"""A larger part of the cache is not given to one chunk that is streamed."""
 _INFLATE_IN_THREAD_NBYTES: Final = 64 * 1024
-type Body = bytes | AsyncIterator[bytes]
+type Pieces = AsyncIterator[bytes | memoryview]
+type Body = bytes | Pieces
 
 type Demand = Callable[[Sequence[ETag]], bool]
 """Precondition of a request: takes all ETags of the current version of a key, none where the key
@@ -133,7 +136,11 @@ class Opening[C: Choice]:
 
 
 class BodyReader:
-    """Reads the bytes of entities, more than *stream_bytes* in pieces; inflates gzip."""
+    """Reads the bytes of entities, more than *stream_bytes* in pieces; inflates gzip.
+
+    A chunk that is streamed is cached too if it takes a small part of the cache, and the budget has
+    room for it meanwhile. It is sent in pieces again, so that it does not hold up other responses.
+    """
 
     def __init__(
         self, store: ObjectReader, chunks: ChunkReader, *, stream_bytes: int, decoded_bytes: int
@@ -149,6 +156,8 @@ class BodyReader:
             return b""
         if isinstance(entity.source, Inline):
             return entity.source.data[wanted.start : wanted.stop]
+        if wanted.length > self._stream_bytes:
+            return None
         whole = self._chunks.cached(entity.source)
         if whole is None or wanted.length == len(whole):
             return whole
@@ -213,7 +222,10 @@ class BodyReader:
 
     async def _stream(
         self, held: ByteReservation, entity: Entity, source: Stored, wanted: ByteRange
-    ) -> AsyncIterator[bytes]:
+    ) -> Pieces:
+        if (whole := self._chunks.cached(source)) is not None:
+            await held.reserve(_PIECE_BYTES)
+            return _divide(memoryview(whole)[wanted.start : wanted.stop])
         start = ByteRange(wanted.start, wanted.start + self._stream_bytes)
         head = None if entity.first is None else _cut(entity.first, start)
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
@@ -224,7 +236,22 @@ class BodyReader:
         except (RangeNotSatisfiedError, VersionChangedError) as error:
             raise lost(source.ref, source.version) from error
         await held.reserve(_PIECE_BYTES + len(head or b""))
-        return tail if head is None else _chain(head, tail)
+        pieces = tail if head is None else _chain(head, tail)
+        is_kept = wanted.length == entity.length <= self._chunks.cache.maxsize // _CACHE_PARTS
+        return self._kept(source, pieces) if is_kept and held.take(entity.length) else pieces
+
+    async def _kept(self, chunk: Stored, pieces: Pieces) -> Pieces:
+        """Pass on the *pieces* of *chunk*, and cache it once all have come."""
+        kept = []
+        async for piece in pieces:
+            kept.append(piece)
+            yield piece
+        self._chunks.cache.put(chunk, await asyncio.to_thread(b"".join, kept))
+
+
+async def _divide(body: memoryview) -> AsyncIterator[memoryview]:
+    for at in range(0, len(body), _PIECE_BYTES):
+        yield body[at : at + _PIECE_BYTES]
 
 
 async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -110,6 +110,13 @@ class ByteReservation:
             self._budget.release(self._nbytes - nbytes)
         self._nbytes = nbytes
 
+    def take(self, nbytes: int) -> bool:
+        """Hold *nbytes* more of the budget if they fit at once; return whether they do."""
+        fits = self._budget.take(nbytes)
+        if fits:
+            self._nbytes += nbytes
+        return fits
+
     async def grow(self, nbytes: int) -> None:
         """Hold *nbytes* more of the budget. Raises: `BusyError`."""
         await self.reserve(self._nbytes + nbytes)

@@ -15,12 +15,13 @@ from app.errors import TruncatedReadError
 from app.http.instrumentation import InstrumentedApp
 from app.http.limits import Networks
 from app.http.problems import Headers
-from app.http.responses import Body, DeferredResponse, Exchange, ImmediateResponse, RequestHeaders
+from app.http.responses import DeferredResponse, Exchange, ImmediateResponse, RequestHeaders
 from app.main import create_app
 from app.model import ObjectRef
 from app.observability.logging import AccessLog, AccessRecord
 from app.observability.metrics import Metrics
 from app.observability.requests import OUTCOMES
+from app.resolve.bodies import Body
 from app.settings import DatasetSettings, Settings
 from app.storage.wrappers import METHODS
 

@@ -198,23 +198,60 @@ async def test_an_absent_object_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize("reading", [EVERYTHING, None])
 async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
-    """More than the limit is streamed, an object or a range of a shard, and not cached."""
+    """More than the limit is streamed, an object or a range of a shard."""
     data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
-    case = _Case(build({"c/0/0": data}) | {"large.bin": data})
+    case = _Case(build({"c/0/0": data}) | {"large.bin": data}, chunk_bytes=0)
     await case.warm("c/0/0")
     assert await case.read("large.bin", reading=reading) == data
     assert case.store.methods == ["get" if reading else "stat", "stream"]
 
+    pieces = await _stream(case)
+    assert b"".join(pieces) == data
+    assert len(pieces) > 1
+    assert case.store.methods[2:] == ["stream"]
+
+
+async def test_a_large_chunk_is_cached_as_it_streams() -> None:
+    """It is read once, and sent in pieces again; a part of it is cut from what is cached."""
+    data = bytes(3 * 2**20)
+    case = _Case(build({"c/0/0": data}), chunk_bytes=16 * len(data))
+    await case.warm("c/0/0")
+
+    assert b"".join(await _stream(case)) == data
+    assert [len(piece) for piece in await _stream(case)] == [2**20] * 3
+    assert await case.read("c/0/0", (1, 2 * 2**20)) == data[1 : 2 * 2**20]
+    assert case.store.methods == ["stream"]
+    assert case.budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("why", ["cache", "budget", "client", "part"])
+async def test_a_large_chunk_is_not_cached(why: str) -> None:
+    """Not beyond a part of the cache, where memory is scarce, or where the client took a part."""
+    data = bytes(3 * 2**20)
+    case = _Case(build({"c/0/0": data}), chunk_bytes=16 * len(data) - (why == "cache"))
+    await case.warm("c/0/0")
+    async with holding(case.budget, case.budget.max_bytes - 2 * 2**20 if why == "budget" else 0):
+        if why == "part":
+            await case.read("c/0/0", (0, len(data) - 1))
+        else:
+            await _stream(case, pieces=1 if why == "client" else None)
+
+    assert case.chunks.cache.currsize == 0
+    assert case.budget.held_bytes == 0
+
+
+async def _stream(case: _Case, *, pieces: int | None = None) -> list[bytes | memoryview]:
+    """Read the chunk that the resolver gives in pieces, or the first *pieces* of it."""
+    taken = []
     opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), _everything)
     async with opening as opened:
         assert opened is not None
         assert not isinstance(opened.body, bytes)
-        pieces = [piece async for piece in opened.body]
-
-    assert b"".join(pieces) == data
-    assert len(pieces) > 1
-    assert case.store.methods[2:] == ["stream"]
-    assert case.chunks.cache.currsize == 0
+        async for piece in opened.body:
+            taken.append(piece)
+            if len(taken) == pieces:
+                break
+    return taken
 
 
 class _RestlessStore(WatchedStore):

@@ -1,7 +1,7 @@
 """The resolver over any store, without HTTP."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.datasets import formats as configured_formats
@@ -49,12 +49,7 @@ class Reading:
 
 async def gather(body: Body) -> bytes:
     """Put a body together."""
-    return body if isinstance(body, bytes) else b"".join([piece async for piece in _each(body)])
-
-
-async def _each(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for piece in pieces:
-        yield piece
+    return body if isinstance(body, bytes) else b"".join([piece async for piece in body])
 
 
 def known_formats(

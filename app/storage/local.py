@@ -5,17 +5,15 @@ import errno
 import os
 import stat
 import threading
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import batched
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from cachetools import TTLCache
 
-from app.concurrency import BatchExecutor
 from app.errors import VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
@@ -32,7 +30,6 @@ from app.storage.contract import (
     check_condition,
     check_write,
     clamp,
-    new_nbytes,
 )
 from app.storage.local_files import (
     NOT_FOUND,
@@ -43,7 +40,7 @@ from app.storage.local_files import (
     object_store_version,
     translated,
 )
-from app.storage.local_write import LocalWriter, NewObject, verify_locks
+from app.storage.local_write import LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _PATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -54,9 +51,6 @@ _PIECE_NBYTES: Final = 1024**2
 _TRIES: Final = 3
 _WRITE_THREADS: Final = 8
 """More threads contend for the interpreter more than they write."""
-_CREATE_CONCURRENCY: Final = 4
-_CREATE_BATCH: Final = 16
-_SMALL_NBYTES: Final = 1024**2
 _PROBED_FOLDERS: Final = 64
 """Folders that are searched for files at a time: a page of a listing may need no more."""
 
@@ -197,15 +191,6 @@ class LocalStore:
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
-        self._creators: defaultdict[str, BatchExecutor[NewObject, ETag | None]] = defaultdict(
-            lambda: BatchExecutor(
-                self._writers,
-                self._writer.create,
-                concurrency=_CREATE_CONCURRENCY,
-                batch_size=_CREATE_BATCH,
-            )
-        )
-        """By bucket, since one may be on a slow disk."""
         self._verified: set[ObjectRef] = set()
 
     async def get(
@@ -303,11 +288,7 @@ class LocalStore:
         if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a file cannot be stored with headers")
         check_write(ref, pieces, expected)
-        written: ETag | Conflict | None = None
-        if not isinstance(expected, str):
-            written = await self._create(NewObject(ref, cast("Sequence[bytes]", pieces), expected))
-        if written is None:
-            written = await self._write(self._writer.replace, ref, pieces, expected)
+        written = await self._write(self._writer.put, ref, pieces, expected)
         self._warm.forget(ref)
         return written
 
@@ -319,20 +300,9 @@ class LocalStore:
         return removed
 
     async def aclose(self) -> None:
-        for creator in self._creators.values():
-            creator.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._warm.clear()
-
-    async def _create(self, new: NewObject) -> ETag | None:
-        """Create a file, a small one in a batch; `None` if it has to be replaced instead."""
-        if new_nbytes(new.pieces) <= _SMALL_NBYTES:
-            return await self._creators[new.ref.bucket].run(new)
-        (created,) = await self._write(self._writer.create, [new])
-        if isinstance(created, Exception):
-            raise created
-        return created
 
     def _read(
         self,

@@ -43,7 +43,6 @@ from app.storage.local_files import (
 from app.storage.local_write import LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_PATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _WARM_FILES: Final = 128
 _WARM_S: Final = 30
 _WARM_NBYTES: Final = 512 * 1024
@@ -66,51 +65,33 @@ def open_file(folder: bytes, name: bytes) -> int:
 def open_within(folder: bytes, name: bytes) -> int:
     """Open the regular file *name* of *folder*; symbolic links may not lead out of the folder.
 
-    Links are resolved first. The result is opened component by component without following any
-    link, so that one that is swapped in between is noticed. *folder* itself may be a link.
+    The file is found without opening it, and opened only if the system says that it lies in the
+    folder, so that a link that is swapped in between leads nowhere. *folder* itself may be a link.
 
     Raises: `PermissionError` if a link leads out, and `OSError`.
     """
-    for _ in range(_TRIES):
-        root = os.path.realpath(folder)
-        found = os.path.realpath(root + b"/" + name)
-        if os.path.commonpath([root, found]) != root:
-            raise PermissionError(errno.EACCES, "a link leads out of the folder")
-        try:
-            return _open_without_links(root, os.path.relpath(found, root).split(b"/"))
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-    raise PermissionError(errno.EACCES, "a link changes, or leads in a circle")
-
-
-def _open_without_links(root: bytes, segments: list[bytes]) -> int:
-    folder = os.open(root, _PATH)
+    root = os.path.realpath(folder)
+    path = root + b"/" + name
     try:
-        for segment in segments[:-1]:
-            outer, folder = folder, _open_folder(folder, segment)
-            os.close(outer)
-        if not stat.S_ISREG(_mode(folder, segments[-1])):
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        _check_within(root, os.path.realpath(path))
+        if error.errno == errno.ELOOP:
+            raise PermissionError(errno.EACCES, "a link leads in a circle") from None
+        raise
+    try:
+        handle = b"/proc/self/fd/%d" % found
+        _check_within(root, os.readlink(handle))  # noqa: PTH115  paths are bytes
+        if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")
-        return os.open(segments[-1], _FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(handle, _FLAGS)
     finally:
-        os.close(folder)
+        os.close(found)
 
 
-def _open_folder(folder: int, segment: bytes) -> int:
-    if not stat.S_ISDIR(_mode(folder, segment)):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder")
-    try:
-        return os.open(segment, _PATH | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError:  # it has been replaced by a link
-        raise OSError(errno.ELOOP, "a link") from None
-
-
-def _mode(folder: int, segment: bytes) -> int:
-    mode = os.stat(segment, dir_fd=folder, follow_symlinks=False).st_mode
-    if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "a link")
-    return mode
+def _check_within(root: bytes, path: bytes) -> None:
+    if not path.startswith(root.rstrip(b"/") + b"/") and path != root:
+        raise PermissionError(errno.EACCES, "a link leads out of the folder")
 
 
 class WarmFiles:

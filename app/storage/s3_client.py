@@ -12,7 +12,6 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
-from botocore.credentials import Credentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -78,6 +77,10 @@ class S3Client:
         self._policy = RetryPolicy(2 * deadline_s)
         self._session = get_session()
         self._session.register_component("data_loader", _loader())
+        key_id, secret = settings.access_key_id, settings.secret_access_key
+        if key_id is not None and secret is not None:
+            token = settings.session_token and settings.session_token.get_secret_value()
+            self._session.set_credentials(key_id, secret.get_secret_value(), token)
         self._clients: dict[str, Any] = {}
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
@@ -94,12 +97,7 @@ class S3Client:
 
     async def credentials(self) -> Any:
         """Return frozen credentials from the settings or botocore's chain, `None` without any."""
-        key_id, secret = self._settings.access_key_id, self._settings.secret_access_key
-        if key_id is not None and secret is not None:
-            token = self._settings.session_token
-            shown = None if token is None else token.get_secret_value()
-            return Credentials(key_id, secret.get_secret_value(), shown)
-        found = None if self._settings.anonymous else await self._session.get_credentials()
+        found = None if self.is_anonymous else await self._session.get_credentials()
         return None if found is None else await found.get_frozen_credentials()
 
     async def reader(self) -> Any:
@@ -174,7 +172,6 @@ class S3Client:
 
     def _options(self, purpose: str) -> dict[str, Any]:
         settings = self._settings
-        secret, token = settings.secret_access_key, settings.session_token
         endpoint = settings.endpoint_url or self._session.get_config_variable("endpoint_url")
         region = settings.region or self._session.get_config_variable("region")
         config = AioConfig(
@@ -190,9 +187,6 @@ class S3Client:
         return {
             "region_name": region or "us-east-1",
             "endpoint_url": settings.endpoint_url,
-            "aws_access_key_id": settings.access_key_id,
-            "aws_secret_access_key": secret and secret.get_secret_value(),
-            "aws_session_token": token and token.get_secret_value(),
             "config": config,
         }
 

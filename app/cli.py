@@ -48,18 +48,6 @@ app = typer.Typer(
 
 _NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
 _PIPED_COLUMNS: Final = 500
-_COLUMNS: Final = [
-    "path",
-    "kind",
-    "shape",
-    "type",
-    "inner chunk",
-    "shard",
-    "per shard",
-    "index",
-    "codecs",
-]
-
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -269,7 +257,7 @@ def _draw_arrays(
     reports: Iterable[Description | DamageReport], refs: Sequence[RefReport | DamageReport] = ()
 ) -> RenderableType:
     """Draw one row for each array or other sharded collection, and for each ref."""
-    table = _draw_table(_COLUMNS, reports)
+    table = _draw_table(list(_cells(Description("", "", ""))), reports)
     return Group(table, _draw_table(("path", "ref", "snapshot"), refs)) if refs else table
 
 
@@ -287,7 +275,7 @@ def _draw_table(
             case RefReport(path=path, ref=ref, snapshot_id=snapshot_id):
                 table.add_row(*map(escape, (path or ".", ref, snapshot_id)))
             case Description():
-                table.add_row(*map(escape, _cells(report)))
+                table.add_row(*map(escape, _cells(report).values()))
     return table
 
 
@@ -339,18 +327,18 @@ def _draw_report(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _cells(report: Description) -> list[str]:
-    return [
-        report.path or ".",
-        f"{report.format} {report.kind}",
-        "" if report.shape is None else _axes(report.shape, report.dimension_names),
-        report.data_type or "",
-        _by(report.inner_chunk_shape),
-        _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded",
-        _by(report.chunks_per_shard),
-        ", ".join(report.index_location),
-        " ".join(report.codecs),
-    ]
+def _cells(report: Description) -> dict[str, str]:
+    return {
+        "path": report.path or ".",
+        "kind": f"{report.format} {report.kind}",
+        "shape": "" if report.shape is None else _axes(report.shape, report.dimension_names),
+        "type": report.data_type or "",
+        "inner chunk": _by(report.inner_chunk_shape),
+        "shard": _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded",
+        "per shard": _by(report.chunks_per_shard),
+        "index": ", ".join(report.index_location),
+        "codecs": " ".join(report.codecs),
+    }
 
 
 def _axes(shape: Sequence[int], names: Sequence[str | None] | None) -> str:

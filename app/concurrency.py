@@ -143,7 +143,7 @@ class SingleFlight[K: Hashable]:
 
     async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for the call of *key* in progress, or start *call*."""
-        if key not in self._flights:
+        if (known := self._flights.get(key)) is None or known.task.done():
             self.start(key, call)
         flight: _Flight[T] = self._flights[key]
         flight.waiters += 1
@@ -159,6 +159,13 @@ class SingleFlight[K: Hashable]:
         """Start *call*, which ends even if no caller waits for it."""
         flight = self._flights[key] = _Flight(asyncio.create_task(call()))
         flight.task.add_done_callback(lambda _: self._remove(key, flight))
+
+    async def aclose(self) -> None:
+        """Cancel all calls, and wait until they have ended."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _remove(self, key: K, flight: _Flight[Any]) -> None:
         if self._flights.get(key) is flight:

@@ -186,6 +186,22 @@ async def test_when_all_leave_the_call_is_cancelled(flight: _Flight) -> None:
     assert await late == 3
 
 
+async def test_a_call_that_has_just_failed_is_not_joined() -> None:
+    """Not even before the event loop has told of its end."""
+    table = SingleFlight[str]()
+
+    async def fail() -> None:
+        raise ValueError
+
+    async def succeed() -> int:
+        return 1
+
+    table.start("key", fail)
+    await asyncio.sleep(0)
+    assert "key" in table
+    assert await table.run("key", succeed) == 1
+
+
 async def test_a_caller_that_gets_an_error_can_try_again_at_once(flight: _Flight) -> None:
     """The first to get the error starts a new call before the others get it."""
     flight.failure = LookupError("for the test")

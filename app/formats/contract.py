@@ -149,6 +149,9 @@ class Layout(Protocol):
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
         """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard."""
+        shards = await self.shards_at(key, fetch)
+        shard = None if shards is None else shards.holding(key)
+        return None if shard is None else str(shard.ref)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Return how *directory*, empty or with a final slash, is listed."""
@@ -158,12 +161,14 @@ class Layout(Protocol):
         return None
 
     async def collections(
-        self, fetch: Fetch, listing: Listing
+        self, _fetch: Fetch, _listing: Listing
     ) -> Sequence[Collection | DamagedError]:
         """Describe the contents of the container itself; damaged parts are errors."""
+        return ()
 
-    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        """Return the shards that *key*, of a chunk or a shard, belongs to."""
+    async def shards_at(self, _key: VirtualKey, _fetch: Fetch) -> Shards | None:
+        """Return the shards that a key, of a chunk or a shard, belongs to; by default `None`."""
+        return None
 
     def expects(self, _path: str) -> bool:
         """Return whether the metadata describe a sharded array at a path below; by default no."""

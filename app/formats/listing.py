@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import floordiv
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,10 @@ _REMEMBERED: Final = 64
 
 type Rows = NDArray[np.unsignedinteger]
 type Cell = tuple[int, ...]
+type _Side = Literal["left", "right"]
+
+_NO_ROWS: Final[Rows] = np.empty((1, 0), np.uint64)
+_SIDES: Final[tuple[_Side, _Side]] = ("left", "right")
 
 
 class Name(NamedTuple):
@@ -56,6 +59,24 @@ class Window(NamedTuple):
         """Return whether *folded*, a result of `fold`, is selected."""
         return folded > self.after or (folded != self.after and self.after.startswith(folded))
 
+    def is_past(self, start: str) -> bool:
+        """Return whether no key is selected that begins with *start* or sorts after it."""
+        return start > self.prefix + LAST
+
+    def rest(self, start: str) -> str:
+        """Return the least selected rest of the keys that begin with *start*; empty for all."""
+        least = max(self.after, self.prefix)
+        return least.removeprefix(start) if least.startswith(start) else ""
+
+    def below(self, lead: str) -> "Window":
+        """Select the rests of the keys that begin with *lead*; folded if the prefix does too."""
+        prefix, after, delimiter = self
+        if not after.startswith(lead):
+            after = LAST if after > lead else ""
+        if not prefix.startswith(lead):
+            prefix = delimiter = ""
+        return Window(prefix.removeprefix(lead), after.removeprefix(lead), delimiter)
+
 
 class Item(NamedTuple):
     """A key, or the common beginning of several that were folded."""
@@ -73,64 +94,14 @@ class Candidate(NamedTuple):
     """Identifies the index to look in: one read serves all candidates with the same one."""
 
 
-class Cursor:
-    """Progress of a listing; walks consult it while it moves."""
-
-    __slots__ = ("after", "prefix")
-
-    def __init__(self, prefix: str, after: str) -> None:
-        self.prefix = prefix
-        self.after = after
-
-    def admits(self, key: str) -> bool:
-        return key > self.after and key.startswith(self.prefix)
-
-    def meets(self, start: str) -> bool:
-        """Return whether a key that begins with *start* may still be wanted."""
-        return start + LAST > self.after and (
-            start.startswith(self.prefix) or self.prefix.startswith(start)
-        )
+type Wanted = Callable[[], Window]
+"""Returns the window of the keys that are still wanted, which moves on while they are walked."""
 
 
-class KeySelection(NamedTuple):
-    """The keys that a cursor still wants among those that begin with *lead*, without *lead*."""
-
-    cursor: Cursor
-    lead: str
-    delimiter: str
-
-    def meets(self, start: str) -> bool:
-        return self.cursor.meets(self.lead + start)
-
-    def is_past(self, start: str) -> bool:
-        """Return whether no key is wanted that goes on with *start* or sorts after it."""
-        return self.lead + start > self.cursor.prefix + LAST
-
-    def rest(self, start: str) -> str:
-        """Return the least wanted rest of the keys that go on with *start*; empty for all."""
-        start = self.lead + start
-        after = max(self.cursor.after, self.cursor.prefix)
-        return after.removeprefix(start) if after.startswith(start) else ""
-
-    @property
-    def window(self) -> Window | None:
-        """The present selection; `None` if it is empty."""
-        lead, after = self.lead, self.cursor.after
-        prefix = max(lead, self.cursor.prefix)
-        if not after.startswith(lead):
-            if after > lead:
-                return None
-            after = lead
-        return Window(prefix.removeprefix(lead), after.removeprefix(lead), self.delimiter)
-
-
-class ListNames(Protocol):
-    """List the names that are stored right below a prefix."""
-
-    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """Yield objects, and folders with a final slash, relative to the container. Raises:
-        `StorageError`, a ``lasting`` one where the store cannot list.
-        """
+type ListNames = Callable[[str], AsyncIterator[str]]
+"""Lists the names right below a prefix: objects, and folders with a final slash, relative to the
+container. Raises: `StorageError`, a ``lasting`` one where the store cannot list.
+"""
 
 
 class RunInThread(Protocol):
@@ -157,7 +128,7 @@ class ListingIO(NamedTuple):
     bounded_gather: BoundedGather
 
 
-type Walk = Callable[[KeySelection, ListingIO], AsyncIterator[Item | Candidate]]
+type Walk = Callable[[Wanted, ListingIO], AsyncIterator[Item | Candidate]]
 """Yields keys in the order of their bytes: the wanted ones, and hardly any others."""
 
 
@@ -187,7 +158,7 @@ class Steps:
     """
 
     runs: Rows
-    """Numbers of the runs, rising."""
+    """Numbers of the runs, none before a smaller one."""
     size: int
     stop: int
     first: int = 0
@@ -233,7 +204,7 @@ class Steps:
         stop = min(self.stop, -((self.first - high) // self.step))
         if start >= stop:
             return False
-        at = int(np.searchsorted(self.runs, np.uint64(start // self.size)))
+        at = _find(self.runs, start // self.size)
         return at < len(self.runs) and max(start, int(self.runs[at]) * self.size) < stop
 
 
@@ -242,56 +213,82 @@ class Axis:
     """One dimension of a grid of chunks."""
 
     count: int
-    size: int
+    size: int = 1
     """Number of cells per shard."""
     first: int = 0
     """The number of cell 0 in keys."""
     step: int = 1
 
 
+class _Unread(NamedTuple):
+    """The first coordinates of shards of which the next ones are needed."""
+
+    shard: Cell
+
+
 @dataclass(frozen=True, slots=True)
-class GridKeys:
-    """Walks the cells of all stored shards of a grid, in the order of their keys."""
+class Grid:
+    """The cells of all stored shards, in the order of their keys."""
 
     axes: tuple[Axis, ...]
     spell: Callable[[Cell], str]
     """Returns the common beginning of the keys with these first coordinates."""
-    shards: Callable[[Cell], Awaitable[Rows]]
-    """Returns the next coordinates, in C order, of the stored shards with these first ones."""
-    where: Callable[[Cell], Hashable]
-    _levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
+    levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
+    """By first coordinates, the next coordinates in C order of the stored shards with these."""
 
-    async def walk(self, selection: KeySelection) -> AsyncIterator[Candidate]:
-        """Yield the selected cells, stored or not."""
-        rows = await self._below(()) if self.axes else np.empty((1, 0), np.uint64)
-        async for cell in self._walk(selection, (), rows):
-            yield Candidate(self.spell(cell), self.where(cell))
+    @classmethod
+    def of(cls, rows: Rows, axes: tuple[Axis, ...], spell: Callable[[Cell], str]) -> Self:
+        """Return the grid with stored shards at *rows*, of shape ``(count, ndim)``, in C order."""
+        return cls(axes, spell, OrderedDict({(): rows} if len(rows) else {}))
 
-    async def _walk(self, selection: KeySelection, cell: Cell, rows: Rows) -> AsyncIterator[Cell]:
-        start, dim = self.spell(cell), len(cell)
-        if not selection.meets(start):
+    async def walk(
+        self,
+        wanted: Wanted,
+        read: Callable[[Cell], Awaitable[Rows]],
+        where: Callable[[Cell], Hashable],
+    ) -> AsyncIterator[Candidate]:
+        """Yield the wanted cells, stored or not; *read* returns what is not in `levels`."""
+        for cell in self._walk(wanted, (), _NO_ROWS):
+            if isinstance(cell, _Unread):
+                self.levels[cell.shard] = await read(cell.shard)
+                if len(self.levels) > _REMEMBERED:
+                    self.levels.popitem(last=False)
+            else:
+                yield Candidate(self.spell(cell), where(cell))
+
+    def cells(self, window: Window) -> Iterator[Cell]:
+        """Iterate over cells whose shards are all in `levels`; shorter ones for folded keys."""
+        found = self._walk(lambda: window, (), _NO_ROWS, is_folding=True) if self.levels else ()
+        return (cell for cell in found if not isinstance(cell, _Unread))
+
+    def _walk(
+        self, wanted: Wanted, cell: Cell, rows: Rows, *, is_folding: bool = False
+    ) -> Iterator[Cell | _Unread]:
+        start, dim, window = self.spell(cell), len(cell), wanted()
+        if not window.meets(start):
             return
-        if dim == len(self.axes):
+        if dim == len(self.axes) or (is_folding and window.fold(start) is not None):
             yield cell
             return
         if not rows.shape[1]:
-            sizes = (axis.size for axis in self.axes)
-            rows = await self._below(tuple(map(floordiv, cell, sizes)))
+            shard = tuple(at // axis.size for at, axis in zip(cell, self.axes, strict=False))
+            if shard not in self.levels:
+                yield _Unread(shard)
+            self.levels.move_to_end(shard)
+            rows = self.levels[shard]
         axis, column = self.axes[dim], rows[:, 0]
-        steps = Steps(np.unique(column), axis.size, axis.count, axis.first, axis.step)
-        for at in steps.walk(selection.rest(start)):
-            shard = np.uint64(at // axis.size)
-            low, high = np.searchsorted(column, [shard, shard + np.uint64(1)])
-            async for each in self._walk(selection, (*cell, at), rows[low:high, 1:]):
-                yield each
-            if selection.is_past(self.spell((*cell, at))) or not selection.meets(start):
+        steps = Steps(column, axis.size, axis.count, axis.first, axis.step)
+        for at in steps.walk(window.rest(start)):
+            below = (*cell, at)
+            low, high = (_find(column, at // axis.size, side) for side in _SIDES)
+            yield from self._walk(wanted, below, rows[low:high, 1:], is_folding=is_folding)
+            window = wanted()
+            if window.is_past(self.spell(below)) or not window.meets(start):
                 return
 
-    async def _below(self, shard: Cell) -> Rows:
-        if shard in self._levels:
-            self._levels.move_to_end(shard)
-            return self._levels[shard]
-        rows = self._levels[shard] = await self.shards(shard)
-        if len(self._levels) > _REMEMBERED:
-            self._levels.popitem(last=False)
-        return rows
+
+def _find(column: Rows, number: int, side: _Side = "left") -> int:
+    """Search *column* for *number*, of the same type: conversion would take a copy."""
+    if number > np.iinfo(column.dtype).max:
+        return len(column)
+    return int(np.searchsorted(column, column.dtype.type(number), side))

@@ -2,12 +2,19 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import DamagedError
 from app.formats.reading import Fetch
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
 
 ARRAYS: Final = "arrays"
+_BATCH: Final = 4096
+
+type Column = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,51 +58,83 @@ class Fault(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+class Ranges(NamedTuple):
+    """Byte ranges in columns of shape ``(count,)``."""
+
+    starts: Column
+    stops: Column
+
+    @classmethod
+    def of(cls, *ranges: ByteRange) -> Self:
+        starts, stops = np.array(ranges, np.uint64).reshape(-1, 2).T
+        return cls(starts, stops)
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of all lengths, which entries that share bytes can make a large number."""
+        return int((self.stops - self.starts).sum(dtype=object))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EntryTable:
-    """All entries of the indexes of a shard."""
+    """All entries of the indexes of a shard, in the order of their places; invalid ones are faults
+    instead. As there can be very many, objects are made on demand.
+    """
 
-    entries: Sequence[Entry]
-    """In the order of their places; invalid ones are faults instead."""
-    empty: int
-    faults: Sequence[Fault]
+    numbers: Column
+    places: Ranges
+    empty: int = 0
+    faults: Sequence[Fault] = ()
+
+    @classmethod
+    def by_place(
+        cls, numbers: Column, places: Ranges, empty: int = 0, faults: Sequence[Fault] = ()
+    ) -> Self:
+        """Bring entries into the order of their places."""
+        starts, stops = places
+        order = np.lexsort((stops, starts))
+        return cls(numbers[order], Ranges(starts[order], stops[order]), empty, faults)
+
+    def sound(self, ref: ObjectRef) -> tuple[Column, Ranges]:
+        """Return the entries. Raises: `DamagedError` of *ref* for the first fault."""
+        for key, reason in self.faults:
+            raise DamagedError(ref, f"{key}: {reason}")
+        return self.numbers, self.places
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, row: int) -> Entry:
+        number, start, stop = (int(column[row]) for column in (self.numbers, *self.places))
+        return Entry(number, ByteRange(start, stop))
+
+    def __iter__(self) -> Iterator[Entry]:
+        columns = self.numbers, *self.places
+        for first in range(0, len(self), _BATCH):
+            numbers, *places = (column[first : first + _BATCH].tolist() for column in columns)
+            yield from map(Entry, numbers, map(ByteRange, *places))
 
 
-class Survey(Protocol):
-    """The indexes of one version of a shard, read but not decoded."""
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The indexes of one version of a shard, read but not checked."""
 
-    @property
-    def whole(self) -> Stored:
-        """The object of the shard, or the part of one."""
-
-    @property
-    def indexes(self) -> Sequence[ByteRange]:
-        """Ranges of the indexes in the shard, disjoint."""
-
-    @property
-    def index_location(self) -> str:
-        """The end of the shard at which the first index lies: ``start`` or ``end``."""
-
-    @property
-    def checksummed(self) -> Sequence[ByteRange]:
-        """Parts of the shard that end in the CRC-32C of their other bytes."""
-
-    @property
-    def count(self) -> int:
-        """Approximate number of entries, an estimate of the work of `table`."""
-
-    def table(self) -> EntryTable:
-        """Decode and check all entries."""
-
-    def key(self, entry: Entry) -> VirtualKey:
-        """Return the virtual key of *entry*, relative to the container."""
-
-    @property
-    def inner(self) -> "Callable[[Entry], Shard] | None":
-        """Returns the shard of an entry; `None` where entries are chunks."""
-
-    def check(self, entry: Entry, data: bytes) -> str | None:
-        """Return the fault of *data*, the bytes of the chunk *entry*, if there is any."""
+    whole: Stored
+    """The object of the shard, or the part of one."""
+    table: Callable[[], EntryTable]
+    """Decodes and checks all entries; may be slow."""
+    key: Callable[[int], VirtualKey]
+    """Returns the virtual key of the entry with a number, relative to the container."""
+    check: Callable[[Entry, bytes], str | None]
+    """Returns the fault of the bytes of a chunk, if there is any."""
+    indexes: Ranges
+    """Ranges of the indexes in the shard, disjoint."""
+    index_location: str
+    """The end of the shard at which the first index lies: ``start`` or ``end``."""
+    checksummed: Sequence[ByteRange] = ()
+    """Parts of the shard that end in the CRC-32C of their other bytes."""
+    inner: "Callable[[Entry], Shard] | None" = None
+    """Returns the shard of an entry; `None` where entries are chunks."""
 
 
 class Shard(Protocol):
@@ -139,13 +178,10 @@ class Collection:
     """`None` if it is not served unsharded."""
 
 
-class Listing(Protocol):
-    """List the stored objects of a container."""
-
-    def __call__(self, prefix: str, /) -> AsyncIterator[str]:
-        """List the keys of the objects below *prefix*, both relative to the container. Raises:
-        `StorageError`, a ``lasting`` one where the store cannot list.
-        """
+type Listing = Callable[[str], AsyncIterator[str]]
+"""Lists the keys of the objects below a prefix, both relative to the container. Raises:
+`StorageError`, a ``lasting`` one where the store cannot list.
+"""
 
 
 class State(NamedTuple):

@@ -27,11 +27,6 @@ _HEADERS: Final = "range if-match if-none-match if-range if-modified-since if-un
 _FIELDS: Final = {name.encode(): name.replace("-", "_") for name in _HEADERS.split()}
 
 
-def is_unconditional(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether *headers* have neither preconditions nor Range."""
-    return _FIELDS.keys().isdisjoint(headers)
-
-
 class UnsatisfiableError(Exception):
     """No byte of the entity lies in the range."""
 
@@ -143,12 +138,14 @@ class Conditions(NamedTuple):
     if_unmodified_since: str | None = None
     takes_gzip: bool = False
     """Whether the client asked for the whole body and accepts gzip."""
+    is_unconditional: bool = False
+    """True for a GET with neither preconditions nor Range."""
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
         takes_gzip = method == "GET" and accepts_gzip(headers.get(b"accept-encoding"))
-        if method == "GET" and is_unconditional(headers):
+        if method == "GET" and _FIELDS.keys().isdisjoint(headers):
             return _GZIP_GET if takes_gzip else _PLAIN_GET
         fields = {
             field: headers[name].decode("latin-1")
@@ -158,7 +155,8 @@ class Conditions(NamedTuple):
         is_head = method == "HEAD"
         if is_head:
             fields.pop("range", None)
-        return Conditions(is_head, **fields, takes_gzip=takes_gzip and "range" not in fields)
+        takes_gzip &= "range" not in fields
+        return Conditions(is_head, **fields, takes_gzip=takes_gzip, is_unconditional=False)
 
     @property
     def is_plain_get(self) -> bool:
@@ -191,7 +189,7 @@ class Conditions(NamedTuple):
 
     def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
         """Select a part of *length* bytes of version *etag*. Raises: `BadHeaderError`."""
-        if self is _PLAIN_GET or self is _GZIP_GET:
+        if self.is_unconditional:
             return _whole_of(length)
         if (status := self.precondition(etag, modified_s)) is not None:
             return Selection(status)
@@ -208,8 +206,8 @@ class Conditions(NamedTuple):
         return Selection(HTTPStatus.PARTIAL_CONTENT, part, part)
 
 
-_PLAIN_GET: Final = Conditions()
-_GZIP_GET: Final = Conditions(takes_gzip=True)
+_PLAIN_GET: Final = Conditions(is_unconditional=True)
+_GZIP_GET: Final = Conditions(takes_gzip=True, is_unconditional=True)
 
 
 @lru_cache(maxsize=4096)

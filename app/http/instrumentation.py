@@ -25,7 +25,6 @@ from app.observability.requests import (
     OTHER_METHOD,
     Outcome,
     RequestContext,
-    mask_tokens,
     method_label,
     outcome_of,
     set_current_request,
@@ -215,5 +214,4 @@ class InstrumentedApp:
             path = key
             first, _, key = path.partition("/")
         name = unquote(first)
-        dataset, key = (name, key) if name in self._is_public else (NO_DATASET, path)
-        return dataset, mask_tokens(key)
+        return (name, key) if name in self._is_public else (NO_DATASET, path)

@@ -78,64 +78,46 @@ class ConcurrencyLimiter:
     def __init__(
         self, *, most: int, most_per_client: int, longest_s: float, proxies: Networks
     ) -> None:
-        self._most = most
-        self._most_per_client = most_per_client
+        self.most = most
+        self.most_per_client = most_per_client
         self._longest_s = longest_s
         self._proxies = proxies
-        self._running = 0
-        self._by_client: Counter[str] = Counter()
-        self._waiting: dict[Permit, float] = {}
+        self.running = 0
+        self.by_client: Counter[str] = Counter()
+        self.waiting: dict[Permit, float] = {}
         """Permits of reads, oldest first, and their start times."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def permit(self, scope: Scope) -> "Permit":
         """Return the permit of a request, to be entered."""
         client = None
-        if self._most_per_client and scope["client"] is not None:
+        if self.most_per_client and scope["client"] is not None:
             headers = combine_headers(scope["headers"])
             client = client_of(scope["client"][0], headers, self._proxies)
         return Permit(self, client, is_read=scope["method"] in _READS)
 
     def read_permit(self) -> "Permit | None":
         """Return a permit of a read; `None` if none is free, or if the client matters."""
-        if self._most_per_client or self._running >= self._most:
+        if self.most_per_client or self.running >= self.most:
             return None
         return Permit(self, None, is_read=True)
 
-    def acquire(self, permit: "Permit") -> None:
-        """Admit a request, or raise `BusyError` or `TooManyRequestsError`."""
-        if self._running >= self._most:
-            raise BusyError(f"too many concurrent requests (limit {self._most})")
-        if permit.client is not None:
-            if self._by_client[permit.client] >= (limit := self._most_per_client):
-                text = f"too many concurrent requests from this client (limit {limit})"
-                raise TooManyRequestsError(text)
-            self._by_client[permit.client] += 1
-        self._running += 1
-        if permit.is_read:
-            loop = asyncio.get_running_loop()
-            self._waiting[permit] = loop.time()
-            if self._sweeping is None:
-                self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
-
-    def release(self, permit: "Permit") -> None:
-        """End a request."""
-        self._running -= 1
-        self._waiting.pop(permit, None)
-        if permit.client is not None:
-            self._by_client[permit.client] -= 1
-            if not self._by_client[permit.client]:
-                del self._by_client[permit.client]
+    def watch(self, permit: "Permit") -> None:
+        """Cancel the read of *permit* unless its response begins in time."""
+        loop = asyncio.get_running_loop()
+        self.waiting[permit] = loop.time()
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        for permit, since in list(self._waiting.items()):
+        for permit, since in list(self.waiting.items()):
             if since > loop.time() - self._longest_s:
                 break
-            del self._waiting[permit]
+            del self.waiting[permit]
             if not permit.has_begun:
                 permit.cancel()
-        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._waiting else None
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self.waiting else None
 
 
 class Permit:
@@ -157,12 +139,28 @@ class Permit:
         self.is_read = is_read
 
     def __enter__(self) -> Self:
-        self._limiter.acquire(self)
+        limiter, client = self._limiter, self.client
+        if limiter.running >= limiter.most:
+            raise BusyError(f"too many concurrent requests (limit {limiter.most})")
+        if client is not None:
+            if limiter.by_client[client] >= (limit := limiter.most_per_client):
+                text = f"too many concurrent requests from this client (limit {limit})"
+                raise TooManyRequestsError(text)
+            limiter.by_client[client] += 1
+        limiter.running += 1
         self._task = asyncio.current_task()
+        if self.is_read:
+            limiter.watch(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._limiter.release(self)
+        limiter, client = self._limiter, self.client
+        limiter.running -= 1
+        limiter.waiting.pop(self, None)
+        if client is not None:
+            limiter.by_client[client] -= 1
+            if not limiter.by_client[client]:
+                del limiter.by_client[client]
         if self._is_cancelled and self._task is not None:
             self._task.uncancel()
             raise OverdueError("the answer took too long")

@@ -15,7 +15,7 @@ from app.http import s3
 from app.http.auth.access import NOBODY, Caller, Datasets
 from app.http.auth.authenticator import Authenticator
 from app.http.body import ClientGoneError, UntilDisconnect, lingering_writer
-from app.http.conditions import Conditions, Selection, choose, etag_of_selected, is_unconditional
+from app.http.conditions import Conditions, Selection, choose, etag_of_selected
 from app.http.paths import Scope, quote_segment, split_target
 from app.http.problems import Headers, encode_headers
 from app.http.responses import (
@@ -62,6 +62,17 @@ class _KnownKey(NamedTuple):
     """The headers of the response, but for those that depend on the request."""
 
 
+class _Get(NamedTuple):
+    """A GET of *key* by a *caller* that may read *dataset*."""
+
+    raw_path: bytes
+    headers: RequestHeaders
+    conditions: Conditions
+    dataset: Dataset
+    key: VirtualKey
+    caller: Caller
+
+
 class DataPlane:
     """Answers requests for virtual keys; those that write go on to `WritePlane`."""
 
@@ -91,7 +102,8 @@ class DataPlane:
         one of the path if it held a token.
         """
         try:
-            hot = self._hot.get(raw_path) if is_unconditional(headers) else None
+            conditions = Conditions.parse("GET", headers)
+            hot = self._hot.get(raw_path) if conditions.is_unconditional else None
             dataset, key = self._split(raw_path) if hot is None else (hot.dataset, hot.key)
             if dataset is None or not key or key.endswith("/") or SESSION in key:
                 return None
@@ -104,7 +116,7 @@ class DataPlane:
                 body = self._resolver.recall_body(hot.found)
                 if body is not None:
                     return self._complete(hot, headers, caller, HTTPStatus.OK, body)
-            return self._begin(raw_path, headers, dataset, key, caller)
+            return self._begin(_Get(raw_path, headers, conditions, dataset, key, caller))
         except RequestError:
             return None
 
@@ -112,15 +124,8 @@ class DataPlane:
         name, key = split_target(raw_path)
         return self._datasets.get(name), key
 
-    def _begin(
-        self,
-        raw_path: bytes,
-        headers: RequestHeaders,
-        dataset: Dataset,
-        key: VirtualKey,
-        caller: Caller,
-    ) -> ImmediateResponse | DeferredResponse | None:
-        conditions = Conditions.parse("GET", headers)
+    def _begin(self, get: _Get) -> ImmediateResponse | DeferredResponse | None:
+        raw_path, headers, conditions, dataset, key, caller = get
         found = self._resolver.recall(dataset, key)
         entity = None if found is None else found.entity
         selection = None if entity is None else choose(conditions, entity)
@@ -128,15 +133,14 @@ class DataPlane:
         if entity is not None and selection is not None:
             body = self._resolver.at_hand(entity, selection.reads)
         if found is None or entity is None or selection is None or body is None:
-            read = partial(self._read, dataset, key, conditions)
-            return partial(self._read_later, headers, caller, read)
+            return partial(self._read_later, get)
         if (parts := describe_entity(dataset, key, entity, selection)) is None:
             return None
         fields, more = parts
         head = entity_head(fields) + encode_headers(more)
         known = _KnownKey(dataset, key, found, head)
         is_plain = isinstance(entity.source, Stored) and entity.coding is Coding.PLAIN
-        if is_plain and is_unconditional(headers):
+        if is_plain and conditions.is_unconditional:
             if len(self._hot) >= _MAX_HOT:
                 self._hot.clear()
             self._hot[raw_path] = known
@@ -155,16 +159,11 @@ class DataPlane:
         head = b"%b%bx-request-id: %b\r\n" % (known.head, cors, request)
         return ImmediateResponse(status, head, body, request, known.dataset.name, caller.name)
 
-    def _read_later(
-        self,
-        headers: RequestHeaders,
-        caller: Caller,
-        read: Callable[[Responder], Awaitable[None]],
-        exchange: Exchange,
-    ) -> Awaitable[None]:
-        note_caller(caller.name)
-        responder = Responder(headers, exchange.write, self._cors)
-        return self._guarded(responder, partial(read, responder))
+    def _read_later(self, get: _Get, exchange: Exchange) -> Awaitable[None]:
+        note_caller(get.caller.name)
+        responder = Responder(get.headers, exchange.write, self._cors)
+        read = partial(self._read, get.dataset, get.key, get.conditions, responder)
+        return self._guarded(responder, read)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request of the ASGI type ``http``."""

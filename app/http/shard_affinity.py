@@ -36,6 +36,7 @@ _LONGEST_S: Final = 2.0
 """Longest look-up; after it the hash of the path has to do, as any replica can answer."""
 _CACHED_NBYTES: Final = 16 * 1024**2
 _CACHED_S: Final = 60.0
+_CACHE_CONTROL: Final = (b"cache-control", b"max-age=%d" % _CACHED_S)
 _OVERHEAD_NBYTES: Final = 512
 
 
@@ -64,7 +65,7 @@ class ShardAffinity:
         known = self._names.get(path)
         if known is None or known.expires_at < time.monotonic():
             return partial(self._respond_later, path)
-        head = encode_headers([(b"x-shard", known.name)])
+        head = encode_headers([(b"x-shard", known.name), _CACHE_CONTROL])
         return ImmediateResponse(HTTPStatus.NO_CONTENT, head, b"")
 
     async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
@@ -89,13 +90,13 @@ class ShardAffinity:
         return self._respond(path, exchange.write)
 
     async def _respond(self, path: bytes, write: ResponseWriter) -> None:
-        headers = _hash_headers(path)
+        headers = _hash_headers(path)[:1]
         if headers:
             with suppress(ShardgateError, TimeoutError):
                 async with asyncio.timeout(_LONGEST_S):
                     name = _hash(await self._name(path))
                 self._names.put(path, _ShardName(name, time.monotonic() + _CACHED_S))
-                headers = [(b"x-shard", name)]
+                headers = [(b"x-shard", name), _CACHE_CONTROL]
         await write(HTTPStatus.NO_CONTENT, headers, b"")
 
     async def _name(self, path: bytes) -> bytes:
@@ -124,4 +125,4 @@ def _hash(name: bytes) -> bytes:
 def _hash_headers(path: bytes) -> Headers:
     """Return the headers of a key that shares its name with no other; none without a key."""
     _, _, key = path[1:].partition(b"/")
-    return [(b"x-shard", _hash(path))] if key else []
+    return [(b"x-shard", _hash(path)), _CACHE_CONTROL] if key else []

@@ -15,7 +15,6 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.concurrency import SingleFlight, bounded_gather
-from app.errors import DamagedError
 from app.formats.surveying import Description
 from app.http.auth.access import Caller, Datasets, may_write
 from app.http.links import PUBLIC_VIEWER, VIEWER, layer_type, link, precomputed_source, zarr_source
@@ -28,7 +27,6 @@ from app.resolve.containers import Dataset
 from app.resolve.inspect import (
     CollectionSummary,
     DatasetOverview,
-    GroupSummary,
     RepositorySummary,
     summarize,
 )
@@ -58,6 +56,7 @@ _DRAWN: Final = frozenset(
 _TIMES: Final = " \N{MULTIPLICATION SIGN} "
 _MOST_LETTERS: Final = 200
 _MOST_SIZES: Final = 12
+_VOLUME: Final = ("precomputed", "array")
 _log = logging.getLogger(__name__)
 
 type Figures = list[tuple[str, str]]
@@ -260,17 +259,13 @@ def make_card(dataset: Dataset, summary: DatasetOverview, address: Address, call
 def _formats(dataset: Dataset, summary: DatasetOverview) -> str:
     if not dataset.containers.formats:
         return "as it is stored"
-    found = {
-        each.found.format for each in summary.collections if isinstance(each.found, Description)
-    }
+    found = {each.found.format for each in summary.collections if each.found.format}
     found |= {"icechunk"} if summary.repositories else set()
     return ", ".join(sorted(found)) or dataset.format
 
 
 def _row(href: str, summary: CollectionSummary) -> Card:
     found = summary.found
-    if isinstance(found, DamagedError):
-        found = Description(summary.path, "", "damaged", why_sharded=found.reason)
     names = found.dimension_names or ()
     return {
         "path": visible(summary.path) or "/",
@@ -289,10 +284,8 @@ def _document_key(summary: CollectionSummary) -> str:
     """Return the key of the metadata document of a collection, or of its container."""
     if summary.node is not None:
         return f"{summary.node}/zarr.json".lstrip("/")
-    is_precomputed = (
-        isinstance(summary.found, Description) and summary.found.format == "precomputed"
-    )
-    return f"{summary.container}/{'info' if is_precomputed else 'zarr.json'}".lstrip("/")
+    name = "info" if summary.found.format == "precomputed" else "zarr.json"
+    return f"{summary.container}/{name}".lstrip("/")
 
 
 def _repository(href: str, summary: RepositorySummary) -> Card:
@@ -317,17 +310,16 @@ def _views(name: str, url: str, summary: DatasetOverview, viewer: str | None) ->
         return
     known = set()
     for each in summary.collections:
-        if isinstance(each.found, DamagedError):
-            continue
-        path, source = _source(url, each, each.found)
+        path, source = _source(url, each)
         if source and source not in known:
             known.add(source)
             shown = visible(path) or name
             yield View(shown, link(viewer, layer_type(each.found), shown, source))
 
 
-def _source(url: str, summary: CollectionSummary, found: Description) -> tuple[str, str]:
+def _source(url: str, summary: CollectionSummary) -> tuple[str, str]:
     """Return the path and the data source that a viewer shows; no source if it cannot."""
+    found = summary.found
     if summary.group is not None and summary.group.is_image:
         return summary.path.rpartition("/")[0], zarr_source(_join(url, summary.group.key))
     if summary.node is not None and found.data_type in _DRAWN and found.shape:
@@ -341,34 +333,18 @@ def _join(url: str, key: str) -> str:
     return f"{url}/{quote_key(key)}".rstrip("/")
 
 
-class _Array(NamedTuple):
-    node: str
-    description: Description
-    group: GroupSummary | None
-
-
 def make_snippets(url: str, collections: Sequence[CollectionSummary]) -> list[Snippet]:
     """Return, for each client, code that reads the first of *collections* that it can read."""
-    found = [
-        (summary, summary.found)
-        for summary in collections
-        if isinstance(summary.found, Description)
-    ]
-    snippets = [_curl(_join(url, _document_key(summary))) for summary, _ in found[:1]]
-    arrays = [
-        _Array(summary.node, each, summary.group)
-        for summary, each in found
-        if summary.node is not None
-    ]
-    for array in arrays[:1]:
-        snippets.append(_zarr(_join(url, array.node)))
-        snippets += _xarray(url, arrays)
-        snippets.append(_tensorstore("TensorStore", "zarr3", _join(url, array.node)))
-    volumes = [
-        summary for summary, each in found if (each.format, each.kind) == ("precomputed", "array")
-    ]
-    for summary in volumes[:1]:
-        source = _join(url, summary.container)
+    sound = [each for each in collections if each.found.format]
+    snippets = [_curl(_join(url, _document_key(each))) for each in sound[:1]]
+    arrays = [(each.node, each) for each in sound if each.node is not None]
+    for node, _ in arrays[:1]:
+        snippets.append(_zarr(_join(url, node)))
+        snippets += _xarray(url, [each for _, each in arrays])
+        snippets.append(_tensorstore("TensorStore", "zarr3", _join(url, node)))
+    volumes = [each for each in sound if (each.found.format, each.found.kind) == _VOLUME]
+    for each in volumes[:1]:
+        source = _join(url, each.container)
         snippets.append(
             _tensorstore("TensorStore, precomputed", "neuroglancer_precomputed", source)
         )
@@ -398,19 +374,19 @@ print(array)"""
     return Snippet(title, code)
 
 
-def _xarray(url: str, arrays: Sequence[_Array]) -> list[Snippet]:
+def _xarray(url: str, arrays: Sequence[CollectionSummary]) -> list[Snippet]:
     """Open the group of the first array, without arrays whose dimensions have other sizes."""
     group = arrays[0].group
     members = [each for each in arrays if each.group == group]
-    if group is None or not all(_has_dimensions(each.description) for each in members):
+    if group is None or not all(_has_dimensions(each.found) for each in members):
         return []
     sizes: dict[str | None, int] = {}
     dropped = []
     for each in members:
-        found = each.description
+        found = each.found
         own = dict(zip(found.dimension_names or (), found.shape or (), strict=False))
         if any(sizes.get(name, size) != size for name, size in own.items()):
-            dropped.append(each.node.rpartition("/")[2])
+            dropped.append(each.path.rpartition("/")[2])
         else:
             sizes |= own
     drop = f", drop_variables={json.dumps(dropped)}" if dropped else ""

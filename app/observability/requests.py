@@ -25,7 +25,7 @@ class RequestContext:
     """A request in progress, and its response as far as it is known."""
 
     __slots__ = (
-        "caller", "client", "dataset", "is_private", "key", "method", "nbytes", "outcome",
+        "_key", "caller", "client", "dataset", "is_private", "method", "nbytes", "outcome",
         "request_id", "span", "started_at", "status", "trace_id",
     )  # fmt: skip
 
@@ -34,12 +34,17 @@ class RequestContext:
     ) -> None:
         """Start the clock; of private data logs withhold the texts of errors."""
         self.started_at = time.perf_counter()
-        self.method, self.dataset, self.key = method, dataset, key
+        self.method, self.dataset, self._key = method, dataset, key
         self.client, self.is_private = client, is_private
         self.request_id, self.caller, self.trace_id = b"", "", ""
         self.span: Any = None
         self.status = self.nbytes = 0
         self.outcome: Outcome = "gone"
+
+    @property
+    def key(self) -> str:
+        """The key, without tokens."""
+        return mask_tokens(self._key)
 
     @property
     def seconds(self) -> float:

@@ -7,9 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Document, Format, Layout, Stray, Target, Translator
-from app.formats.listing import PLAIN, ListingRules, Name
+from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import Fetch, Opaque, Read
-from app.formats.surveying import Collection, Listing, Shards
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from app.resolve.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
 from app.settings import PUBLIC
@@ -25,7 +24,7 @@ _MAX_LIKELY: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PassThrough:
+class PassThrough(Layout):
     """Layout of the keys outside of containers: names of objects."""
 
     root: ObjectRef
@@ -37,26 +36,11 @@ class PassThrough:
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:
         return Whole(self.root.join(key))
 
-    async def shard(self, _: VirtualKey, __: Fetch) -> None:
-        """Return `None`: there are no shards."""
-
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         return Whole(self.root.join(key))
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         return PLAIN if self.is_everything else ListingRules()
-
-    async def names(self, _: VirtualKey, __: Fetch) -> Sequence[Name] | None:
-        return None
-
-    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
-        return ()
-
-    async def shards_at(self, _: VirtualKey, __: Fetch) -> Shards | None:
-        return None
-
-    def expects(self, _: str) -> bool:
-        return False
 
     def names_below(self) -> Sequence[str] | None:
         return None

@@ -4,17 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
 import orjson
 
-from app.concurrency import run_in_thread
 from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
 from app.formats.contract import Layout
 from app.formats.documents import Json
-from app.formats.surveying import Collection, Description, Shard, Stateful, Survey
+from app.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
 from app.model import (
     ByteRange,
     Gzipped,
@@ -27,7 +25,6 @@ from app.model import (
     Whole,
     etag_of,
 )
-from app.resolve.bodies import Coding, Entity
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.repository import RefTip, open_repository, read_tips
 from app.resolve.listing import (
@@ -40,7 +37,7 @@ from app.resolve.listing import (
     listing_of,
 )
 from app.resolve.resolver import Resolver
-from app.resolve.verify import CHECKSUM_NBYTES, is_large_survey
+from app.resolve.verify import CHECKSUM_NBYTES, Sweep
 
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
@@ -191,7 +188,7 @@ async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
 async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
     if (survey := await shard.survey(root.fetch)) is None:
         return None
-    return await run_in_thread(report_index, survey, is_long=is_large_survey(survey))
+    return await asyncio.to_thread(report_index, survey)
 
 
 def report_index(survey: Survey) -> IndexReport:
@@ -200,23 +197,20 @@ def report_index(survey: Survey) -> IndexReport:
     if table.faults:
         raise DamagedError(whole.ref, table.faults[0].reason)
     checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
-    end = ByteRange(whole.byte_range.length, whole.byte_range.length)
-    others = sorted([*survey.indexes, *checksums, end])
-    gaps, covered = [], 0
-    for place in merge((entry.place for entry in table.entries), others):
-        if place.start > covered:
-            gaps.append(place.start - covered)
-        covered = max(covered, place.stop)
+    length = whole.byte_range.length
+    others = Ranges.of(*checksums, ByteRange(length, length))
+    _, (starts, _), reached = Sweep.over(table, survey.indexes, others)
+    gaps = (starts - reached)[starts > reached]
     return IndexReport(
         shard=str(whole.ref),
-        nbytes=whole.byte_range.length,
-        index_nbytes=sum(index.length for index in survey.indexes),
+        nbytes=length,
+        index_nbytes=survey.indexes.nbytes,
         index_location=survey.index_location,
-        entries=len(table.entries) + table.empty,
+        entries=len(table) + table.empty,
         empty=table.empty,
-        used_nbytes=sum(entry.place.length for entry in table.entries),
+        used_nbytes=table.places.nbytes,
         gaps=len(gaps),
-        gap_nbytes=sum(gaps),
+        gap_nbytes=int(gaps.sum()),
     )
 
 
@@ -232,14 +226,14 @@ class GroupSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectionSummary:
-    """An array or other collection, or the damage of its metadata."""
+    """An array or other collection; of damaged metadata the description has no format."""
 
     path: str
     container: str
     node: str | None
     """Key of the Zarr v3 node, in a repository below `main`."""
     group: GroupSummary | None
-    found: Description | DamagedError
+    found: Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +311,8 @@ class _Summarizer:
     async def _add(self, visited: Visited, *, is_versioned: bool) -> None:
         path, container, found = visited
         if isinstance(found, DamagedError):
-            self.collections.append(CollectionSummary(path, container, None, None, found))
+            damaged = Description(path, "", "damaged", why_sharded=found.reason)
+            self.collections.append(CollectionSummary(path, container, None, None, damaged))
             return
         below, node = path.removeprefix(container).strip("/"), None
         if is_versioned:
@@ -331,22 +326,14 @@ class _Summarizer:
         key = node.rpartition("/")[0]
         if key not in self._groups:
             document = VirtualKey(f"{key}/zarr.json".lstrip("/"))
-            async with self._resolver.open(self._dataset, document, _choose) as opened:
-                body = b"" if opened is None else opened.body
-            self._groups[key] = summarize_group(key, body if isinstance(body, bytes) else b"")
+            root = self._root
+            layout, rest = await root.containers.find(root.ref, document, root.fetch)
+            match await layout.locate(rest, root.fetch):
+                case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
+                    self._groups[key] = summarize_group(key, data)
+                case _:
+                    self._groups[key] = GroupSummary(key)
         return self._groups[key]
-
-
-class _SmallDocument(NamedTuple):
-    reads: ByteRange | None
-
-
-def _choose(entity: Entity) -> _SmallDocument | None:
-    if entity.coding is Coding.GZIP:
-        return None
-    return _SmallDocument(
-        ByteRange(0, entity.length) if entity.length <= _DOCUMENT_NBYTES else None
-    )
 
 
 def summarize_group(key: str, document: bytes) -> GroupSummary:

@@ -14,9 +14,7 @@ from app.formats.contract import Layout
 from app.formats.listing import (
     LAST,
     Candidate,
-    Cursor,
     Item,
-    KeySelection,
     ListingIO,
     ListingRules,
     Walk,
@@ -183,13 +181,13 @@ class _ListedFolder:
         return rules.shows is not None and rules.shows(key.removeprefix(self.path))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tree:
-    """Walks the keys of stored objects, indexes and manifests in byte order, led by *cursor*."""
+    """Walks the keys of stored objects, indexes and manifests in byte order."""
 
     root: Root
-    cursor: Cursor
-    delimiter: str = ""
+    window: Window
+    """The keys that are still wanted; the caller moves it on while they are walked."""
 
     async def walk(self) -> AsyncGenerator[FoundKey]:
         """Yield the wanted keys, and some others.
@@ -197,7 +195,7 @@ class Tree:
         With a delimiter, folders below the prefix become common prefixes, unless the walk begins
         inside of one; keys in that are for the caller to fold.
         """
-        root, prefix = self.root, self.cursor.prefix
+        root, prefix = self.root, self.window.prefix
         claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
         if claimed is not None:
             layout, rest, _ = claimed
@@ -223,21 +221,20 @@ class Tree:
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
         container = self.root.ref.join(lead.rstrip("/"))
         look = partial(list_names, self.root.store, container, delimiter="/")
-        is_inside = self.cursor.prefix.startswith(lead)
-        wanted = KeySelection(self.cursor, lead, self.delimiter if is_inside else "")
-        async for found in walk(wanted, ListingIO(look, run_in_thread, bounded_gather)):
+        io = ListingIO(look, run_in_thread, bounded_gather)
+        async for found in walk(lambda: self.window.below(lead), io):
             if isinstance(found, Item):
                 yield FoundKey(lead + found.key, found.location)
             else:
                 yield FoundKey(lead + found.key, found, layout, VirtualKey(found.key))
-            if not self.cursor.meets(directory.path):
+            if not self.window.meets(directory.path):
                 return
 
     async def _stored(
         self, directory: _ListedFolder, rules: ListingRules
     ) -> AsyncGenerator[FoundKey]:
-        cursor, path, after = self.cursor, directory.path, self.cursor.after
-        if (child := _child(path, cursor.prefix)) is not None:
+        path, (prefix, after, delimiter) = directory.path, self.window
+        if (child := _child(path, prefix)) is not None:
             async for found in self._enter(directory, rules, child):
                 yield found
             return
@@ -245,12 +242,11 @@ class Tree:
             async for found in self._enter(directory, rules, child):
                 yield found
             after = child + LAST
-        is_folded = bool(self.delimiter) and cursor.prefix.startswith(path)
-        delimiter = "" if rules.is_plain and not is_folded else "/"
+        is_folded = bool(delimiter) and prefix.startswith(path)
         bucket, start = self.root.ref.prefix
         async for listed in self.root.store.list(
-            ObjectRef(bucket, start + max(path, cursor.prefix)),
-            delimiter=delimiter,
+            ObjectRef(bucket, start + max(path, prefix)),
+            delimiter="" if rules.is_plain and not is_folded else "/",
             after=start + after if after else "",
         ):
             key = listed.ref.key.removeprefix(start)
@@ -259,13 +255,13 @@ class Tree:
                     yield found
             elif (shown := _show(directory, rules, key, listed)) is not None:
                 yield shown
-            if not cursor.meets(path):
+            if not self.window.meets(path):
                 return
 
     async def _enter(
         self, directory: _ListedFolder, rules: ListingRules, key: str
     ) -> AsyncGenerator[FoundKey]:
-        if not self.cursor.meets(key) or not directory.shows(rules, key):
+        if not self.window.meets(key) or not directory.shows(rules, key):
             return
         inside = directory.inside + key.removeprefix(directory.path)
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
@@ -343,34 +339,31 @@ async def list_page(
     """
     if not limit:
         return Page([], None)
-    prefix, after, delimiter = window
-    if window.fold(after) == after:
-        after += LAST
-    tree = Tree(root, Cursor(prefix, after), delimiter)
-    return await _PageBuilder(tree, window, limit, modified_s).page()
+    if window.fold(window.after) == window.after:
+        window = window._replace(after=window.after + LAST)
+    return await _PageBuilder(Tree(root, window), limit, modified_s).page()
 
 
 class _PageBuilder:
     def __init__(
-        self, tree: Tree, window: Window, limit: int, modified_s: Callable[[ObjectRef], int | None]
+        self, tree: Tree, limit: int, modified_s: Callable[[ObjectRef], int | None]
     ) -> None:
         self._modified_s = modified_s
         self._tree = tree
-        self._window = window
         self._limit = limit
         self._entries: list[ListedKey] = []
         self._examined = 0
         self._last: str | None = None
 
     async def page(self) -> Page:
-        cursor = self._tree.cursor
         size = self._min_batch
         async with aclosing(self._tree.walk()) as walk:
             while batch := await take(walk, size):
                 before = len(self._entries)
                 for found, place in zip(batch, await self._locate(batch), strict=True):
                     # Keys below a common prefix, and keys that come twice, are not wanted again.
-                    is_wanted = cursor.meets if place is None else cursor.admits
+                    window = self._tree.window
+                    is_wanted = window.meets if place is None else window.admits
                     if not is_wanted(found.key):
                         continue
                     if self._is_full:
@@ -384,34 +377,46 @@ class _PageBuilder:
     @property
     def _min_batch(self) -> int:
         """Fewest keys to look up at once: of folded keys the first may be enough."""
-        return 1 if self._window.delimiter else self._limit - len(self._entries) + 1
+        return 1 if self._tree.window.delimiter else self._limit - len(self._entries) + 1
 
     @property
     def _is_full(self) -> bool:
         return len(self._entries) == self._limit or self._examined == self._limit + _MAX_EXAMINED
 
     def _add(self, found: FoundKey, place: _Place) -> None:
-        cursor, key = self._tree.cursor, found.key
+        key, window = found.key, self._tree.window
         self._examined += 1
-        self._last = cursor.after = key
+        self._pass(key, key)
         if isinstance(place, Missing):
             return
-        folded = key if place is None else self._window.fold(key)
+        folded = key if place is None else window.fold(key)
         if folded is not None:
-            self._last, cursor.after = folded, folded + LAST
+            self._pass(folded, folded + LAST)
             self._entries.append(ListedKey(folded, None, None))
         elif place is not None:
-            modified_s = self._time_of(found, place)
-            self._entries.append(_entry(key, place)._replace(modified_s=modified_s))
+            self._entries.append(self._entry(found, place))
 
-    def _time_of(self, found: FoundKey, place: Location | Listed) -> float | None:
+    def _pass(self, last: str, after: str) -> None:
+        self._last = last
+        self._tree.window = self._tree.window._replace(after=after)
+
+    def _entry(self, found: FoundKey, place: Location | Listed) -> ListedKey:
+        listed = found.found if isinstance(found.found, Listed) else None
+        modified_s: float | None = None if listed is None else listed.modified_s
         match place:
-            case Referenced(modified_s=modified_s):
-                return modified_s
-            case Stored(ref) | Gzipped(Stored(ref)):
-                return self._modified_s(ref)
+            case Listed(_, size, etag):
+                return ListedKey(found.key, size, etag, modified_s)
+            case Referenced(Part(_, byte_range), modified_s=modified_s):
+                return ListedKey(found.key, byte_range.length, None, modified_s)
+            case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
+                entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
+            case (Stored(ref) as source) | Gzipped(Stored(ref) as source):
+                entity, modified_s = Entity.at(source), self._modified_s(ref)
+            case Inline() as source:
+                entity = Entity.at(source)
             case _:
-                return found.found.modified_s if isinstance(found.found, Listed) else None
+                return ListedKey(found.key, None, None, modified_s)
+        return ListedKey(found.key, entity.length, entity.etag, modified_s)
 
     async def _locate(self, batch: Sequence[FoundKey]) -> list[_Place]:
         """Locate all keys: first one of each index, which the others then find in the cache."""
@@ -439,18 +444,3 @@ async def _locate(found: FoundKey, fetch: Fetch) -> _Place:
     if isinstance(place, Whole):
         return found.found if isinstance(found.found, Listed) else MISSING
     return place
-
-
-def _entry(key: str, place: Location | Listed) -> ListedKey:
-    match place:
-        case Listed(_, size, etag):
-            return ListedKey(key, size, etag)
-        case Referenced(Part(_, byte_range)):
-            return ListedKey(key, byte_range.length, None)
-        case Referenced(Stored() | Inline() as source, by, is_lasting):
-            entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
-        case (Stored() | Inline() as source) | Gzipped(source):
-            entity = Entity.at(source)
-        case _:
-            return ListedKey(key, None, None)
-    return ListedKey(key, entity.length, entity.etag)

@@ -83,7 +83,7 @@ class MetadataCache(SizedLRUCache[Hashable, Any]):
     def __init__(
         self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
     ) -> None:
-        super().__init__(max_bytes, lambda key, entry: entry.nbytes + _text_nbytes(key))
+        super().__init__(max_bytes, _entry_nbytes)
         self.decoding = ByteBudget(_DECODED_FILES * file_bytes, wait_s=wait_s)
 
 
@@ -290,13 +290,13 @@ def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
     return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
 
 
-def _text_nbytes(key: Hashable) -> int:
-    """Return the bytes of the text in a cache key, which clients choose: up to four a letter."""
+def _entry_nbytes(key: Hashable, entry: Any) -> int:
+    """Weigh an entry, and the text of its key, which clients choose: up to four bytes a letter."""
+    nbytes: int = entry.nbytes
     match key:
         case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (*_, str(text)):
-            return getsizeof(text)
-        case _:
-            return 0
+            nbytes += getsizeof(text)
+    return nbytes
 
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
@@ -316,6 +316,7 @@ class FreshnessTracker:
         self.uses: dict[Read[Any], CachedRead] = {}
         """Results that can change."""
         self.modified: dict[ObjectRef, int | None] = {}
+        """When the objects were last modified, as far as their stores say so."""
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, ever: bool = False
@@ -392,10 +393,6 @@ class FreshnessTracker:
         for read, use in earlier.uses.items():
             if use.requested_at < trusted_s:
                 self.old[read.ref] = None
-
-    def modified_s(self, ref: ObjectRef) -> int | None:
-        """Return when *ref* was last modified, if it was read and its store says so."""
-        return self.modified.get(ref)
 
 
 async def retry_until_consistent[T](

@@ -1,11 +1,11 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from app.concurrency import SingleFlight, Unshared
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
@@ -150,23 +150,22 @@ class Resolver:
         """
         if (found := self.recall(dataset, key)) is not None:
             return found.entity
-
-        def look_up(tracker: FreshnessTracker) -> Coroutine[Any, Any, Entity | None]:
-            return self._look_up(dataset, key, _LookUp(tracker, reading, held))
-
-        tracker = FreshnessTracker(self._fetch)
+        look_up = _LookUp(FreshnessTracker(self._fetch), reading, held)
         try:
-            entity = await look_up(tracker)
+            entity = await self._look_up(dataset, key, look_up)
         except DamagedError:
-            if not tracker.old:
+            if not look_up.tracker.old:
                 raise
-            for ref in tracker.old:
-                self._fetch.forget(ref, tracker.began_at)
-            entity = await look_up(tracker := FreshnessTracker(self._fetch))
-        if outdated := tracker.outdated:
+            for ref in look_up.tracker.old:
+                self._fetch.forget(ref, look_up.tracker.began_at)
+            look_up = look_up._replace(tracker=FreshnessTracker(self._fetch))
+            entity = await self._look_up(dataset, key, look_up)
+        if outdated := look_up.tracker.outdated:
             self._routes.forget(dataset, key)
             if any([await self._fetch.refresh(read) for read in outdated]):
-                entity = await look_up(tracker := FreshnessTracker(self._fetch))
+                look_up = look_up._replace(tracker=FreshnessTracker(self._fetch))
+                entity = await self._look_up(dataset, key, look_up)
+        tracker = look_up.tracker
         lasting = entity and entity._replace(first=None)
         found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
         self._fetch.cache.put((dataset.name, key), found)
@@ -182,11 +181,11 @@ class Resolver:
             case Missing():
                 return None
             case Stored() as place:
-                return Entity.at(place, tracker.modified_s(place.ref))
+                return Entity.at(place, tracker.modified.get(place.ref))
             case Inline() as document:
-                return Entity.at(document, tracker.modified_s(dataset.root.join(key)))
+                return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Gzipped(place):
-                entity = Entity.at(place, tracker.modified_s(place.ref))
+                entity = Entity.at(place, tracker.modified.get(place.ref))
                 return entity._replace(coding=Coding.GZIP)
             case Whole(ref):
                 return await self._whole(ref, look_up)
@@ -241,7 +240,7 @@ class Resolver:
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
-            return await list_page(root, window, limit, tracker.modified_s)
+            return await list_page(root, window, limit, tracker.modified.get)
 
         return await retry_until_consistent(self._fetch, attempt)
 

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from app.concurrency import (
     Backoff,
+    SingleFlight,
     is_many,
     resolve,
     retry_conflicts,
@@ -170,7 +172,7 @@ class Rewrites:
         self._budget = budget
         self._on_rewrite = on_rewrite
         self._queues: dict[ShardRewriter[Any], _Queue] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running = SingleFlight[Any]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def make(self, shard: ShardRewriter[Any], request: ChangeRequest) -> None:
@@ -178,9 +180,7 @@ class Rewrites:
         queue = self._queues.get(shard)
         if queue is None:
             queue = self._queues[shard] = _Queue()
-            task = asyncio.create_task(self._run(shard, queue))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._running.start(shard, partial(self._run, shard, queue))
         queue.add(request)
         try:
             for change in request:  # all are done soon after the first
@@ -192,10 +192,7 @@ class Rewrites:
             raise
 
     async def aclose(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._running.aclose()
 
     async def _run(self, shard: ShardRewriter[Any], queue: _Queue) -> None:
         requests: Sequence[ChangeRequest] = ()

@@ -1,18 +1,17 @@
 """Verify every shard index below a root, and every inner chunk if asked."""
 
 import asyncio
-import heapq
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import crc32c
+import numpy as np
+from numpy.typing import NDArray
 
-from app.concurrency import run_in_thread
 from app.errors import (
     DamagedError,
     OfflineError,
@@ -24,6 +23,7 @@ from app.errors import (
 from app.formats.surveying import (
     ARRAYS,
     Collection,
+    Column,
     Counted,
     Enclosed,
     Entry,
@@ -32,8 +32,8 @@ from app.formats.surveying import (
     Finding,
     Flaw,
     NeededObject,
+    Ranges,
     Shard,
-    Shards,
     Stateful,
     Survey,
     Unchecked,
@@ -43,7 +43,6 @@ from app.resolve.chunks import plan_reads
 from app.resolve.listing import (
     OpenedContainer,
     Root,
-    Visited,
     collections_of,
     find_containers,
     join_path,
@@ -59,8 +58,6 @@ _ATTEMPTS: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
-_LARGE_ENTRIES: Final = 4096
-_INDEX: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +131,10 @@ class _Verifier:
         try:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
-                    async for job in self._jobs(opened):
-                        await self._gate.acquire()
-                        group.create_task(self._run(job))
+                    async for finding in self._findings(opened):
+                        if (job := self._take(opened.path, finding)) is not None:
+                            await self._gate.acquire()
+                            group.create_task(self._run(job))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -147,30 +145,30 @@ class _Verifier:
             self._gate.release()
         self._on_shard(self.report)
 
-    async def _jobs(self, opened: OpenedContainer) -> AsyncGenerator[_Job]:
+    async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding | DamagedError]:
         path, layout = opened
-        store = self._root.store
         if not isinstance(layout, Stateful):
-            for visited in await collections_of(self._root, opened):
-                async for shard in self._shards(visited):
-                    yield partial(_check_shard, store, path, shard, chunks=self._chunks)
-            return
-        try:
-            async for finding in layout.findings(
-                self._ref, DirectFetch(store), chunks=self._chunks
-            ):
-                if (job := self._take(path, finding)) is None:
-                    self._on_shard(self.report)
+            for _, _, found in await collections_of(self._root, opened):
+                if isinstance(found, DamagedError):
+                    yield found
                 else:
-                    yield job
+                    async for finding in _findings_of(self._root, path, found):
+                        yield finding
+            return
+        fetch = DirectFetch(self._root.store)
+        try:
+            async for finding in layout.findings(self._ref, fetch, chunks=self._chunks):
+                yield finding
         except OfflineError as error:
-            self.report.skip(path, str(error))
+            yield Unchecked("", str(error))
         except DamagedError as error:
-            self.report.add_damage(error.ref, self._root.key_of(error.ref), error.reason)
+            yield error
 
-    def _take(self, path: str, finding: Finding) -> _Job | None:
+    def _take(self, path: str, finding: Finding | DamagedError) -> _Job | None:
         report, store = self.report, self._root.store
         match finding:
+            case DamagedError(ref=ref, reason=reason):
+                report.add_damage(ref, self._root.key_of(ref), reason)
             case Flaw(ref, key, reason):
                 report.add_damage(ref, join_path(path, key), reason)
             case Unchecked(key, reason):
@@ -179,6 +177,7 @@ class _Verifier:
                 report.arrays += number
             case Counted(things, number):
                 report.counts[things] = report.counts.get(things, 0) + number
+                self._on_shard(report)
             case NeededObject():
                 return partial(_check_object, store, path, finding)
             case Enclosed(below, shard, data):
@@ -190,24 +189,29 @@ class _Verifier:
                 return partial(_check_shard, store, below, shard, chunks=self._chunks)
         return None
 
-    async def _shards(self, visited: Visited) -> AsyncGenerator[Shard]:
-        report = self.report
-        match visited.found:
-            case DamagedError(ref=ref, reason=reason):
-                report.add_damage(ref, self._root.key_of(ref), reason)
-            case Collection(description, None):
-                report.arrays += 1
-                report.skip(visited.path, description.why_sharded or "it is not sharded")
-            case Collection(_, shards) if shards is not None:
-                report.arrays += 1
-                try:
-                    async for shard in _stored_shards(self._root, visited.container, shards):
-                        yield shard
-                except StorageUnavailableError as error:
-                    if not error.lasting:
-                        raise
-                    reason = f"{error.reason}, and its shards may be too many to try each"
-                    report.add_damage(error.ref, visited.path, reason)
+
+async def _findings_of(
+    root: Root, container: str, collection: Collection
+) -> AsyncGenerator[Finding]:
+    """Yield the stored shards, or all possible ones where the store cannot list."""
+    description, shards = collection.description, collection.shards
+    yield Counted(ARRAYS, 1)
+    if shards is None:
+        yield Unchecked(description.path, description.why_sharded or "it is not sharded")
+        return
+    try:
+        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
+            if (shard := shards.named(name)) is not None:
+                yield Enclosed("", shard)
+    except StorageUnavailableError as error:
+        if not error.lasting:
+            raise
+        if (every := shards.every()) is None:
+            reason = f"{error.reason}, and its shards may be too many to try each"
+            yield Flaw(error.ref, description.path, reason)
+            return
+        for shard in every:
+            yield Enclosed("", shard)
 
 
 async def _check_object(store: ObjectReader, path: str, expected: NeededObject) -> Report:
@@ -239,19 +243,6 @@ async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
         return found.size if isinstance(found, Found) else None
     stat = await store.stat(place.ref)
     return None if stat is None else stat.size
-
-
-async def _stored_shards(root: Root, container: str, shards: Shards) -> AsyncGenerator[Shard]:
-    """List the stored *shards*, or yield all possible ones where the store cannot list."""
-    try:
-        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
-            if (shard := shards.named(name)) is not None:
-                yield shard
-    except StorageUnavailableError as error:
-        if not error.lasting or (every := shards.every()) is None:
-            raise
-        for shard in every:
-            yield shard
 
 
 async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: bool) -> Report:
@@ -296,24 +287,22 @@ class _ShardCheck:
         if survey is None:
             return
         self.report.shards += is_outermost
-        entries, nbytes, faults = await run_in_thread(
-            _check_table, survey, is_long=is_large_survey(survey)
-        )
+        table, nbytes, faults = await asyncio.to_thread(_check_table, survey)
         for fault in faults:
             self.damage(survey.whole.ref, fault.key, fault.reason)
         if self._chunks:
             await self._check_checksums(shard, survey)
         if survey.inner is not None:
-            for entry in entries:
+            for entry in table:
                 await self._check(survey.inner(entry))
             return
-        self.report.chunks += len(entries)
+        self.report.chunks += len(table)
         self.report.nbytes += nbytes
         if self._chunks:
-            await self._check_chunks(survey, entries)
+            await self._check_chunks(survey, table)
 
-    async def _check_chunks(self, survey: Survey, entries: Sequence[Entry]) -> None:
-        for planned in batched(entries, _PLANNED_ENTRIES):
+    async def _check_chunks(self, survey: Survey, table: EntryTable) -> None:
+        for planned in batched(table, _PLANNED_ENTRIES):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
             for span in plan_reads(places, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
@@ -349,32 +338,43 @@ class _ShardCheck:
         return found.data
 
 
-def is_large_survey(survey: Survey) -> bool:
-    """Return whether the table of *survey* is to be processed in a thread."""
-    return survey.count >= _LARGE_ENTRIES
-
-
-def _check_table(survey: Survey) -> tuple[Sequence[Entry], int, list[Fault]]:
+def _check_table(survey: Survey) -> tuple[EntryTable, int, list[Fault]]:
     table = survey.table()
     faults = [*table.faults, *_find_overlaps(survey, table)]
-    return table.entries, sum(entry.place.length for entry in table.entries), faults
+    return table, table.places.nbytes, faults
+
+
+class Sweep(NamedTuple):
+    """The entries of a shard and other ranges of it, in the order of their places."""
+
+    rows: NDArray[np.intp]
+    """Rows in the table; of other ranges numbers behind its last row."""
+    places: Ranges
+    reached: Column
+    """The largest stop of all ranges before."""
+
+    @classmethod
+    def over(cls, table: EntryTable, *others: Ranges) -> Self:
+        starts, stops = map(np.concatenate, zip(table.places, *others, strict=True))
+        order = np.lexsort((stops, starts))
+        starts, stops = starts[order], stops[order]
+        reached = np.maximum.accumulate(np.append(np.uint64(0), stops))[:-1]
+        return cls(order, Ranges(starts, stops), reached)
 
 
 def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
     """Find the entries that share bytes with an index, or with an entry that begins earlier."""
-    indexes = (Entry(_INDEX, place) for place in sorted(survey.indexes))
-    last: Entry | None = None
-    for entry in heapq.merge(table.entries, indexes, key=attrgetter("place")):
-        if last is not None and entry.place.overlaps(last.place):
-            hurt, other = (last, entry) if entry.number == _INDEX else (entry, last)
-            yield Fault(survey.key(hurt), f"{_name_of(hurt)} overlaps {_name_of(other)}")
-        if last is None or entry.place.stop > last.place.stop:
-            last = entry
+    rows, (starts, stops), reached = Sweep.over(table, survey.indexes)
+    longest = np.maximum.accumulate(np.where(stops > reached, np.arange(len(rows)), 0))
+    for at in np.flatnonzero(starts < np.minimum(stops, reached)).tolist():
+        hurt, other = int(rows[at]), int(rows[longest[at - 1]])
+        if hurt >= len(table):
+            hurt, other = other, hurt
+        named = "the shard index" if other >= len(table) else _name_of(table[other])
+        yield Fault(survey.key(table[hurt].number), f"{_name_of(table[hurt])} overlaps {named}")
 
 
 def _name_of(entry: Entry) -> str:
-    if entry.number == _INDEX:
-        return "the shard index"
     return f"inner chunk {entry.number} at {entry.place}"
 
 
@@ -385,7 +385,7 @@ def _check_data(
     for entry in entries:
         chunk = data[entry.place.start - span.start : entry.place.stop - span.start]
         if (reason := survey.check(entry, chunk)) is not None:
-            faults.append(Fault(survey.key(entry), reason))
+            faults.append(Fault(survey.key(entry.number), reason))
     return faults
 
 

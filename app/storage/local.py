@@ -117,13 +117,14 @@ class WarmFiles:
 
     def read(self, ref: ObjectRef, byte_range: ByteRange, etag: ETag) -> Found | None:
         """Read *byte_range* from memory, `None` if it is not all there in that version."""
-        if not 0 < byte_range.length <= _WARM_NBYTES:
+        wanted = byte_range.length
+        if not 0 < wanted <= _WARM_NBYTES:
             return None
         with self._lock:
             file = self._files.get((ref, etag))
         if file is None:
             return None
-        data = bytearray(byte_range.length)
+        data = bytearray(wanted)
         try:
             nbytes = os.preadv(file.fd, [data], byte_range.start, os.RWF_NOWAIT)
             status = os.fstat(file.fd)
@@ -134,7 +135,7 @@ class WarmFiles:
             with self._lock:
                 self._files.pop((ref, etag), None)
             return None
-        if nbytes < byte_range.length:
+        if nbytes < wanted:
             return None
         modified_s = status.st_mtime_ns // 10**9
         return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)

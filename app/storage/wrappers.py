@@ -274,10 +274,19 @@ class TracedStore(StoreWrapper):
         request: ByteRequest | None = None,
         **conditions: Unpack[ReadConditions],
     ) -> Found | NotModified | None:
-        with _Timer(self._on_call, "get", ref, request) as timer:
+        nbytes, error = 0, None
+        began = time.perf_counter()
+        try:
             found = await self._inner.get(ref, request, **conditions)
-            timer.nbytes = len(found.data) if isinstance(found, Found) else 0
+            nbytes = len(found.data) if isinstance(found, Found) else 0
+        except BaseException as raised:
+            error = raised
+            raise
+        else:
             return found
+        finally:
+            seconds = time.perf_counter() - began
+            self._on_call(Call("get", ref, request, seconds, nbytes, error))
 
     @asynccontextmanager
     async def stream(

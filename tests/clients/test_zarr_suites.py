@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from s3fs import S3FileSystem
 from zarr.core.buffer import Buffer, cpu
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
@@ -99,6 +100,21 @@ def open_store(client: str, url: str, path: str) -> Any:
     return LazyStore(store.store)
 
 
+def forget_filesystems() -> None:
+    """Drop the file systems that s3fs caches by URL: another server may get the port.
+
+    It does not close the connections of those that zarr-python uses.
+    """
+
+    async def close_all() -> None:
+        for filesystem in S3FileSystem._cache.values():
+            if (client := filesystem._s3) is not None:
+                await client.close()
+
+    sync(close_all())
+    S3FileSystem.clear_instance_cache()
+
+
 def _demand_no_folders(root: DatasetSettings, client: str) -> None:
     """Skip s3fs over SeaweedFS: it takes the folders for keys."""
     if root.store and client == "s3fs":
@@ -133,7 +149,7 @@ def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]
     datasets = {"data": root, "raw": root.model_copy(update={"view": "raw"})}
     with serving(Settings(stores=stores, datasets=datasets)) as base:
         yield base
-    S3FileSystem.clear_instance_cache()  # another server may get the port
+    forget_filesystems()
 
 
 @pytest.fixture

@@ -139,12 +139,8 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     for pem in certificate.cert_chain_pems:
         pem.write_to_path(folder / "tls.crt", append=True)
     write_replicas(folder, urls)
-    user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
-    command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
     with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(
-            [*command, "-g", f"daemon off; {user}"], stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command("nginx", folder), stdout=output, stderr=output)
     balancer = Balancer(folder, port, process)
     try:
         balancer.wait()
@@ -152,6 +148,13 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     finally:
         process.terminate()
         process.wait(_LONGEST_S)
+
+
+def command(nginx: str, folder: Path) -> list[str]:
+    """Run *nginx* as its configuration in *folder* says, by this user."""
+    user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
+    options = ["-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
+    return [nginx, *options, "-g", f"daemon off; {user}"]
 
 
 def has_ipv6() -> bool:

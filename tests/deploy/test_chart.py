@@ -21,6 +21,7 @@ import zarr
 
 from app.server import STOP_S
 from app.settings import load
+from tests.deploy.balancer import command
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import (
     BALANCER,
@@ -451,10 +452,11 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
             here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
             (tmp_path / name).write_text(here.replace("valid=5s", "valid=1s"))
         output = tmp_path / "output"
-        told = ["-p", f"{tmp_path}", "-e", "stderr", "-c", f"{tmp_path}/nginx.conf"]
-        command = [new_nginx(request), *told, "-g", "daemon off;"]
         with output.open("wb") as written:
-            process = stack.enter_context(subprocess.Popen(command, stdout=written, stderr=written))
+            popen = subprocess.Popen(
+                command(new_nginx(request), tmp_path), stdout=written, stderr=written
+            )
+            process = stack.enter_context(popen)
         stack.callback(process.terminate)
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
         _wait_until_it_answers(client, output)

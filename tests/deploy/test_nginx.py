@@ -167,6 +167,28 @@ def test_every_method_goes_by_shard(
     assert sum(len(each.asked) for each in recorders) == 8
 
 
+def test_names_are_asked_for_again_only_when_they_are_old(
+    balancer: Balancer, recorders: list[Recorder]
+) -> None:
+    """With whatever token; a key that is asked for once takes no room."""
+    for recorder in recorders:
+        recorder.name = b"name\r\nCache-Control: max-age=2"
+    for number in range(6):
+        assert send(balancer, "GET", f"/~{TOKEN}{number}/em/c/kept") == 200
+    assert send(balancer, "GET", "/em/c/once") == 200
+
+    assert sum(len(each.asked) for each in recorders) == 3
+    assert sorted(len(each.received) for each in recorders) == [0, 7]
+    files = [each for each in (balancer.folder / "shard-names").rglob("*") if each.is_file()]
+    assert not any(TOKEN.encode() in each.read_bytes() for each in files)
+    assert not any(b"/em/c/once" in each.read_bytes() for each in files)
+    assert sum(b"/em/c/kept" in each.read_bytes() for each in files) == 1
+
+    time.sleep(3)
+    assert send(balancer, "GET", "/em/c/kept") == 200
+    assert sum(len(each.asked) for each in recorders) == 4
+
+
 def test_what_has_no_name_goes_anywhere(balancer: Balancer, recorders: list[Recorder]) -> None:
     """Not all to the same."""
     for recorder in recorders:
@@ -358,7 +380,9 @@ def test_the_chart_gives_the_memory_that_is_needed_at_worst() -> None:
     request_nbytes = sum(prod(found(name)) for name in buffers) + 2 * found("proxy_buffer_size")[0]
     [requests], [workers] = found("limit_conn"), found("worker_processes")
     connections = workers * found("worker_connections")[0]
+    [(zone, most)] = re.findall(r"proxy_cache_path .*:(\d+)m max_size=(\d+)m", text)
     needed_mib = (requests * request_nbytes + connections * 32 * 1024) / 2**20
+    needed_mib += int(zone) + int(most)
 
     limits = yaml.safe_load((CHART / "values.yaml").read_text())["balancer"]["resources"]["limits"]
     assert f"At worst {needed_mib:.0f} MiB, of {limits['memory'].removesuffix('Mi')}" in text

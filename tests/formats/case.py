@@ -1,12 +1,14 @@
 """Contents of each format's folder for the conformance suite; stores and shards put together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
 
 from app.formats.contract import Checksummed
-from app.model import ByteRange, Piece
+from app.formats.reading import Fetch
+from app.formats.surveying import Shard
+from app.model import ByteRange, Piece, Stored
 from app.storage.memory import MemoryStore
 from tests.support.resolving import ROOT
 
@@ -45,6 +47,22 @@ def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> Me
     for key, data in objects.items():
         store.place(ROOT.join(key), data)
     return store
+
+
+async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored]]:
+    """Name the chunks of *shard*, those of shards inside of it too; none of an absent one."""
+    if (survey := await shard.survey(fetch)) is None:
+        return
+    table = survey.table()
+    assert table.faults in ([], ())
+    assert sorted(table, key=lambda entry: entry.place) == list(table)
+    for entry in table:
+        if survey.inner is not None:
+            async for found in chunks_of(survey.inner(entry), fetch):
+                yield found
+        else:
+            place = survey.whole.byte_range.narrow(entry.place)
+            yield survey.key(entry.number), survey.whole._replace(byte_range=place)
 
 
 def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:

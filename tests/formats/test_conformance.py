@@ -1,7 +1,7 @@
 """What every format owes, asked of every folder of `app/formats`."""
 
 import importlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,14 @@ import pytest
 
 import app.formats
 from app.errors import DamagedError, MetadataMissingError, ShardgateError
-from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Shard, Shards
+from app.formats.surveying import Collection, Shards
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.listing import Root, find_collections, list_names
 from app.resolve.perform import DirectFetch
 from app.resolve.verify import verify
 from app.storage.contract import Found
 from app.storage.memory import MemoryStore
-from tests.formats.case import Case, filled
+from tests.formats.case import Case, chunks_of, filled
 from tests.resolve.stores import Clock
 from tests.support.resolving import ROOT, reading
 
@@ -95,22 +94,6 @@ async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
     ]
 
 
-async def _chunks(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored]]:
-    """Name the chunks of *shard*, those of shards inside of it too."""
-    survey = await shard.survey(fetch)
-    assert survey is not None
-    table = survey.table()
-    assert table.faults in ([], ())
-    assert sorted(table.entries, key=lambda entry: entry.place) == list(table.entries)
-    for entry in table.entries:
-        if survey.inner is not None:
-            async for found in _chunks(survey.inner(entry), fetch):
-                yield found
-        else:
-            place = survey.whole.byte_range.narrow(entry.place)
-            yield survey.key(entry), survey.whole._replace(byte_range=place)
-
-
 @every_case_of_shards
 async def test_shards_say_which_chunks_were_written(case: Case) -> None:
     """The indexes of all stored shards name what was written, where it is looked up.
@@ -125,7 +108,7 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
             if (shard := shards.named(name)) is not None:
                 named |= {
                     f"{container}/{key}".lstrip("/"): place
-                    async for key, place in _chunks(shard, fetch)
+                    async for key, place in chunks_of(shard, fetch)
                 }
 
     assert set(named) == {key + case.entry_suffix for key in case.chunks}

@@ -13,7 +13,6 @@ from fastapi import Request
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.errors import DamagedError
 from app.formats.surveying import Description
 from app.http.auth.access import NOBODY, Datasets
 from app.http.links import PUBLIC_VIEWER, VIEWER
@@ -245,7 +244,7 @@ LEVEL = Description("s0", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3))
 GROUP = GroupSummary("", is_consolidated=True)
 S0 = CollectionSummary("s0", "s0", "s0", GROUP, LEVEL)
 URL = "http://host/em"
-DAMAGED = DamagedError(ObjectRef("memory://b", "k"), "it is torn")
+DAMAGED = Description("a", "", "damaged", why_sharded="it is torn")
 
 
 def level(name: str, **more: Any) -> CollectionSummary:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageUnavailableError
 from app.formats.contract import Format
-from app.formats.listing import Item, KeySelection, ListingIO, ListingRules, Window
+from app.formats.listing import Item, ListingIO, ListingRules, Wanted, Window
 from app.formats.reading import Fetch
 from app.model import (
     MISSING,
@@ -75,10 +75,10 @@ class Known:
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         """Give the keys that are wanted."""
 
-        async def walk(wanted: KeySelection, _: ListingIO) -> AsyncGenerator[Item]:
-            window = wanted.window
+        async def walk(wanted: Wanted, _: ListingIO) -> AsyncGenerator[Item]:
+            window = wanted()
             for key in sorted(self.locations):
-                if window is not None and window.admits(key):
+                if window.admits(key):
                     yield Item(key, self.locations[key])
 
         return ListingRules(None, (walk,))

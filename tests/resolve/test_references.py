@@ -8,10 +8,9 @@ from typing import NoReturn
 import pytest
 
 from app.errors import DamagedError, ReadOnlyError
-from app.formats.contract import Format
+from app.formats.contract import Format, Layout
 from app.formats.listing import NOTHING, ListingRules, Name
 from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Listing, Shards
 from app.model import (
     EVERYTHING,
     MISSING,
@@ -42,7 +41,7 @@ OTHER = ObjectRef("memory://bucket", "data/other")
 
 
 @dataclass(frozen=True)
-class Pointers:
+class Pointers(Layout):
     """A made-up format: everything is one container, in which *locations* are found."""
 
     locations: Mapping[str, Location] = field(default_factory=dict)
@@ -75,9 +74,6 @@ class Pointers:
         """Look *key* up."""
         return self.locations.get(key, MISSING)
 
-    async def shard(self, key: VirtualKey, fetch: Fetch) -> None:
-        """Know of none."""
-
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide everything."""
         return NOTHING
@@ -85,24 +81,6 @@ class Pointers:
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
         """Name the keys."""
         return [Name(key) for key in self.locations]
-
-    async def collections(
-        self, fetch: Fetch, listing: Listing
-    ) -> Sequence[Collection | DamagedError]:
-        """Describe nothing."""
-        return ()
-
-    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        """Know of none."""
-        return None
-
-    def expects(self, path: str) -> bool:
-        """Expect none."""
-        return False
-
-    def names_below(self) -> Sequence[str] | None:
-        """Know of none."""
-        return ()
 
 
 class _Case:

@@ -1,6 +1,6 @@
 """Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter, floordiv, lt
@@ -25,18 +25,18 @@ from app.formats.icechunk.keys import (
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from app.formats.icechunk.survey import OnlyShard, RefSurvey, enclose
+from app.formats.icechunk.survey import OnlyShard, enclose, survey_ref
 from app.formats.icechunk.virtual import Allowed
 from app.formats.listing import (
     LAST,
+    Axis,
+    Grid,
     Item,
-    KeySelection,
     ListingIO,
     ListingRules,
     Name,
-    Rows,
     RunInThread,
-    Steps,
+    Wanted,
     Window,
 )
 from app.formats.reading import DecodeError, Fetch, Read
@@ -138,10 +138,8 @@ class RepositoryLayout(Layout):
     async def listing_rules(self, _: VirtualKey, fetch: Fetch) -> ListingRules:
         """List keys of refs instead of the files of the repository."""
 
-        async def walk(wanted: KeySelection, means: ListingIO) -> AsyncGenerator[Item]:
-            if (window := wanted.window) is not None:
-                async for item in self.items(window, fetch, means.run_in_thread):
-                    yield item
+        def walk(wanted: Wanted, means: ListingIO) -> AsyncGenerator[Item]:
+            return self.items(wanted(), fetch, means.run_in_thread)
 
         return ListingRules(None, (walk,))
 
@@ -257,7 +255,7 @@ class RepositoryLayout(Layout):
                 return Trace("virtual", name, location)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        return RefSurvey(self.repository, ref or MAIN.name, fetch, chunks).findings()
+        return survey_ref(self.repository, ref or MAIN.name, fetch, chunks=chunks)
 
     async def _items(
         self,
@@ -407,7 +405,7 @@ class ArrayReader:
             for object_id, _ in self.chunks.manifests
         ]
         grid = await run(make_grid, self.node, self.chunks, manifests, folder)
-        walk = grid.walk(window)
+        walk = grid.cells(window)
         while batch := await run(lambda: list(islice(walk, _BATCH))):
             for coords in batch:
                 key = grid.spell(coords)
@@ -431,48 +429,12 @@ class ArrayReader:
             return Referenced(Part(_NOWHERE, reference.byte_range), "", is_lasting=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Chunks of an array that may exist: all in stored chunks or shards."""
-
-    stored: Rows
-    """Coordinates of stored chunks or shards, of shape ``(count, ndim)``, in C order."""
-    chunks_per_stored: tuple[int, ...]
-    shape: tuple[int, ...]
-    spell: Callable[[tuple[int, ...]], str]
-    """Returns the prefix of the keys of all chunks with these first coordinates."""
-
-    def walk(self, window: Window) -> Iterator[tuple[int, ...]]:
-        """Iterate in key order over the coordinates in *window*; shorter ones for folded keys."""
-        return self._walk(window, (), self.stored)
-
-    def _walk(
-        self, window: Window, coords: tuple[int, ...], stored: Rows
-    ) -> Iterator[tuple[int, ...]]:
-        start, dim = self.spell(coords), len(coords)
-        if not len(stored) or not window.meets(start):
-            return
-        if dim == len(self.shape) or window.fold(start) is not None:
-            yield coords
-            return
-        column, size = stored[:, dim], self.chunks_per_stored[dim]
-        after = window.after.removeprefix(start) if window.after.startswith(start) else ""
-        for at in Steps(np.unique(column), size, self.shape[dim]).walk(after):
-            place = np.array([at // size, at // size + 1], np.uint64)
-            low, high = np.searchsorted(column, place)
-            yield from self._walk(window, (*coords, at), stored[low:high])
-
-
 def make_grid(
     node: SnapshotNode, chunks: Chunks, manifests: Sequence[Manifest], folder: str
 ) -> Grid:
     """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
     stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
     rows = stored[0] if len(stored) == 1 else distinct_rows(np.concatenate(stored))
+    axes = tuple(map(Axis, chunks.grid)) if (array := node.document.array) is None else array.axes
     rows = rows[inside(rows, chunks.grid)]
-    each, shape = (1,) * len(chunks.grid), chunks.grid
-    if (array := node.document.array) is not None:
-        inner = array.inner_chunk_shape
-        each = tuple(map(floordiv, array.shard_shape, inner))
-        shape = tuple(-(-size // chunk) for size, chunk in zip(array.shape, inner, strict=True))
-    return Grid(rows, each, shape, lambda coords: folder + chunks.keys.beginning(coords))
+    return Grid.of(rows, axes, lambda coords: folder + chunks.keys.beginning(coords))

@@ -1,6 +1,6 @@
 """The references of one ref, and the shards and chunks behind them, for `inspect` and `verify`."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from operator import mul
 
@@ -21,7 +21,9 @@ from app.formats.surveying import (
     Finding,
     Flaw,
     NeededObject,
+    Ranges,
     Shard,
+    Survey,
     Unchecked,
 )
 from app.formats.zarr.codecs import has_intact_checksum
@@ -50,73 +52,65 @@ class _SurveyedArray:
         return f"{self.key}/{array.keys.format(inner)}"
 
 
-@dataclass(frozen=True, slots=True)
-class RefSurvey:
-    """Follows every reference of a snapshot; *_chunks* yields unsharded ones with checksum too."""
+async def survey_ref(
+    repository: Repository, ref: str, fetch: Fetch, *, chunks: bool
+) -> AsyncGenerator[Finding]:
+    """Follow every reference of a snapshot; with *chunks* yield unsharded ones with checksum too.
 
-    _repository: Repository
-    _ref: str
-    _fetch: Fetch
-    _chunks: bool
+    Raises: `UnknownRefError`, `DamagedError` for the snapshot.
+    """
+    snapshot, spelled = await _snapshot(repository, ref, fetch)
+    file = repository.file("snapshots", snapshot.object_id)
+    for path, reason in snapshot.faults:
+        yield Flaw(file, f"{spelled}{path}", reason)
+    arrays: dict[bytes, list[_SurveyedArray]] = {each: [] for each in sorted(snapshot.manifests)}
+    for path, node in snapshot.nodes.items():
+        key = f"{spelled}/{path}".rstrip("/")
+        try:
+            array = _survey_array(key, node, chunks=chunks)
+        except DecodeError as error:
+            yield Flaw(file, key, str(error))
+            continue
+        if array is not None:
+            yield Counted(ARRAYS, 1)
+            for object_id, _ in array.chunks.manifests:
+                arrays.setdefault(object_id, []).append(array)
+    follow = await _follower(repository, fetch)
+    for object_id, some in arrays.items():
+        try:
+            manifest = await repository.manifest(object_id, fetch)
+        except (DamagedError, StorageError) as error:
+            yield Flaw(error.ref, some[0].key if some else spelled, error.reason)
+            continue
+        yield Counted("manifests", 1)
+        for array in some:
+            for finding in _References(repository, manifest, array, follow).findings():
+                yield finding
 
-    async def findings(self) -> AsyncGenerator[Finding]:
-        """Yield all findings. Raises: `UnknownRefError`, `DamagedError` for the snapshot."""
-        snapshot, spelled = await self._snapshot()
-        file = self._repository.file("snapshots", snapshot.object_id)
-        for path, reason in snapshot.faults:
-            yield Flaw(file, f"{spelled}{path}", reason)
-        arrays: dict[bytes, list[_SurveyedArray]] = {
-            each: [] for each in sorted(snapshot.manifests)
-        }
-        for path, node in snapshot.nodes.items():
-            key = f"{spelled}/{path}".rstrip("/")
-            try:
-                array = self._array(key, node)
-            except DecodeError as error:
-                yield Flaw(file, key, str(error))
-                continue
-            if array is not None:
-                yield Counted(ARRAYS, 1)
-                for object_id, _ in array.chunks.manifests:
-                    arrays.setdefault(object_id, []).append(array)
-        async for finding in self._manifests(arrays, spelled):
-            yield finding
 
-    async def _manifests(
-        self, arrays: Mapping[bytes, Sequence[_SurveyedArray]], spelled: str
-    ) -> AsyncGenerator[Finding]:
-        containers = await self._repository.refs.containers(self._fetch)
-        prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
+async def _follower(repository: Repository, fetch: Fetch) -> Follow:
+    containers = await repository.refs.containers(fetch)
+    prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
+    return lambda location: resolve(location, repository.allowed, prefixes)
 
-        def follow(location: str) -> ObjectRef:
-            return resolve(location, self._repository.allowed, prefixes)
 
-        for object_id, some in arrays.items():
-            try:
-                manifest = await self._repository.manifest(object_id, self._fetch)
-            except (DamagedError, StorageError) as error:
-                yield Flaw(error.ref, some[0].key if some else spelled, error.reason)
-                continue
-            yield Counted("manifests", 1)
-            for array in some:
-                for finding in _References(self._repository, manifest, array, follow).findings():
-                    yield finding
+async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Snapshot, str]:
+    for parsed, spelled in parse_ref(ref):
+        snapshot = await repository.snapshot(parsed, fetch)
+        if snapshot is not None:
+            return snapshot, spelled
+    raise UnknownRefError(f"there is no ref {ref} in {repository.directory}")
 
-    async def _snapshot(self) -> tuple[Snapshot, str]:
-        for ref, spelled in parse_ref(self._ref):
-            snapshot = await self._repository.snapshot(ref, self._fetch)
-            if snapshot is not None:
-                return snapshot, spelled
-        raise UnknownRefError(f"there is no ref {self._ref} in {self._repository.directory}")
 
-    def _array(self, key: str, node: SnapshotNode | DecodeError) -> _SurveyedArray | None:
-        if isinstance(node, DecodeError):
-            raise node
-        if node.chunks is None:
-            return None
-        is_checked = self._chunks and describe(node.document).codecs[-1:] == ("crc32c",)
-        is_sharded = node.document.array is not None
-        return _SurveyedArray(key, node, node.chunks, is_sharded or is_checked)
+def _survey_array(
+    key: str, node: SnapshotNode | DecodeError, *, chunks: bool
+) -> _SurveyedArray | None:
+    if isinstance(node, DecodeError):
+        raise node
+    if node.chunks is None:
+        return None
+    is_checked = chunks and describe(node.document).codecs[-1:] == ("crc32c",)
+    return _SurveyedArray(key, node, node.chunks, node.document.array is not None or is_checked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,36 +223,24 @@ class PlainChunk:
     def ref(self) -> ObjectRef:
         return self.place.ref
 
-    async def survey(self, fetch: Fetch) -> "PlainSurvey":
+    async def survey(self, fetch: Fetch) -> Survey:
         """Read the version of the object where the reference does not name it."""
-        if isinstance(self.place, Stored):
-            return PlainSurvey(self, self.place)
-        found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, self.place.version))
-        if found is None:
-            raise DamagedError(self.ref, "does not exist, though it is referred to")
-        return PlainSurvey(self, Stored(self.ref, self.place.byte_range, found.etag))
+        whole = self.place
+        if not isinstance(whole, Stored):
+            found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, whole.version))
+            if found is None:
+                raise DamagedError(self.ref, "does not exist, though it is referred to")
+            whole = Stored(self.ref, whole.byte_range, found.etag)
+        only = Ranges.of(ByteRange(0, whole.byte_range.length))
+        return Survey(
+            whole=whole,
+            table=lambda: EntryTable(only.starts, only),
+            key=lambda _: self.key,
+            check=_check_chunk,
+            indexes=Ranges.of(),
+            index_location="end",
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainSurvey:
-    """The place of the chunk in one version of its object."""
-
-    chunk: PlainChunk
-    whole: Stored
-    indexes: tuple[ByteRange, ...] = ()
-    index_location: str = "end"
-    checksummed: tuple[ByteRange, ...] = ()
-    count: int = 1
-
-    @property
-    def inner(self) -> Callable[[Entry], Shard] | None:
-        return None
-
-    def table(self) -> EntryTable:
-        return EntryTable((Entry(0, ByteRange(0, self.whole.byte_range.length)),), 0, ())
-
-    def key(self, _: Entry) -> VirtualKey:
-        return self.chunk.key
-
-    def check(self, _: Entry, data: bytes) -> str | None:
-        return None if has_intact_checksum(data) else "the checksum of the chunk does not match"
+def _check_chunk(_: Entry, data: bytes) -> str | None:
+    return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

@@ -17,13 +17,13 @@ from app.formats.listing import (
     Axis,
     Candidate,
     Cell,
-    GridKeys,
+    Grid,
     Item,
-    KeySelection,
     ListingIO,
     ListingRules,
     Rows,
     Walk,
+    Wanted,
 )
 from app.formats.neuroglancer_precomputed.keys import IdNames, VoxelBounds
 from app.formats.neuroglancer_precomputed.lookup import MinishardReader
@@ -31,7 +31,6 @@ from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,
     Kind,
-    MemberDescription,
     ShardedPart,
     describe,
     parse_info,
@@ -41,10 +40,9 @@ from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from app.formats.neuroglancer_precomputed.survey import (
     PrecomputedShard,
     PrecomputedShards,
-    PrecomputedSurvey,
 )
 from app.formats.reading import DecodeError, Fetch, Versioned
-from app.formats.surveying import Collection, Listing
+from app.formats.surveying import Collection, Listing, Ranges, Survey
 from app.model import MISSING, ByteRange, Gzipped, Location, ObjectRef, Stored, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
@@ -123,7 +121,7 @@ class PrecomputedLayout(Layout):
         for part in parts:
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
-            if self._shards((part,)).hides(name):
+            if self._shards(part).hides(name):
                 raise ConflictError(
                     f"{key} is a shard: its chunks are written by their own keys, and the whole "
                     'object through a dataset with view = "raw"'
@@ -151,14 +149,6 @@ class PrecomputedLayout(Layout):
         paths = self.info.value.paths
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
-    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
-        path, _slash, name = key.rpartition("/")
-        for part in self.info.value.parts_at.get(path, ()):
-            if (chunk_id := part.names.parse(name)) is not None:
-                number, _minishard = part.sharding.address(chunk_id)
-                return str(self.directory.join(path).join(part.sharding.shard_name(number)))
-        return None
-
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide shards, whose chunks are listed, and objects that are named like chunks."""
         parts_at = self.info.value.parts_at
@@ -166,7 +156,7 @@ class PrecomputedLayout(Layout):
         if not parts:
             is_deepest = not any(path.startswith(directory) for path in parts_at)
             return PLAIN if is_deepest and self.encloses(directory) else ListingRules()
-        shards = [self._shards((part,)) for part in parts]
+        shards = list(map(self._shards, parts))
 
         def shows(name: str) -> bool:
             is_owned = any(part.names.owns(name) for part in parts)
@@ -177,34 +167,30 @@ class PrecomputedLayout(Layout):
     def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk]:
         for part in parts:
             if isinstance(part.names, VoxelBounds):
-                yield VolumeWalk(part.names, self._shards((part,)))
+                yield VolumeWalk(part.names, self._shards(part))
             elif part.kind is not Kind.FRAGMENTS:
-                yield IdWalk(part, parts, self._shards((part,)), fetch)
+                yield IdWalk(part, parts, self._shards(part), fetch)
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         return [
             DamagedError(self.directory.join(MARKER), str(each))
             if isinstance(each, DecodeError)
-            else Collection(each.description, self._shards(each.parts) if each.parts else None)
+            else Collection(each.description, self._shards(each.part) if each.part else None)
             for each in describe(self.info.value)
         ]
 
     async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
         """Return the shards below the path of *key*, preferably those for such names."""
         path, _, name = key.rpartition("/")
-        found_members = (
-            each for each in describe(self.info.value) if isinstance(each, MemberDescription)
-        )
-        found = [each.parts for each in found_members if each.parts and each.parts[0].path == path]
-        named = (parts for parts in found if any(p.names.parse(name) is not None for p in parts))
-        parts = next(named, found[0] if found else None)
-        return None if parts is None else self._shards(parts)
+        parts = self.info.value.parts_at.get(path, ())
+        named = [part for part in parts if part.names.parse(name) is not None]
+        return next(map(self._shards, [*named, *parts]), None)
 
     def names_below(self) -> Sequence[str]:
         return self.info.value.below
 
-    def _shards(self, parts: tuple[ShardedPart, ...]) -> PrecomputedShards:
-        return PrecomputedShards(self.directory, parts, self.options.decoded_nbytes)
+    def _shards(self, part: ShardedPart) -> PrecomputedShards:
+        return PrecomputedShards(self.directory, part, self.options.decoded_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,27 +200,25 @@ class VolumeWalk:
     names: VoxelBounds
     shards: PrecomputedShards
 
-    async def __call__(
-        self, selection: KeySelection, io: ListingIO
-    ) -> AsyncIterator[Item | Candidate]:
-        if not selection.meets(self.shards.prefix):
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
+        names, lead = self.names, self.shards.prefix
+        if not wanted().meets(lead):
             return
         stored = await self.shards.stored(io.list_names)
 
         async def boxes(_: Cell) -> Rows:
             return self._boxes(stored)
 
-        names, lead = self.names, self.shards.prefix
         axes = tuple(map(Axis, names.grid.shape, self._box, names.voxel_offset, names.chunk_size))
-        grid = GridKeys(axes, lambda cell: lead + names.beginning(cell), boxes, self._address)
-        async for candidate in grid.walk(selection):
+        grid = Grid(axes, lambda cell: lead + names.beginning(cell))
+        async for candidate in grid.walk(wanted, boxes, self._address):
             number, _ = cast("tuple[int, int]", candidate.where)
             yield candidate if number in stored else Item(candidate.key, MISSING)
 
     @property
     def _low_bits(self) -> int | None:
         """Number of low bits of an id that do not select its shard, if there are such."""
-        sharding = self.shards.parts[0].sharding
+        sharding = self.shards.part.sharding
         below = sharding.preshift_bits + sharding.minishard_bits
         is_enough = below + sharding.shard_bits >= self.names.grid.bit_count
         return below if is_enough and not sharding.is_hashed else None
@@ -251,13 +235,13 @@ class VolumeWalk:
         return np.unique(rows // np.array(box, np.uint64), axis=0)
 
     def _address(self, cell: Cell) -> tuple[int, int]:
-        return self.shards.parts[0].sharding.address(self.names.grid.encode(cell))
+        return self.shards.part.sharding.address(self.names.grid.encode(cell))
 
 
 class _IdPage(NamedTuple):
     texts: Texts
-    places: NDArray[np.uint64]
-    """Start and stop in the object, shape ``(count, 2)``."""
+    places: Ranges
+    """In the objects."""
     owners: NDArray[np.int64]
 
 
@@ -273,23 +257,22 @@ class IdWalk:
     shards: PrecomputedShards
     fetch: Fetch
 
-    async def __call__(
-        self, selection: KeySelection, io: ListingIO
-    ) -> AsyncIterator[Item | Candidate]:
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
         lead = self.shards.prefix
-        rest = selection.rest(lead).encode()
-        if not selection.meets(lead) or rest[:1] >= _AFTER_DIGITS:
+        rest = wanted().rest(lead).encode()
+        if not wanted().meets(lead) or rest[:1] >= _AFTER_DIGITS:
             return
         numbers = sorted(await self.shards.stored(io.list_names))
         shards = [self.shards.numbered(number) for number in numbers]
         low, is_after = self._low(rest), False
         while True:
             page, wholes = await self._first(shards, low, io, is_after=is_after)
-            for text, (start, stop), owner in zip(*map(np.ndarray.tolist, page), strict=True):
+            columns = (page.texts, *page.places, page.owners)
+            for text, start, stop, owner in zip(*(each.tolist() for each in columns), strict=True):
                 place = wholes[owner]._replace(byte_range=ByteRange(start, stop))
                 for item in self._items(lead, text.decode(), place):
                     yield item
-                if not selection.meets(lead):
+                if not wanted().meets(lead):
                     return
             if len(page.texts) < _PAGE:
                 return
@@ -321,10 +304,10 @@ class IdWalk:
         self, shards: Sequence[PrecomputedShard], low: bytes, io: ListingIO, *, is_after: bool
     ) -> tuple[_IdPage, list[Stored]]:
         """Read all indexes, and keep the first chunks from *low* on, or after it."""
-        page = _IdPage(np.empty(0, "S1"), np.empty((0, 2), np.uint64), np.empty(0, np.int64))
+        page = _IdPage(np.empty(0, "S1"), Ranges.of(), np.empty(0, np.int64))
         wholes: list[Stored] = []
 
-        async def read(shard: PrecomputedShard) -> PrecomputedSurvey | None:
+        async def read(shard: PrecomputedShard) -> Survey | None:
             return await shard.survey(self.fetch)
 
         for some in batched(shards, _CONCURRENT_SHARDS):
@@ -338,12 +321,12 @@ class IdWalk:
     def _add(
         self,
         page: _IdPage,
-        survey: PrecomputedSurvey,
+        survey: Survey,
         owner: int,
         low: bytes,
         is_after: bool,  # noqa: FBT001  called in a thread
     ) -> _IdPage:
-        ids, places = survey.columns()
+        ids, (starts, stops) = survey.table().sound(survey.whole.ref)
         if isinstance(self.part.names, IdNames):
             texts: Texts = ids.astype("S20")
         else:
@@ -353,5 +336,6 @@ class IdWalk:
         texts = np.concatenate([page.texts, texts[wanted]])
         owners = np.concatenate([page.owners, np.full(wanted.sum(), owner, np.int64)])
         order = np.argsort(texts, kind="stable")[:_PAGE]
-        places = np.concatenate([page.places, places[wanted]])
-        return _IdPage(texts[order], places[order], owners[order])
+        starts = np.concatenate([page.places.starts, starts[wanted]])
+        stops = np.concatenate([page.places.stops, stops[wanted]])
+        return _IdPage(texts[order], Ranges(starts[order], stops[order]), owners[order])

@@ -292,10 +292,10 @@ def _is_gzip(sharding: Json, name: str) -> bool:
 
 
 class MemberDescription(NamedTuple):
-    """An object of an ``info``, with the sharded parts of it that share shards."""
+    """An object of an ``info``; of a sharded one with the part that its indexes name chunks of."""
 
     description: Description
-    parts: tuple[ShardedPart, ...]
+    part: ShardedPart | None
 
 
 def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
@@ -336,7 +336,7 @@ def _describe(
         why_sharded="" if parts else _why_sharded(member),
     )
     if name != "scales":
-        yield MemberDescription(description, parts)
+        yield MemberDescription(description, parts[0] if parts else None)
         return
     count = integer(info.document.get("num_channels"))
     channels = (count,) if count is not None and count > 1 else ()
@@ -350,7 +350,7 @@ def _describe(
             inner_chunk_shape=bounds.chunk_size + channels,
             codecs=tuple(filter(None, (_text(member.get("encoding")),))),
         )
-        yield MemberDescription(array, parts[number : number + 1])
+        yield MemberDescription(array, parts[number] if parts else None)
 
 
 def _spell(sharding: Sharding) -> str:

@@ -34,11 +34,11 @@ from app.formats.neuroglancer_precomputed.lookup import (
 )
 from app.formats.neuroglancer_precomputed.survey import (
     PrecomputedShard,
-    PrecomputedSurvey,
+    ShardTables,
     StoredMinishard,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, etag_of
+from app.model import ByteRange, ETag, ObjectRef, Piece, etag_of
 
 _KNOWN_NBYTES: Final = 1024**2
 """Larger minishard indexes are not handed on to the next rewrite."""
@@ -104,10 +104,10 @@ class ChunkRewriter:
                 f"{self.ref}: the shard is stored in two objects, .index and .data, an old form"
                 " that is not written"
             )
-        survey = await self.shard.read(fetch, opened)
-        if survey.faults:
-            raise DamagedError(self.ref, survey.faults[0])
-        return OldShard(survey)
+        tables = await self.shard.read(fetch, opened)
+        if tables.faults:
+            raise DamagedError(self.ref, tables.faults[0])
+        return OldShard(tables)
 
     def plan(
         self, old: "OldShard | None", changes: Mapping[Entry, bytes | None]
@@ -136,23 +136,23 @@ class ChunkRewriter:
 class OldShard:
     """The indexes of one version of a shard."""
 
-    survey: PrecomputedSurvey
+    tables: ShardTables
     _decoded: dict[int, Minishard | None] = field(default_factory=dict)
 
     @property
     def etag(self) -> ETag:
-        return etag_of(self.survey.whole.version)
+        return etag_of(self.tables.region.version)
 
     @property
     def size(self) -> int:
-        return self.survey.whole.byte_range.stop
+        return self.tables.region.byte_range.stop
 
     def lookup(self, entry: Entry) -> ByteRange | None:
         """Return the range in the object of the chunk whose id is the only number of *entry*."""
         chunk_id = entry[0]
-        _, number = self.survey.shard.part.sharding.address(chunk_id)
+        _, number = self.tables.shard.part.sharding.address(chunk_id)
         if number not in self._decoded:
-            stored = self.survey.minishards.find(number)
+            stored = self.tables.minishards.find(number)
             self._decoded[number] = None if stored is None else self._decode(stored)
         minishard = self._decoded[number]
         found = None if minishard is None else minishard.locate(chunk_id)
@@ -160,13 +160,13 @@ class OldShard:
 
     def _decode(self, minishard: StoredMinishard) -> Minishard:
         number, place, encoded = minishard
-        shard, whole = self.survey.shard, self.survey.whole
+        shard, region = self.tables.shard, self.tables.region
         is_gzip = shard.part.sharding.is_minishard_index_gzip
         try:
             index = MinishardIndexDecoder(is_gzip, shard.most_nbytes)(encoded)
         except DecodeError as error:
-            raise DamagedError(whole.ref, f"minishard index {number}: {error}") from error
-        return Minishard(place, index, Stored(whole.ref, self.survey.region, whole.version))
+            raise DamagedError(region.ref, f"minishard index {number}: {error}") from error
+        return Minishard(place, index, region)
 
     def keep(self, without: Collection[int]) -> Kept:
         """Return all chunks except those whose ids are in *without*. Raises: `DamagedError`."""
@@ -177,14 +177,14 @@ class OldShard:
     @cached_property
     def chunks(self) -> Kept:
         """All chunks. Raises: `DamagedError` for an entry that would be lost."""
-        ids, places = self.survey.columns()
-        starts, stops = places.astype(np.int64).T
-        ranges, first = self.survey.minishards.ranges, self.survey.region.start
-        begins = np.append(ranges.starts + first, 2**63 - 1)
-        next_begins = begins[np.searchsorted(ranges.stops + first, starts, side="right")]
+        ref, first = self.tables.region.ref, self.tables.region.byte_range.start
+        ids, places = self.tables.decode().sound(ref)
+        starts, stops = (column.astype(np.int64) for column in places)
+        minishards = self.tables.minishards
+        begins = np.append(minishards.starts + first, 2**63 - 1)
+        next_begins = begins[np.searchsorted(minishards.stops + first, starts, side="right")]
         wrong = np.flatnonzero((next_begins < stops) & (starts < stops))
         if wrong.size:
-            ref = self.survey.whole.ref
             raise DamagedError(ref, f"chunk {ids[wrong[0]]} overlaps a minishard index")
         return Kept(ids, starts, stops)
 

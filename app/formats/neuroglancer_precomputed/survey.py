@@ -1,11 +1,11 @@
 """The shards of a part, and all chunks that their two levels of index name."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
-from typing import Final, NamedTuple, overload
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from app.formats.compression import inflate, inflate_to_array
 from app.formats.listing import ListNames
 from app.formats.neuroglancer_precomputed.index import (
     ENTRY_NBYTES,
-    Columns,
     MinishardPlaces,
     Numbers,
     check_rows,
@@ -29,7 +28,7 @@ from app.formats.neuroglancer_precomputed.lookup import (
 )
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Entry, EntryTable, Fault, Shard
+from app.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey
 from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 
 _GAP_NBYTES: Final = 64 * 1024
@@ -46,38 +45,34 @@ _NAMED_FAULTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedShards:
-    """The shards that *parts* share; their indexes name chunks of the first."""
+    """The shards of *part*."""
 
     directory: ObjectRef
-    parts: tuple[ShardedPart, ...]
+    part: ShardedPart
     most_nbytes: int
     """A larger index is refused, or gzip chunk, before and after it is inflated."""
 
     @property
     def prefix(self) -> str:
-        path = self.parts[0].path
+        path = self.part.path
         return f"{path}/" if path else ""
 
     def named(self, key: str) -> "PrecomputedShard | None":
         found = _NAME.fullmatch(key.removeprefix(self.prefix))
         if found is None or not key.startswith(self.prefix):
             return None
-        sharding, number = self.parts[0].sharding, int(found[1], 16)
+        sharding, number = self.part.sharding, int(found[1], 16)
         if number >> sharding.shard_bits or sharding.shard_name(number) != found[1]:
             return None
         return self.numbered(number)
 
     def holding(self, key: VirtualKey) -> "PrecomputedShard | None":
         path, _, name = key.rpartition("/")
-        if path != self.parts[0].path:
-            return None
-        for part in self.parts:
-            if (chunk_id := part.names.parse(name)) is not None:
-                return self.numbered(part.sharding.address(chunk_id)[0])
-        return None
+        chunk_id = self.part.names.parse(name) if path == self.part.path else None
+        return None if chunk_id is None else self.numbered(self.part.sharding.address(chunk_id)[0])
 
     def every(self) -> Iterator["PrecomputedShard"] | None:
-        bits = self.parts[0].sharding.shard_bits
+        bits = self.part.sharding.shard_bits
         return None if bits > _EVERY_BITS else map(self.numbered, range(1 << bits))
 
     async def stored(self, list_names: ListNames) -> frozenset[int]:
@@ -92,7 +87,7 @@ class PrecomputedShards:
         return bool(dot) and self.named(key) is not None
 
     def numbered(self, number: int) -> "PrecomputedShard":
-        return PrecomputedShard(self.directory, self.parts[0], number, self.most_nbytes)
+        return PrecomputedShard(self.directory, self.part, number, self.most_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +117,20 @@ class PrecomputedShard:
         name = self.part.names.format(chunk_id)
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
 
-    async def survey(self, fetch: Fetch) -> "PrecomputedSurvey | None":
+    async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the shard index, and all minishard indexes, of one version of both objects."""
-        if (shard := await self.open(fetch)) is None:
+        if (opened := await self.open(fetch)) is None:
             return None
-        survey = await self.read(fetch, shard)
-        await shard.confirm(fetch)
-        return survey
+        tables = await self.read(fetch, opened)
+        await opened.confirm(fetch)
+        return Survey(
+            whole=tables.whole,
+            table=tables.decode,
+            key=self.chunk_key,
+            check=tables.check,
+            indexes=tables.indexes,
+            index_location="start",
+        )
 
     async def open(self, fetch: Fetch) -> ShardObject | None:
         """Read the shard index; `None` if there is no such shard. Raises: `DamagedError`."""
@@ -150,54 +152,30 @@ class PrecomputedShard:
             raise DamagedError(ref, f"a shard index of {nbytes} bytes, over {self.most_nbytes}")
         return None
 
-    async def read(self, fetch: Fetch, shard: ShardObject) -> "PrecomputedSurvey":
+    async def read(self, fetch: Fetch, shard: ShardObject) -> "ShardTables":
         """Read the minishard indexes. Raises: `DamagedError`, `VersionChangedError`."""
         ref, region, etag = shard.region
-        whole = Stored(ref, ByteRange(0, region.stop), etag)
-        ranges, faults = _find_indexes(shard.index, region.length, self.most_nbytes)
-        if ranges.nbytes > self.total_nbytes:
+        found, faults = _find_indexes(shard.index, region.length, self.most_nbytes)
+        nbytes = int((found.stops - found.starts).sum())
+        if nbytes > self.total_nbytes:
             raise DamagedError(
-                ref, f"minishard indexes of {ranges.nbytes} bytes, over {self.total_nbytes}"
+                ref, f"minishard indexes of {nbytes} bytes, over {self.total_nbytes}"
             )
         runs: list[bytes] = []
-        for at in coalesce(ranges.starts, ranges.stops):
-            run = ranges.sliced(at)
-            read = Read("minishard-index", ref, region.narrow(run.span), Opaque, etag)
-            if (found := await fetch(read)) is None:
+        for at in coalesce(found.starts, found.stops):
+            starts, stops = found.starts[at], found.stops[at]
+            span = region.narrow(ByteRange(int(starts[0]), int(stops[-1])))
+            run = await fetch(Read("minishard-index", ref, span, Opaque, etag))
+            if run is None:
                 raise VersionChangedError(ref)
-            runs.append(run.pick(found.value.data))
-        return PrecomputedSurvey(self, whole, region, StoredMinishards(ranges, runs), faults)
+            runs.append(_without_gaps(run.value.data, starts - starts[0], stops - starts[0]))
+        return ShardTables(self, shard.region, replace(found, data=b"".join(runs)), faults)
 
 
-class IndexRanges(NamedTuple):
-    """Ranges of minishard indexes, rising and disjoint; columns have shape ``(count,)``."""
-
-    numbers: Numbers
-    starts: Numbers
-    """Counted from the end of the shard index, as `stops`."""
-    stops: Numbers
-
-    @property
-    def nbytes(self) -> int:
-        return int((self.stops - self.starts).sum())
-
-    @property
-    def span(self) -> ByteRange:
-        """The range from the first start to the last stop."""
-        return ByteRange(int(self.starts[0]), int(self.stops[-1]))
-
-    def sliced(self, run: slice) -> "IndexRanges":
-        return IndexRanges(*(column[run] for column in self))
-
-    def each(self) -> Iterator[ByteRange]:
-        return map(ByteRange, self.starts.tolist(), self.stops.tolist())
-
-    def pick(self, data: bytes) -> bytes:
-        """Remove the gaps from *data*, the bytes of the `span`."""
-        if len(data) == self.nbytes:
-            return data
-        starts, stops = (column - self.starts[0] for column in self[1:])
-        return b"".join(map(data.__getitem__, map(slice, starts.tolist(), stops.tolist())))
+def _without_gaps(data: bytes, starts: Numbers, stops: Numbers) -> bytes:
+    if len(data) == (stops - starts).sum():
+        return data
+    return b"".join(map(data.__getitem__, map(slice, starts.tolist(), stops.tolist())))
 
 
 class StoredMinishard(NamedTuple):
@@ -210,97 +188,59 @@ class StoredMinishard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMinishards:
-    """Encoded minishard indexes; as there can be very many, objects are made on demand."""
+    """Encoded minishard indexes by their places, which are disjoint; columns have shape
+    ``(count,)``. As there can be very many, objects are made on demand.
+    """
 
-    ranges: IndexRanges
-    runs: Sequence[bytes]
-    """The bytes of all ranges; each range is in one run."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.runs))
+    numbers: Numbers
+    starts: Numbers
+    """Counted from the end of the shard index, as `stops`."""
+    stops: Numbers
+    data: bytes = b""
+    """The indexes, one behind the other."""
 
     def __iter__(self) -> Iterator[StoredMinishard]:
-        numbers = self.ranges.numbers.tolist()
-        return map(StoredMinishard, numbers, self.ranges.each(), self._encoded())
+        edges = pairwise([0, *self._ends.tolist()])
+        places = map(ByteRange, self.starts.tolist(), self.stops.tolist())
+        encoded = (self.data[start:stop] for start, stop in edges)
+        return map(StoredMinishard, self.numbers.tolist(), places, encoded)
 
     def find(self, number: int) -> StoredMinishard | None:
         """Return the index of the minishard *number*, unless it is empty."""
-        found = np.flatnonzero(self.ranges.numbers == number)
-        if not found.size:
-            return None
-        at = int(found[0])
-        nbytes = self.ranges.stops - self.ranges.starts
-        start, run = int(nbytes[:at].sum()), 0
-        while start >= len(self.runs[run]):
-            start, run = start - len(self.runs[run]), run + 1
-        (place,) = self.ranges.sliced(slice(at, at + 1)).each()
-        return StoredMinishard(number, place, self.runs[run][start : start + place.length])
+        for at in np.flatnonzero(self.numbers == number).tolist():
+            place, end = ByteRange(int(self.starts[at]), int(self.stops[at])), int(self._ends[at])
+            return StoredMinishard(number, place, self.data[end - place.length : end])
+        return None
 
-    def _encoded(self) -> Iterator[bytes]:
-        ends = np.cumsum(self.ranges.stops - self.ranges.starts)
-        reached = first = 0
-        for run in self.runs:
-            last = int(np.searchsorted(ends, reached + len(run), side="right"))
-            edges = chain([0], (ends[first:last] - reached).tolist())
-            yield from (run[start:stop] for start, stop in pairwise(edges))
-            reached, first = reached + len(run), last
+    @property
+    def _ends(self) -> Numbers:
+        return np.cumsum(self.stops - self.starts)
 
 
-@dataclass(frozen=True, slots=True)
-class PrecomputedSurvey:
-    """The encoded minishard indexes of a shard; fragments before manifests count as gaps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTables:
+    """The indexes of one version of a shard; fragments before manifests count as gaps."""
 
     shard: PrecomputedShard
-    whole: Stored
-    region: ByteRange
+    region: Stored
     """The shard behind its shard index, which offsets count in."""
     minishards: StoredMinishards
     faults: tuple[str, ...]
 
     @property
-    def indexes(self) -> Sequence[ByteRange]:
+    def whole(self) -> Stored:
+        return self.region._replace(byte_range=ByteRange(0, self.region.byte_range.stop))
+
+    @property
+    def indexes(self) -> Ranges:
         """The shard index, unless it is a separate object, and the minishard indexes."""
-        first = (ByteRange(0, self.region.start),) if self.region.start else ()
-        return (*first, *map(self.region.narrow, self.minishards.ranges.each()))
+        start, found = self.region.byte_range.start, self.minishards
+        starts, stops = (column.astype(np.uint64) + start for column in (found.starts, found.stops))
+        return Ranges(np.append(np.uint64(0), starts), np.append(np.uint64(start), stops))
 
-    @property
-    def index_location(self) -> str:
-        return "start"
-
-    @property
-    def checksummed(self) -> tuple[()]:
-        return ()
-
-    @property
-    def count(self) -> int:
-        """Size of the encoded indexes: about one byte per entry in gzip."""
-        return self.minishards.nbytes
-
-    def table(self) -> EntryTable:
-        entries, faults = self._entries()
-        return EntryTable(entries, 0, faults)
-
-    def columns(self) -> tuple[Ids, Ids]:
-        """Return the ids of all chunks, and their places in the object, shape ``(count, 2)``."""
-        entries, faults = self._entries()
-        if faults:
-            raise DamagedError(self.whole.ref, f"{faults[0].key}: {faults[0].reason}")
-        places = np.stack([entries.starts, entries.stops], axis=1)
-        return np.asarray(entries.ids), places
-
-    def _entries(self) -> tuple["Entries", list[Fault]]:
-        reader = _TableReader(self.shard, self.region)
-        entries = reader.read(self.minishards)
-        faults = [Fault(self.shard.key, reason) for reason in self.faults]
-        return entries, [*faults, *reader.faults]
-
-    def key(self, entry: Entry) -> VirtualKey:
-        return self.shard.chunk_key(entry.number)
-
-    @property
-    def inner(self) -> Callable[[Entry], Shard] | None:
-        return None
+    def decode(self) -> EntryTable:
+        """Decode and check the indexes."""
+        return _TableReader(self).read()
 
     def check(self, entry: Entry, data: bytes) -> str | None:
         """Inflate gzip; decode a manifest, and check that its fragments fit before it."""
@@ -316,70 +256,46 @@ class PrecomputedSurvey:
         return None
 
     def _check_fragments(self, manifest: Entry, nbytes: int) -> str | None:
-        room = manifest.place.start - self.region.start
+        room = manifest.place.start - self.region.byte_range.start
         if nbytes > room:
             return f"its fragments have {nbytes} bytes, and there are {room} before it"
-        ranges = self.minishards.ranges
-        before = int(np.searchsorted(ranges.starts, room))
-        if nbytes and before and ranges.stops[before - 1] > room - nbytes:
+        before = int(np.searchsorted(self.minishards.starts, room))
+        if nbytes and before and self.minishards.stops[before - 1] > room - nbytes:
             return "its fragments overlap a minishard index"
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Entries(Sequence[Entry]):
-    """Entries in three columns of uint64; objects are made on demand."""
-
-    ids: memoryview
-    starts: memoryview
-    stops: memoryview
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @overload
-    def __getitem__(self, at: int) -> Entry: ...
-    @overload
-    def __getitem__(self, at: slice) -> "Entries": ...
-    def __getitem__(self, at: int | slice) -> "Entry | Entries":
-        if isinstance(at, slice):
-            return Entries(self.ids[at], self.starts[at], self.stops[at])
-        return Entry(self.ids[at], ByteRange(self.starts[at], self.stops[at]))
-
-    def __iter__(self) -> Iterator[Entry]:
-        return map(Entry, self.ids, map(ByteRange, self.starts, self.stops))
-
-
 @dataclass(slots=True)
 class _TableReader:
-    """Reads all entries of *shard* as rows of `Columns`, shape ``(count, 4)``, and their faults."""
+    """Decodes the rows ``(id, start, stop, minishard)`` of *tables*, and collects their faults."""
 
-    shard: PrecomputedShard
-    region: ByteRange
+    tables: ShardTables
     faults: list[Fault] = field(default_factory=list)
 
-    def read(self, minishards: Iterable[StoredMinishard]) -> Entries:
-        """Decode *minishards* without faulty chunks; entries are in the order of their places."""
-        rows = self._decode(minishards)
+    def read(self) -> EntryTable:
+        """Return the entries without faults; places count from the start of the object."""
+        shard, region = self.tables.shard, self.tables.region.byte_range
+        for fault in self.tables.faults:
+            self._fault(fault)
+        rows = self._decode()
         ids, _, stops, owners = rows.T
         sound = np.ones(len(rows), np.bool_)
         for wrong, reason in (
-            (~self.shard.part.names.covers(ids), self._not_on_grid),
+            (~shard.part.names.covers(ids), self._not_on_grid),
             (self._misplaced(ids, owners), self._is_misplaced),
             (_repeated(ids, owners), _is_repeated),
-            (stops > np.uint64(self.region.length), self._is_outside),
+            (stops > np.uint64(region.length), self._is_outside),
         ):
             self._report(rows[sound & wrong], reason)
             sound &= ~wrong
-        rows = rows[sound]
-        rows = rows[np.lexsort((rows[:, 2], rows[:, 1]))]
-        places = rows[:, 1:3] + np.uint64(self.region.start)
-        return Entries(*(column.copy().data for column in (rows[:, 0], *places.T)))
+        ids, starts, stops, _ = rows[sound].T
+        first = np.uint64(region.start)
+        return EntryTable.by_place(ids, Ranges(starts + first, stops + first), faults=self.faults)
 
-    def _decode(self, minishards: Iterable[StoredMinishard]) -> Ids:
-        decoded = list(self._inflate(minishards))
+    def _decode(self) -> Ids:
+        decoded = list(self._inflate())
         numbers = [number for number, _ in decoded]
-        chunks: Columns = decode_minishards(numbers, [data for _, data in decoded])
+        chunks = decode_minishards(numbers, [data for _, data in decoded])
         wrong = chunks.starts > chunks.stops
         if wrong.any():
             owners, first = np.unique(chunks.owners[wrong], return_index=True)
@@ -388,12 +304,10 @@ class _TableReader:
             wrong = np.isin(chunks.owners, owners)
         return np.column_stack(chunks)[~wrong]
 
-    def _inflate(
-        self, minishards: Iterable[StoredMinishard]
-    ) -> Iterator[tuple[int, bytes | bytearray]]:
-        shard, room = self.shard, self.shard.total_nbytes
-        is_gzip = shard.part.sharding.is_minishard_index_gzip
-        for number, _, encoded in minishards:
+    def _inflate(self) -> Iterator[tuple[int, bytes | bytearray]]:
+        shard = self.tables.shard
+        room, is_gzip = shard.total_nbytes, shard.part.sharding.is_minishard_index_gzip
+        for number, _, encoded in self.tables.minishards:
             try:
                 data = inflate_to_array(encoded, shard.most_nbytes) if is_gzip else encoded
                 check_rows(data)
@@ -406,29 +320,29 @@ class _TableReader:
             yield number, data
 
     def _misplaced(self, ids: Ids, owners: Ids) -> Mask:
-        shards, minishards = self.shard.part.sharding.addresses(ids)
-        wrong: Mask = (shards != np.uint64(self.shard.number)) | (minishards != owners)
+        shard = self.tables.shard
+        shards, minishards = shard.part.sharding.addresses(ids)
+        wrong: Mask = (shards != np.uint64(shard.number)) | (minishards != owners)
         return wrong
 
     def _fault(self, reason: str) -> None:
-        self.faults.append(Fault(self.shard.key, reason))
+        self.faults.append(Fault(self.tables.shard.key, reason))
 
     def _report(self, rows: Ids, reason: Callable[[int, int, int, int], Fault | str]) -> None:
         """Report the fault *reason* of each chunk in *rows*, once per id."""
         _, first = np.unique(rows[:, 0], return_index=True)
         named = rows[first[:_NAMED_FAULTS]].tolist()
         for row in named:
-            said = reason(*row)
-            fault = said if isinstance(said, Fault) else Fault(self.shard.chunk_key(row[0]), said)
-            self.faults.append(fault)
+            said, key = reason(*row), self.tables.shard.chunk_key
+            self.faults.append(said if isinstance(said, Fault) else Fault(key(row[0]), said))
         if (more := len(first) - _NAMED_FAULTS) > 0:
             self._fault(f"{more:,} more chunks have the fault of chunk {named[-1][0]}")
 
     def _not_on_grid(self, chunk_id: int, *_: int) -> Fault:
-        return Fault(self.shard.key, f"id {chunk_id} is of no chunk on the grid")
+        return Fault(self.tables.shard.key, f"id {chunk_id} is of no chunk on the grid")
 
     def _is_misplaced(self, chunk_id: int, _: int, __: int, owner: int) -> str:
-        sharding = self.shard.part.sharding
+        sharding = self.tables.shard.part.sharding
         number, minishard = sharding.address(chunk_id)
         return (
             f"chunk {chunk_id} is in minishard {owner} and not in minishard {minishard} of shard"
@@ -436,8 +350,8 @@ class _TableReader:
         )
 
     def _is_outside(self, chunk_id: int, start: int, stop: int, _: int) -> str:
-        place = ByteRange(start, stop)
-        return f"chunk {chunk_id} at {place} ends past {self.region.length} bytes"
+        place, length = ByteRange(start, stop), self.tables.region.byte_range.length
+        return f"chunk {chunk_id} at {place} ends past {length} bytes"
 
 
 def _is_repeated(chunk_id: int, *_: int) -> str:
@@ -454,7 +368,7 @@ def _repeated(ids: Ids, owners: Ids) -> Mask:
 
 def _find_indexes(
     index: MinishardPlaces, length: int, most_nbytes: int
-) -> tuple[IndexRanges, tuple[str, ...]]:
+) -> tuple[StoredMinishards, tuple[str, ...]]:
     entries = np.frombuffer(index.entries, "<u8").reshape(-1, 2)
     filled = np.flatnonzero(entries[:, 0] != entries[:, 1])
     numbers = filled[np.argsort(entries[filled, 0], kind="stable")]
@@ -472,7 +386,7 @@ def _find_indexes(
                 fault = _index_fault(start, stop, length, most_nbytes)
                 faults.append(f"minishard index {numbers[at]} {fault}")
     columns = (each[is_sound].astype(np.int64) for each in (numbers, starts, stops))
-    return IndexRanges(*columns), tuple(faults)
+    return StoredMinishards(*columns), tuple(faults)
 
 
 def _index_fault(start: int, stop: int, length: int, most_nbytes: int) -> str:

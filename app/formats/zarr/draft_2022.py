@@ -436,11 +436,6 @@ class HierarchyLayout(Layout):
     def encloses(self, _: VirtualKey) -> bool:
         return True
 
-    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        shards = await self.shards_at(key, fetch)
-        shard = None if shards is None else shards.holding(key)
-        return None if shard is None else str(shard.ref)
-
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         if self.hierarchy.why_sharded:
             return PLAIN

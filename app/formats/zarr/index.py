@@ -3,12 +3,15 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import crc32c
+import numpy as np
+from numpy.typing import NDArray
 
-from app.formats.reading import DecodeError
-from app.model import ByteRange, SuffixRange
+from app.errors import DamagedError
+from app.formats.reading import DecodeError, Read
+from app.model import ByteRange, Part, Stored, SuffixRange
 
 ENTRY_NBYTES: Final = 16
 CHECKSUM_NBYTES: Final = 4
@@ -50,6 +53,16 @@ class ShardIndex:
         if offset + nbytes > EMPTY:
             raise DecodeError(f"index entry {entry} ends past 2^64")
         return ByteRange(offset, offset + nbytes)
+
+
+class IndexColumns(NamedTuple):
+    """All entries of an index; each column has shape ``(count,)``."""
+
+    offsets: NDArray[np.uint64]
+    nbytes: NDArray[np.uint64]
+    is_empty: NDArray[np.bool_]
+    is_damaged: NDArray[np.bool_]
+    """True for entries that `IndexCodec.find` refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,28 @@ class IndexCodec:
         if found.overlaps(place):
             raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
         return found
+
+    def columns(self, index: ShardIndex, shard_nbytes: int) -> IndexColumns:
+        """Check all entries of a shard of *shard_nbytes*, as `find` checks one."""
+        packed = np.frombuffer(index.entries, ">u8" if index.big_endian else "<u8")
+        offsets, nbytes = packed.astype(np.uint64).reshape(-1, 2).T
+        is_empty = (offsets == EMPTY) & (nbytes == EMPTY)
+        place, stop = self.place(shard_nbytes), np.uint64(shard_nbytes - self.trailer_nbytes)
+        is_outside = (offsets > stop) | (nbytes > stop - offsets)
+        is_on_index = (offsets < place.stop) & (offsets + nbytes > place.start) & (nbytes > 0)
+        return IndexColumns(offsets, nbytes, is_empty, (is_outside | is_on_index) & ~is_empty)
+
+    def place_in(self, shard: Stored | Part) -> ByteRange:
+        """Return the range of the index in *shard*. Raises: `DamagedError` for a truncated one."""
+        try:
+            return self.place(shard.byte_range.length)
+        except DecodeError as error:
+            raise DamagedError(shard.ref, str(error)) from error
+
+    def read(self, shard: Stored | Part) -> Read[ShardIndex]:
+        """Describe the read of the index of *shard*. Raises: `DamagedError` for a truncated one."""
+        place = shard.byte_range.narrow(self.place_in(shard))
+        return Read("shard-index", shard.ref, place, self, shard.version)
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""

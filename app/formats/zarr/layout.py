@@ -91,11 +91,6 @@ class ZarrLayout(Layout):
     def encloses(self, _: VirtualKey) -> bool:
         return self.node.value.kind == "array"
 
-    async def shard(self, key: VirtualKey, _: Fetch) -> str | None:
-        array = self.node.value.array
-        shard = None if array is None else ZarrShards(self.directory, array).holding(key)
-        return None if shard is None else str(shard.ref)
-
     async def listing_rules(self, directory: VirtualKey, _: Fetch) -> ListingRules:
         """Hide the shards, which are not served under their own names."""
         array = self.node.value.array
@@ -114,14 +109,14 @@ class ZarrLayout(Layout):
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 
-    async def shards_at(self, _: VirtualKey, __: Fetch) -> ZarrShards | None:
-        return self._shards
-
     def expects(self, path: str) -> bool:
         return path in self.node.value.sharded
 
     def names_below(self) -> Sequence[str] | None:
         return array_names(self.node.value)
+
+    async def shards_at(self, _: VirtualKey, __: Fetch) -> ZarrShards | None:
+        return self._shards
 
     @property
     def _shards(self) -> ZarrShards | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import DocumentDecoder
+from app.formats.listing import Axis
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.zarr.codecs import (
     ChunkForm,
@@ -71,6 +72,12 @@ class ArraySpec:
     def inner_chunk_shape(self) -> tuple[int, ...]:
         """Shape of the chunks that are served."""
         return self.unsharded.inner_chunk_shape
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The grid of the inner chunks."""
+        shapes = zip(self.shape, self.inner_chunk_shape, self.shard_shape, strict=True)
+        return tuple(Axis(-(-size // inner), shard // inner) for size, inner, shard in shapes)
 
     def origin(self, coords: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the first array element of the inner chunk at *coords*; `None` off the array."""

@@ -22,8 +22,8 @@ from app.errors import (
 from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.zarr.codecs import ChunkForm
-from app.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, IndexCodec, IndexLocation, ShardIndex
-from app.model import ByteRange, ETag, ObjectRef, Piece
+from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex
+from app.model import ByteRange, ETag, ObjectRef, Piece, Stored
 
 WRITTEN_NBYTES: Final = 64 * 1024**2
 """Largest index of a shard that is written: a rewrite has it in memory several times."""
@@ -70,22 +70,16 @@ class OpenZarrShard:
 
     def columns(self) -> tuple[Numbers, Numbers]:
         """Return for each entry its start in the object and its size; both -1 if it is empty."""
-        packed = np.frombuffer(self.index.entries, ">u8" if self.index.big_endian else "<u8")
-        offset, nbytes = packed.astype(np.uint64).reshape(-1, 2).T
-        is_empty = (offset == EMPTY) & (nbytes == EMPTY)
         try:
-            index = self.codec.place(self.place.length)
+            columns = self.codec.columns(self.index, self.place.length)
         except DecodeError as error:
             raise DamagedError(self.ref, str(error)) from error
-        stop = np.uint64(self.place.length - self.codec.trailer_nbytes)
-        is_outside = (offset > stop) | (nbytes > stop - offset)
-        is_on_index = (offset < index.stop) & (offset + nbytes > index.start) & (nbytes > 0)
-        damaged = np.flatnonzero((is_outside | is_on_index) & ~is_empty)
-        if len(damaged):
-            self.find(int(damaged[0]))
-        starts = offset.astype(np.int64) + self.place.start
-        columns = starts, nbytes.astype(np.int64)
-        return np.where(is_empty, _ABSENT, columns[0]), np.where(is_empty, _ABSENT, columns[1])
+        if columns.is_damaged.any():
+            self.find(int(columns.is_damaged.argmax()))
+        starts = columns.offsets.astype(np.int64) + self.place.start
+        nbytes = columns.nbytes.astype(np.int64)
+        is_empty = columns.is_empty
+        return np.where(is_empty, _ABSENT, starts), np.where(is_empty, _ABSENT, nbytes)
 
     async def with_inner(
         self, codecs: tuple[IndexCodec, ...], entries: Iterable[Entry], fetch: Fetch
@@ -97,11 +91,7 @@ class OpenZarrShard:
         for number, below in _grouped(entries).items():
             if (place := self.find(number)) is None:
                 continue
-            try:
-                at = place.narrow(codecs[0].place(place.length))
-            except DecodeError as error:
-                raise DamagedError(self.ref, str(error)) from error
-            found = await fetch(Read("shard-index", self.ref, at, codecs[0], self.etag))
+            found = await fetch(codecs[0].read(Stored(self.ref, place, self.etag)))
             if found is None:
                 raise VersionChangedError(self.ref)
             opened = replace(self, place=place, codec=codecs[0], index=found.value, inner={})

@@ -3,27 +3,27 @@
 import json
 import re
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from operator import attrgetter, floordiv, lt, mul
+from operator import floordiv, lt, mul
 from typing import Any, Final
 
 import numpy as np
 
 from app.errors import DamagedError
 from app.formats.listing import (
-    Axis,
     Candidate,
     Cell,
-    GridKeys,
-    KeySelection,
+    Grid,
     ListingIO,
     ListNames,
     Rows,
+    Wanted,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Description, Entry, EntryTable, Fault, Shard
+from app.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
 from app.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
 from app.formats.zarr.index import CHECKSUM_NBYTES
 from app.formats.zarr.metadata import ArraySpec, Node
@@ -89,24 +89,19 @@ class ChunkWalk:
 
     array: ArraySpec
 
-    def __call__(self, selection: KeySelection, io: ListingIO) -> AsyncIterator[Candidate]:
+    def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Candidate]:
         spec = self.array
-        inner, shards = spec.inner_chunk_shape, spec.shard_shape
-        axes = tuple(
-            Axis(-(-size // chunk), shard // chunk)
-            for size, chunk, shard in zip(spec.shape, inner, shards, strict=True)
-        )
         levels = spec.unsharded.levels
-        innermost = levels[-2].inner_chunk_shape if len(levels) > 1 else shards
-        chunks_per_index = tuple(map(floordiv, innermost, inner))
+        innermost = levels[-2].inner_chunk_shape if len(levels) > 1 else spec.shard_shape
+        chunks_per_index = tuple(map(floordiv, innermost, spec.inner_chunk_shape))
 
-        async def stored(shard: Cell) -> Rows:
+        async def read(shard: Cell) -> Rows:
             return await self._stored(shard, io.list_names)
 
         def index(cell: Cell) -> Cell:
             return tuple(map(floordiv, cell, chunks_per_index))
 
-        return GridKeys(axes, spec.keys.beginning, stored, index).walk(selection)
+        return Grid(spec.axes, spec.keys.beginning).walk(wanted, read, index)
 
     async def _stored(self, shard: Cell, list_names: ListNames) -> Rows:
         keys, ndim = self.array.keys, len(self.array.shape)
@@ -176,107 +171,72 @@ class ZarrShard:
         """The sharding codec that wrote it."""
         return self.array.unsharded.levels[self.depth]
 
-    async def survey(self, fetch: Fetch) -> "ZarrSurvey | None":
+    async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the index; the indexes of shards inside are left to their own surveys."""
-        if self.inside is None:
-            read = Read("shard-index", self.ref, self.level.index.request, Opaque)
-        else:
-            place = self.inside.byte_range.narrow(self._index_place(self.inside))
-            read = Read("shard-index", self.ref, place, Opaque, self.inside.version)
-        index = await fetch(read)
-        if index is None and self.inside is not None:
+        codec = self.level.index
+        request, version = codec.request, None if self.inside is None else self.inside.version
+        if self.inside is not None:
+            request = self.inside.byte_range.narrow(codec.place_in(self.inside))
+        found = await fetch(Read("shard-index", self.ref, request, Opaque, version))
+        if found is None and self.inside is not None:
             raise DamagedError(self.ref, "does not exist, though it is referred to")
-        if index is None:
+        if found is None:
             return None
-        whole = self._whole(index)
-        return ZarrSurvey(self, whole, self._index_place(whole), index.value.data)
+        whole = self._whole(found)
+        is_innermost = self.depth + 1 == len(self.array.unsharded.levels)
+        length = whole.byte_range.length
+        return Survey(
+            whole=whole,
+            table=partial(self._table, found.value.data, length),
+            key=self._key,
+            check=lambda _, data: self.array.chunk.fault(data),
+            indexes=Ranges.of(codec.place_in(whole)),
+            index_location=codec.location.value,
+            checksummed=[
+                ByteRange(0, length - nbytes)  # the last checksum first
+                for nbytes in range(0, codec.trailer_nbytes, CHECKSUM_NBYTES)
+            ],
+            inner=None if is_innermost else partial(self._inner, whole),
+        )
 
-    def _whole(self, index: Versioned[Opaque]) -> Stored:
-        if self.inside is None:
-            return Stored(self.ref, ByteRange(0, index.size), index.etag)
-        if index.size < self.inside.byte_range.stop:
-            reason = f"{self.inside.byte_range} is referred to, and it has {index.size} bytes"
+    def _whole(self, found: Versioned[Opaque]) -> Stored:
+        place = ByteRange(0, found.size) if self.inside is None else self.inside.byte_range
+        if found.size < place.stop:
+            reason = f"{place} is referred to, and it has {found.size} bytes"
             raise DamagedError(self.ref, reason)
         if isinstance(self.inside, Stored):
             return self.inside
-        return Stored(self.ref, self.inside.byte_range, index.etag)
+        return Stored(self.ref, place, found.etag)
 
-    def _index_place(self, whole: Stored | Part) -> ByteRange:
-        try:
-            return self.level.index.place(whole.byte_range.length)
-        except DecodeError as error:
-            raise DamagedError(self.ref, str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class ZarrSurvey:
-    """One index of a shard, encoded."""
-
-    shard: ZarrShard
-    whole: Stored
-    index_place: ByteRange
-    encoded: bytes
-
-    @property
-    def indexes(self) -> tuple[ByteRange]:
-        return (self.index_place,)
-
-    @property
-    def index_location(self) -> str:
-        return self.shard.level.index.location.value
-
-    @property
-    def checksummed(self) -> tuple[ByteRange, ...]:
-        """The bytes up to the end of each checksum that a codec appended, the last one first."""
-        length, trailer_nbytes = self.whole.byte_range.length, self.shard.level.index.trailer_nbytes
-        behind = range(0, trailer_nbytes, CHECKSUM_NBYTES)
-        return tuple(ByteRange(0, length - nbytes) for nbytes in behind)
-
-    @property
-    def count(self) -> int:
-        return self.shard.level.index.entry_count
-
-    def table(self) -> EntryTable:
-        codec, length = self.shard.level.index, self.whole.byte_range.length
-        try:
-            index = codec(self.encoded)
-        except DecodeError as error:
-            return EntryTable((), 0, (Fault(self.shard.key, str(error)),))
-        entries: list[Entry] = []
+    def _table(self, encoded: bytes, shard_nbytes: int) -> EntryTable:
+        codec = self.level.index
         faults: list[Fault] = []
-        for number in range(len(index)):
+        try:
+            index = codec(encoded)
+        except DecodeError as error:
+            nothing = Ranges.of()
+            return EntryTable(nothing.starts, nothing, faults=[Fault(self.key, str(error))])
+        columns = codec.columns(index, shard_nbytes)
+        for number in np.flatnonzero(columns.is_damaged).tolist():
             try:
-                place = codec.find(index, number, length)
+                codec.find(index, number, shard_nbytes)
             except DecodeError as error:
                 faults.append(Fault(self._key(number), str(error)))
-            else:
-                if place is not None:
-                    entries.append(Entry(number, place))
-        entries.sort(key=attrgetter("place"))
-        return EntryTable(entries, len(index) - len(entries) - len(faults), faults)
+        is_empty = columns.is_empty
+        numbers = np.flatnonzero(~is_empty & ~columns.is_damaged)
+        starts, nbytes = columns.offsets[numbers], columns.nbytes[numbers]
+        places = Ranges(starts, starts + nbytes)
+        return EntryTable.by_place(numbers.astype(np.uint64), places, int(is_empty.sum()), faults)
 
-    def key(self, entry: Entry) -> VirtualKey:
-        return self._key(entry.number)
-
-    @property
-    def inner(self) -> Callable[[Entry], Shard] | None:
-        is_innermost = self.shard.depth + 1 == len(self.shard.array.unsharded.levels)
-        return None if is_innermost else self._inner
-
-    def check(self, _: Entry, data: bytes) -> str | None:
-        return self.shard.array.chunk.fault(data)
-
-    def _inner(self, entry: Entry) -> ZarrShard:
-        whole = self.whole
-        inside = Stored(whole.ref, whole.byte_range.narrow(entry.place), whole.version)
-        origin = self._origin(entry.number)
-        return replace(self.shard, origin=origin, depth=self.shard.depth + 1, inside=inside)
+    def _inner(self, whole: Stored, entry: Entry) -> "ZarrShard":
+        inside = whole._replace(byte_range=whole.byte_range.narrow(entry.place))
+        return replace(self, origin=self._origin(entry.number), depth=self.depth + 1, inside=inside)
 
     def _key(self, number: int) -> VirtualKey:
-        return replace(self.shard, origin=self._origin(number)).key
+        return replace(self, origin=self._origin(number)).key
 
     def _origin(self, number: int) -> tuple[int, ...]:
-        level, start = self.shard.level, self.shard.origin
+        level = self.level
         steps = zip(level.strides, level.chunks_per_shard, level.inner_chunk_shape, strict=True)
         places = (number // stride % count * size for stride, count, size in steps)
-        return tuple(at + place for at, place in zip(start, places, strict=True))
+        return tuple(at + place for at, place in zip(self.origin, places, strict=True))

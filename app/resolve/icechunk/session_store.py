@@ -16,7 +16,7 @@ from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedE
 from app.formats.icechunk.coords import Coords, distinct_rows, inside, rows_in
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.keys import DOCUMENT
-from app.formats.icechunk.layout import Grid, KeyBlock, key_blocks
+from app.formats.icechunk.layout import KeyBlock, key_blocks
 from app.formats.icechunk.manifest import Inlined, Native, Virtual
 from app.formats.icechunk.session import (
     ChunkAddress,
@@ -29,7 +29,7 @@ from app.formats.icechunk.session import (
     version_of,
 )
 from app.formats.icechunk.snapshot import Chunks
-from app.formats.listing import Window
+from app.formats.listing import Axis, Grid, Window
 from app.model import (
     ByteRange,
     ByteRequest,
@@ -293,9 +293,9 @@ class _SessionListing:
                 yield self._listed(block.start, len(node.document), node.etag)
             return
         rows, journaled = await self._chunks(node, chunks)
-        keys, shape = chunks.keys, chunks.grid
-        grid = Grid(rows, (1,) * len(shape), shape, lambda at: folder + keys.beginning(at))
-        walk = grid.walk(window)
+        axes = tuple(map(Axis, chunks.grid))
+        grid = Grid.of(rows, axes, lambda at: folder + chunks.keys.beginning(at))
+        walk = grid.cells(window)
 
         async def look_up(coords: tuple[int, ...]) -> Listed | None:
             key = grid.spell(coords)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError
-from app.formats.icechunk.layout import Grid, Icechunk, RepositoryLayout, key_blocks, sound_nodes
+from app.formats.icechunk.layout import Icechunk, RepositoryLayout, key_blocks, sound_nodes
 from app.formats.icechunk.snapshot import SnapshotDecoder
-from app.formats.listing import Window
+from app.formats.listing import Axis, Grid, Window
 from app.formats.surveying import Collection
 from app.formats.zarr.keys import ChunkKeys
 from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Referenced, Stored, VirtualKey
@@ -323,7 +323,8 @@ def grids(draw: st.DrawFn) -> tuple[Grid, list[str]]:
         )
     ]
     names = [f"t/{keys.format(coords)}" for coords in inside]
-    return Grid(rows, each, shape, lambda coords: f"t/{keys.beginning(coords)}"), names
+    axes = tuple(map(Axis, shape, each))
+    return Grid.of(rows, axes, lambda coords: f"t/{keys.beginning(coords)}"), names
 
 
 @given(grids(), st.sampled_from(PREFIXES), st.data())
@@ -334,7 +335,7 @@ def test_wanted_keys_come_in_the_order_of_their_bytes(
     grid, keys = grid_and_keys
     after = data.draw(st.sampled_from(["", *keys, *PREFIXES, "t/c/007", "t/c/1z"]))
     window = Window(prefix, after)
-    found = [key for key in map(grid.spell, grid.walk(window)) if window.admits(key)]
+    found = [key for key in map(grid.spell, grid.cells(window)) if window.admits(key)]
 
     assert found == sorted(
         (key for key in keys if key.startswith(prefix) and key > after), key=str.encode
@@ -348,7 +349,7 @@ def test_folded_keys_are_cut_behind_the_delimiter(
     """What has the delimiter behind the prefix is told once, up to there."""
     grid, keys = grid_and_keys
     window = Window(prefix, data.draw(st.sampled_from(["", *keys])), "/")
-    found = [window.fold(key) or key for key in map(grid.spell, grid.walk(window))]
+    found = [window.fold(key) or key for key in map(grid.spell, grid.cells(window))]
     wanted = [key for key in keys if key.startswith(prefix) and key > window.after]
     folded = {window.fold(key) or key for key in wanted}
 

@@ -391,7 +391,7 @@ def test_what_is_served_as_it_is_tells_why(members: dict[str, Any], why: str) ->
     (found,) = describe(_parse(document))
 
     assert isinstance(found, MemberDescription)
-    assert found.parts == ()
+    assert found.part is None
     assert found.description.sharding is None
     assert found.description.why_sharded.startswith(why)
     assert bool(found.description.why_sharded) == bool(why)

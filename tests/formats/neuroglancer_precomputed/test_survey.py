@@ -13,19 +13,14 @@ from hypothesis import strategies as st
 
 from app.errors import DamagedError, VersionChangedError
 from app.formats.neuroglancer_precomputed.metadata import MemberDescription, describe, parse_info
-from app.formats.neuroglancer_precomputed.survey import (
-    PrecomputedShards,
-    PrecomputedSurvey,
-    coalesce,
-)
-from app.formats.surveying import Entry, Fault
+from app.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
+from app.formats.surveying import Entry, Fault, Survey
 from app.model import ByteRange, VirtualKey
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
-    MURMUR,
     build,
     build_meshes,
     chunk_bytes,
@@ -55,7 +50,8 @@ def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedSha
     assert parsed is not None
     described = next(describe(parsed))
     assert isinstance(described, MemberDescription)
-    return PrecomputedShards(ROOT, described.parts, most_nbytes)
+    assert described.part is not None
+    return PrecomputedShards(ROOT, described.part, most_nbytes)
 
 
 def _skeletons(**members: Any) -> PrecomputedShards:
@@ -68,7 +64,7 @@ def _fetch(objects: dict[str, bytes]) -> DirectFetch:
 
 async def _survey(
     shards: PrecomputedShards, objects: dict[str, bytes], name: str = "0.shard"
-) -> PrecomputedSurvey:
+) -> Survey:
     shard = shards.named(name)
     assert shard is not None
     survey = await shard.survey(_fetch(objects))
@@ -114,13 +110,12 @@ def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
 
 
 def test_shards_lie_below_the_path_of_their_part() -> None:
-    """And nowhere else; a manifest and its fragments, which go by one id, are in the same."""
-    shards, meshes = _of(volume_info(RAW_SHARDING)), _of(mesh_info(MURMUR))
+    """And nowhere else."""
+    shards = _of(volume_info(RAW_SHARDING))
 
     assert shards.prefix == "s0/"
     assert shards.named("s0/0.shard") is not None
     assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
-    assert meshes.holding(VirtualKey("7")) == meshes.holding(VirtualKey("7.index")) is not None
 
 
 def test_many_shards_are_not_given_each() -> None:
@@ -147,9 +142,9 @@ async def test_entries_come_by_their_places() -> None:
     survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.shard")
     table = survey.table()
 
-    assert list(table.entries) == [Entry(0, ByteRange(35, 40)), Entry(3, ByteRange(67, 73))]
-    assert [survey.key(entry) for entry in table.entries] == ["s0/-1-2_5-8_0-1", "s0/2-5_8-10_0-1"]
-    assert survey.indexes == (ByteRange(0, 32), ByteRange(40, 64), ByteRange(73, 97))
+    assert list(table) == [Entry(0, ByteRange(35, 40)), Entry(3, ByteRange(67, 73))]
+    assert [survey.key(entry.number) for entry in table] == ["s0/-1-2_5-8_0-1", "s0/2-5_8-10_0-1"]
+    assert np.transpose(survey.indexes).tolist() == [[0, 32], [40, 64], [73, 97]]
     assert (survey.index_location, survey.checksummed, survey.inner) == ("start", (), None)
     assert (table.empty, list(table.faults)) == (0, [])
 
@@ -161,8 +156,8 @@ async def test_a_shard_of_two_objects_is_where_its_data_are() -> None:
     survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.data")
 
     assert survey.whole.ref == ROOT.join("s0/0.data")
-    assert survey.indexes == (ByteRange(8, 32),)
-    assert list(survey.table().entries) == [Entry(0, ByteRange(3, 8))]
+    assert np.transpose(survey.indexes).tolist() == [[0, 0], [8, 32]]
+    assert list(survey.table()) == [Entry(0, ByteRange(3, 8))]
 
 
 class _Replacing(MemoryStore):
@@ -205,7 +200,7 @@ async def test_all_that_was_written_is_named(chunks: dict[int, bytes], data: st.
     for name, shard in build_shards(chunks, sharding).items():
         table = (await _survey(shards, {name: shard}, name)).table()
         assert list(table.faults) == []
-        named |= {entry.number: shard[slice(*entry.place)] for entry in table.entries}
+        named |= {entry.number: shard[slice(*entry.place)] for entry in table}
 
     assert named == chunks
 
@@ -226,7 +221,7 @@ async def test_ids_of_no_chunk_on_the_grid_are_faults(size: list[int], ids: list
     table = survey.table()
 
     off = sorted(set(ids) - grid)
-    assert {entry.number for entry in table.entries} == set(ids) & grid
+    assert {entry.number for entry in table} == set(ids) & grid
     assert list(table.faults) == [
         Fault(VirtualKey("s0/0.shard"), f"id {each} is of no chunk on the grid") for each in off
     ]
@@ -284,7 +279,7 @@ async def test_what_cannot_be_right_is_a_fault(
     assert next(fault for fault in table.faults if fault.key == key).reason.startswith(reason)
     assert len(table.faults) == 1 or shard is _ELSEWHERE or sharding is _GZIP_INDEX
     if sharding is SINGLE:
-        assert [entry.number for entry in table.entries] == [n for n in (5, 7) if str(n) != key]
+        assert [entry.number for entry in table] == [n for n in (5, 7) if str(n) != key]
 
 
 async def test_only_the_first_of_many_like_faults_are_named() -> None:
@@ -343,7 +338,7 @@ async def test_distant_minishard_indexes_are_read_apart() -> None:
 
     assert survey is not None
     assert read == [0, 24 + 3 + 99 + 24, 24 + 3 + 1 + 24]
-    assert [entry.number for entry in survey.table().entries] == [0, 2, 4, 6]
+    assert [entry.number for entry in survey.table()] == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +384,7 @@ async def test_fragments_lie_right_before_their_manifest(
     second = encode_minishard([(2, 67, len(manifest))])
     places = (23, 47, len(body), len(body) + len(second))
     survey = await _survey(shards, {"0.shard": struct.pack("<4Q", *places) + body + second})
-    _, entry = survey.table().entries
+    _, entry = survey.table()
 
     stored = zipped(manifest) if encoding == "gzip" else manifest
     assert survey.check(entry, stored) == reason
@@ -399,9 +394,9 @@ async def test_a_manifest_that_ends_early_is_told() -> None:
     """Its fragments cannot be found."""
     objects = build_meshes({"0": chunk_bytes(0)}, sharding=RAW_SHARDING)
     survey = await _survey(_of(mesh_info(RAW_SHARDING)), objects)
-    (entry,) = survey.table().entries
+    (entry,) = survey.table()
 
-    assert survey.key(entry) == "0.index"
+    assert survey.key(entry.number) == "0.index"
     assert survey.check(entry, b"x" * 40) == "the mesh manifest ends after 40 bytes, early"
 
 

@@ -346,8 +346,8 @@ async def test_shards_are_named_by_the_path_of_their_array(path: str) -> None:
     survey = None if first is None else await first.survey(case.fetch)
     assert survey is not None
     table = survey.table()
-    (entry,) = table.entries
-    assert (entry, survey.key(entry)) == (Entry(1, ByteRange(0, 5)), f"{stem}/c0/1")
+    (entry,) = table
+    assert (entry, survey.key(entry.number)) == (Entry(1, ByteRange(0, 5)), f"{stem}/c0/1")
     reason = "inner chunk 5 at [99, 198) ends past 104 bytes"
     assert (table.empty, list(table.faults)) == (4, [Fault(VirtualKey(f"{stem}/c1/2"), reason)])
 

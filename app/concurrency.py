@@ -2,9 +2,7 @@
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
-from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple, cast
 
 from app.errors import BusyError
@@ -104,79 +102,6 @@ def is_many(count: int) -> bool:
 def is_large(nbytes: int) -> bool:
     """Return whether processing *nbytes* bytes may hold up the event loop."""
     return nbytes >= _LARGE_NBYTES
-
-
-class _QueuedItem[A, T](NamedTuple):
-    item: A
-    done: "asyncio.Future[T]"
-
-
-class BatchExecutor[A, T]:
-    """Runs *call* in threads on single items, or on batches of those that queued up before.
-
-    At most *concurrency* calls run at once, each on up to *batch_size* items. *call* returns one
-    result per item; an exception among them is raised to the caller of that item.
-    """
-
-    def __init__(
-        self,
-        threads: Executor,
-        call: Callable[[Sequence[A]], Sequence[T | Exception]],
-        *,
-        concurrency: int,
-        batch_size: int,
-    ) -> None:
-        self._threads = threads
-        self._call = call
-        self._concurrency = concurrency
-        self._batch_size = batch_size
-        self._running = 0
-        self._queue: deque[_QueuedItem[A, T]] = deque()
-
-    async def run(self, item: A) -> T:
-        """Return the result for *item*; cancelling removes an item that has not started."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append(_QueuedItem(item, done))
-        if self._running < self._concurrency:
-            self._start()
-        return await done
-
-    def close(self) -> None:
-        """Cancel all items that have not started."""
-        while self._queue:
-            self._queue.popleft().done.cancel()
-
-    def _start(self) -> None:
-        batch = list[_QueuedItem[A, T]]()
-        while self._queue and len(batch) < self._batch_size:
-            if not (queued := self._queue.popleft()).done.done():
-                batch.append(queued)
-        if not batch:
-            return
-        items = [queued.item for queued in batch]
-        try:
-            called = asyncio.get_running_loop().run_in_executor(self._threads, self._call, items)
-        except RuntimeError as error:  # the executor has been shut down
-            for queued in batch:
-                resolve(queued.done, error)
-            return
-        self._running += 1
-        called.add_done_callback(lambda _: self._finish(batch, called))
-
-    def _finish(
-        self, batch: Sequence[_QueuedItem[A, T]], called: "asyncio.Future[Sequence[T | Exception]]"
-    ) -> None:
-        self._running -= 1
-        if called.cancelled():
-            for queued in batch:
-                queued.done.cancel()
-        else:
-            failed = called.exception()
-            results = called.result() if failed is None else [failed] * len(batch)
-            for queued, result in zip(batch, results, strict=True):
-                resolve(queued.done, result)
-        if self._queue:
-            self._start()
 
 
 def resolve[T](done: "asyncio.Future[T]", outcome: T | BaseException) -> None:

@@ -3,14 +3,12 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 
 import pytest
 
-from app.concurrency import BatchExecutor, SingleFlight, bounded_gather, run_in_thread, take
+from app.concurrency import SingleFlight, bounded_gather, run_in_thread, take
 from tests.resolve.stores import settle
-from tests.storage.http1.scripted import until
 
 
 async def test_results_come_in_the_order_of_what_was_asked_for() -> None:
@@ -92,127 +90,6 @@ async def test_a_stream_is_taken_in_parts() -> None:
     numbers = stream()
 
     assert [await take(numbers, 3) for _ in range(3)] == [[0, 1, 2], [3, 4], []]
-
-
-type Call = Callable[[Sequence[int]], Sequence[int | Exception]]
-
-
-class Worker:
-    """Notes what it is called with, and waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.may_go_on = threading.Event()
-        self.calls: list[list[int]] = []
-
-    def __call__(self, items: Sequence[int]) -> list[int | Exception]:
-        """Give ten times each item; negative ones fail."""
-        self.calls.append(list(items))
-        assert self.may_go_on.wait(30)
-        return [ValueError(item) if item < 0 else 10 * item for item in items]
-
-
-type Executor = BatchExecutor[int, int]
-type Open = Callable[..., Executor]
-
-
-@pytest.fixture
-def worker() -> Worker:
-    """Return a worker that waits."""
-    return Worker()
-
-
-@pytest.fixture
-def open_executor(worker: Worker) -> Generator[Open]:
-    """Open executors with some threads, by default of one call at a time of *worker*."""
-    with ThreadPoolExecutor(4) as pool:
-
-        def build(call: Call = worker, *, concurrency: int = 1, batch_size: int = 9) -> Executor:
-            return BatchExecutor(pool, call, concurrency=concurrency, batch_size=batch_size)
-
-        yield build
-
-
-def start(executor: Executor, count: int) -> list[asyncio.Task[int]]:
-    """Let *count* callers wait for the items 0, 1 and so on."""
-    return [asyncio.create_task(executor.run(item)) for item in range(count)]
-
-
-async def test_queued_items_are_taken_in_batches(worker: Worker, open_executor: Open) -> None:
-    """Items that arrive while all calls run are taken together, a few at a time, in order."""
-    tasks = start(open_executor(concurrency=2, batch_size=3), 9)
-    await until(lambda: len(worker.calls) == 2)
-    assert sorted(worker.calls) == [[0], [1]]
-    worker.may_go_on.set()
-
-    assert await asyncio.gather(*tasks) == [10 * item for item in range(9)]
-    assert sorted(worker.calls[2:]) == [[2, 3, 4], [5, 6, 7], [8]]
-
-
-async def test_the_failure_of_an_item_is_raised_to_its_caller(
-    worker: Worker, open_executor: Open
-) -> None:
-    """Other items of the same batch are done."""
-    worker.may_go_on.set()
-    items = map(open_executor().run, (1, 2, -3, 4))
-    results = await asyncio.gather(*items, return_exceptions=True)
-
-    assert results[:2] + results[3:] == [10, 20, 40]
-    assert isinstance(results[2], ValueError)
-    assert len(worker.calls) == 2
-
-
-async def test_the_failure_of_a_call_is_raised_to_all_its_callers(open_executor: Open) -> None:
-    """Later items are done."""
-    executor = open_executor(lambda items: [1 // item for item in items])
-    results = await asyncio.gather(*map(executor.run, (1, 1, 0)), return_exceptions=True)
-
-    assert results[0] == 1
-    assert [type(each) for each in results[1:]] == [ZeroDivisionError] * 2
-    assert await executor.run(1) == 1
-
-
-async def test_an_item_of_a_cancelled_caller_is_not_begun(
-    worker: Worker, open_executor: Open
-) -> None:
-    """A call that has begun is completed."""
-    tasks = start(open_executor(), 4)
-    await until(lambda: worker.calls == [[0]])
-    for task in tasks[0], tasks[2]:
-        task.cancel()
-    worker.may_go_on.set()
-
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(each) for each in results[::2]] == [asyncio.CancelledError] * 2
-    assert results[1::2] == [10, 30]
-    assert worker.calls == [[0], [1, 3]]
-
-
-async def test_closing_cancels_what_has_not_begun(worker: Worker, open_executor: Open) -> None:
-    """The call that has begun returns its result."""
-    executor = open_executor()
-    tasks = start(executor, 3)
-    await until(lambda: worker.calls == [[0]])
-    executor.close()
-    worker.may_go_on.set()
-
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert results[0] == 0
-    assert [type(each) for each in results[1:]] == [asyncio.CancelledError] * 2
-
-
-async def test_nobody_waits_for_threads_that_have_ended(worker: Worker) -> None:
-    """Items that are queued or come after the end of the threads raise `RuntimeError`."""
-    threads = ThreadPoolExecutor(1)
-    executor = BatchExecutor[int, int](threads, worker, concurrency=1, batch_size=1)
-    first, second = start(executor, 2)
-    await until(lambda: worker.calls == [[0]])
-    threads.shutdown(wait=False)
-    worker.may_go_on.set()
-
-    assert await first == 0
-    for late in second, executor.run(2):
-        with pytest.raises(RuntimeError):
-            await late
 
 
 class _Flight:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from app.concurrency import bounded_gather, run_in_thread
 from app.errors import (
@@ -26,7 +26,8 @@ from app.model import ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteReservation
 from app.resolve.containers import Dataset
-from app.resolve.write import KeyWrite
+from app.resolve.icechunk.sessions import KeyRouter
+from app.resolve.write import KeyWrite, Writer
 from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
@@ -77,25 +78,13 @@ class _Location(NamedTuple):
         return self.object(f"{part.number:05}.{part.md5}")
 
 
-class KeyWriter(Protocol):
-    """The part of `Writer` that joins an upload."""
-
-    async def put(self, dataset: Dataset, write: KeyWrite, /) -> ETag | None:
-        """Write a key."""
-
-    async def demand_place(
-        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders, /
-    ) -> None:
-        """Raise what `put` would for the key, whatever the body."""
-
-
 class Uploads:
     """Stores parts, and writes the key when the upload is completed."""
 
     def __init__(
         self,
         store: ObjectStore,
-        writer: KeyWriter,
+        writer: Writer | KeyRouter,
         *,
         max_nbytes: int,
         clock: Callable[[], float] = time.time,

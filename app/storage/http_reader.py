@@ -7,7 +7,7 @@ the version or the range; a refusal that the store accepts as proof is absence; 
 import re
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, Self
@@ -191,6 +191,14 @@ class HttpReader(ABC):
             body.response.release()
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
+        if (found := await self.head(ref)) is None:
+            return None
+        headers, size = found
+        etag = version_of(headers, size)
+        return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
+
+    async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
+        """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
             if isinstance(response, Refusal) and response.status == _NOT_FOUND:
@@ -202,9 +210,7 @@ class HttpReader(ABC):
             return None
         if (size := response.length) is None:
             raise StorageUnavailableError(ref, "the response has no Content-Length", lasting=True)
-        headers = response.headers
-        etag = version_of(headers, size)
-        return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
+        return response.headers, size
 
     async def aclose(self) -> None:
         await self._http.aclose()

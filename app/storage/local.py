@@ -5,17 +5,15 @@ import errno
 import os
 import stat
 import threading
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import batched
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from cachetools import TTLCache
 
-from app.concurrency import BatchExecutor
 from app.errors import VersionChangedError
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
@@ -32,7 +30,6 @@ from app.storage.contract import (
     check_condition,
     check_write,
     clamp,
-    new_nbytes,
 )
 from app.storage.local_files import (
     NOT_FOUND,
@@ -43,10 +40,9 @@ from app.storage.local_files import (
     object_store_version,
     translated,
 )
-from app.storage.local_write import LocalWriter, NewObject, verify_locks
+from app.storage.local_write import LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_PATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _WARM_FILES: Final = 128
 _WARM_S: Final = 30
 _WARM_NBYTES: Final = 512 * 1024
@@ -54,9 +50,6 @@ _PIECE_NBYTES: Final = 1024**2
 _TRIES: Final = 3
 _WRITE_THREADS: Final = 8
 """More threads contend for the interpreter more than they write."""
-_CREATE_CONCURRENCY: Final = 4
-_CREATE_BATCH: Final = 16
-_SMALL_NBYTES: Final = 1024**2
 _PROBED_FOLDERS: Final = 64
 """Folders that are searched for files at a time: a page of a listing may need no more."""
 
@@ -72,51 +65,33 @@ def open_file(folder: bytes, name: bytes) -> int:
 def open_within(folder: bytes, name: bytes) -> int:
     """Open the regular file *name* of *folder*; symbolic links may not lead out of the folder.
 
-    Links are resolved first. The result is opened component by component without following any
-    link, so that one that is swapped in between is noticed. *folder* itself may be a link.
+    The file is found without opening it, and opened only if the system says that it lies in the
+    folder, so that a link that is swapped in between leads nowhere. *folder* itself may be a link.
 
     Raises: `PermissionError` if a link leads out, and `OSError`.
     """
-    for _ in range(_TRIES):
-        root = os.path.realpath(folder)
-        found = os.path.realpath(root + b"/" + name)
-        if os.path.commonpath([root, found]) != root:
-            raise PermissionError(errno.EACCES, "a link leads out of the folder")
-        try:
-            return _open_without_links(root, os.path.relpath(found, root).split(b"/"))
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-    raise PermissionError(errno.EACCES, "a link changes, or leads in a circle")
-
-
-def _open_without_links(root: bytes, segments: list[bytes]) -> int:
-    folder = os.open(root, _PATH)
+    root = os.path.realpath(folder)
+    path = root + b"/" + name
     try:
-        for segment in segments[:-1]:
-            outer, folder = folder, _open_folder(folder, segment)
-            os.close(outer)
-        if not stat.S_ISREG(_mode(folder, segments[-1])):
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        _check_within(root, os.path.realpath(path))
+        if error.errno == errno.ELOOP:
+            raise PermissionError(errno.EACCES, "a link leads in a circle") from None
+        raise
+    try:
+        handle = b"/proc/self/fd/%d" % found
+        _check_within(root, os.readlink(handle))  # noqa: PTH115  paths are bytes
+        if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")
-        return os.open(segments[-1], _FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(handle, _FLAGS)
     finally:
-        os.close(folder)
+        os.close(found)
 
 
-def _open_folder(folder: int, segment: bytes) -> int:
-    if not stat.S_ISDIR(_mode(folder, segment)):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder")
-    try:
-        return os.open(segment, _PATH | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError:  # it has been replaced by a link
-        raise OSError(errno.ELOOP, "a link") from None
-
-
-def _mode(folder: int, segment: bytes) -> int:
-    mode = os.stat(segment, dir_fd=folder, follow_symlinks=False).st_mode
-    if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "a link")
-    return mode
+def _check_within(root: bytes, path: bytes) -> None:
+    if not path.startswith(root.rstrip(b"/") + b"/") and path != root:
+        raise PermissionError(errno.EACCES, "a link leads out of the folder")
 
 
 class WarmFiles:
@@ -198,15 +173,6 @@ class LocalStore:
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
-        self._creators: defaultdict[str, BatchExecutor[NewObject, ETag | None]] = defaultdict(
-            lambda: BatchExecutor(
-                self._writers,
-                self._writer.create,
-                concurrency=_CREATE_CONCURRENCY,
-                batch_size=_CREATE_BATCH,
-            )
-        )
-        """By bucket, since one may be on a slow disk."""
         self._verified: set[ObjectRef] = set()
 
     async def get(
@@ -304,11 +270,7 @@ class LocalStore:
         if headers != NO_HEADERS:
             raise ValueError(f"{ref}: a file cannot be stored with headers")
         check_write(ref, pieces, expected)
-        written: ETag | Conflict | None = None
-        if not isinstance(expected, str):
-            written = await self._create(NewObject(ref, cast("Sequence[bytes]", pieces), expected))
-        if written is None:
-            written = await self._write(self._writer.replace, ref, pieces, expected)
+        written = await self._write(self._writer.put, ref, pieces, expected)
         self._warm.forget(ref)
         return written
 
@@ -320,20 +282,9 @@ class LocalStore:
         return removed
 
     async def aclose(self) -> None:
-        for creator in self._creators.values():
-            creator.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._warm.clear()
-
-    async def _create(self, new: NewObject) -> ETag | None:
-        """Create a file, a small one in a batch; `None` if it has to be replaced instead."""
-        if new_nbytes(new.pieces) <= _SMALL_NBYTES:
-            return await self._creators[new.ref.bucket].run(new)
-        (created,) = await self._write(self._writer.create, [new])
-        if isinstance(created, Exception):
-            raise created
-        return created
 
     def _read(
         self,

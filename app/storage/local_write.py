@@ -1,60 +1,51 @@
 """Atomic and durable writes of files: at any moment a name has the old file or the new one.
 
-A new file is written and made durable, and then gets its name. Where an old one may be replaced,
-that happens under a lock of the folder, if the old one is in the expected version. Where there is
-none no lock is taken. Links are followed: their target is replaced or removed.
+A new file is made durable under a temporary name. It gets its name under a lock of the folder, if
+the old file is in the expected version. The lock is on the folder itself, so that it leaves no file
+behind, and ends with the process. Links are followed: their target is replaced or removed.
 
 A folder is removed with its last file, and an empty one is replaced by a file of its name. A writer
 whose folder was removed before it has put a file there creates it again.
 """
 
 import errno
+import fcntl
 import os
+import random
+import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from cachetools import TTLCache
 
-from app.errors import BadKeyError, RangeNotSatisfiedError, ShardgateError, UnwritableError
+from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, Absent, Conflict, Expected, is_as_expected
+from app.storage.contract import CONFLICT, TEMPORARY, Absent, Conflict, Expected, is_as_expected
 from app.storage.local_files import (
-    Folder,
-    NamedFile,
-    UnnamedFile,
     check_folder,
     file_version,
     folder_of,
-    make_folders,
     name_of,
-    remove_empty_folders,
-    remove_if_empty,
-    sync_nearest,
     translated_write,
-    try_lock,
 )
 
 _TRIES: Final = 32
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 60
-_BUFFER_NBYTES: Final = 128 * 1024
 _COPY_NBYTES: Final = 1024**2
-_NO_COPY: Final = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
-
-
-class NewObject(NamedTuple):
-    """A file to be created."""
-
-    ref: ObjectRef
-    pieces: Sequence[bytes]
-    expected: Absent | None
-
-
-type Created = ETag | ShardgateError | None
-"""Version of a new file, the reason why there is none, or `None` if it must be replaced instead."""
+_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_FILE: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_LOCK_TIMEOUT_S: Final = 30.0
+_PAUSE_S: Final = 0.01
+_PREFIX: Final = TEMPORARY.encode()
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_COARSE_NS: Final = 2 * 10**9
+"""A step that file systems with times in whole or every other second can represent."""
 
 
 class LocalWriter:
@@ -64,26 +55,13 @@ class LocalWriter:
         self._swept: TTLCache[bytes, bool] = TTLCache(_SWEPT, _SWEEP_S)
         self._lock = threading.Lock()
 
-    def create(self, wanted: Sequence[NewObject]) -> list[Created]:
-        """Create *wanted* durably, each folder synced once; `None` for those to `replace`."""
-        with ExitStack() as stack:
-            folders = _OpenFolders(stack, self._sweep)
-            files = [_FileCreation(each, folders, stack) for each in wanted]
-            kind = _FileCreation
-            for step in (kind.begin, kind.flush, kind.link, kind.settle):
-                for file in files:
-                    file.attempt(step)
-            return [file.created for file in files]
-
-    def replace(
-        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
-    ) -> ETag | Conflict:
+    def put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:
         tries = 0
         with translated_write(ref):
             while True:
                 tries += 1
                 try:
-                    return self._replace(ref, pieces, expected)
+                    return self._put(ref, pieces, expected)
                 except FileNotFoundError:
                     if isinstance(expected, str):
                         check_folder(ref)
@@ -92,18 +70,16 @@ class LocalWriter:
                         raise
                 except IsADirectoryError:
                     with suppress(FileNotFoundError):  # removed by another process
-                        if tries == _TRIES or not remove_if_empty(_path(ref)):
+                        if tries == _TRIES or not _remove_if_empty(_path(ref)):
                             raise
 
-    def _replace(
-        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
-    ) -> ETag | Conflict:
+    def _put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:
         with _place(ref, is_new=not isinstance(expected, str)) as place:
             self._sweep(place.folder)
             old = place.folder.status(place.name)
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            with NamedFile.made(place.folder) as new:
+            with NewFile.made(place.folder) as new:
                 if not _fill(ref, new.fd, pieces, place, expected):
                     return CONFLICT
                 if old is not None:
@@ -123,12 +99,12 @@ class LocalWriter:
                 check_folder(ref)  # an unmounted disk is not absence
                 removed = False if expected is None else CONFLICT
             if removed is True:
-                remove_empty_folders(root, folders)
+                _remove_empty_folders(root, folders)
             elif removed is False:  # another process may be about to make that durable
-                sync_nearest(root, folders)
+                _sync_nearest(root, folders)
         return CONFLICT if isinstance(removed, Conflict) else True
 
-    def _sweep(self, folder: Folder) -> None:
+    def _sweep(self, folder: "Folder") -> None:
         with self._lock:
             if folder.path in self._swept:
                 return
@@ -145,7 +121,7 @@ def verify_locks(root: ObjectRef) -> None:
     with translated_write(root), Folder.opened(path) as folder:
         try:
             with folder.locked(), Folder.opened(path) as other:
-                is_exclusive = not try_lock(other.fd)
+                is_exclusive = not _try_lock(other.fd)
         except (PermissionError, TimeoutError):
             raise
         except OSError as error:
@@ -153,86 +129,137 @@ def verify_locks(root: ObjectRef) -> None:
             raise UnwritableError(f"{root}: {reason}") from error
         if not is_exclusive:
             raise UnwritableError(f"{root}: locks of the file system are not exclusive")
-        with NamedFile.made(folder):
+        with NewFile.made(folder):
             pass
 
 
-class _OpenFolders:
-    def __init__(self, stack: ExitStack, sweep: Callable[[Folder], None]) -> None:
-        self._stack = stack
-        self._sweep = sweep
-        self._opened: dict[bytes, Folder] = {}
-        self._synced: dict[bytes, OSError | None] = {}
+class Folder:
+    """An open folder."""
 
-    def open(self, root: bytes, path: bytes) -> Folder:
-        whole = root + b"/" + path if path else root
-        if (known := self._opened.get(whole)) is not None:
-            return known
+    def __init__(self, path: bytes, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: bytes) -> Iterator[Self]:
+        """Open the folder *path*, following links; an empty path is the root."""
+        fd = os.open(path or b"/", _FOLDER)
         try:
-            folder = self._stack.enter_context(Folder.opened(whole))
+            yield cls(path, fd)
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the advisory lock of the folder; raise `OSError` if there are no such locks."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while not _try_lock(self.fd):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the folder was locked for {_LOCK_TIMEOUT_S:g} s")
+            time.sleep(random.uniform(0, _PAUSE_S))  # noqa: S311  not a secret
+        try:
+            yield
+        finally:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def status(self, name: bytes) -> os.stat_result | None:
+        """Return the status of a regular file, `None` if absent; raise `IsADirectoryError` else."""
+        try:
+            status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
-            make_folders(root, path.split(b"/") if path else [])
-            folder = self._stack.enter_context(Folder.opened(whole))
-        self._sweep(folder)
-        self._opened[whole] = folder
-        return folder
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "not a regular file", os.fsdecode(name))
+        return status
 
-    def sync(self, folder: Folder) -> None:
-        """Make the names durable; the system reports a failure once, here all files hear it."""
-        if folder.path not in self._synced:
-            self._synced[folder.path] = None
+    @contextmanager
+    def reading(self, name: bytes) -> Iterator[int]:
+        fd = os.open(name, _FILE, dir_fd=self.fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def sync(self) -> None:
+        os.fsync(self.fd)
+
+    def sweep(self) -> None:
+        """Remove the temporary files of writers that have died."""
+        with os.scandir(self.fd) as entries:
+            names = [os.fsencode(entry.name) for entry in entries]
+        for name in names:
+            if name.startswith(_PREFIX):
+                with suppress(OSError), self.reading(name) as fd:
+                    if _try_lock(fd):
+                        os.unlink(name, dir_fd=self.fd)
+
+
+class NewFile:
+    """A file with a temporary name, open for writing; it is locked while its writer lives."""
+
+    def __init__(self, folder: Folder, name: bytes, fd: int) -> None:
+        self.folder = folder
+        self.name = name
+        self.fd = fd
+
+    @classmethod
+    @contextmanager
+    def made(cls, folder: Folder) -> Iterator[Self]:
+        """Create a file in *folder*, whose temporary name is removed at the end."""
+        new = cls._make(folder)
+        try:
+            yield new
+        finally:
             try:
-                folder.sync()
-            except OSError as error:
-                self._synced[folder.path] = error
-        if (failure := self._synced[folder.path]) is not None:
-            raise failure
+                with suppress(FileNotFoundError):
+                    os.unlink(new.name, dir_fd=folder.fd)
+            finally:
+                os.close(new.fd)
 
-
-class _FileCreation:
-    def __init__(self, wanted: NewObject, folders: _OpenFolders, stack: ExitStack) -> None:
-        self.created: Created = None
-        self._wanted = wanted
-        self._folders = folders
-        self._stack = stack
-        self._name = b""
-        self._file: UnnamedFile | None = None
-
-    def attempt(self, step: Callable[["_FileCreation"], None]) -> None:
-        if self.created is None:
+    @classmethod
+    def _make(cls, folder: Folder) -> Self:
+        """Create and lock a file, again if a sweep removed it before it was locked."""
+        while True:
+            name = _PREFIX + secrets.token_hex(8).encode()
+            fd = os.open(name, _NEW, 0o666, dir_fd=folder.fd)
             try:
-                with translated_write(self._wanted.ref):
-                    step(self)
-            except ShardgateError as error:
-                self.created = error
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:
+                    return cls(folder, name, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
 
-    def begin(self) -> None:
-        """Write the bytes to an unnamed file, unless the name is known to exist."""
-        ref, pieces, expected = self._wanted
-        if not (path := name_of(ref.key)):
-            raise BadKeyError(f"{ref.key!r} cannot be the name of a file")
-        above, _, self._name = path.rpartition(b"/")
-        with suppress(FileNotFoundError):  # the folder was empty, and another process removed it
-            folder = self._folders.open(folder_of(ref.bucket), above)
-            if expected is None and folder.has(self._name):
-                return
-            self._file = self._stack.enter_context(UnnamedFile.made(folder))
-        if self._file is not None:
-            self._file.write(pieces)
-            self._file.set_time(None)
+    def set_time(self, old: os.stat_result | None) -> None:
+        """Set the modification time to now, and later than *old*: inode numbers are reused."""
+        before_ns = 0 if old is None else old.st_mtime_ns
+        now_ns = max(time.time_ns(), before_ns + 1)
+        os.utime(self.fd, ns=(now_ns, now_ns))
+        if old is not None and os.fstat(self.fd).st_mtime_ns <= before_ns:
+            later_ns = before_ns + _COARSE_NS
+            os.utime(self.fd, ns=(later_ns, later_ns))
 
-    def flush(self) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fd)
+    def link(self, name: bytes) -> bool:
+        """Link the file to *name* unless that exists; return whether it did not.
 
-    def link(self) -> None:
-        if self._file is not None and not self._file.link(self._name):
-            self._file = None
+        Programs without locks may create a file of that name at any moment. Where links are
+        impossible it is renamed.
+        """
+        folder = self.folder.fd
+        try:
+            os.link(self.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self.rename(name)
+        return True
 
-    def settle(self) -> None:
-        if self._file is not None:
-            self._folders.sync(self._file.folder)
-            self.created = file_version(self._file.status())
+    def rename(self, name: bytes) -> None:
+        os.rename(self.name, name, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
 
 
 class _FilePlace(NamedTuple):
@@ -240,22 +267,20 @@ class _FilePlace(NamedTuple):
     name: bytes
     is_linked: bool
 
-    def swap(self, new: NamedFile, expected: Expected) -> ETag | Conflict:
+    def swap(self, new: NewFile, expected: Expected) -> ETag | Conflict:
         with self.folder.locked():
             old = self.folder.status(self.name)
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            if old is not None and old.st_mtime_ns >= new.status().st_mtime_ns:
+            if old is not None and old.st_mtime_ns >= os.fstat(new.fd).st_mtime_ns:
                 new.set_time(old)
                 os.fsync(new.fd)
-            # Files are created without a lock, so that there may be one by now.
-            is_linked = new.link(self.name) if old is None else None
-            if is_linked is False and isinstance(expected, Absent):
-                return CONFLICT
-            if not is_linked:
+            if not isinstance(expected, Absent):
                 new.rename(self.name)
+            elif not new.link(self.name):
+                return CONFLICT
         self.folder.sync()
-        return file_version(new.status())
+        return file_version(os.fstat(new.fd))
 
     def remove(self, expected: ETag | None) -> bool | Conflict:
         with self.folder.locked():
@@ -289,7 +314,7 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_FilePlace]:
             if not is_new:
                 raise
             root = folder_of(ref.bucket)
-            make_folders(root, wanted.removeprefix(root + b"/").split(b"/")[:-1])
+            _make_folders(root, wanted.removeprefix(root + b"/").split(b"/")[:-1])
             folder = stack.enter_context(Folder.opened(above))
         yield _FilePlace(folder, last, is_linked)
 
@@ -303,7 +328,7 @@ def _fill(
 ) -> bool:
     """Write *pieces*; return whether the file that ranges refer to is still in place."""
     with ExitStack() as stack:
-        target = stack.enter_context(open(fd, "wb", _BUFFER_NBYTES, closefd=False))
+        target = stack.enter_context(open(fd, "wb", _COPY_NBYTES, closefd=False))
         source = None
         for piece in pieces:
             if isinstance(piece, bytes):
@@ -316,29 +341,77 @@ def _fill(
                     return False
                 if file_version(os.fstat(source)) != expected:
                     return False
-            _copy(ref, source, target, piece)
+            for data in _read(ref, source, piece):
+                target.write(data)
     return True
 
 
-def _copy(ref: ObjectRef, source: int, target: BinaryIO, piece: ByteRange) -> None:
-    """Copy *piece* within the file system, which may share its blocks."""
-    target.flush()
+def _read(ref: ObjectRef, source: int, piece: ByteRange) -> Iterator[bytes]:
     at = piece.start
     while at < piece.stop:
-        copied = _copy_some(source, target, at, piece.stop - at)
-        if not copied:
+        if not (data := os.pread(source, min(piece.stop - at, _COPY_NBYTES), at)):
             raise RangeNotSatisfiedError(ref, os.fstat(source).st_size)
-        at += copied
+        yield data
+        at += len(data)
 
 
-def _copy_some(source: int, target: BinaryIO, at: int, nbytes: int) -> int:
+def _make_folders(folder: bytes, names: list[bytes]) -> None:
+    """Create the nested folders *names* below *folder*, durably."""
+    for name in names:
+        above, folder = folder, folder + b"/" + name
+        if not os.path.isdir(folder):  # noqa: PTH112  paths are bytes
+            with suppress(FileExistsError):
+                os.mkdir(folder)  # noqa: PTH102
+            with Folder.opened(above) as opened:
+                opened.sync()
+
+
+def _remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
+    """Remove the innermost of nested folders, and its parents that are then empty, durably."""
+    while names:
+        try:
+            os.rmdir(b"/".join((folder, *names)))  # noqa: PTH106
+        except FileNotFoundError:  # removed by another process
+            pass
+        except OSError:  # most often not empty
+            break
+        names = names[:-1]
+    _sync_nearest(folder, names)
+
+
+def _sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
+    """Make a removal in nested folders durable; raise `FileNotFoundError` if *folder* is gone."""
+    while True:
+        try:
+            with Folder.opened(b"/".join((folder, *names))) as opened:
+                return opened.sync()
+        except (FileNotFoundError, NotADirectoryError):
+            if not names:
+                raise
+        names = names[:-1]
+
+
+def _remove_if_empty(path: bytes) -> bool:
+    """Remove a folder of only folders and temporary files; raise `OSError` for one in use."""
+    folders = [path]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.name.startswith(_PREFIX):
+                    return False
+    for folder in reversed(folders):
+        with Folder.opened(folder) as opened:
+            opened.sweep()
+        os.rmdir(folder)  # noqa: PTH106  paths are bytes
+    return True
+
+
+def _try_lock(fd: int) -> bool:
+    """Lock an open file or folder; return `False` if it is locked already."""
     try:
-        if copied := os.copy_file_range(source, target.fileno(), nbytes, offset_src=at):
-            return copied
-    except OSError as error:
-        if error.errno not in _NO_COPY:
-            raise
-    data = os.pread(source, min(nbytes, _COPY_NBYTES), at)
-    target.write(data)
-    target.flush()
-    return len(data)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -64,7 +64,7 @@ class S3Store(S3Writer, HttpReader):
             settings or StoreSettings(),
             connections=connections,
             timeout_s=timeout_s,
-            write_timeout_s=max(timeout_s, options.deadline_s),
+            deadline_s=options.deadline_s,
         )
         http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
         HttpReader.__init__(self, http)

@@ -1,21 +1,17 @@
-"""Clients of botocore, their errors as ours, and the parts of S3's responses that writes need."""
+"""Clients of botocore, their errors as ours, and requests repeated until they are answered."""
 
 import asyncio
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import cache
 from hashlib import sha256
 from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
-from botocore.credentials import Credentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -38,19 +34,23 @@ from app.errors import (
     StorageTimeoutError,
     StorageUnavailableError,
 )
-from app.model import ETag, ObjectRef
+from app.model import ObjectRef
 from app.settings import StoreSettings
-from app.storage.http_headers import version_of
 from app.storage.http_reader import NO_SUCH_KEY, Refusal, no_bucket
+from app.storage.wrappers import RetryPolicy
 
+NOT_IMPLEMENTED: Final = 501
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _NO_BUCKET: Final = "NoSuchBucket"
 _GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
 """An upload that is gone lost a race, or was swept: the write starts again."""
-_BARE_ETAG: Final = re.compile('[^"]+')
-_WRITE_IDS: Final = "shardgate-writes"
-_WRITE_ID: Final = re.compile("[0-9a-f]{16}")
+_REQUIRED: Final = {
+    "create_multipart_upload": "UploadId",
+    "upload_part": "ETag",
+    "upload_part_copy": "CopyPartResult",
+}
+"""Members without which a response is not that of S3."""
 _PIECE_NBYTES: Final = 256 * 1024
 _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
@@ -58,8 +58,6 @@ _DIGEST: Final = "shardgate_sha256"
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
 
 type S3Answer = dict[str, Any]
-type WriteIds = tuple[str, ...]
-"""Ids of the writes that made an object, the newest first; objects carry them as metadata."""
 
 
 class S3Client:
@@ -71,13 +69,18 @@ class S3Client:
         *,
         connections: int = 64,
         timeout_s: float = 10.0,
-        write_timeout_s: float = 30.0,
+        deadline_s: float = 30.0,
     ) -> None:
         self._settings = settings
         self._connections = connections
-        self._timeouts = {"read": timeout_s, "write": write_timeout_s}
+        self._timeouts = {"read": timeout_s, "write": max(timeout_s, deadline_s)}
+        self._policy = RetryPolicy(2 * deadline_s)
         self._session = get_session()
         self._session.register_component("data_loader", _loader())
+        key_id, secret = settings.access_key_id, settings.secret_access_key
+        if key_id is not None and secret is not None:
+            token = settings.session_token and settings.session_token.get_secret_value()
+            self._session.set_credentials(key_id, secret.get_secret_value(), token)
         self._clients: dict[str, Any] = {}
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
@@ -94,12 +97,7 @@ class S3Client:
 
     async def credentials(self) -> Any:
         """Return frozen credentials from the settings or botocore's chain, `None` without any."""
-        key_id, secret = self._settings.access_key_id, self._settings.secret_access_key
-        if key_id is not None and secret is not None:
-            token = self._settings.session_token
-            shown = None if token is None else token.get_secret_value()
-            return Credentials(key_id, secret.get_secret_value(), shown)
-        found = None if self._settings.anonymous else await self._session.get_credentials()
+        found = None if self.is_anonymous else await self._session.get_credentials()
         return None if found is None else await found.get_frozen_credentials()
 
     async def reader(self) -> Any:
@@ -120,6 +118,34 @@ class S3Client:
                     raise
                 return refusal
             return answer
+
+    async def do(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
+        """Send an idempotent request until it is done; raise the error of a refusal."""
+        answer = await self.send_until_answered(ref, operation, **params)
+        if isinstance(answer, Refusal):
+            raise answer.failure(ref)
+        return answer
+
+    async def send_until_answered(
+        self, ref: ObjectRef, operation: str, **params: Any
+    ) -> S3Answer | Refusal:
+        """Send an idempotent request until the response is S3's and not transient."""
+
+        async def attempt() -> S3Answer | Refusal:
+            answer = await self.send(ref, operation, **params)
+            if isinstance(answer, Refusal):
+                error = answer.failure(ref)
+                if is_transient_write(error) and answer.status != NOT_IMPLEMENTED:
+                    raise error
+            elif (member := _REQUIRED.get(operation)) and not answer.get(member):
+                raise StorageUnavailableError(ref, f"the response to {operation} has no {member}")
+            return answer
+
+        return await self.retried(ref, attempt)
+
+    async def retried[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat *attempt* after errors that may be gone a moment later, also time-outs."""
+        return await self._policy.run(ref, attempt, is_transient=is_transient_write)
 
     async def check_reachable(self, ref: ObjectRef) -> None:
         with translated(ref):
@@ -146,7 +172,6 @@ class S3Client:
 
     def _options(self, purpose: str) -> dict[str, Any]:
         settings = self._settings
-        secret, token = settings.secret_access_key, settings.session_token
         endpoint = settings.endpoint_url or self._session.get_config_variable("endpoint_url")
         region = settings.region or self._session.get_config_variable("region")
         config = AioConfig(
@@ -162,9 +187,6 @@ class S3Client:
         return {
             "region_name": region or "us-east-1",
             "endpoint_url": settings.endpoint_url,
-            "aws_access_key_id": settings.access_key_id,
-            "aws_secret_access_key": secret and secret.get_secret_value(),
-            "aws_session_token": token and token.get_secret_value(),
             "config": config,
         }
 
@@ -207,56 +229,6 @@ def _refusal(error: ClientError) -> Refusal:
     return Refusal("GET", status, code)
 
 
-class ObjectState(NamedTuple):
-    """Current state of an object."""
-
-    etag: ETag
-    size: int
-    ids: WriteIds
-
-
-async def head(client: S3Client, ref: ObjectRef) -> ObjectState | None:
-    """Return version, size and write ids of *ref*, `None` if absent."""
-    answer = await client.send(ref, "head_object")
-    if isinstance(answer, Refusal):
-        if answer.status == _NOT_FOUND and await _is_absent(client, ref):
-            return None
-        raise answer.failure(ref)
-    headers, size = _headers(answer), int(answer.get("ContentLength", 0))
-    if b"etag" not in headers:
-        raise StorageUnavailableError(ref, "the response has no ETag, which S3 always sends")
-    listed = str(answer.get("Metadata", {}).get(_WRITE_IDS, "")).split()
-    ids = tuple(each for each in listed if _WRITE_ID.fullmatch(each))
-    return ObjectState(version_of(headers, size), size, ids)
-
-
-async def _is_absent(client: S3Client, ref: ObjectRef) -> bool:
-    """Request the error document that proves absence by GET: a HEAD has none."""
-    answer = await client.send(ref, "get_object", Range="bytes=0-0")
-    if isinstance(answer, Refusal):
-        return answer.is_no_such_key
-    answer["Body"].close()
-    return False
-
-
-def ids_metadata(ids: WriteIds) -> dict[str, str]:
-    """Return the user metadata that carries *ids*."""
-    return {_WRITE_IDS: " ".join(ids)}
-
-
-def etag_of(answer: Mapping[str, Any]) -> ETag | None:
-    """Return the version in the response to a write, if it has one."""
-    etag = str(answer.get("CopyObjectResult", answer).get("ETag") or "")
-    if not etag or etag.startswith("W/"):
-        return None
-    return ETag(f'"{etag}"' if _BARE_ETAG.fullmatch(etag) else etag)
-
-
-def server_of(answer: S3Answer) -> str:
-    """Return the ``Server`` header."""
-    return _headers(answer).get(b"server", b"").decode("latin-1")
-
-
 def is_refused(answer: S3Answer | Refusal) -> bool:
     """Return whether a precondition failed, or its object or upload is gone."""
     if not isinstance(answer, Refusal):
@@ -269,11 +241,6 @@ def is_transient_write(error: StorageError) -> bool:
     if isinstance(error, StorageUnavailableError):
         return not error.lasting
     return isinstance(error, StorageThrottledError | StorageTimeoutError)
-
-
-def _headers(answer: S3Answer) -> dict[bytes, bytes]:
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return {k.lower().encode("latin-1"): str(v).encode("latin-1") for k, v in headers.items()}
 
 
 def _hash_in_thread(client: Any) -> None:
@@ -294,21 +261,6 @@ class _HashedBefore(S3SigV4Auth):
         return request.context.get(_DIGEST) or super().payload(request)
 
 
-class _DividedPayload(Payload):
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body)
-        self._size = len(body)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        view = memoryview(self._value)
-        for at in range(0, len(view), _PIECE_NBYTES):
-            await writer.write(view[at : at + _PIECE_NBYTES])
-            await asyncio.sleep(0)
-
-
 def _choose_signer(signature_version: Any, **_: Any) -> str | None:
     return _SIGNATURE if signature_version in _REPLACED_SIGNATURES else None
 
@@ -322,7 +274,14 @@ async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
 def _divide(request: Any, **_: Any) -> None:
     body = _large(request.body)
     if body is not None:
-        request.body = _DividedPayload(body)
+        request.body = _pieces_of(body)
+
+
+async def _pieces_of(body: bytes) -> AsyncIterator[memoryview]:
+    view = memoryview(body)
+    for at in range(0, len(view), _PIECE_NBYTES):
+        yield view[at : at + _PIECE_NBYTES]
+        await asyncio.sleep(0)
 
 
 def _large(body: Any) -> bytes | None:

@@ -6,31 +6,24 @@ object carries as metadata with those of the last few writes before it, and the 
 before a request is repeated, and after each refusal.
 """
 
+import re
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
 from app.errors import StorageError, StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
-from app.storage.http_headers import derive_etag
-from app.storage.http_reader import Refusal
-from app.storage.s3_client import (
-    ObjectState,
-    S3Answer,
-    S3Client,
-    WriteIds,
-    etag_of,
-    head,
-    ids_metadata,
-    is_refused,
-    is_transient_write,
-)
-from app.storage.wrappers import RetryPolicy
+from app.storage.http_headers import METADATA, derive_etag, version_of
+from app.storage.http_reader import HttpReader, Refusal
+from app.storage.s3_client import S3Answer, S3Client, is_refused, is_transient_write
 
+_WRITE_IDS: Final = "shardgate-writes"
+_WRITE_ID: Final = re.compile("[0-9a-f]{16}")
+_BARE_ETAG: Final = re.compile('[^"]+')
 _KEPT_IDS: Final = 8
 _NO_CONTENT: Final = 204
 _DEFAULT_TYPE: Final = "binary/octet-stream"
@@ -38,12 +31,33 @@ _DEFAULT_TYPE: Final = "binary/octet-stream"
 
 type Send = Callable[..., Awaitable[S3Answer | Refusal]]
 """Sends the write with the conditions it is called with."""
-type Compare = Callable[[ObjectState], Awaitable[bool]]
+type WriteIds = tuple[str, ...]
+"""Ids of the writes that made an object, the newest first; objects carry them as metadata."""
 
 
 def next_ids(before: WriteIds) -> WriteIds:
     """Return a new id in front of those of the object that is replaced."""
     return (secrets.token_hex(8), *before)[: _KEPT_IDS + 1]
+
+
+def ids_metadata(ids: WriteIds) -> dict[str, str]:
+    """Return the user metadata that carries *ids*."""
+    return {_WRITE_IDS: " ".join(ids)}
+
+
+def etag_of(answer: Mapping[str, Any]) -> ETag | None:
+    """Return the version in the response to a write, if it has one."""
+    etag = str(answer.get("CopyObjectResult", answer).get("ETag") or "")
+    if not etag or etag.startswith("W/"):
+        return None
+    return ETag(f'"{etag}"' if _BARE_ETAG.fullmatch(etag) else etag)
+
+
+class ObjectState(NamedTuple):
+    """Current state of an object."""
+
+    etag: ETag
+    ids: WriteIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,124 +93,90 @@ class ObjectWrite:
         }
 
 
-class _Request[T](ABC):
-    def __init__(self, client: S3Client, policy: RetryPolicy, ref: ObjectRef) -> None:
-        self._client = client
-        self._policy = policy
-        self._ref = ref
-        self._in_doubt = False
+class Swapper:
+    """Writes and removes objects under conditions."""
 
-    async def run(self) -> T:
+    def __init__(self, client: S3Client, reader: HttpReader) -> None:
+        self._client = client
+        self._reader = reader
+
+    async def state(self, ref: ObjectRef) -> ObjectState | None:
+        """Return version and write ids of *ref*, `None` if absent."""
+        return await self._client.retried(ref, lambda: self._look(ref))
+
+    async def write(self, write: ObjectWrite, send: Send) -> ETag | Conflict:
+        """Write once; return the new version, also if that was replaced since."""
+        own = write.ids[0]
+
+        def settle(state: ObjectState | None) -> ETag | Conflict | None:
+            if state is not None and own in state.ids:
+                return state.etag if own == state.ids[0] else derive_etag(own.encode())
+            return None if is_as_expected(state and state.etag, write.expected) else CONFLICT
+
+        attempt = partial(send, **write.conditions)
+        lost = None if write.expected is None else CONFLICT
+        return await self._run(write.ref, attempt, etag_of, settle, lost)
+
+    async def remove(self, ref: ObjectRef, expected: ETag | None) -> Literal[True] | Conflict:
+        """Remove *ref*, in the version *expected* only if that is one."""
+
+        def accept(answer: S3Answer) -> Literal[True] | None:
+            return True if answer["ResponseMetadata"]["HTTPStatusCode"] == _NO_CONTENT else None
+
+        def settle(state: ObjectState | None) -> Literal[True] | Conflict | None:
+            if state is None:
+                return True
+            return CONFLICT if expected not in (None, state.etag) else None
+
+        condition = {} if expected is None else {"IfMatch": str(expected)}
+        attempt = partial(self._client.send, ref, "delete_object", **condition)
+        return await self._run(ref, attempt, accept, settle, CONFLICT)
+
+    async def _run[T](
+        self,
+        ref: ObjectRef,
+        send: Send,
+        accept: Callable[[S3Answer], T | None],
+        settle: Callable[[ObjectState | None], T | None],
+        lost: T | None,
+    ) -> T:
+        """Repeat *send* until a response or the object itself shows the outcome.
+
+        *accept* returns the outcome that a response proves, and *settle* that which the state of
+        the object proves. A refusal that the state does not explain has the outcome *lost*.
+        """
+        in_doubt = False
+
+        async def attempt() -> T:
+            nonlocal in_doubt
+            was_in_doubt = in_doubt
+            if was_in_doubt and (known := settle(await self._look(ref))) is not None:
+                return known
+            in_doubt = True
+            answer = await send()
+            if not isinstance(answer, Refusal):  # perhaps of a proxy
+                if (known := accept(answer) or settle(await self._look(ref))) is not None:
+                    return known
+                raise StorageUnavailableError(ref, "the response is not that of S3 to a write")
+            if lost is not None and is_refused(answer):
+                return settle(await self._look(ref)) or lost
+            error = answer.failure(ref)
+            in_doubt = was_in_doubt or is_transient_write(error)
+            raise error
+
         try:
-            return await self._policy.run(self._ref, self._attempt, is_transient=is_transient_write)
+            return await self._client.retried(ref, attempt)
         except StorageError:
-            if self._in_doubt:
+            if in_doubt:
                 with suppress(StorageError):
-                    if (settled := await self._settle()) is not None:
-                        return settled
+                    if (known := settle(await self._look(ref))) is not None:
+                        return known
             raise
 
-    async def _attempt(self) -> T:
-        was_in_doubt = self._in_doubt
-        if was_in_doubt and (settled := await self._settle()) is not None:
-            return settled
-        self._in_doubt = True
-        answer = await self._send()
-        if not isinstance(answer, Refusal):
-            return await self._accepted(answer)
-        if is_refused(answer) and (refused := await self._refused()) is not None:
-            return refused
-        error = answer.failure(self._ref)
-        self._in_doubt = was_in_doubt or is_transient_write(error)
-        raise error
-
-    @abstractmethod
-    async def _send(self) -> S3Answer | Refusal:
-        """Send the request once."""
-
-    @abstractmethod
-    async def _accepted(self, answer: S3Answer) -> T:
-        """Return the outcome according to the response."""
-
-    @abstractmethod
-    async def _refused(self) -> T | None:
-        """Return the outcome after a failed precondition, `None` if there was none."""
-
-    @abstractmethod
-    async def _settle(self) -> T | None:
-        """Look at the object; return `None` if the request is still to be done."""
-
-
-class Swap(_Request[ETag | Conflict]):
-    """One conditional write; its outcome is the new version, also if that was replaced since."""
-
-    def __init__(
-        self,
-        client: S3Client,
-        policy: RetryPolicy,
-        write: ObjectWrite,
-        send: Send,
-        compare: Compare | None = None,
-    ) -> None:
-        super().__init__(client, policy, write.ref)
-        self._write = write
-        self._send_with = send
-        self._compare = compare
-
-    async def _send(self) -> S3Answer | Refusal:
-        return await self._send_with(**self._write.conditions)
-
-    async def _accepted(self, answer: S3Answer) -> ETag | Conflict:
-        """Look for a write whose response has no ETag, and may be a proxy's."""
-        if (etag := etag_of(answer) or await self._settle()) is None:
-            raise StorageUnavailableError(
-                self._ref, "the response to a write has no ETag, and nothing was written"
-            )
-        return etag
-
-    async def _refused(self) -> ETag | Conflict | None:
-        if self._write.expected is None:
+    async def _look(self, ref: ObjectRef) -> ObjectState | None:
+        if (found := await self._reader.head(ref)) is None:
             return None
-        return await self._settle() or CONFLICT
-
-    async def _settle(self) -> ETag | Conflict | None:
-        state = await head(self._client, self._ref)
-        own = self._write.ids[0]
-        if state is not None:
-            if own in state.ids:
-                return state.etag if own == state.ids[0] else derive_etag(own.encode())
-            if self._compare is not None and not state.ids and await self._compare(state):
-                return state.etag
-        if is_as_expected(state and state.etag, self._write.expected):
-            return None
-        return CONFLICT
-
-
-class Removal(_Request[bool | Conflict]):
-    """One DELETE, of the version *expected* only if that is one."""
-
-    def __init__(
-        self, client: S3Client, policy: RetryPolicy, ref: ObjectRef, expected: ETag | None
-    ) -> None:
-        super().__init__(client, policy, ref)
-        self._expected = expected
-
-    async def _send(self) -> S3Answer | Refusal:
-        condition = {} if self._expected is None else {"IfMatch": str(self._expected)}
-        return await self._client.send(self._ref, "delete_object", **condition)
-
-    async def _accepted(self, answer: S3Answer) -> bool:
-        status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        if status != _NO_CONTENT:
-            raise StorageUnavailableError(self._ref, f"a DELETE was answered {status}, not 204")
-        return True
-
-    async def _refused(self) -> bool | Conflict:
-        """Return `True` if the object is gone: the request may have been sent twice."""
-        return True if await head(self._client, self._ref) is None else CONFLICT
-
-    async def _settle(self) -> bool | Conflict | None:
-        state = await head(self._client, self._ref)
-        if state is None:
-            return True
-        return CONFLICT if self._expected not in (None, state.etag) else None
+        headers, size = found
+        listed = headers.get(METADATA + _WRITE_IDS.encode(), b"").decode("latin-1").split()
+        ids = tuple(each for each in listed if _WRITE_ID.fullmatch(each))
+        return ObjectState(version_of(headers, size), ids)

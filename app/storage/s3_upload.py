@@ -16,33 +16,21 @@ from typing import Any, Final, Literal
 from cachetools import LRUCache, TTLCache
 
 from app.concurrency import bounded_gather, is_large, run_in_thread
-from app.errors import (
-    RangeNotSatisfiedError,
-    StorageError,
-    StorageUnavailableError,
-    VersionChangedError,
-)
+from app.errors import RangeNotSatisfiedError, StorageError, VersionChangedError
 from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
     CONFLICT,
     TEMPORARY,
     Conflict,
     Found,
-    ObjectReader,
     WriteNotice,
     assemble,
     nbytes_of,
     plan_spans,
 )
-from app.storage.http_reader import Refusal
-from app.storage.s3_client import (
-    S3Answer,
-    S3Client,
-    bucket_of,
-    is_refused,
-    is_transient_write,
-)
-from app.storage.s3_swap import ObjectWrite, Send, Swap
+from app.storage.http_reader import HttpReader, Refusal
+from app.storage.s3_client import NOT_IMPLEMENTED, S3Answer, S3Client, bucket_of, is_refused
+from app.storage.s3_swap import ObjectWrite, Swapper
 from app.storage.wrappers import RetryPolicy
 
 MIN_NBYTES: Final = 5 * 1024**2
@@ -55,13 +43,8 @@ _KEPT_NBYTES: Final = 64 * 1024**2
 """Writers of a shard mostly write it again: the body that was sent last need not be fetched."""
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 600
-_UNKNOWN_STATUS: Final = frozenset({405, 501})
+_UNKNOWN_STATUS: Final = frozenset({405, NOT_IMPLEMENTED})
 _UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
-_REQUIRED: Final = {
-    "create_multipart_upload": "UploadId",
-    "upload_part": "ETag",
-    "upload_part_copy": "CopyPartResult",
-}
 type Part = ByteRange | list[Piece]
 """A range that the server copies, or pieces that are sent together."""
 type SwapRequest = Literal["complete", "copy"]
@@ -156,7 +139,7 @@ def _split(whole: ByteRange, most: int) -> list[ByteRange]:
 class BodyFetcher:
     """Reads ranges of objects that are rewritten, and keeps the bodies that were sent last."""
 
-    def __init__(self, reader: ObjectReader, policy: RetryPolicy) -> None:
+    def __init__(self, reader: HttpReader, policy: RetryPolicy) -> None:
         self._reader = reader
         self._policy = policy
         self._sent: LRUCache[ObjectRef, tuple[ETag, bytes]] = LRUCache(
@@ -204,79 +187,49 @@ class MultipartWriter:
     """Uploads objects in parts, and removes old uploads that were never finished."""
 
     def __init__(
-        self, client: S3Client, policy: RetryPolicy, fetcher: BodyFetcher, stale_s: float
+        self, client: S3Client, swapper: Swapper, fetcher: BodyFetcher, stale_s: float
     ) -> None:
-        self.client = client
-        self.fetcher = fetcher
-        self._policy = policy
+        self._client = client
+        self._swapper = swapper
+        self._fetcher = fetcher
         self._stale = timedelta(seconds=stale_s)
         self._swept: TTLCache[ObjectRef, bool] = TTLCache(_SWEPT, _SWEEP_S)
 
     async def put(
         self, write: ObjectWrite, parts: Sequence[Part], swap_request: SwapRequest
     ) -> tuple[ETag | Conflict, WriteNotice]:
-        """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too."""
+        """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too.
+
+        An object that is to be copied is completed under a temporary name.
+        """
         await self.sweep(write.ref)
-        upload = self._complete if swap_request == "complete" else self._copy
-        return await upload(write, parts)
-
-    async def _complete(
-        self, write: ObjectWrite, parts: Sequence[Part]
-    ) -> tuple[ETag | Conflict, WriteNotice]:
-        upload, outcome = _MultipartUpload(self, write.ref, write), None
+        ref = write.ref
+        if swap_request == "copy":
+            ref = ObjectRef(ref.bucket, f"{ref.key}{TEMPORARY}{write.ids[0]}")
+        upload = _MultipartUpload(self._client, self._fetcher, ref, write)
+        outcome: ETag | Conflict = CONFLICT
         try:
-            await upload.fill(parts)
-            outcome = await self._swap(write, upload.complete)
-        except VersionChangedError:
-            return CONFLICT, upload.notice
-        else:
-            return outcome, upload.notice
+            with suppress(VersionChangedError):
+                await upload.fill(parts)
+                outcome = await self._swap(write, upload)
         finally:
-            if not isinstance(outcome, str):
-                await upload.abort()
+            await asyncio.shield(self._clean(upload, is_completed=isinstance(outcome, str)))
+        return outcome, upload.notice
 
-    async def _copy(
-        self, write: ObjectWrite, parts: Sequence[Part]
-    ) -> tuple[ETag | Conflict, WriteNotice]:
-        """Complete the upload under a temporary name, and copy the object from there."""
-        temporary = ObjectRef(write.ref.bucket, f"{write.ref.key}{TEMPORARY}{write.ids[0]}")
-        upload = _MultipartUpload(self, temporary, write)
-        try:
-            await upload.fill(parts)
-            await self._swap(ObjectWrite(temporary, None, write.ids, write.kept), upload.complete)
-            send = partial(
-                self.client.send,
-                write.ref,
-                "copy_object",
-                CopySource={"Bucket": bucket_of(temporary), "Key": temporary.key},
-                MetadataDirective="REPLACE",
-                **write.headers,
-            )
-            return await self._swap(write, send), upload.notice
-        except VersionChangedError:
-            return CONFLICT, upload.notice
-        finally:
-            await asyncio.shield(self._remove(temporary))
-
-    async def _swap(self, write: ObjectWrite, send: Send) -> ETag | Conflict:
-        return await Swap(self.client, self._policy, write, send).run()
-
-    async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
-        """Send an idempotent request until it is done; raise `CannotCopyError` if unsupported."""
-
-        async def attempt() -> S3Answer:
-            answer = await self.client.send(ref, operation, **params)
-            if isinstance(answer, Refusal):
-                raise _error(ref, operation, answer)
-            if (member := _REQUIRED.get(operation)) and not answer.get(member):
-                raise StorageUnavailableError(ref, f"the response to {operation} has no {member}")
-            return answer
-
-        return await self._policy.run(ref, attempt, is_transient=is_transient_write)
-
-    async def try_to_send(self, ref: ObjectRef, operation: str, **params: Any) -> None:
-        with suppress(StorageError):
-            await self.send(ref, operation, **params)
+    async def _swap(self, write: ObjectWrite, upload: "_MultipartUpload") -> ETag | Conflict:
+        if not upload.is_temporary:
+            return await self._swapper.write(write, upload.complete)
+        temporary = ObjectWrite(upload.ref, None, write.ids, write.kept)
+        await self._swapper.write(temporary, upload.complete)
+        send = partial(
+            self._client.send,
+            write.ref,
+            "copy_object",
+            CopySource={"Bucket": bucket_of(upload.ref), "Key": upload.ref.key},
+            MetadataDirective="REPLACE",
+            **write.headers,
+        )
+        return await self._swapper.write(write, send)
 
     async def sweep(self, ref: ObjectRef) -> None:
         """Remove old temporary objects and uploads next to *ref*, every 10 minutes at most.
@@ -289,97 +242,100 @@ class MultipartWriter:
         with suppress(StorageError):
             await self._abort_uploads(ref, self._stale)
             prefix = ObjectRef(ref.bucket, f"{ref.key}{TEMPORARY}")
-            answer = await self.send(prefix, "list_objects_v2")
+            answer = await self._client.do(prefix, "list_objects_v2")
             for each in _older(answer, answer.get("Contents", ()), "LastModified", self._stale):
-                await self.try_to_send(ObjectRef(ref.bucket, str(each["Key"])), "delete_object")
+                await self._discard(ObjectRef(ref.bucket, str(each["Key"])), "delete_object")
 
-    async def _remove(self, temporary: ObjectRef) -> None:
+    async def _clean(self, upload: "_MultipartUpload", *, is_completed: bool) -> None:
+        """Remove the parts and a temporary object; if that fails, a sweep does it later."""
         with suppress(StorageError):
-            await self._abort_uploads(temporary, timedelta(0))
-        await self.try_to_send(temporary, "delete_object")
+            upload_id = await upload.begin()
+            if not (is_completed or upload.is_temporary):
+                await self._discard(upload.ref, "abort_multipart_upload", UploadId=upload_id)
+        if upload.is_temporary:
+            with suppress(StorageError):  # also uploads of which no response was heard
+                await self._abort_uploads(upload.ref, timedelta(0))
+            await self._discard(upload.ref, "delete_object")
 
     async def _abort_uploads(self, ref: ObjectRef, age: timedelta) -> None:
-        answer = await self.send(ref, "list_multipart_uploads")
+        answer = await self._client.do(ref, "list_multipart_uploads")
         for each in _older(answer, answer.get("Uploads", ()), "Initiated", age):
             key = str(each["Key"])
             if key == ref.key or key.startswith(f"{ref.key}{TEMPORARY}"):
-                await self.try_to_send(
-                    ObjectRef(ref.bucket, key),
-                    "abort_multipart_upload",
-                    UploadId=str(each["UploadId"]),
-                )
+                found, upload_id = ObjectRef(ref.bucket, key), str(each["UploadId"])
+                await self._discard(found, "abort_multipart_upload", UploadId=upload_id)
+
+    async def _discard(self, ref: ObjectRef, operation: str, **params: Any) -> None:
+        with suppress(StorageError):
+            await self._client.do(ref, operation, **params)
 
 
 class _MultipartUpload:
-    def __init__(self, writer: MultipartWriter, ref: ObjectRef, write: ObjectWrite) -> None:
-        self._writer = writer
-        self._ref = ref
-        self._write = write
-        self._id = ""
-        self._parts: list[dict[str, Any]] = []
+    def __init__(
+        self, client: S3Client, fetcher: BodyFetcher, ref: ObjectRef, write: ObjectWrite
+    ) -> None:
+        self.ref = ref
+        self.is_temporary = ref != write.ref
         self.notice = WriteNotice()
+        self._client = client
+        self._fetcher = fetcher
+        self._write = write
+        self._parts: list[dict[str, Any]] = []
+        create = client.do(ref, "create_multipart_upload", **write.headers)
+        self._created = asyncio.ensure_future(create)
+
+    async def begin(self) -> str:
+        """Return the id; a cancelled caller leaves the request to others."""
+        return str((await asyncio.shield(self._created))["UploadId"])
 
     async def fill(self, parts: Sequence[Part]) -> None:
-        begun = await self._writer.send(self._ref, "create_multipart_upload", **self._write.headers)
-        self._id = str(begun["UploadId"])
+        await self.begin()
         numbered = list(enumerate(parts, 1))
         self._parts = await bounded_gather(self._fill, numbered, limit=_PART_CONCURRENCY)
 
     async def complete(self, **conditions: str) -> S3Answer | Refusal:
-        return await self._writer.client.send(
-            self._ref,
+        return await self._client.send(
+            self.ref,
             "complete_multipart_upload",
-            UploadId=self._id,
+            UploadId=await self.begin(),
             MultipartUpload={"Parts": self._parts},
             **conditions,
         )
 
-    async def abort(self) -> None:
-        """Remove the parts; if that fails, a sweep does it later."""
-        if self._id:
-            await asyncio.shield(
-                self._writer.try_to_send(self._ref, "abort_multipart_upload", UploadId=self._id)
-            )
-
     async def _fill(self, numbered: tuple[int, Part]) -> dict[str, Any]:
         number, part = numbered
+        params = {"UploadId": await self.begin(), "PartNumber": number}
         if isinstance(part, ByteRange):
-            etag = await self._copy(number, part)
+            etag = await self._copy(part, params)
         else:
-            etag = await self._send(number, part)
+            etag = await self._send(part, params)
         return {"PartNumber": number, "ETag": etag}
 
-    async def _copy(self, number: int, part: ByteRange) -> str:
+    async def _copy(self, part: ByteRange, params: dict[str, Any]) -> str:
         source = self._write.ref
-        answer = await self._writer.send(
-            self._ref,
+        answer = await self._client.send_until_answered(
+            self.ref,
             "upload_part_copy",
-            UploadId=self._id,
-            PartNumber=number,
             CopySource={"Bucket": bucket_of(source), "Key": source.key},
             CopySourceRange=f"bytes={part.start}-{part.stop - 1}",
             CopySourceIfMatch=str(self._write.expected),
+            **params,
         )
+        if isinstance(answer, Refusal):
+            if is_refused(answer):
+                raise VersionChangedError(source)
+            if answer.status in _UNKNOWN_STATUS or answer.code in _UNKNOWN_CODES:
+                raise CannotCopyError
+            raise answer.failure(self.ref)
         self.notice = self.notice._replace(copied=self.notice.copied + part.length)
         return str(answer["CopyPartResult"]["ETag"])
 
-    async def _send(self, number: int, part: Sequence[Piece]) -> str:
-        body, fetched = await self._writer.fetcher.join(self._write.ref, part, self._write.version)
-        answer = await self._writer.send(
-            self._ref, "upload_part", UploadId=self._id, PartNumber=number, Body=body
-        )
+    async def _send(self, part: Sequence[Piece], params: dict[str, Any]) -> str:
+        body, fetched = await self._fetcher.join(self._write.ref, part, self._write.version)
+        answer = await self._client.do(self.ref, "upload_part", Body=body, **params)
         sent, already_fetched, copied = self.notice
         self.notice = WriteNotice(sent + len(body), already_fetched + fetched, copied)
         return str(answer["ETag"])
-
-
-def _error(ref: ObjectRef, operation: str, refusal: Refusal) -> Exception:
-    if operation == "upload_part_copy":
-        if is_refused(refusal):
-            return VersionChangedError(ref)
-        if refusal.status in _UNKNOWN_STATUS or refusal.code in _UNKNOWN_CODES:
-            return CannotCopyError()
-    return refusal.failure(ref)
 
 
 def _older(answer: S3Answer, listed: Any, member: str, age: timedelta) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ A server is tried first, since many accept preconditions and ignore them.
 import asyncio
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,28 +31,23 @@ from app.storage.contract import (
     Conflict,
     Expected,
     ObjectHeaders,
-    ObjectReader,
     OnWrite,
     WriteNotice,
     check_write,
     nbytes_of,
 )
 from app.storage.http_headers import is_derived
-from app.storage.http_reader import Refusal
-from app.storage.s3_client import (
+from app.storage.http_reader import HttpReader, Refusal
+from app.storage.s3_client import S3Answer, S3Client, bucket_of, is_refused
+from app.storage.s3_swap import (
     ObjectState,
-    S3Answer,
-    S3Client,
+    ObjectWrite,
+    Swapper,
     WriteIds,
-    bucket_of,
     etag_of,
-    head,
     ids_metadata,
-    is_refused,
-    is_transient_write,
-    server_of,
+    next_ids,
 )
-from app.storage.s3_swap import ObjectWrite, Removal, Swap, next_ids
 from app.storage.s3_upload import (
     BodyFetcher,
     CannotCopyError,
@@ -96,12 +91,12 @@ class S3WriteOptions(NamedTuple):
 class S3Writer:
     """Writing side of `S3Store`."""
 
-    def __init__(self, client: S3Client, reader: ObjectReader, options: S3WriteOptions) -> None:
+    def __init__(self, client: S3Client, reader: HttpReader, options: S3WriteOptions) -> None:
         self._options = options
         self._client = client
-        self._policy = RetryPolicy(2 * options.deadline_s)
+        self._swapper = Swapper(client, reader)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
-        self._multipart = MultipartWriter(client, self._policy, self._fetcher, options.stale_s)
+        self._multipart = MultipartWriter(client, self._swapper, self._fetcher, options.stale_s)
         self._written: LRUCache[ObjectRef, tuple[ETag, WriteIds]] = LRUCache(_KNOWN_OBJECTS)
         """Version and ids of the last writes of this process."""
         self._features: dict[str, ServerFeatures] = {}
@@ -114,9 +109,9 @@ class S3Writer:
         if root in self._verified:
             return
         try:
-            async with asyncio.timeout(self._policy.deadline_s), self._probing:
+            async with asyncio.timeout(2 * self._options.deadline_s), self._probing:
                 if root not in self._verified:
-                    probe = ServerProbe(self._client, self._policy, root)
+                    probe = ServerProbe(self._client, self._swapper, root)
                     self._features[root.bucket] = await probe.run()
                     self._verified.add(root)
         except TimeoutError as error:
@@ -147,7 +142,7 @@ class S3Writer:
             return CONFLICT
         if expected is not None and not (await self._features_of(ref)).conditional_delete:
             return False
-        return await Removal(self._client, self._policy, ref, expected).run()
+        return await self._swapper.remove(ref, expected)
 
     async def _put(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
         total = sum(map(nbytes_of, pieces))
@@ -165,12 +160,12 @@ class S3Writer:
 
     async def _upload(self, write: ObjectWrite, parts: Sequence[Part]) -> ETag | Conflict | None:
         """Upload in parts; return `None` if that is not safe, or saves nothing."""
-        features = await self._features_of(write.ref)
-        if features.swap_request is None or not features.keeps_metadata:
+        swap_request = (await self._features_of(write.ref)).swap_request
+        if swap_request is None:
             return None
         if len(parts) <= 1 or len(write.ref.key.encode()) > _MAX_KEY_NBYTES:
             return None
-        etag, notice = await self._multipart.put(write, parts, features.swap_request)
+        etag, notice = await self._multipart.put(write, parts, swap_request)
         self._options.on_write("copy" if notice.copied else "put", write.ref, notice)
         return etag
 
@@ -189,22 +184,13 @@ class S3Writer:
             ChecksumCRC32C=checksum,
             **write.headers,
         )
-        features = self._features.get(ref.bucket)
-        is_bare = features is not None and not features.keeps_metadata
-        compare = partial(self._has_body, ref, body) if is_bare else None
         try:
-            etag = await Swap(self._client, self._policy, write, send, compare).run()
+            etag = await self._swapper.write(write, send)
         finally:
             self._options.on_write("put", ref, WriteNotice(len(body), fetched))
         if not isinstance(etag, Conflict):
             self._fetcher.keep(ref, etag, body)
         return etag
-
-    async def _has_body(self, ref: ObjectRef, body: bytes, state: ObjectState) -> bool:
-        if state.size != len(body):
-            return False
-        data, _ = await self._fetcher.join(ref, [ByteRange(0, state.size)], state.etag)
-        return data == body
 
     async def _ids_of(self, ref: ObjectRef, expected: Expected) -> WriteIds | Conflict:
         """Return the ids that the version *expected* carries, if the object is in it."""
@@ -215,7 +201,7 @@ class S3Writer:
         known, ids = self._written.get(ref, (None, ()))
         if known == expected:
             return ids
-        state = await self._policy.run(ref, lambda: head(self._client, ref))
+        state = await self._swapper.state(ref)
         return CONFLICT if state is None or state.etag != expected else state.ids
 
     async def _features_of(self, ref: ObjectRef) -> "ServerFeatures":
@@ -234,7 +220,6 @@ def _checksum(body: bytes) -> str:
 class ServerFeatures:
     """Features that a server was seen to have."""
 
-    keeps_metadata: bool
     conditional_delete: bool
     swap_request: SwapRequest | None
 
@@ -242,21 +227,17 @@ class ServerFeatures:
 class ServerProbe:
     """Tries a server with a temporary object below *root*."""
 
-    def __init__(self, client: S3Client, policy: RetryPolicy, root: ObjectRef) -> None:
+    def __init__(self, client: S3Client, swapper: Swapper, root: ObjectRef) -> None:
         key = f"{root.prefix.key}{TEMPORARY}{secrets.token_hex(8)}"
         self._client = client
-        self._policy = policy
+        self._swapper = swapper
         self._ref = ObjectRef(root.bucket, key)
         self._server = ""
 
     async def run(self) -> ServerFeatures:
         """Return the server's features; raise `UnwritableError` if it would lose writes."""
         with suppress(StorageDeniedError):  # so it exists; some servers would create a bucket
-            await self._policy.run(
-                self._ref,
-                lambda: self._client.check_reachable(self._ref),
-                is_transient=is_transient_write,
-            )
+            await self._client.retried(self._ref, lambda: self._client.check_reachable(self._ref))
         try:
             return await self._run()
         finally:
@@ -265,25 +246,27 @@ class ServerProbe:
 
     async def _run(self) -> ServerFeatures:
         metadata = ids_metadata(next_ids(()))
-        made = self._done(await self._send("put_object", Body=b"1", Metadata=metadata))
-        etag = await self._etag()
+        made = await self._client.do(self._ref, "put_object", Body=b"1", Metadata=metadata)
+        headers = made["ResponseMetadata"].get("HTTPHeaders", {})
+        self._server = headers.get("server", "")
+        etag, ids = await self._state()
         if etag_of(made) != etag:
             raise self._unwritable("answers a write with another ETag than a read")
+        if not ids:
+            raise self._unwritable("keeps no metadata, by which lost writes are found")
         for wrong in _WRONGS:
             await self._verify_refusal(**wrong)
         await self._verify_replacement(etag, Body=b"22", Metadata=metadata)
         swap_request = await self._find_swap_request()
-        state = await self._head()
-        keeps_metadata = state is not None and bool(state.ids)
         refused = is_refused(await self._send("delete_object", IfMatch=_WRONG))
-        deletes_by_version = refused and await self._head() is not None
-        return ServerFeatures(keeps_metadata, deletes_by_version, swap_request)
+        deletes_by_version = refused and await self._swapper.state(self._ref) is not None
+        return ServerFeatures(deletes_by_version, swap_request)
 
     async def _verify_refusal(self, **condition: str) -> None:
         header = _HEADERS[next(iter(condition))]
-        before = await self._etag()
+        before = (await self._state()).etag
         answer = await self._send("put_object", Body=b"wrong", **condition)
-        if not isinstance(answer, Refusal) or await self._etag() != before:
+        if not isinstance(answer, Refusal) or (await self._state()).etag != before:
             raise self._unwritable(f"ignores {header}, and would lose writes")
         if not is_refused(answer):
             raise self._unwritable(f"does not support {header}: {answer.code}")
@@ -292,10 +275,11 @@ class ServerProbe:
         """Replace the version *etag*, repeatedly: servers also refuse during another request."""
         for _ in range(_TRIES):
             answer = await self._send("put_object", IfMatch=etag, **params)
-            if not is_refused(answer):
-                self._done(answer)
+            if not isinstance(answer, Refusal):
                 return
-            if await self._etag() != etag:
+            if not is_refused(answer):
+                raise answer.failure(self._ref)
+            if (await self._state()).etag != etag:
                 return
         raise self._unwritable("refuses preconditions that hold")
 
@@ -313,17 +297,17 @@ class ServerProbe:
         for wrong in _WRONGS:
             if not is_refused(await self._send("copy_object", **options, **wrong)):
                 return False
-        right = await self._send("copy_object", **options, IfMatch=await self._etag())
+        right = await self._send("copy_object", **options, IfMatch=(await self._state()).etag)
         return not isinstance(right, Refusal)
 
     async def _completes_conditionally(self) -> bool:
         made = await self._send("create_multipart_upload")
-        if isinstance(made, Refusal) or "UploadId" not in made:
+        if isinstance(made, Refusal):
             return False
         upload = {"UploadId": made["UploadId"]}
         try:
             part = await self._send("upload_part", **upload, PartNumber=1, Body=b"333")
-            if isinstance(part, Refusal) or "ETag" not in part:
+            if isinstance(part, Refusal):
                 return False
             parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
             complete = partial(
@@ -333,32 +317,13 @@ class ServerProbe:
         finally:
             await asyncio.shield(self._send("abort_multipart_upload", **upload))
 
-    async def _etag(self) -> ETag:
-        if (state := await self._head()) is None:
+    async def _state(self) -> ObjectState:
+        if (state := await self._swapper.state(self._ref)) is None:
             raise self._unwritable("does not return an object that was just written")
-        return state.etag
-
-    async def _head(self) -> ObjectState | None:
-        return await self._policy.run(
-            self._ref, lambda: head(self._client, self._ref), is_transient=is_transient_write
-        )
+        return state
 
     async def _send(self, operation: str, **params: Any) -> S3Answer | Refusal:
-        async def attempt() -> S3Answer | Refusal:
-            answer = await self._client.send(self._ref, operation, **params)
-            if isinstance(answer, Refusal) and is_transient_write(
-                error := answer.failure(self._ref)
-            ):
-                raise error
-            return answer
-
-        return await self._policy.run(self._ref, attempt, is_transient=is_transient_write)
-
-    def _done(self, answer: S3Answer | Refusal) -> Mapping[str, Any]:
-        if isinstance(answer, Refusal):
-            raise answer.failure(self._ref)
-        self._server = server_of(answer)
-        return answer
+        return await self._client.send_until_answered(self._ref, operation, **params)
 
     def _unwritable(self, reason: str) -> UnwritableError:
         name = self._server or "without a name"

@@ -1,7 +1,7 @@
 """Stores that are reached directly by one gateway, and by others through a proxy that spoils."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -22,6 +22,22 @@ from tests.support.writable_repositories import Api, Place, new_place
 
 DEADLINE_S: Final = 60
 """Nothing hangs: all is answered by then."""
+
+
+def killed(
+    proxy: Proxy, doomed: Gateway, nth: int, moment: Mishap, work: Callable[[], object]
+) -> bool:
+    """Kill a gateway at the request *nth* that *work* takes; tell whether it got there."""
+    proxy.between = doomed.kill
+    proxy.spoil([nth], moment)
+    try:
+        work()
+    except httpx.TransportError:
+        assert doomed.wait(DEADLINE_S)
+        return True
+    finally:
+        proxy.between = lambda: None
+    return False
 
 
 class Site:

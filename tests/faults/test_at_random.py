@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from math import inf
 from typing import Final, Literal, NamedTuple
@@ -43,10 +43,10 @@ class Mischief(NamedTuple):
 class Pair:
     """The store with arrays in it, and the gateways."""
 
-    def __init__(self, lab: Lab, start: Start) -> None:
+    def __init__(self, lab: Lab, start: Start, environ: Mapping[str, str]) -> None:
         self.lab = lab
         self._start = start
-        self._environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S)
+        self._environ = environ
         self.gateways = [self._started() for _ in range(2)]
         self.urls = [each.url for each in self.gateways]
 
@@ -107,7 +107,9 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> Generator[Pair]:
     """Start the gateways."""
-    with closing(Pair(requested_lab(request, tmp_path_factory), start)) as made:
+    lab = requested_lab(request, tmp_path_factory)
+    environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S)
+    with closing(Pair(lab, start, environ)) as made:
         yield made
 
 
@@ -133,86 +135,85 @@ def test_concurrent_writers_of_a_bucket_lose_nothing(pair: Pair, steps: Plans) -
 
 LATE_S: Final = 3.5
 """Longer than the gateways wait for an answer."""
-READS: Final = ("GET ", "HEAD ")
+READS: Final = {"GET", "HEAD"}
 
 
-class Erring(Proxy):
-    """Spoils writes by chance, or passes them on too late; answers may come too late as well."""
+class Erratic(Proxy):
+    """Spoils requests by chance, or passes writes on too late; answers may come too late too."""
 
     def __init__(self, upstream: str) -> None:
         super().__init__(upstream)
-        self.between = lambda: time.sleep(LATE_S if self._draw() < self.late else 0)
-        self.spoilt = 0.0
-        """Which share of the writes is spoilt."""
-        self.late = 0.0
-        self._random = random.Random(0)
+        self.between = lambda: time.sleep(LATE_S if self._draw() < self._late else 0)
+        self.told: Counter[str] = Counter()
+        """How often the requests of a method were spoilt."""
+        self.begin([])
 
-    def begin(self, seed: int, spoilt: float, late: float) -> None:
-        """Be bad from now on."""
-        self._random.seed(seed)
-        self.spoilt, self.late = spoilt, late
+    def begin(
+        self,
+        faults: list[Fault],
+        seed: int = 1,
+        *,
+        reads: float = 0,
+        writes: float = 0,
+        late: float = 0,
+    ) -> None:
+        """Choose one of *faults* for a share of the reads and of the writes from now on."""
+        self._random = random.Random(seed)
+        self._faults, self._late = faults, late
+        self._shares = reads, writes
 
-    def note(self, request: str) -> Mishap | None:
+    def note(self, request: str) -> Fault | None:
         """Choose what is to become of a request."""
-        if request.startswith(READS) or self._draw() >= self.spoilt:
+        method = request.partition(" ")[0]
+        if self._draw() >= self._shares[method not in READS]:
             return None
-        if self._draw() < self.late:
+        if self._draw() < self._late:
             time.sleep(LATE_S)
             return None
-        return self._random.choice(list(Mishap))
+        fault = self._random.choice(self._faults)
+        if method == "DELETE" and fault is Lie.EMPTY_204:
+            return None
+        self.passes_on = self._draw() < 0.5
+        self.told[method] += 1
+        return fault
 
     def _draw(self) -> float:
         return self._random.random()
 
 
-class ErringSite:
-    """A bucket with arrays in it, and two gateways that reach it through the proxy."""
-
-    def __init__(self, lab: Lab, erring: Erring, urls: list[str]) -> None:
-        self.lab = lab
-        self._erring = erring
-        self._urls = urls
-
-    def play(self, plans: Plans, seed: int) -> list[str]:
-        """Let all write, and name the keys under which there is what cannot be there."""
-        name = self.lab.new_array()
-        self._erring.begin(seed, 0.3, 0.05)
-        try:
-            writes = asyncio.run(play(self._urls, name, plans))
-        finally:
-            self._erring.begin(seed, 0, 0)
-        assert all(write.end < inf for write in writes)
-        return impossible(writes, self.lab.read(name))
-
-
 @pytest.fixture(scope="module")
-def erring_site(
+def erring(
     seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
-) -> Generator[ErringSite]:
-    """Start the proxy and the gateways."""
+) -> Generator[tuple[Pair, Erratic]]:
+    """Start the proxy and two gateways that reach the store through it."""
     lab = Lab(tmp_path_factory.mktemp("erring"), seaweedfs)
-    with ExitStack() as stack:
-        erring = Erring(seaweedfs.endpoint_url)
-        stack.enter_context(erring.running())
-        environ = of_dataset(lab.url, seaweedfs, endpoint_url=erring.url) | IMPATIENT
-        gateways = [stack.enter_context(closing(start(environ))) for _ in range(2)]
-        yield ErringSite(lab, erring, [each.url for each in gateways])
+    proxy = Erratic(seaweedfs.endpoint_url)
+    with proxy.running():
+        environ = of_dataset(lab.url, seaweedfs, endpoint_url=proxy.url) | IMPATIENT
+        with closing(Pair(lab, start, environ)) as made:
+            yield made, proxy
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(30, marks=pytest.mark.soak)])
 def test_no_error_of_the_store_loses_what_is_acknowledged(
-    erring_site: ErringSite, examples: int
+    erring: tuple[Pair, Erratic], examples: int
 ) -> None:
     """Each chunk is one that was put last, and readers never see anything else or a failure.
 
     Nothing is taken away here: the request that first made an object, and arrives after that was
     seen to be made by another and removed, makes it again. No condition of S3 tells them apart.
     """
+    pair, proxy = erring
 
     @settings(QUIET, max_examples=examples)
     @given(steps=plans(WRITERS, deletes=False), seed=st.integers(0, 2**32))
     def check(steps: Plans, seed: int) -> None:
-        assert erring_site.play(steps, seed) == []
+        name = pair.lab.new_array()
+        proxy.begin(list(Mishap), seed, writes=0.3, late=0.05)
+        try:
+            assert pair.play(name, steps, []) == []
+        finally:
+            proxy.begin([])
 
     check()
 
@@ -229,39 +230,10 @@ ENVIRON: Final = {
 """Keep nothing, so that each request asks the store."""
 
 
-class Lying(Proxy):
-    """Lies by chance, of what it has passed on and of what it has not."""
-
-    def __init__(self, upstream: str) -> None:
-        super().__init__(upstream)
-        self.told: Counter[str] = Counter()
-        """How often a lie was the answer to a method."""
-        self._lies: list[Fault] = []
-        self._share = 0.0
-        self._random = random.Random(0)
-
-    def lie(self, lies: list[Fault], share: float) -> None:
-        """Choose one of *lies* for a share of the reads, and for three times that of the writes."""
-        self._lies, self._share = lies, share
-
-    def note(self, request: str) -> Fault | None:
-        """Choose what is answered."""
-        method = request.partition(" ")[0]
-        share = self._share if method in {"GET", "HEAD"} else 3 * self._share
-        if self._random.random() >= share:
-            return None
-        lie = self._random.choice(self._lies)
-        if method == "DELETE" and lie is Lie.EMPTY_204:
-            return None
-        self.passes_on = self._random.random() < 0.5
-        self.told[method] += 1
-        return lie
-
-
 class LyingSite:
     """A store with arrays in it, and a gateway that reaches it through the proxy."""
 
-    def __init__(self, lab: Lab, proxy: Lying, url: str) -> None:
+    def __init__(self, lab: Lab, proxy: Erratic, url: str) -> None:
         self.lab = lab
         self.proxy = proxy
         self.url = url
@@ -273,11 +245,11 @@ class LyingSite:
         history = [Write(f"{name}/c/{at}", data, -1, 0) for at, data in old.items()]
         steps = ["GET"] * reads + ["PUT"] * writes
         random.Random(1).shuffle(steps)
-        self.proxy.lie(lies, share)
+        self.proxy.begin(lies, reads=share, writes=3 * share)
         try:
             answers = asyncio.run(self._play(name, steps, history))
         finally:
-            self.proxy.lie([], 0)
+            self.proxy.begin([])
         found = self.lab.read(name)
         assert [key for key, data in found.items() if data not in possible(history, key)] == []
         assert self._objects(name) == {"zarr.json", "c/0", "c/1"}
@@ -322,8 +294,8 @@ def site(
 ) -> Generator[LyingSite]:
     """Start the proxy and the gateway, which has found out already what the store can do."""
     lab = Lab(tmp_path_factory.mktemp("lies"), seaweedfs)
-    with Lying(seaweedfs.endpoint_url).running() as proxy:
-        assert isinstance(proxy, Lying)
+    proxy = Erratic(seaweedfs.endpoint_url)
+    with proxy.running():
         environ = of_dataset(lab.url, seaweedfs, ttl_s=0.001, endpoint_url=proxy.url) | ENVIRON
         with closing(start(environ)) as gateway:
             site = LyingSite(lab, proxy, gateway.url)

@@ -19,10 +19,12 @@ from tests.faults.sites import (
     Session,
     asked,
     begun,
+    killed,
     opened_repository,
     put,
 )
 from tests.storage.proxy import Late, Mishap
+from tests.support.committing import Client
 from tests.support.gateways import Start
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import GROUP
@@ -47,21 +49,15 @@ def site(
         yield made
 
 
-def killed(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> bool:
+def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> bool:
     """Kill who commits at the request *nth*; return whether he got there."""
-    acknowledged, is_killed = None, False
+    acknowledged: list[str] = []
     with site.behind_proxy() as (doomed, client):
-        site.proxy.between = doomed.kill
-        site.proxy.spoil([nth], moment)
-        try:
-            acknowledged = work.commit(client)
-        except httpx.TransportError:
-            assert doomed.wait(DEADLINE_S)
-            is_killed = True
-        finally:
-            site.proxy.between = lambda: None
+        is_killed = killed(
+            site.proxy, doomed, nth, moment, lambda: acknowledged.append(work.commit(client))
+        )
     work.release()
-    work.demand(acknowledged=acknowledged)
+    work.demand(acknowledged=acknowledged[0] if acknowledged else None)
     return is_killed
 
 
@@ -79,7 +75,7 @@ def test_who_is_killed_at_any_step_has_committed_once_or_not(
 ) -> None:
     """The same request to another gateway finds out, or does it, once no lease is held."""
     nth = 0
-    while killed(site, kind(site, next(NUMBERS)), nth, moment):
+    while cut_off(site, kind(site, next(NUMBERS)), nth, moment):
         nth += 1
     assert nth >= kind.steps
     assert len(set(site.healthy.messages())) == len(site.healthy.messages())
@@ -88,7 +84,7 @@ def test_who_is_killed_at_any_step_has_committed_once_or_not(
 @pytest.mark.parametrize("nth", [1, 8, 11, 13])
 def test_another_one_goes_on_with_a_session_at_some_steps(site: RepositorySite, nth: int) -> None:
     """The same, not at each of them."""
-    assert killed(site, Session(site, next(NUMBERS)), nth, Mishap.ANSWER_LOST)
+    assert cut_off(site, Session(site, next(NUMBERS)), nth, Mishap.ANSWER_LOST)
 
 
 @pytest.mark.parametrize("body", [b"\x09" * NBYTES, pytest.param(None, marks=soak)])
@@ -104,15 +100,11 @@ def test_a_write_cut_off_at_each_step_is_done_or_not(
         session = Session(site, next(NUMBERS))
         old = session.get(site.healthy, "b/c/0")
         with site.behind_proxy() as (doomed, client):
-            site.proxy.between = doomed.kill
-            site.proxy.spoil([nth], moment)
-            try:
+
+            def write(session: Session = session, client: Client = client) -> None:
                 assert session.put(client, "b/c/0", body).is_success
-                is_killed = False
-            except httpx.TransportError:
-                assert doomed.wait(DEADLINE_S)
-            finally:
-                site.proxy.between = lambda: None
+
+            is_killed = killed(site.proxy, doomed, nth, moment, write)
         found = session.get(site.healthy, "b/c/0")
         assert found == body or (is_killed and found == old)
         assert session.put(site.healthy, "a/c/0/0", b"\x07" * 4).is_success
@@ -128,11 +120,7 @@ def test_a_lease_is_over_after_a_while(site: RepositorySite) -> None:
     """Nobody has to do anything about it but to wait."""
     session = Session(site, next(NUMBERS))
     with site.behind_proxy() as (doomed, client):
-        site.proxy.between = doomed.kill
-        site.proxy.spoil([6], Mishap.ANSWER_LOST)
-        with pytest.raises(httpx.TransportError):
-            session.commit(client)
-    site.proxy.between = lambda: None
+        assert killed(site.proxy, doomed, 6, Mishap.ANSWER_LOST, lambda: session.commit(client))
 
     session.demand(acknowledged=None)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import httpx
 import pytest
 
-from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, opened
+from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, killed, opened
 from tests.storage.proxy import Mishap
 from tests.support.gateways import Gateway, Start, of_dataset
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
@@ -87,7 +87,7 @@ def test_a_document_is_written_or_not(site: Site, moment: Mishap) -> None:
         old = {0: value(SMALL, 1, 0)}
         name = site.lab.new_array(SMALL, old)
 
-        is_killed = killed(site, nth, moment, f"{name}/zarr.json", document(site, name, new=True))
+        is_killed = cut_off(site, nth, moment, f"{name}/zarr.json", document(site, name, new=True))
 
         attributes = dict(site.lab.open(name).attrs)
         assert attributes == {"new": True} or (is_killed and attributes == {})
@@ -105,19 +105,14 @@ def document(site: Site, name: str, **attributes: object) -> bytes:
     return json.dumps(seen | {"attributes": attributes}).encode()
 
 
-def killed(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) -> bool:
+def cut_off(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) -> bool:
     """Kill a gateway at the request *nth* that a write takes; tell whether it got there."""
+
+    def write() -> None:
+        assert site.put(doomed, key, data).is_success
+
     with site.behind_proxy() as doomed:
-        site.proxy.between = doomed.kill
-        site.proxy.spoil([nth], moment)
-        try:
-            assert site.put(doomed, key, data).is_success
-        except httpx.TransportError:
-            assert doomed.wait(DEADLINE_S)
-            return True
-        finally:
-            site.proxy.between = lambda: None
-        return False
+        return killed(site.proxy, doomed, nth, moment, write)
 
 
 def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:
@@ -129,7 +124,7 @@ def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:
     while is_killed:
         name = site.lab.new_array(rewrite.shape, old)
         key = f"{name}/c/{rewrite.chunk}"
-        is_killed = killed(site, len(names), moment, key, new)
+        is_killed = cut_off(site, len(names), moment, key, new)
 
         expected = {f"{name}/c/{at}": old.get(at) for at in range(rewrite.shape.chunks)}
         found = site.lab.read(name)

@@ -23,7 +23,7 @@ from app.resolve.uploads import Completion, PartName, Upload, Uploads
 from app.storage.contract import UPLOADS, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
-from tests.resolve.writers import Between, Replica, chunks_of, filled, replica, stored
+from tests.resolve.writers import Between, Replica, filled, replica, stored
 from tests.support.resolving import ROOT
 
 MAX = 100
@@ -134,18 +134,6 @@ async def test_processes_take_turns(one: Process, memory: MemoryStore, clock: Cl
     assert stat is not None
     assert stat.etag == etag
     assert await left(memory) == ["done"]
-
-
-async def test_an_inner_chunk_comes_in_parts(one: Process, memory: MemoryStore) -> None:
-    """It is written to its shard on completion."""
-    upload = await one.create("a/c/3")
-    parts = [await one.put("a/c/3", upload, n, b"%d%d" % (n, n)) for n in (1, 2)]
-    assert await stored(memory, "a/c/0") is None
-
-    await one.complete("a/c/3", upload, *parts)
-
-    assert chunks_of(await stored(memory, "a/c/0") or b"") == {3: b"1122"}
-    assert await one.replica.read("a/c/3") == b"1122"
 
 
 async def test_the_client_chooses_among_parts_of_one_number(

@@ -21,6 +21,7 @@ from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, Unmo
 from app.settings import StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http_store import HttpStore
+from app.storage.obstore import CloudStore
 from app.storage.s3 import S3Store
 from tests.storage.faulty import Fault, FaultyServer, etag
 from tests.storage.test_conformance import REQUESTS
@@ -42,6 +43,9 @@ async def store(
     opened: ObjectReader
     if request.param == "http":
         opened = HttpStore(timeout_s=TIMEOUT_S)
+    elif request.param == "gs":
+        settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+        opened = CloudStore("gs", settings, timeout_s=TIMEOUT_S)
     else:
         settings = StoreSettings.model_validate(
             {
@@ -59,9 +63,9 @@ async def store(
 @pytest.fixture
 def ref(store: ObjectReader, faulty: FaultyServer) -> ObjectRef:
     """Name the object as the store knows it."""
-    if isinstance(store, S3Store):
-        return ObjectRef("s3+lab://bucket", "key")
-    return ObjectRef(faulty.url, "bucket/key")
+    if isinstance(store, HttpStore):
+        return ObjectRef(faulty.url, "bucket/key")
+    return ObjectRef("s3+lab://bucket" if isinstance(store, S3Store) else "gs://bucket", "key")
 
 
 async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
@@ -92,9 +96,18 @@ FAILURES = [
     (Fault.WRONG_RANGE, StorageUnavailableError),
     (Fault.BAD_RANGE, StorageUnavailableError),
 ]
+OF_CLOUDS = [(fault, StorageUnavailableError) for fault in (Fault.NO_BUCKET, Fault.IGNORE_RANGE)]
+LASTING = {Fault.TEAPOT, Fault.NO_BUCKET, Fault.BAD_RANGE}
 
 
-@pytest.mark.parametrize(("fault", "error"), FAILURES)
+@pytest.mark.parametrize(
+    ("store", "fault", "error"),
+    [
+        *((kind, *failure) for kind in ("http", "s3", "gs") for failure in FAILURES),
+        *(("gs", *failure) for failure in OF_CLOUDS),
+    ],
+    indirect=["store"],
+)
 async def test_each_fault_has_its_error(
     faulty: FaultyServer,
     store: ObjectReader,
@@ -104,7 +117,10 @@ async def test_each_fault_has_its_error(
     error: type[StorageError],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is never absence, also in a stream; no secret is repeated; the next read is right."""
+    """It is never absence, also in a stream; no secret is repeated; the next read is right.
+
+    What obstore only words differently is told apart too.
+    """
     faulty.fail(fault)
     caplog.set_level(logging.DEBUG)
     for library in ("botocore", "aiobotocore"):  # they log at this level what they sign
@@ -122,6 +138,10 @@ async def test_each_fault_has_its_error(
     faulty.heal()
 
     assert type(raised.value) is type(in_stream.value) is error
+    if isinstance(store, CloudStore):
+        assert faulty.url not in str(raised.value)
+        if isinstance(raised.value, StorageUnavailableError):
+            assert raised.value.lasting is (fault in LASTING)
     logged = "".join(logging.Formatter().format(record) for record in caplog.records)
     assert "X-Amz-Signature" not in logged
     assert SECRET not in logged + repr(store)

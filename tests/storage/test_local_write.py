@@ -24,8 +24,7 @@ from app.errors import (
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
 from app.storage.local import LocalStore
-from app.storage.local_files import Folder
-from app.storage.local_write import Created, LocalWriter, NewObject
+from app.storage.local_write import Folder, LocalWriter
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
 HERE = Path(__file__).parents[2]
@@ -34,16 +33,6 @@ HERE = Path(__file__).parents[2]
 def ref_of(folder: Path, key: str = "key") -> ObjectRef:
     """Name an object of *folder*."""
     return ObjectRef(folder.as_uri(), key)
-
-
-def new(folder: Path, key: str, data: bytes = b"new") -> NewObject:
-    """Want a file in *folder*, whatever was there."""
-    return NewObject(ref_of(folder, key), [data], None)
-
-
-def create_each(wanted: list[NewObject]) -> list[Created]:
-    """Create *wanted* with a writer of its own."""
-    return LocalWriter().create(wanted)
 
 
 async def put(store: LocalStore, ref: ObjectRef, data: bytes) -> ETag:
@@ -123,7 +112,7 @@ def test_a_file_created_without_a_lock_is_noticed(
         return looks[-1]
 
     monkeypatch.setattr(Folder, "status", look_and_wait)
-    written = LocalWriter().replace(ref_of(folder), [b"ours"], expected)
+    written = LocalWriter().put(ref_of(folder), [b"ours"], expected)
 
     assert looks == [None, None]
     assert (written is CONFLICT) == (expected is ABSENT)
@@ -231,10 +220,8 @@ def test_a_folder_removed_under_a_writer_is_made_again(
             removed.append(directory.path)
 
     monkeypatch.setattr(LocalWriter, "_sweep", remove)
-    writer = LocalWriter()
 
-    assert writer.create([NewObject(ref_of(folder, "a/b"), [b"1"], ABSENT)]) == [None]
-    assert isinstance(writer.replace(ref_of(folder, "a/b"), [b"1"], ABSENT), str)
+    assert isinstance(LocalWriter().put(ref_of(folder, "a/b"), [b"1"], ABSENT), str)
     assert len(removed) == 9
     assert (folder / "a/b").read_bytes() == b"1"
 
@@ -328,85 +315,55 @@ async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) 
     assert (folder / "key").read_bytes() == b"old"
 
 
-def test_nothing_has_a_name_before_it_is_durable(tmp_path: Path) -> None:
-    """All bytes of a batch are durable before the first link, and each folder is synced once."""
-    keys = ("a/0", "b/0", "a/1")
-    for key in ("a", "b"):
-        (tmp_path / key).mkdir()
+@pytest.mark.parametrize("expected", [ABSENT, None])
+def test_nothing_has_a_name_before_it_is_durable(folder: Path, expected: Absent | None) -> None:
+    """All bytes, in any number of pieces, are synced before the name is, and then the folder."""
+    pieces = [bytes([number % 251]) * (number % 700) for number in range(5000)]
     calls: list[str] = []
 
     def note(_: FrameType, event: str, function: Any) -> None:
-        if event == "c_call" and function in (os.writev, os.fsync, os.link):
+        if event == "c_call" and function in (os.open, os.fsync, os.link, os.rename):
             calls.append(function.__name__)
 
     sys.setprofile(note)
     try:
-        create_each([new(tmp_path, key) for key in keys])
+        LocalWriter().put(ref_of(folder), pieces, expected)
     finally:
         sys.setprofile(None)
 
-    assert calls == ["writev"] * 3 + ["fsync"] * 3 + ["link"] * 3 + ["fsync"] * 2
+    named = "rename" if expected is None else "link"
+    assert calls == ["open", "open", "fsync", named, "fsync"]
+    assert (folder / "key").read_bytes() == b"".join(pieces)
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208
 
 
-def test_many_pieces_are_written_at_once(tmp_path: Path) -> None:
-    """Pieces of any number and size are written in order, also in a file of their own."""
-    pieces = [bytes([number % 251]) * (number % 700) for number in range(5000)]
+async def test_a_name_that_is_not_durable_fails(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write whose folder cannot be synced is not acknowledged."""
 
-    [made] = create_each([new(tmp_path, "a")._replace(pieces=pieces)])
+    def fail(_: Folder) -> None:
+        raise OSError(errno.EIO, "lost")
 
-    assert isinstance(made, str)
-    assert (tmp_path / "a").read_bytes() == b"".join(pieces)
-
-
-def test_existing_names_are_left_to_replacement(tmp_path: Path) -> None:
-    """A file, a folder and a broken link are not replaced by `create`; other names are created."""
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("nowhere")
-    names = ["file", "folder", "link", "free"]
-
-    for expected in (None, ABSENT):
-        wanted = [new(tmp_path, name)._replace(expected=expected) for name in names]
-        *made, free = create_each(wanted)
-        assert made == [None, None, None]
-        assert isinstance(free, str)
-        (tmp_path / "free").unlink()
-
-    assert (tmp_path / "file").read_bytes() == b"old"
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]  # noqa: PTH208
+    monkeypatch.setattr(Folder, "sync", fail)
+    with pytest.raises(StorageUnavailableError, match="lost"):
+        await put(store, ref_of(folder), b"1")
 
 
-def test_a_failure_in_a_batch_is_that_of_one_file(tmp_path: Path) -> None:
-    """Other files of the batch are complete."""
-    (tmp_path / "file").write_bytes(b"old")
-    keys = ["a", "n" * 256, "../b", "file/b", "c"]
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EMLINK])
+async def test_files_are_made_where_links_are_impossible(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """On FAT, say, a new file is renamed."""
 
-    told = create_each([new(tmp_path, key) for key in keys])
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, "no links here")
 
-    kinds = [type(each) for each in told]
-    assert kinds == [str, BadKeyError, BadKeyError, ConflictError, str]
-    assert [(tmp_path / name).read_bytes() for name in "ac"] == [b"new"] * 2
-    assert sorted(os.listdir(tmp_path)) == ["a", "c", "file"]  # noqa: PTH208
-
-
-def test_names_that_are_not_durable_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system reports a failed sync once; it is raised for all files of that folder."""
-    sync, failed = Folder.sync, list[bytes]()
-
-    def sync_but_once(directory: Folder) -> None:
-        if directory.path.endswith(b"/a") and not failed:
-            failed.append(directory.path)
-            raise OSError(errno.EIO, "lost")
-        sync(directory)
-
-    monkeypatch.setattr(Folder, "sync", sync_but_once)
-    for name in "ab":
-        (tmp_path / name).mkdir()
-
-    told = create_each([new(tmp_path, key) for key in ("a/0", "b/0", "a/1")])
-
-    kinds = [type(each) for each in told]
-    assert kinds == [StorageUnavailableError, str, StorageUnavailableError]
+    monkeypatch.setattr(os, "link", refuse)
+    assert isinstance(await store.put(ref_of(folder), [b"1"], expected=ABSENT), str)
+    assert await store.put(ref_of(folder), [b"2"], expected=ABSENT) is CONFLICT
+    assert (folder / "key").read_bytes() == b"1"
+    assert os.listdir(folder) == ["key"]  # noqa: PTH208
 
 
 async def test_many_at_once_are_all_made(tmp_path: Path) -> None:

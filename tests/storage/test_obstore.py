@@ -7,15 +7,15 @@ from contextlib import aclosing
 
 import pytest
 
-from app.errors import ConfigurationError, StorageDeniedError, StorageError, StorageUnavailableError
+from app.errors import ConfigurationError, StorageDeniedError, StorageUnavailableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import Found
 from app.storage.obstore import CloudStore
 from app.storage.stores import Stores
 from tests.storage.conftest import az_settings
-from tests.storage.faulty import Fault, FaultyServer
-from tests.storage.test_faults import DATA, FAILURES, MIDDLE
+from tests.storage.faulty import FaultyServer
+from tests.storage.test_faults import DATA, MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
 
 REF = ObjectRef("gs://bucket", "key")
@@ -28,33 +28,6 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
     async with aclosing(CloudStore("gs", settings, timeout_s=0.5)) as opened:
         yield opened
-
-
-FAULTS = [
-    *((fault, error) for fault, error in FAILURES if fault is not Fault.EXPIRED),
-    (Fault.NO_BUCKET, StorageUnavailableError),
-    (Fault.IGNORE_RANGE, StorageUnavailableError),
-]
-
-
-@pytest.mark.parametrize(("fault", "error"), FAULTS)
-async def test_each_fault_has_its_error(
-    faulty: FaultyServer, store: CloudStore, fault: Fault, error: type[StorageError]
-) -> None:
-    """What obstore only words differently is told apart, and never is absence."""
-    faulty.fail(fault)
-
-    with pytest.raises(StorageError) as raised:
-        await store.get(REF, MIDDLE)
-    with pytest.raises(StorageError) as in_stream:
-        async with store.stream(REF, MIDDLE, if_match=None) as pieces:
-            assert [piece async for piece in pieces]
-
-    assert type(raised.value) is type(in_stream.value) is error
-    if isinstance(raised.value, StorageUnavailableError):
-        is_lasting = fault in (Fault.TEAPOT, Fault.NO_BUCKET, Fault.BAD_RANGE)
-        assert raised.value.lasting is is_lasting
-    assert faulty.url not in str(raised.value)
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

@@ -1,4 +1,4 @@
-"""Signed bodies as a server receives them, and what the service relies on in botocore."""
+"""Signed bodies as a server receives them."""
 
 import threading
 import tracemalloc
@@ -6,18 +6,12 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from inspect import signature
 from typing import Any, Final
 
 import pytest
-from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
-from botocore import auth
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import EndpointConnectionError
-from botocore.loaders import create_loader
 from pydantic import SecretStr
 
 from app.model import ObjectRef
@@ -136,48 +130,26 @@ async def test_without_a_key_nothing_is_signed(heard: Heard) -> None:
     assert "Authorization" not in headers
 
 
-def test_signers_have_the_steps_that_are_overridden() -> None:
-    """`app.storage.s3_client` replaces the digest, `app.http.credentials.signing` the headers."""
-    signer = auth.S3SigV4QueryAuth(Credentials("id", ""), "s3", "us-east-1")
-    request = AWSRequest("GET", "http://host/key")
-    request.context["timestamp"] = "20260101T000000Z"
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_large_body_is_not_hashed_on_the_event_loop(
+    s3: S3Client, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """The signer of botocore, which would, is given the digest that a thread has computed."""
+    hashed: list[str] = []
+    payload, digest = S3SigV4Auth.payload, sha256
 
-    assert auth.AUTH_TYPE_MAPS["s3v4"] is S3SigV4Auth
-    assert list(signature(S3SigV4Auth.payload).parameters) == ["self", "request"]
-    assert list(signature(signer.headers_to_sign).parameters) == ["request"]
-    canonical = signer.canonical_request(request)
-    assert signer.string_to_sign(request, canonical).splitlines()[:2] == [
-        "AWS4-HMAC-SHA256",
-        "20260101T000000Z",
-    ]
+    def hash_in_signer(signer: S3SigV4Auth, request: AWSRequest) -> Any:
+        hashed.append("signer")
+        return payload(signer, request)
 
+    def hash_in_thread(body: bytes) -> Any:
+        hashed.append("loop" if threading.current_thread() is here else "thread")
+        return digest(body)
 
-@pytest.mark.parametrize("operation", ["PutObject", "UploadPart"])
-async def test_requests_emit_the_events_that_are_listened_to(operation: str) -> None:
-    """`app.storage.s3_client` chooses the signer, and replaces the body before it is sent."""
-    session = get_session()
-    session.register_component("data_loader", create_loader())
-    emitted = []
-    config = AioConfig(retries={"total_max_attempts": 1}, connect_timeout=1)
-    options = {"aws_access_key_id": "id", "aws_secret_access_key": "secret"}
-    async with session.create_client(
-        "s3", "us-east-1", endpoint_url="http://127.0.0.1:9", config=config, **options
-    ) as client:
-        for event in "choose-signer", "before-sign", "before-send":
+    here = threading.current_thread()
+    monkeypatch.setattr(S3SigV4Auth, "payload", hash_in_signer)
+    monkeypatch.setattr("app.storage.s3_client.sha256", hash_in_thread)
+    for size in (9, len(BODY)):
+        await s3.send(REF, operation, Body=BODY[:size], **OPERATIONS[operation])
 
-            def hear(event_name: str, **known: object) -> None:
-                emitted.append((event_name, set(known)))
-
-            client.meta.events.register_first(f"{event}.s3.{operation}", hear)
-        call = client.put_object if operation == "PutObject" else client.upload_part
-        more = {} if operation == "PutObject" else {"UploadId": "id", "PartNumber": 1}
-        with pytest.raises(EndpointConnectionError):
-            await call(Bucket="bucket", Key="key", Body=b"body", **more)
-
-    names = [name for name, _ in emitted]
-    assert names == [
-        f"{event}.s3.{operation}" for event in ("choose-signer", "before-sign", "before-send")
-    ]
-    assert "signature_version" in emitted[0][1]
-    assert {"request", "signature_version"} <= emitted[1][1]
-    assert "request" in emitted[2][1]
+    assert hashed == ["signer", "thread"]

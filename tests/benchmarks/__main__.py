@@ -7,7 +7,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import blocks, commits, comparing, costs, far, manifest, throughput, writing
+from . import (
+    blocks,
+    calls,
+    charts,
+    commits,
+    comparing,
+    costs,
+    far,
+    manifest,
+    sizes,
+    throughput,
+    views,
+    writing,
+)  # fmt: skip
 from .data import write_arrays, write_many_shards
 from .figures import Figure, describe, show, write_json
 from .repositories import write_same
@@ -24,6 +37,8 @@ def main() -> int:
         figures = list(_measure(Path(folder), options))
     machine = describe()
     show(figures, machine)
+    if options.charts:
+        charts.draw(options.charts, figures)
     if options.json:
         write_json(options.json, figures, machine)
     return 0 if all(figure.is_met for figure in figures) else 1
@@ -47,8 +62,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             yield from manifest.measure(home / "g", store)
         if "l" in options.only:
             yield from costs.measure_start(home / "l", store)
-        if "m" in options.only:
-            yield from far.measure(home / "m", root, store)
+        yield from _show_ways(home, root, store, options)
     if "h" in options.only:
         yield from writing.measure(home / "h")
     if "i" in options.only:
@@ -65,6 +79,20 @@ def _compare(
     for part in "jk":
         if part in options.only:
             yield from comparing.measure(part, home / part, root, store, **load)
+    if "n" in options.only:
+        yield from sizes.measure(home / "n", root, store, **load)
+
+
+def _show_ways(
+    home: Path, root: Path, store: Server, options: argparse.Namespace
+) -> Iterator[Figure]:
+    """Run the parts about the way of a request: waits, calls, and views."""
+    if "m" in options.only:
+        yield from far.measure(home / "m", root, store)
+    if "o" in options.only:
+        yield from calls.measure(root)
+    if "p" in options.only:
+        yield from views.measure(home / "p", root, store, rounds=options.rounds)
 
 
 def _parse() -> argparse.Namespace:
@@ -72,24 +100,25 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdefghijklm",
+        default="abcdefghijklmnop",
         metavar="a,b,…",
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
-        "m: far store",
+        "m: far store, n: sizes, o: calls, p: views in Chromium",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
         "--seconds", type=int, default=1, help="of each contestant in each round; default: 1"
     )
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw charts there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args()
 
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdefghijklm"):
-        raise argparse.ArgumentTypeError("the parts are a, b, c, d, e, f, g, h, i, j, k, l, m")
+    if not parts or set(parts) - set("abcdefghijklmnop"):
+        raise argparse.ArgumentTypeError("the parts are a to p")
     return parts
 
 

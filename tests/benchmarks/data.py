@@ -48,14 +48,14 @@ def write_arrays(root: Path) -> None:
     _write_volume(root / "volume", data)
 
 
-def write_morton(path: Path, *, edge: int, per_shard: int) -> None:
+def write_cube(path: Path, *, edge: int, per_shard: int, inner: Coords = INNER) -> None:
     """Write a cube of *edge*³ random chunks, and the same unsharded as ``PATH-plain``."""
-    shape = tuple(edge * size for size in INNER)
+    shape = tuple(edge * size for size in inner)
     data = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    shards = tuple(per_shard * size for size in INNER)
+    shards = tuple(per_shard * size for size in inner)
     for name, shard_shape in (path.name, shards), (f"{path.name}-plain", None):
         array = zarr.create_array(
-            path.with_name(name), shape=shape, chunks=INNER, shards=shard_shape, dtype="uint8",
+            path.with_name(name), shape=shape, chunks=inner, shards=shard_shape, dtype="uint8",
             compressors=None,
         )  # fmt: skip
         array[...] = data
@@ -160,12 +160,17 @@ def read_offsets(array: Path) -> dict[Coords, tuple[str, int]]:
     """Tell for every inner chunk its shard's key and where in the shard it begins."""
     found = {}
     for shard in itertools.product(*map(range, SHARDS)):
-        table = (array / chunk_key(shard)).read_bytes()[-4 - 16 * int(np.prod(PER_SHARD)) : -4]
-        index = np.frombuffer(table, "<u8").reshape(*PER_SHARD, 2)
-        for inner in itertools.product(*map(range, PER_SHARD)):
-            offset, nbytes = map(int, index[inner])
-            if nbytes != INNER_BYTES:
-                raise ValueError(f"{array}: a chunk of {nbytes} bytes")
+        offsets = read_index(array / chunk_key(shard), PER_SHARD, INNER_BYTES)
+        for inner, offset in offsets.items():
             coords = tuple(s * n + i for s, n, i in zip(shard, PER_SHARD, inner, strict=True))
             found[coords] = (chunk_key(shard), offset)
     return found
+
+
+def read_index(shard: Path, per_shard: Coords, nbytes: int) -> dict[Coords, int]:
+    """Tell where each inner chunk of *nbytes* begins, from the index at the end of *shard*."""
+    table = shard.read_bytes()[-4 - 16 * int(np.prod(per_shard)) : -4]
+    index = np.frombuffer(table, "<u8").reshape(*per_shard, 2)
+    if (index[..., 1] != nbytes).any():
+        raise ValueError(f"{shard}: chunks are not of {nbytes} bytes")
+    return {at: int(index[*at, 0]) for at in np.ndindex(*per_shard)}

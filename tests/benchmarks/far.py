@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 from .client import at_once, connected
-from .data import Coords, chunk_key, write_morton
+from .data import Coords, chunk_key, write_cube
+from .delays import Proxy, proxying
 from .figures import Figure, Goal
 from .servers import DATASET, Server, shardgate
 
@@ -26,55 +26,10 @@ _OTHER_SHARD: Final = (_PER_SHARD, 0, 0)
 _KNOWN_FORMAT: Final = '\nformat = "zarr"\n'
 
 
-class _Proxy:
-    """Passes bytes to a store, each part of a request after 30 ms, and notes the requests."""
-
-    def __init__(self, store: Server) -> None:
-        self._store = store
-        self.port = 0
-        self.arrivals: list[float] = []
-        """Times of the requests."""
-
-    @property
-    def waits(self) -> int:
-        """Times that the service waited: requests that came together count once."""
-        gaps = (after - before for before, after in pairwise(self.arrivals))
-        return 1 + sum(gap > _LATENCY_S / 2 for gap in gaps)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection."""
-        upstream, to_store = await asyncio.open_connection("127.0.0.1", self._store.port)
-        answers = asyncio.create_task(_copy(upstream, writer))
-        loop = asyncio.get_running_loop()
-        with suppress(ConnectionError):
-            while data := await reader.read(65536):
-                self.arrivals += [loop.time()] * data.count(b" HTTP/1.1\r\n")
-                loop.call_later(_LATENCY_S, to_store.write, data)
-        answers.cancel()
-        to_store.close()
-        writer.close()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(1 << 20):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-@asynccontextmanager
-async def _far(store: Server) -> AsyncGenerator[_Proxy]:
-    proxy = _Proxy(store)
-    async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
-        proxy.port = server.sockets[0].getsockname()[1]
-        yield proxy
-
-
 def measure(home: Path, root: Path, store: Server) -> list[Figure]:
     """Ask a service that has just started for a chunk, one in another shard, and a plane."""
     home.mkdir()
-    write_morton(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
+    write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
     rounds = [asyncio.run(_measure_once(home / str(at), root, store)) for at in range(_ROUNDS)]
     return [
         Figure.over("m", what, unit, [each[at] for each in rounds], goal)
@@ -92,7 +47,7 @@ _FIGURES: Final = (
 
 
 async def _measure_once(home: Path, root: Path, store: Server) -> list[float]:
-    async with _far(store) as proxy:
+    async with proxying(store.port, _LATENCY_S) as proxy:
         async with _service(home, proxy) as ours:
             await _get(root, ours, proxy, [_FIRST])
             first = proxy.waits
@@ -109,7 +64,7 @@ async def _measure_once(home: Path, root: Path, store: Server) -> list[float]:
 
 
 @asynccontextmanager
-async def _service(home: Path, proxy: _Proxy, more: str = "") -> AsyncGenerator[Server]:
+async def _service(home: Path, proxy: Proxy, more: str = "") -> AsyncGenerator[Server]:
     started = shardgate(home, Server(0, proxy.port), more=more)
     ours = await asyncio.to_thread(started.__enter__)
     async with connected(ours.port, 1) as connections:  # botocore's client takes a while to load
@@ -120,7 +75,7 @@ async def _service(home: Path, proxy: _Proxy, more: str = "") -> AsyncGenerator[
         await asyncio.to_thread(started.__exit__, None, None, None)
 
 
-async def _get(root: Path, ours: Server, proxy: _Proxy, chunks: Sequence[Coords]) -> float:
+async def _get(root: Path, ours: Server, proxy: Proxy, chunks: Sequence[Coords]) -> float:
     """Get *chunks* at once, compare them, and return the seconds that this took."""
     proxy.arrivals.clear()
     keys = [chunk_key(coords) for coords in chunks]

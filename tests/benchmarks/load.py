@@ -130,8 +130,11 @@ def _run(contestant: Contestant, script: Path, seconds: int) -> Sample:
 
 
 def _refuse_errors(contestant: Contestant, found: dict[str, float]) -> None:
-    """Refuse a figure that has errors in it, or bodies of another size."""
+    """Refuse a figure that has errors in it, or bodies of another size.
+
+    The last bodies, one for each connection, are cut off, and their bytes counted.
+    """
     body = len(contestant.requests[0].body)
-    per_answer = found["bytes"] / found["requests"]
-    if found["errors"] or not body <= per_answer <= body + 2048:
+    least, most = found["requests"], found["requests"] + CONNECTIONS
+    if found["errors"] or not least * body <= found["bytes"] <= most * (body + 2048):
         raise RuntimeError(f"{contestant.name}: {found}")

@@ -64,6 +64,17 @@ _PROXY: Final = """
             proxy_set_header Connection "";
 """
 
+_CORS: Final = """
+            add_header Access-Control-Allow-Origin * always;
+            add_header Access-Control-Expose-Headers * always;
+            if ($request_method = OPTIONS) {
+                add_header Access-Control-Allow-Origin *;
+                add_header Access-Control-Allow-Headers *;
+                add_header Access-Control-Max-Age 3600;
+                return 204;
+            }
+"""
+
 _ROOMY: Final = """
             proxy_buffers 16 8k;
             proxy_buffer_size 8k;
@@ -100,12 +111,14 @@ class Server:
 
 
 @contextmanager
-def nginx_files(home: Path, root: Path) -> Generator[Server]:
+def nginx_files(home: Path, root: Path, *, cors: bool = False) -> Generator[Server]:
     """Serve the files below *root*, with ranges: the static server, or the store.
 
-    What is absent is answered as S3 does, since nothing else proves absence to the service.
+    What is absent is answered as S3 does, since nothing else proves absence to the service. With
+    *cors* pages of other origins may read, as a bucket's rules allow it.
     """
-    with _nginx(home, location=f"root {root}; error_page 404 @absent;") as server:
+    location = f"root {root}; error_page 404 @absent;"
+    with _nginx(home, location=_CORS + location if cors else location) as server:
         yield server
 
 
@@ -124,10 +137,10 @@ def nginx_proxy(home: Path, store: Server, *, roomy: bool = False) -> Generator[
 def uvicorn(home: Path, app: str, **environ: str) -> Generator[Server]:
     """Run the ASGI application *app* as the service runs."""
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log"]
     command = ["-m", "uvicorn", *options, "--log-level", "warning", "--port", str(port), app]
-    with _running([sys.executable, *command], home, port, _environ() | environ) as server:
+    with _running([sys.executable, *command], home, port, clean_environ() | environ) as server:
         yield server
 
 
@@ -147,7 +160,7 @@ def shardgate(
     Or another *command*, configured alike, and by *environ* too.
     """
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     config = home / "config.toml"
     text = _CONFIG.format(
         port=port,
@@ -159,14 +172,14 @@ def shardgate(
     )
     config.write_text(text + more)
     arguments = [sys.executable, "-c", command, "serve", str(config)]
-    with _running(arguments, home, port, _environ() | dict(environ)) as server:
+    with _running(arguments, home, port, clean_environ() | dict(environ)) as server:
         yield server
 
 
 @contextmanager
 def _nginx(home: Path, *, location: str, upstream: str = "") -> Generator[Server]:
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
     text = _NGINX.format(home=home, port=port, location=location, upstream=upstream, user=user)
     config = home / "nginx.conf"
@@ -212,13 +225,14 @@ async def requests_served(counter: Connection) -> int:
     return int(lines[2].split()[2])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _environ() -> dict[str, str]:
+def clean_environ() -> dict[str, str]:
     """Drop what would change the settings under test."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}

@@ -36,6 +36,7 @@ class Balancer:
 
     def __init__(self, folder: Path, port: int, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder
+        self.port = port
         self.host = f"localhost:{port}"
         self.url = f"https://{self.host}"
         self._process = process

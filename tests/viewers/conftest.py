@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,8 @@ _FLAGS: Final = (
 )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
+@contextmanager
+def launched() -> Generator[Browser]:
     """Run Chromium, which draws without a graphics card and reaches this machine only."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
@@ -34,6 +35,13 @@ def browser() -> Generator[Browser]:
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=program, args=_FLAGS) as browser,
     ):
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    """Run it for the tests of a file."""
+    with launched() as browser:
         yield browser
 
 

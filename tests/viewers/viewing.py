@@ -70,7 +70,7 @@ _LOAD_S: Final = 30.0
 _POLL_MS: Final = 20
 _SIZE: Final = ViewportSize(width=800, height=600)
 
-_RESTORE: Final = "state => viewer.state.restoreState(state)"
+RESTORE: Final = "state => viewer.state.restoreState(state)"
 """A state in the page's address is written back, in the midst of reading it if that takes 0.4 s."""
 _PASSING: Final = """
 .neuroglancer-display-dimensions-widget,
@@ -78,7 +78,7 @@ _PASSING: Final = """
 .neuroglancer-layer-item-prefetch-progress { display: none }
 """
 """What goes away some time after the zoom was set, or all was loaded."""
-_LOADED: Final = """layers => (
+LOADED: Final = """layers => (
     viewer.layerManager.managedLayers.length === layers
     && viewer.isReady()
     && !document.querySelector("#neuroglancer-status-container li:not([style*='none'])")
@@ -149,7 +149,7 @@ class Neuroglancer:
             asked, faults = self._listen(page)
             page.goto(self.page_url)
             page.wait_for_function("window.viewer")
-            page.evaluate(_RESTORE, state)
+            page.evaluate(RESTORE, state)
             try:
                 picture = picture_when_still(page, len(state["layers"]))
             except Error as error:
@@ -189,7 +189,7 @@ def picture_when_still(page: Page, layers: int) -> bytes:
     deadline = time.monotonic() + _LOAD_S
     before = b""
     while time.monotonic() < deadline:
-        if not page.evaluate(_LOADED, layers):
+        if not page.evaluate(LOADED, layers):
             page.wait_for_timeout(_POLL_MS)
             continue
         page.evaluate("viewer.display.draw()")

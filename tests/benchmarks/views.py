@@ -1,0 +1,146 @@
+"""Part p: the first view of a sharded array in Neuroglancer, far from everything."""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from playwright.sync_api import Browser, Page
+
+from tests.deploy.balancer import balancing
+from tests.viewers.conftest import launched
+from tests.viewers.viewing import LOADED, RESTORE, paging
+
+from .data import write_cube
+from .delays import proxying_in_thread
+from .figures import Figure, Goal
+from .servers import BUCKET, DATASET, Server, nginx_files, shardgate
+
+_BROWSER_S: Final = 0.05
+"""From the browser to what it asks."""
+_STORE_S: Final = 0.01
+"""From the gateway to the store."""
+_ARRAY: Final = "views"
+_EDGE: Final = 8
+_PER_SHARD: Final = 4
+_CENTER: Final = (256, 128, 128)
+_LOAD_MS: Final = 60_000
+
+BUCKET_VIEW: Final = "first view, the bucket itself, HTTP/1.1"
+HTTP1_VIEW: Final = "first view, the gateway, HTTP/1.1"
+HTTP2_VIEW: Final = "first view, nginx with HTTP/2 and the gateway"
+
+_TIME: Final = f"""state => new Promise(resolve => {{
+    const restore = {RESTORE}, isLoaded = {LOADED}, began = performance.now();
+    restore(state);
+    const look = () => isLoaded(1) ? resolve(performance.now() - began) : setTimeout(look, 10);
+    look();
+}})"""
+
+
+def measure(home: Path, root: Path, store: Server, *, rounds: int) -> list[Figure]:
+    """Open the array in three ways in turn, each time with a new gateway and an empty profile."""
+    home.mkdir()
+    write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
+    ways = {BUCKET_VIEW: _bucket, HTTP1_VIEW: _gateway, HTTP2_VIEW: _balanced}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    with paging() as page_url, launched() as browser:
+        for number in range(rounds):
+            for name, way in ways.items():
+                here = home / f"{number}-{way.__name__}"
+                here.mkdir()
+                with way(here, root, store) as url:
+                    seconds[name].append(_look(browser, page_url, url))
+    bucket, http1, http2 = seconds.values()
+    return [
+        *(Figure.over("p", name, "s", each) for name, each in seconds.items()),
+        _beside("the gateway over HTTP/1.1", http1, bucket, 1.0),
+        _beside("the gateway over HTTP/2", http2, bucket, 0.45),
+    ]
+
+
+def _beside(what: str, ours: list[float], bucket: list[float], most: float) -> Figure:
+    ratios = [o / b for o, b in zip(ours, bucket, strict=True)]
+    return Figure.over("p", f"  {what}, beside the bucket", "×", ratios, Goal("at most", most))  # noqa: RUF001
+
+
+def _look(browser: Browser, page_url: str, url: str) -> float:
+    """Return the seconds until all is loaded."""
+    with browser.new_context(
+        viewport={"width": 800, "height": 600}, ignore_https_errors=True
+    ) as context:
+        page = context.new_page()
+        page.set_default_timeout(_LOAD_MS)
+        failed = _listen(page, url)
+        page.goto(page_url)
+        page.wait_for_function("window.viewer")
+        took_ms: float = page.evaluate(_TIME, _state(url))
+    if failed:
+        raise RuntimeError(f"{url}: {failed}")
+    return took_ms / 1000
+
+
+def _listen(page: Page, url: str) -> list[str]:
+    failed: list[str] = []
+    page.on("console", lambda said: failed.append(said.text) if "CORS" in said.text else None)
+    page.on(
+        "response",
+        lambda answer: (
+            failed.append(f"{answer.url}: {answer.status}")
+            if answer.url.startswith(url) and answer.status not in {200, 204, 206, 404}
+            else None
+        ),
+    )
+    return failed
+
+
+def _state(url: str) -> dict[str, Any]:
+    return {
+        "dimensions": {f"d{axis}": [1, ""] for axis in range(3)},
+        "position": [middle + 0.5 for middle in _CENTER],
+        "crossSectionScale": 1,
+        "projectionScale": 512,
+        "showDefaultAnnotations": False,
+        "layers": [{"type": "image", "name": "data", "source": f"{url}|zarr3:"}],
+        "layout": "4panel",
+    }
+
+
+@contextmanager
+def _bucket(home: Path, root: Path, _: Server) -> Generator[str]:
+    with (
+        nginx_files(home / "bucket", root.parent.parent, cors=True) as bucket,
+        proxying_in_thread(bucket.port, _BROWSER_S) as way,
+    ):
+        yield f"http://127.0.0.1:{way.port}/{BUCKET}/em.zarr/{_ARRAY}/"
+
+
+@contextmanager
+def _gateway(home: Path, _: Path, store: Server) -> Generator[str]:
+    with (
+        _service(home, store) as port,
+        proxying_in_thread(port, _BROWSER_S) as way,
+    ):
+        yield f"http://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
+
+
+@contextmanager
+def _balanced(home: Path, _: Path, store: Server) -> Generator[str]:
+    with (
+        _service(home, store) as port,
+        balancing(home, [f"http://127.0.0.1:{port}"]) as nginx,
+        proxying_in_thread(nginx.port, _BROWSER_S) as way,
+    ):
+        yield f"https://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
+
+
+@contextmanager
+def _service(home: Path, store: Server) -> Generator[int]:
+    """Start a gateway as an operator does, who has asked it whether it is ready."""
+    with ExitStack() as running:
+        way = running.enter_context(proxying_in_thread(store.port, _STORE_S))
+        far_store = Server(store.pid, way.port)
+        ours = running.enter_context(shardgate(home / "gateway", far_store, chunk_bytes=256 << 20))
+        httpx.get(f"http://127.0.0.1:{ours.port}/readyz")
+        yield ours.port

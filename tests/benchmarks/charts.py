@@ -44,8 +44,8 @@ def draw(folder: Path, figures: Sequence[Figure]) -> None:
 
 
 def _spell(figure: Figure) -> str:
-    number = f"{figure.value:.2f}" if figure.value < 100 else f"{figure.value:,.0f}"
-    return f"{number}{figure.unit}" if figure.unit in {"/s", "×"} else f"{number} {figure.unit}"  # noqa: RUF001
+    number = f"{figure.value:g}" if figure.value.is_integer() else f"{figure.value:.2f}"
+    return f"{number} {figure.unit}"
 
 
 def _svg(title: str, bars: Sequence[_Bar]) -> str:

@@ -43,6 +43,7 @@ settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     """Schedule by file where that is asked for."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None

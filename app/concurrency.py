@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 from app.errors import BusyError
 
 _LIMIT: Final = 8
 _YIELD_EVERY: Final = 64
 """Items between two yields; processing so many takes a few milliseconds at most."""
+_SWEEP_S: Final = 1.0
 _LARGE_NBYTES: Final = 1024**2
 """Hashing or copying fewer bytes takes about a millisecond."""
 
@@ -69,6 +70,65 @@ async def retry_conflicts[T, C](
         if not isinstance(result := await attempt(), conflict):
             return cast("T", result)
     raise BusyError(f"{what}: gave up after {attempts} compare-and-swap conflicts")
+
+
+class Deadlines:
+    """Cancels blocks that last longer than *longest_s*, up to a second late.
+
+    One timer serves all blocks; `asyncio.timeout` takes 5 µs to set one for each.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self.running: dict[Deadline, float] = {}
+        """Blocks, oldest first, with the times when they began."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, deadline: "Deadline") -> None:
+        """Start the clock of *deadline*."""
+        loop = asyncio.get_running_loop()
+        self.running[deadline] = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(min(_SWEEP_S, self._longest_s), self._sweep)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for deadline, began_at in list(self.running.items()):
+            if began_at > loop.time() - self._longest_s:
+                break
+            del self.running[deadline]
+            deadline.cancel()
+        self._timer = None
+        if self.running:
+            self._timer = loop.call_later(min(_SWEEP_S, self._longest_s), self._sweep)
+
+
+class Deadline:
+    """A block of the current task that *deadlines* cancels. Raises: `TimeoutError` if it did."""
+
+    __slots__ = ("_cancelling", "_deadlines", "_is_cancelled", "_task")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._is_cancelled = False
+
+    def __enter__(self) -> Self:
+        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._cancelling = self._task.cancelling()
+        self._deadlines.start(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._deadlines.running.pop(self, None)
+        if self._is_cancelled:
+            is_ours = self._task.uncancel() <= self._cancelling
+            if is_ours and kind is asyncio.CancelledError:
+                raise TimeoutError
+
+    def cancel(self) -> None:
+        """Cancel the block."""
+        self._is_cancelled = True
+        self._task.cancel()
 
 
 async def run_in_thread[*Ts, T](call: Callable[[*Ts], T], /, *args: *Ts, is_long: bool = True) -> T:

@@ -2,8 +2,7 @@
 
 import time
 from asyncio import CancelledError
-from collections.abc import Generator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -112,8 +111,7 @@ class InstrumentedApp:
             if not message.get("more_body"):
                 request.complete()
 
-        with self._in_flight(request):
-            await self.app(scope, receive, send_and_count)
+        await self._follow(request, self.app(scope, receive, send_and_count))
 
     async def _run_lifespan(self, scope: Any, receive: Any, send: Any) -> None:
         if self._access_log is None:
@@ -134,13 +132,7 @@ class InstrumentedApp:
         exchange: Exchange,
     ) -> None:
         request = self._context("GET", raw_path, headers, peer)
-        with self._in_flight(request):
-            try:
-                await begun(exchange)
-            finally:
-                request.status, request.nbytes = exchange.status, exchange.sent_nbytes
-                if exchange.response_complete:
-                    request.complete()
+        await self._follow(request, begun(exchange), exchange)
 
     def _context(
         self, method: str, raw_path: bytes, headers: RequestHeaders, peer: bytes
@@ -153,21 +145,30 @@ class InstrumentedApp:
             self._tracing.begin(request, headers.get(b"traceparent"))
         return request
 
-    @contextmanager
-    def _in_flight(self, request: RequestContext) -> Generator[None]:
+    async def _follow(
+        self, request: RequestContext, answer: Awaitable[None], exchange: Exchange | None = None
+    ) -> None:
+        """Wait for *answer*, which is written to *exchange* if not through ASGI; count and log."""
         set_current_request(request)
         if self._tracing is not None:
             self._tracing.enter(request)
-        self.metrics.in_flight.inc()
+        self.metrics.in_flight += 1
+        is_failed = False
         try:
-            yield
+            await answer
         except CancelledError:
             raise
         except BaseException:
-            request.outcome = "failed"
+            is_failed = True
             raise
         finally:
-            self.metrics.in_flight.dec()
+            self.metrics.in_flight -= 1
+            if exchange is not None:
+                request.status, request.nbytes = exchange.status, exchange.sent_nbytes
+                if exchange.response_complete:
+                    request.complete()
+            if is_failed:
+                request.outcome = "failed"
             seconds = request.seconds
             self.metrics.count(
                 request.dataset, request.method, request.outcome, request.nbytes, seconds

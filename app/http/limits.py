@@ -1,18 +1,17 @@
 """Limits on concurrent requests, in all and of each client, and on the wait for a response."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, Self
 
+from app.concurrency import Deadline, Deadlines
 from app.errors import BusyError, OverdueError, TooManyRequestsError
 from app.http.paths import Scope
 from app.http.responses import Exchange, RequestHeaders, combine_headers
 
 type Networks = Sequence[IPv4Network | IPv6Network]
 
-_SWEEP_S: Final = 1.0
 _READS: Final = ("GET", "HEAD")
 _SITE_BITS: Final = 64
 """Prefix length of the IPv6 network that one client usually holds."""
@@ -80,13 +79,10 @@ class ConcurrencyLimiter:
     ) -> None:
         self.most = most
         self.most_per_client = most_per_client
-        self._longest_s = longest_s
+        self.deadlines = Deadlines(longest_s)
         self._proxies = proxies
         self.running = 0
         self.by_client: Counter[str] = Counter()
-        self.waiting: dict[Permit, float] = {}
-        """Permits of reads, oldest first, and their start times."""
-        self._sweeping: asyncio.TimerHandle | None = None
 
     def permit(self, scope: Scope) -> "Permit":
         """Return the permit of a request, to be entered."""
@@ -102,37 +98,20 @@ class ConcurrencyLimiter:
             return None
         return Permit(self, None, is_read=True)
 
-    def watch(self, permit: "Permit") -> None:
-        """Cancel the read of *permit* unless its response begins in time."""
-        loop = asyncio.get_running_loop()
-        self.waiting[permit] = loop.time()
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
 
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        for permit, since in list(self.waiting.items()):
-            if since > loop.time() - self._longest_s:
-                break
-            del self.waiting[permit]
-            if not permit.has_begun:
-                permit.cancel()
-        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self.waiting else None
-
-
-class Permit:
+class Permit(Deadline):
     """Permission to answer one request while the block lasts.
 
     Raises: on entering `BusyError`, `TooManyRequestsError`; on leaving `OverdueError` if the
-    response did not begin in time.
+    response of a read did not begin in time.
     """
 
-    __slots__ = ("_begun", "_is_cancelled", "_limiter", "_task", "client", "exchange", "is_read")
+    __slots__ = ("_has_begun", "_limiter", "client", "exchange", "is_read")
 
     def __init__(self, limiter: ConcurrencyLimiter, client: str | None, *, is_read: bool) -> None:
+        super().__init__(limiter.deadlines)
         self._limiter = limiter
-        self._task: asyncio.Task[object] | None = None
-        self._is_cancelled = self._begun = False
+        self._has_begun = False
         self.exchange: Exchange | None = None
         """The response, where it is not written through ASGI."""
         self.client = client
@@ -148,34 +127,25 @@ class Permit:
                 raise TooManyRequestsError(text)
             limiter.by_client[client] += 1
         limiter.running += 1
-        self._task = asyncio.current_task()
-        if self.is_read:
-            limiter.watch(self)
-        return self
+        return super().__enter__() if self.is_read else self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         limiter, client = self._limiter, self.client
         limiter.running -= 1
-        limiter.waiting.pop(self, None)
         if client is not None:
             limiter.by_client[client] -= 1
             if not limiter.by_client[client]:
                 del limiter.by_client[client]
-        if self._is_cancelled and self._task is not None:
-            self._task.uncancel()
-            raise OverdueError("the answer took too long")
+        try:
+            super().__exit__(kind, *raised)
+        except TimeoutError:
+            raise OverdueError("the answer took too long") from None
 
     def begin(self) -> None:
-        """Note that the response begins."""
-        self._begun = True
-
-    @property
-    def has_begun(self) -> bool:
-        """True once the response began, so that it is no more cut off."""
-        return self._begun or (self.exchange is not None and self.exchange.status != 0)
+        """Note that the response begins: it is not cut off any more."""
+        self._has_begun = True
 
     def cancel(self) -> None:
-        """Cancel the task that answers."""
-        if self._task is not None:
-            self._is_cancelled = True
-            self._task.cancel()
+        """Cancel the read, unless its response has begun."""
+        if not (self._has_begun or (self.exchange is not None and self.exchange.status)):
+            super().cancel()

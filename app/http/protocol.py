@@ -152,7 +152,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Wait for the first request, unless too many connections are open."""
         super().connection_made(transport)
         self._peer = peer_of(self.client)
-        self.app.metrics.connections.inc()
+        self.app.metrics.connections += 1
         if len(self.connections) > max_connections():
             self._is_refused = True
             status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -229,10 +229,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return False
         if isinstance(begun, ImmediateResponse):
             self.write_response(begun.status, begun.head, begun.body)
-            self._waiting_since = now
-            self._timeout_s = self.timeout_keep_alive
-            if self.timeout_keep_alive_task is None:
-                self._set_timer(self.timeout_keep_alive)
+            self._wait(now)
         else:
             self.cycle = self._answering = _DeferredExchange(self, begun)
         return True
@@ -267,16 +264,30 @@ class GatewayProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Begin the request that waits, or wait for the next one.
+
+        uvicorn sets a timer after each response, which takes 7 µs; here the one that runs is kept.
+        """
         self._received_nbytes = 0
-        self._waiting_since = self.loop.time()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._wait(self.loop.time())
+
+    def _wait(self, now: float) -> None:
+        self._waiting_since = now
         self._timeout_s = self.timeout_keep_alive
-        super().on_response_complete()
+        if self.timeout_keep_alive_task is None:
+            self._set_timer(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop working for a client that has gone."""
         super().connection_lost(exc)
-        self.app.metrics.connections.dec()
+        self.app.metrics.connections -= 1
         self._end_answering()
         self._unset_keepalive_if_required()
         if self._stall_timer is not None:

@@ -14,7 +14,6 @@ from typing import Any, Final
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     GCCollector,
     Histogram,
     Metric,
@@ -111,10 +110,8 @@ class RequestMetrics(Collector):
             registry=registry,
         )
         self._seconds_of = cache(self._seconds.labels)
-        text = "Requests under way, which wait for a store, a client or their turn"
-        self.in_flight = Gauge("shardgate_requests_in_flight", text, registry=registry)
-        text = "Connections of clients, busy and idle"
-        self.connections = Gauge("shardgate_connections", text, registry=registry)
+        self.in_flight = 0
+        self.connections = 0
 
     def count(
         self, dataset: str, method: str, outcome: Outcome, nbytes: int, seconds: float | None = None
@@ -131,6 +128,10 @@ class RequestMetrics(Collector):
         yield _counter("requests", text, ["dataset", "method", "outcome"], self._requests.items())
         sent = [((dataset,), nbytes) for dataset, nbytes in self._sent_nbytes.items()]
         yield _counter("sent_bytes", "Bytes of bodies sent to clients", ["dataset"], sent)
+        text = "Requests under way, which wait for a store, a client or their turn"
+        yield _gauge("requests_in_flight", text, [], [((), self.in_flight)])
+        text = "Connections of clients, busy and idle"
+        yield _gauge("connections", text, [], [((), self.connections)])
 
     def totals(self) -> tuple[int, int]:
         """Return the number of requests, and of bytes sent, since the start."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final, NamedTuple, cast
 
@@ -122,22 +123,29 @@ class Resolver:
         returns `None` for gzip, it is called again with the inflated entity. The bytes are
         reserved in *held* until the block ends.
         """
-
-        async def attempt(held: ByteReservation) -> Opened[C] | None:
-            entity = await self._find(dataset, key, reading, held)
-            if entity is None:
-                return None
-            if (choice := choose(entity)) is None:
-                entity = await self._bodies.inflate(held, entity)
-                choice = cast("C", choose(entity))
-            try:
-                return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
-            except DamagedError as error:
-                if (ref := self._old_read(dataset, key)) is None:
-                    raise
-                raise VersionChangedError(ref) from error
-
+        attempt = partial(self._open, dataset, key, choose, reading)
         return Opening(attempt, self._fetch, held or ByteReservation(self._budget))
+
+    async def _open[C: Choice](
+        self,
+        dataset: Dataset,
+        key: VirtualKey,
+        choose: Callable[[Entity], C | None],
+        reading: ByteRequest | None,
+        held: ByteReservation,
+    ) -> Opened[C] | None:
+        entity = await self._find(dataset, key, reading, held)
+        if entity is None:
+            return None
+        if (choice := choose(entity)) is None:
+            entity = await self._bodies.inflate(held, entity)
+            choice = cast("C", choose(entity))
+        try:
+            return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
+        except DamagedError as error:
+            if (ref := self._old_read(dataset, key)) is None:
+                raise
+            raise VersionChangedError(ref) from error
 
     async def _find(
         self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: ByteReservation

@@ -259,7 +259,10 @@ class HttpReader(ABC):
             self._check_absence(ref, response, if_match)
             return None
         try:
-            return await _Body.check(ref, response, request, if_match)
+            data = None
+            if response.length is None and request is None:
+                data = await response.read()
+            return _Body.check(ref, response, request, if_match, data)
         except BaseException:
             response.release()
             raise
@@ -336,18 +339,16 @@ class _Body:
     """The body, if it had to be read to learn its length."""
 
     @classmethod
-    async def check(
+    def check(
         cls,
         ref: ObjectRef,
         response: Response,
         request: ByteRequest | None,
         if_match: Condition | None,
+        data: bytes | None,
     ) -> Self:
         """Check range, length and version of a response, whatever the server did with them."""
-        length, data = response.length, None
-        if length is None and request is None:
-            data = await response.read()
-            length = len(data)
+        length = response.length if data is None else len(data)
         sent, size = _sent_range(ref, response, length)
         etag = version_of(response.headers, size)
         modified_s = last_modified(response.headers)

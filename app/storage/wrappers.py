@@ -1,14 +1,13 @@
 """Stores around other stores: routing, refusal of writes, guarded keys, retries, tracing."""
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack, get_args
 
-from app.concurrency import Backoff
+from app.concurrency import Backoff, Deadline, Deadlines
 from app.errors import (
     StorageDeniedError,
     StorageError,
@@ -134,14 +133,20 @@ def is_transient(error: StorageError) -> bool:
     return isinstance(error, StorageThrottledError | TruncatedReadError)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Retries with exponential backoff (0.1 s to 5 s) and full jitter, within *deadline_s*."""
+_ATTEMPTS: Final = 4
+_BACKOFF: Final = Backoff(first_s=0.1, longest_s=5.0, at_once=1)
 
-    deadline_s: float
-    """Longest time for all attempts and the pauses between them."""
-    attempts: int = 4
-    backoff: Backoff = Backoff(first_s=0.1, longest_s=5.0, at_once=1)  # noqa: RUF009  immutable
+
+class RetryPolicy:
+    """Retries with exponential backoff (0.1 s to 5 s) and full jitter.
+
+    All attempts, and the pauses between them, take up to *deadline_s*.
+    """
+
+    def __init__(self, deadline_s: float, *, backoff: Backoff = _BACKOFF) -> None:
+        self._deadline_s = deadline_s
+        self._deadlines = Deadlines(deadline_s)
+        self.backoff = backoff
 
     async def run[T](
         self,
@@ -152,8 +157,8 @@ class RetryPolicy:
     ) -> T:
         """Repeat *call* after transient errors; raise `StorageTimeoutError` at the deadline."""
         try:
-            async with asyncio.timeout(self.deadline_s):
-                for number in range(1, self.attempts):
+            with Deadline(self._deadlines):
+                for number in range(1, _ATTEMPTS):
                     try:
                         return await call()
                     except StorageError as error:
@@ -162,7 +167,7 @@ class RetryPolicy:
                     await self.backoff.pause(number)
                 return await call()
         except TimeoutError as error:
-            raise StorageTimeoutError(ref, f"no response within {self.deadline_s:g} s") from error
+            raise StorageTimeoutError(ref, f"no response within {self._deadline_s:g} s") from error
 
 
 class RetryingStore(StoreWrapper):
@@ -178,7 +183,7 @@ class RetryingStore(StoreWrapper):
         request: ByteRequest | None = None,
         **conditions: Unpack[ReadConditions],
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        return self._policy.run(ref, lambda: self._inner.get(ref, request, **conditions))
+        return self._policy.run(ref, partial(self._inner.get, ref, request, **conditions))
 
     @asynccontextmanager
     async def stream(

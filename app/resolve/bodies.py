@@ -252,6 +252,7 @@ class BodyReader:
 async def _divide(body: memoryview) -> AsyncIterator[memoryview]:
     for at in range(0, len(body), _PIECE_BYTES):
         yield body[at : at + _PIECE_BYTES]
+        await asyncio.sleep(0)
 
 
 async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

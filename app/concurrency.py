@@ -82,25 +82,24 @@ class Deadlines:
         self._longest_s = longest_s
         self.running: dict[Deadline, float] = {}
         """Blocks, oldest first, with the times when they began."""
-        self._timer: asyncio.TimerHandle | None = None
+        self.is_sweeping = False
 
-    def start(self, deadline: "Deadline") -> None:
-        """Start the clock of *deadline*."""
-        loop = asyncio.get_running_loop()
-        self.running[deadline] = loop.time()
-        if self._timer is None:
-            self._timer = loop.call_later(min(_SWEEP_S, self._longest_s), self._sweep)
-
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Cancel the blocks whose time is over, and look again in a second if there are others."""
         loop = asyncio.get_running_loop()
         for deadline, began_at in list(self.running.items()):
             if began_at > loop.time() - self._longest_s:
                 break
             del self.running[deadline]
             deadline.cancel()
-        self._timer = None
-        if self.running:
-            self._timer = loop.call_later(min(_SWEEP_S, self._longest_s), self._sweep)
+        self.is_sweeping = bool(self.running)
+        if self.is_sweeping:
+            self.sweep_later(loop)
+
+    def sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the timer."""
+        self.is_sweeping = True
+        loop.call_later(min(_SWEEP_S, self._longest_s), self.sweep)
 
 
 class Deadline:
@@ -115,7 +114,10 @@ class Deadline:
     def __enter__(self) -> Self:
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
         self._cancelling = self._task.cancelling()
-        self._deadlines.start(self)
+        deadlines, loop = self._deadlines, self._task.get_loop()
+        deadlines.running[self] = loop.time()
+        if not deadlines.is_sweeping:
+            deadlines.sweep_later(loop)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.concurrency import SingleFlight, bounded_gather, run_in_thread, take
+from app.concurrency import (
+    Deadline,
+    Deadlines,
+    SingleFlight,
+    bounded_gather,
+    run_in_thread,
+    take,
+)
 from tests.resolve.stores import settle
 
 
@@ -234,3 +241,16 @@ async def test_a_call_goes_on_though_nobody_waits(
 
     assert (flight.begun, flight.cancelled, len(flight.table)) == (1, 0, 0)
     assert not caplog.records
+
+
+async def test_a_block_that_lasts_too_long_is_ended() -> None:
+    """It raises `TimeoutError`; one that ends in time, or is cancelled by others, does not."""
+    deadlines = Deadlines(0.05)
+
+    with pytest.raises(TimeoutError), Deadline(deadlines):
+        await asyncio.sleep(5)
+    with Deadline(deadlines):
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError), Deadline(deadlines):
+        raise asyncio.CancelledError
+    assert not deadlines.running

@@ -104,7 +104,11 @@ class DataPlane:
         try:
             conditions = Conditions.parse("GET", headers)
             hot = self._hot.get(raw_path) if conditions.is_unconditional else None
-            dataset, key = self._split(raw_path) if hot is None else (hot.dataset, hot.key)
+            if hot is None:
+                name, key = split_target(raw_path)
+                dataset = self._datasets.get(name)
+            else:
+                dataset, key = hot.dataset, hot.key
             if dataset is None or not key or key.endswith("/") or SESSION in key:
                 return None
             caller: Caller | None = NOBODY
@@ -119,10 +123,6 @@ class DataPlane:
             return self._begin(_Get(raw_path, headers, conditions, dataset, key, caller))
         except RequestError:
             return None
-
-    def _split(self, raw_path: bytes) -> tuple[Dataset | None, VirtualKey | None]:
-        name, key = split_target(raw_path)
-        return self._datasets.get(name), key
 
     def _begin(self, get: _Get) -> ImmediateResponse | DeferredResponse | None:
         raw_path, headers, conditions, dataset, key, caller = get

@@ -7,7 +7,7 @@ has its own registry, and adds the label ``worker`` to all that it exposes.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -171,7 +171,7 @@ class StoreMetrics:
 
     def on_call(self, call: Call) -> None:
         """Count a finished call of a store."""
-        store = store_of(call.ref)
+        store = store_of(call.ref.bucket)
         labels = store, call.method, kind_of_read.get()
         self._bytes_of(*labels).inc(call.nbytes)
         self._seconds_of(*labels).observe(call.seconds)
@@ -243,9 +243,10 @@ class CacheMetrics(Collector):
             yield (name,), sum(map(measure, group.values()))
 
 
-def store_of(ref: ObjectRef) -> str:
+@lru_cache
+def store_of(bucket: str) -> str:
     """Return the label of a store: ``file``, ``s3+lab``, ``guarded+https``."""
-    return ref.bucket.partition("://")[0]
+    return bucket.partition("://")[0]
 
 
 def error_label(error: BaseException) -> str:

@@ -70,7 +70,7 @@ class Tracing:
 
     def on_call(self, call: Call) -> None:
         """Make the span of a finished call of a store."""
-        ended_ns, store = time.time_ns(), store_of(call.ref)
+        ended_ns, store = time.time_ns(), store_of(call.ref.bucket)
         span = self._tracer.start_span(
             f"{call.method} {store}",
             kind=self._api.SpanKind.CLIENT,
@@ -119,7 +119,7 @@ class _TracedReads(ReadCache):
 
     def _begin(self, key: Hashable, result: str) -> Any:
         kind, ref = (key.kind, key.ref) if isinstance(key, Read) else ("stat", key)
-        store = store_of(ref) if isinstance(ref, ObjectRef) else ""
+        store = store_of(ref.bucket) if isinstance(ref, ObjectRef) else ""
         return self._tracing.begin_read(kind, store, result)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -199,7 +200,8 @@ class ChunkReader:
 
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
         """Read exactly the bytes of *chunk*, and cache them if *keep*; raise if it was replaced."""
-        if not chunk.byte_range.length:
+        start, stop = chunk.byte_range
+        if start == stop:
             return b""
         pending = self._pending.get(chunk)
         if pending is None:
@@ -287,13 +289,13 @@ class ChunkReader:
         ref, etag = version
         source = Stored(ref, span, etag)
         read = _SpanRead(source, unread_nbytes, chunks, self._get(source))
-        read.task.add_done_callback(lambda _: self._end(version, read))
+        read.task.add_done_callback(partial(self._end, version, read))
         for pending in chunks:
             pending.read = read
         self.counters.unread_nbytes += unread_nbytes
         self._spans[version].append(span)
 
-    def _end(self, version: _ObjectVersion, read: _SpanRead) -> None:
+    def _end(self, version: _ObjectVersion, read: _SpanRead, _: asyncio.Task[bytes]) -> None:
         if read.unread_nbytes:
             self._budget.release(read.unread_nbytes)
         self._spans[version].remove(read.source.byte_range)
@@ -318,7 +320,7 @@ class ChunkReader:
     async def _get(self, span: Stored) -> bytes:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
         ref, byte_range, version = span
-        nbytes = byte_range.length
+        nbytes = byte_range.stop - byte_range.start
         kind_of_read.set(CHUNK)
         began_at = time.monotonic()
         try:

@@ -1,6 +1,7 @@
 """Values that all layers share: keys, objects, byte ranges, versions, locations."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NewType, Self
 
@@ -83,6 +84,27 @@ class ByteRange(_Bounds):
     def overlaps(self, other: Self) -> bool:
         """Return whether the ranges have a byte in common."""
         return max(self.start, other.start) < min(self.stop, other.stop)
+
+
+def coalesce(
+    ranges: Iterable[ByteRange], *, max_gap_nbytes: int, max_span_nbytes: int
+) -> list[ByteRange]:
+    """Merge neighbours whose gap is cheaper to read than another request.
+
+    Returns spans in order of their start; each range lies within one of them. A span is at most
+    *max_span_nbytes* long, unless a single range is longer.
+    """
+    spans: list[ByteRange] = []
+    for wanted in sorted(set(ranges)):
+        if spans:
+            last = spans[-1]
+            stop = max(last.stop, wanted.stop)
+            is_near = wanted.start - last.stop <= max_gap_nbytes
+            if wanted.stop <= last.stop or (is_near and stop - last.start <= max_span_nbytes):
+                spans[-1] = ByteRange(last.start, stop)
+                continue
+        spans.append(wanted)
+    return spans
 
 
 EVERYTHING: Final = ByteRange(0, 2**63 - 1)

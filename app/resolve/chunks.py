@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
-from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, condition_of
+from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import CHUNK, CacheCounters, SizedLRUCache, kind_of_read
 from app.storage.contract import Found, ObjectReader
@@ -32,27 +32,6 @@ _RISE: Final = 1 / 64
 """Of a slower read in the latency."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
-
-
-def plan_reads(
-    ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_span_bytes: int
-) -> list[ByteRange]:
-    """Merge neighbours whose gap is cheaper to read than another request.
-
-    Returns spans in order of their start; each range lies within one of them. A span is at most
-    *max_span_bytes* long, unless a single range is longer.
-    """
-    spans: list[ByteRange] = []
-    for wanted in sorted(set(ranges)):
-        if spans:
-            last = spans[-1]
-            stop = max(last.stop, wanted.stop)
-            is_near = wanted.start - last.stop <= max_gap_bytes
-            if wanted.stop <= last.stop or (is_near and stop - last.start <= max_span_bytes):
-                spans[-1] = ByteRange(last.start, stop)
-                continue
-        spans.append(wanted)
-    return spans
 
 
 class StoreCost:
@@ -270,8 +249,8 @@ class ChunkReader:
     def _split(self, chunks: Sequence[_PendingChunk], max_gap_bytes: int) -> list[_PlannedRead]:
         """Divide *chunks* into reads, each chunk in one of them."""
         ranges = sorted({each.chunk.byte_range for each in chunks})
-        limits = {"max_gap_bytes": max_gap_bytes, "max_span_bytes": self._max_span_bytes}
-        reads = [_PlannedRead(span, []) for span in plan_reads(ranges, **limits)]
+        spans = coalesce(ranges, max_gap_nbytes=max_gap_bytes, max_span_nbytes=self._max_span_bytes)
+        reads = [_PlannedRead(span, []) for span in spans]
         at = 0
         for pending in sorted(chunks, key=lambda each: each.chunk.byte_range):
             while reads[at].span.stop < pending.chunk.byte_range.stop:

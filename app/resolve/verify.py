@@ -38,8 +38,7 @@ from app.formats.surveying import (
     Survey,
     Unchecked,
 )
-from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, condition_of
-from app.resolve.chunks import plan_reads
+from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
 from app.resolve.listing import (
     OpenedContainer,
     Root,
@@ -305,7 +304,7 @@ class _ShardCheck:
         for planned in batched(table, _PLANNED_ENTRIES):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
-            for span in plan_reads(places, max_gap_bytes=_GAP_BYTES, max_span_bytes=_SPAN_BYTES):
+            for span in coalesce(places, max_gap_nbytes=_GAP_BYTES, max_span_nbytes=_SPAN_BYTES):
                 data = await self._read(_narrow(survey.whole, span)) if span.length else b""
                 inside = []
                 while waiting and waiting[0].place.stop <= span.stop:

@@ -16,6 +16,7 @@ from app.model import (
     Piece,
     SuffixRange,
     UnmodifiedSince,
+    coalesce,
 )
 
 
@@ -297,15 +298,7 @@ _COPIED_NBYTES: Final = 1024**2
 
 def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     """Coalesce *ranges* across gaps of up to 1 MiB into reads of up to 16 MiB."""
-    spans: list[ByteRange] = []
-    for each in sorted(ranges):
-        if spans and each.start - spans[-1].stop <= GAP_NBYTES:
-            joined = ByteRange(spans[-1].start, max(each.stop, spans[-1].stop))
-            if joined.length <= max(SPAN_NBYTES, spans[-1].length):
-                spans[-1] = joined
-                continue
-        spans.append(each)
-    return spans
+    return coalesce(ranges, max_gap_nbytes=GAP_NBYTES, max_span_nbytes=SPAN_NBYTES)
 
 
 class Spans:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
+from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored, coalesce
 from app.resolve.budget import ByteBudget
-from app.resolve.chunks import ChunkReader, StoreCost, plan_reads
+from app.resolve.chunks import ChunkReader, StoreCost
 from app.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore
 
@@ -361,7 +361,7 @@ def test_spans_hold_all_ranges_and_little_else(
     ranges: list[ByteRange], gap: int, limit: int
 ) -> None:
     """A span begins and ends with ranges, bridges no wider gap, and is longer only by one range."""
-    spans = plan_reads(ranges, max_gap_bytes=gap, max_span_bytes=limit)
+    spans = coalesce(ranges, max_gap_nbytes=gap, max_span_nbytes=limit)
     wanted = {at for each in ranges for at in range(each.start, each.stop)}
     empty = {each.start for each in ranges if not each.length}
 
@@ -379,7 +379,7 @@ def test_spans_hold_all_ranges_and_little_else(
 @given(_apart(), _gaps, _limits)
 def test_what_could_be_one_read_is(ranges: list[ByteRange], gap: int, limit: int) -> None:
     """Neighbouring spans are too far apart or too long together, and no byte is read twice."""
-    spans = plan_reads(ranges, max_gap_bytes=gap, max_span_bytes=limit)
+    spans = coalesce(ranges, max_gap_nbytes=gap, max_span_nbytes=limit)
     for a, b in itertools.pairwise(spans):
         first = next(each for each in sorted(ranges) if each.start == b.start)
         assert a.stop <= b.start

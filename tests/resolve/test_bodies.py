@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from random import randbytes
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
 from app.resolve.bodies import Coding, Entity
-from app.resolve.budget import ByteBudget, ByteReservation
+from app.resolve.budget import ByteBudget
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import WatchedStore, holding, settle
 from tests.support.resolving import ROOT, All, Reading, reading
@@ -236,7 +236,8 @@ class _Play:
             case "turn":
                 await asyncio.sleep(0)
             case "settle":
-                await settle()
+                for _ in range(20):
+                    await asyncio.sleep(0)
                 self.check()
             case _ if not self.holders:
                 pass
@@ -261,7 +262,6 @@ class _Play:
 _verbs = st.sampled_from(["come", "come", "turn", "settle", "release", "cancel"])
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
     """Bytes are never negative nor over the limit, waiters are served in order, none is lost."""
@@ -276,65 +276,5 @@ def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> 
             asyncio.gather(*(h.task for h in play.holders), return_exceptions=True), 5
         )
         assert play.budget.held_bytes == 0
-
-    asyncio.run(run())
-
-
-class _Body:
-    """A body of *size* units, each of which is reserved before it is read."""
-
-    def __init__(self, budget: ByteBudget, size: int) -> None:
-        self.nbytes = 0
-        self.is_waiting = False
-        self.sent = asyncio.Semaphore(0)
-        self.task = asyncio.create_task(self._read(ByteReservation(budget), size))
-
-    async def _read(self, held: ByteReservation, size: int) -> None:
-        try:
-            for nbytes in range(1, size + 1):
-                await self.sent.acquire()
-                self.is_waiting = True
-                await held.reserve(nbytes)
-                self.is_waiting, self.nbytes = False, nbytes
-        finally:
-            self.is_waiting, self.nbytes = False, 0
-            await held.release()
-
-
-_sending = st.tuples(st.sampled_from(["send", "send to all", "cancel"]), st.integers(0, 7))
-
-
-@settings(max_examples=100)
-@given(
-    st.lists(st.integers(0, 14), min_size=2, max_size=8),
-    st.lists(_sending, min_size=10, max_size=60),
-)
-def test_random_bodies_grow_within_the_limit_but_for_one(
-    sizes: list[int], steps: list[tuple[str, int]]
-) -> None:
-    """All but the largest fit, some body always grows, and all finish."""
-
-    async def run() -> None:
-        budget = ByteBudget(_MAX, wait_s=60)
-        bodies = [_Body(budget, size) for size in sizes]
-        for verb, number in steps:
-            one = bodies[number % len(bodies)]
-            if verb == "cancel":
-                one.task.cancel()
-            for body in bodies if verb == "send to all" else [one]:
-                body.sent.release()
-            for _ in range(number):
-                await asyncio.sleep(0)
-            assert budget.held_bytes <= _MAX + max(body.nbytes for body in bodies) + 1
-        await settle()
-        holders = [body for body in bodies if body.nbytes]
-        assert budget.held_bytes == sum(body.nbytes for body in holders)
-        assert not holders or not all(body.is_waiting for body in holders)
-        for body in bodies:
-            for _ in range(14):
-                body.sent.release()
-        async with asyncio.timeout(5):
-            await asyncio.gather(*(body.task for body in bodies), return_exceptions=True)
-        assert budget.held_bytes == 0
 
     asyncio.run(run())

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -200,40 +199,26 @@ async def test_another_version_is_never_read(*, is_removed: bool) -> None:
         await case.read((10, 20))
 
 
-class _Body(bytes):
-    """Bytes that report when they are freed."""
-
-    let_go: list[int]
-
-    def __del__(self) -> None:
-        self.let_go.append(len(self))
-
-
-class _BodyStore(WatchedStore):
-    """Returns bodies that report when they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.let_go: list[int] = []
-
-    async def get(self, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Read into a body."""
-        found = await super().get(*args, **kwargs)
-        assert isinstance(found, Found)
-        body = _Body(found.data)
-        body.let_go = self.let_go
-        return Found(body, found.byte_range, found.size, found.etag)
-
-
 async def test_a_body_is_let_go_at_once() -> None:
     """A delivered body does not wait for the garbage collector."""
-    store = _BodyStore()
-    case = _Case(store)
+    let_go = []
+
+    class Body(bytes):
+        def __del__(self) -> None:
+            let_go.append(len(self))
+
+    class BodyStore(WatchedStore):
+        async def get(self, *args: Any, **kwargs: Any) -> Found | NotModified | None:
+            found = await super().get(*args, **kwargs)
+            assert isinstance(found, Found)
+            return Found(Body(found.data), found.byte_range, found.size, found.etag)
+
+    case = _Case(BodyStore())
     gc.disable()
     try:
         await case.read((0, 10), (10, 20))
         await _settle()
-        assert store.let_go == [20]
+        assert let_go == [20]
     finally:
         gc.enable()
 
@@ -264,30 +249,6 @@ async def test_a_read_without_callers_is_cancelled(leaving: int) -> None:
 
     assert (len(case.store.calls), case.store.cancelled) == (1, leaving // 2)
     assert leaving == 2 or await tasks[1] == [_DATA[10:20]]
-
-
-@pytest.mark.parametrize("turns", range(10))
-async def test_nothing_is_left_of_who_leaves_early(turns: int) -> None:
-    """After a cancellation every table is empty, and the range is not read for others."""
-    case = _Case()
-    task = asyncio.create_task(case.read((0, 10)))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    await _settle()
-    tables = {name: each for name, each in vars(case.reader).items() if isinstance(each, dict)}
-    del tables["_costs"]
-    assert not any(tables.values())
-    case.store.calls.clear()
-    await case.read((10, 20))
-    assert case.requests == [ByteRange(10, 20)]
-
-    case = _Case()
-    tasks = [asyncio.create_task(case.read((at, at + 10))) for at in (0, 10)]
-    await asyncio.sleep(0)
-    tasks[0].cancel()
-    assert await tasks[1] == [_DATA[10:20]]
-    assert case.requests == [ByteRange(10, 20)]
 
 
 def _fixed(case: _Case, start: int, stop: int) -> Stored:
@@ -341,17 +302,6 @@ _ranges = st.lists(
 _gaps, _limits = st.integers(0, 20), st.integers(1, 80)
 
 
-@st.composite
-def _apart(draw: st.DrawFn) -> list[ByteRange]:
-    """Ranges of which no two share a byte, in any order."""
-    steps = st.tuples(st.integers(0, 12), st.integers(1, 20))
-    at, found = 0, []
-    for gap, length in draw(st.lists(steps, max_size=12)):
-        found.append(ByteRange(at + gap, at + gap + length))
-        at += gap + length
-    return draw(st.permutations(found))
-
-
 def _holds(span: ByteRange, wanted: ByteRange) -> bool:
     return span.start <= wanted.start and wanted.stop <= span.stop
 
@@ -374,16 +324,6 @@ def test_spans_hold_all_ranges_and_little_else(
         for at in range(span.start, span.stop):
             run = 0 if at in wanted or at in empty else run + 1
             assert run <= gap
-
-
-@given(_apart(), _gaps, _limits)
-def test_what_could_be_one_read_is(ranges: list[ByteRange], gap: int, limit: int) -> None:
-    """Neighbouring spans are too far apart or too long together, and no byte is read twice."""
-    spans = coalesce(ranges, max_gap_nbytes=gap, max_span_nbytes=limit)
-    for a, b in itertools.pairwise(spans):
-        first = next(each for each in sorted(ranges) if each.start == b.start)
-        assert a.stop <= b.start
-        assert b.start - a.stop > gap or first.stop - a.start > limit
 
 
 class _LateStore(WatchedStore):
@@ -422,17 +362,6 @@ async def test_gaps_are_not_bridged_without_room_for_them() -> None:
     await case.read((0, 10), (20, 30))
 
     assert case.requests == [ByteRange(0, 10), ByteRange(20, 30)]
-
-
-@given(st.floats(0, 1), st.floats(1e6, 1e9))
-def test_latency_and_rate_are_learned(latency_s: float, rate: float) -> None:
-    """Short and long reads in turn tell how many bytes are worth a request, within a third."""
-    cost = StoreCost()
-    for nbytes in (1000, 8 * 2**20) * 60:
-        cost.note(nbytes, latency_s + nbytes / rate)
-
-    expected = max(4096, latency_s * rate)
-    assert expected * 0.6 - 5000 <= cost.gap_nbytes <= expected * 1.4 + 5000
 
 
 def test_reads_that_wait_for_one_another_make_no_store_far() -> None:

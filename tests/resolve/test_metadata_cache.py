@@ -3,24 +3,19 @@
 import asyncio
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import (
     DamagedError,
-    StorageDeniedError,
-    StorageUnavailableError,
     VersionChangedError,
 )
 from app.formats.icechunk.flatbuffers import memory_nbytes
 from app.formats.reading import DecodeError, Opaque, Read, Versioned
-from app.model import ByteRange, Condition, ETag, Fixed, ObjectRef, UnmodifiedSince
+from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from app.resolve.perform import DirectFetch, perform
@@ -107,28 +102,6 @@ async def test_the_time_runs_from_the_question() -> None:
     assert len(case.store.calls) == 2
 
 
-async def test_failures_and_damage_are_not_cached() -> None:
-    """The next read asks the store again; an expired result is not returned for a failure."""
-    case = _Case(b"bad")
-    case.store.failure = StorageDeniedError(REF, "for the test")
-    for error in (StorageDeniedError, DamagedError):
-        with pytest.raises(error):
-            await case.data()
-    case.store.place(REF, b"mended")
-    assert await case.data() == b"mended"
-    case.clock.now += _TTL_S
-    case.store.failure = StorageUnavailableError(REF, "for the test")
-    with pytest.raises(StorageUnavailableError):
-        await case.data()
-
-
-async def test_callers_of_one_read_share_it() -> None:
-    """A hundred callers make one read and decode it once."""
-    case = _Case()
-    assert await asyncio.gather(*(case.data() for _ in range(100))) == [b"old"] * 100
-    assert (len(case.store.calls), len(case.decoder.threads)) == (1, 1)
-
-
 @pytest.mark.parametrize("others", [0, 2**16 + 1])
 async def test_what_was_forgotten_is_read_anew(others: int) -> None:
     """After `forget` the read is unconditional, however many other objects are forgotten."""
@@ -211,18 +184,6 @@ async def test_absence_ends(*, ever: bool) -> None:
     assert await case.fetch(read, ever=ever) is found
 
 
-@pytest.mark.parametrize("data", [b"old", None])
-@pytest.mark.parametrize("condition", [ETag('"other"'), UnmodifiedSince(0)])
-async def test_what_must_not_have_changed_is_damaged_where_it_has(
-    data: bytes | None, condition: Condition
-) -> None:
-    """A reference says which version it was; a retry would not help."""
-    case = _Case(data)
-    with pytest.raises(DamagedError, match="not as it was"):
-        await case.fetch(case.read._replace(version=Fixed(ETag('"name"'), condition)))
-    assert case.store.calls[0].if_match == condition
-
-
 async def test_a_read_for_ever_takes_any_known_version() -> None:
     """It expires never, until another reader finds a new version, or the object is forgotten."""
     case = _Case()
@@ -259,28 +220,6 @@ async def test_a_stat_is_cached(data: bytes | None) -> None:
     assert case.store.methods == ["stat"]
 
 
-@pytest.mark.parametrize("old", [b"old", None])
-@pytest.mark.parametrize("new", [b"old", b"new", None])
-async def test_the_generation_grows_when_something_known_changed(
-    old: bytes | None, new: bytes | None
-) -> None:
-    """New versions, disappearance and appearance count; confirmation and first reads do not."""
-    case = _Case(old)
-    case.read = case.read._replace(kind="shard-index")
-    await case.data()
-    if old is not None:
-        await case.fetch(case.read._replace(request=ByteRange(0, 1)))
-    assert case.fetch.generation == 0
-    case.store.remove(REF)
-    if new is not None:
-        case.store.place(REF, new)
-    case.clock.now += _TTL_S
-    await case.data()
-    await case.fetch.stat(REF)
-
-    assert case.fetch.generation == (old != new)
-
-
 async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
     """An index over the limit costs a read each time, and evicts nothing."""
     case = _Case(bytes(5000), max_bytes=4000)
@@ -306,70 +245,9 @@ def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
     assert (cache.get("a" * _MAX), cache.currsize) == (None, 2)
 
 
-async def test_when_all_callers_leave_the_read_is_cancelled() -> None:
-    """Without callers nothing is read or cached."""
-    case = _Case()
-    case.store.gate.clear()
-    tasks = [asyncio.create_task(case.data()) for _ in range(3)]
-    await settle()
-    for task in tasks:
-        task.cancel()
-    await settle()
-
-    assert (case.store.cancelled, len(case.memory)) == (1, 0)
-
-
-_steps = st.lists(
-    st.tuples(
-        st.sampled_from(["put", "get", "pop"]),
-        st.sampled_from("abcdef"),
-        st.integers(0, 4) | st.integers(0, _MAX + 3),
-    ),
-    max_size=60,
-)
-
-
-@given(_steps)
-def test_cache_evicts_the_least_recently_used(steps: list[tuple[str, str, int]]) -> None:
-    """Entries and sizes agree with a naive model; a value over the limit is not kept."""
-    cache = SizedLRUCache[str, int](_MAX, lambda _, value: value)
-    model = OrderedDict[str, int]()
-    for verb, key, weight in steps:
-        if verb == "get":
-            assert cache.get(key) == model.get(key)
-            if key in model:
-                model.move_to_end(key)
-        else:
-            model.pop(key, None)
-            if verb == "pop":
-                cache.pop(key, None)
-            else:
-                cache.put(key, weight)
-                if weight <= _MAX:
-                    model[key] = weight
-            while sum(model.values()) > _MAX:
-                model.popitem(last=False)
-        assert (cache.currsize, len(cache)) == (sum(model.values()), len(model))
-        assert cache.currsize <= _MAX
-
-
 def refuse(_: bytes) -> Opaque:
     """Refuse any bytes."""
     raise DecodeError("not that")
-
-
-async def test_nothing_is_remembered() -> None:
-    """Each read asks the store, and returns the current version."""
-    store = WatchedStore()
-    fetch, read = DirectFetch(store), Read("all", REF, ByteRange(1, 3), Opaque)
-
-    assert await fetch(read) is None
-    for data in (b"abcd", b"efgh"):
-        etag = store.place(REF, data)
-        found = await fetch(read)
-        assert found is not None
-        assert (found.value.data, found.etag, found.size) == (data[1:3], etag, 4)
-    assert store.methods == ["get"] * 3
 
 
 async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
@@ -418,18 +296,6 @@ async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_ap
 
     assert found is not None
     assert (found.value.ident != threading.get_ident()) is is_apart
-
-
-async def test_a_version_that_is_gone_has_changed() -> None:
-    """A replaced or deleted version is not absence; a known ETag is sent, and confirmed."""
-    store = WatchedStore()
-    read = Read("all", REF, None, Opaque, ETag('"other"'))
-    with pytest.raises(VersionChangedError):
-        await perform(store, read)
-    etag = store.place(REF, b"abcd")
-    with pytest.raises(VersionChangedError):
-        await perform(store, read)
-    assert isinstance(await perform(store, Read("all", REF, None, refuse), etag), NotModified)
 
 
 _LARGE = bytes(2**25) + b"the rest"

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import BusyError, DamagedError, VersionChangedError
+from app.errors import BusyError, DamagedError
 from app.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.bodies import Entity
 from app.resolve.containers import Dataset
-from app.storage.contract import Found, NotModified
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Watched
@@ -252,27 +251,6 @@ async def _stream(case: _Case, *, pieces: int | None = None) -> list[bytes | mem
             if len(taken) == pieces:
                 break
     return taken
-
-
-class _RestlessStore(WatchedStore):
-    """Rewrites the shard before every read of it."""
-
-    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Change, then read."""
-        if ref == _SHARD:
-            number = len(self.calls)
-            self.place(_SHARD, build({"c/0/0": b"%d" % number})["c/0/0"])
-        return await super().get(ref, *args, **kwargs)
-
-
-async def test_an_object_that_never_holds_still_is_an_error() -> None:
-    """If the shard changes at every read, the look-up gives up after sixteen attempts."""
-    case = _array(store=_RestlessStore())
-    with pytest.raises(VersionChangedError):
-        await case.read("c/0/0")
-
-    assert len(case.reads) <= 2 * 16 + 3
-    assert case.budget.held_bytes == 0
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

@@ -34,27 +34,6 @@ def _array(**options: Any) -> tuple[MemoryStore, Reading, Clock]:
     return store, reading(store, clock=clock, chunk_bytes=0), clock
 
 
-async def test_a_chunk_of_a_known_array_needs_its_index_only() -> None:
-    """Nothing else is asked of the cache, however deep the array lies."""
-    _, data, _ = _array()
-    await data.read("g/a/c/0/0")
-    before = data.fetch.counters.hits
-
-    assert await data.read("g/a/c/0/1") == _CHUNKS["c/0/1"]
-    assert data.fetch.counters.hits == before + 1
-
-
-async def test_a_route_ends_with_what_led_to_it() -> None:
-    """After the time to live an array that was replaced is found as it is."""
-    store, data, clock = _array()
-    await data.read("g/a/c/0/0")
-    _place(store, "g/a", zarr.build({"c/0/1": _CHUNKS["c/2/3"]}, location="start"))
-
-    clock.now += 61
-
-    assert await data.read("g/a/c/0/1") == _CHUNKS["c/2/3"]
-
-
 async def test_a_route_ends_when_anything_turns_out_to_be_outdated() -> None:
     """What this process replaced is known at once."""
     store, data, _ = _array()

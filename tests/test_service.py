@@ -22,7 +22,6 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     build,
-    checksum,
     chunk_bytes,
     encode_index,
     sharding,
@@ -182,13 +181,6 @@ at_each_step = pytest.mark.parametrize(
 )
 
 
-def test_a_chunk_is_served(service: Service) -> None:
-    """A plain GET returns the bytes of an inner chunk."""
-    answer = service.get()
-
-    assert (answer.status_code, answer.content) == (200, service.chunk)
-
-
 def test_a_cold_chunk_takes_a_read_of_each_index_and_one_of_the_chunk(service: Service) -> None:
     """Once the metadata are known, all reads are of the shard."""
     _, first, *_ = service.container.steps
@@ -226,16 +218,6 @@ def test_head_304_and_404_of_a_known_index_take_no_read(service: Service) -> Non
     assert service.reads() == before
 
 
-@over_zarr
-def test_an_absent_shard_is_read_once(service: Service) -> None:
-    """Absence is cached."""
-    service.get("c/2/0")
-    before = service.reads()
-
-    assert service.get("c/2/1").status_code == 404
-    assert service.reads() == before
-
-
 async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyServer) -> None:
     """The index is read once for all, and so is the chunk."""
     for key, data in build(CHUNKS).items():
@@ -254,18 +236,9 @@ async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyS
 type Damage = Callable[[bytes], bytes]
 DAMAGED_SHARDS: dict[str, Damage] = {
     "checksum": lambda shard: shard[:-1] + bytes([shard[-1] ^ 1]),
-    "truncated": lambda shard: shard[:-3],
-    "shorter than an index": lambda shard: shard[:20],
     "empty": lambda _: b"",
     "past the end": lambda shard: shard[:-68] + encode_index([(0, 5), (9, 10**6), EMPTY, EMPTY]),
-    "on the index": lambda shard: shard[:-68] + encode_index([(0, 5), (24, 6), EMPTY, EMPTY]),
     "past 2^64": lambda shard: shard[:-68] + encode_index([(0, 5), (2**64 - 3, 6), EMPTY, EMPTY]),
-    "half empty, offset": lambda shard: (
-        shard[:-68] + encode_index([(0, 5), (2**64 - 1, 6), EMPTY, EMPTY])
-    ),
-    "half empty, nbytes": lambda shard: (
-        shard[:-68] + encode_index([(0, 5), (8, 2**64 - 1), EMPTY, EMPTY])
-    ),
 }
 
 
@@ -273,15 +246,9 @@ DAMAGE: list[tuple[str, str, Damage]] = [
     *(("s3", "c/0/0", damage) for damage in DAMAGED_SHARDS.values()),
     ("http", "c/0/0", DAMAGED_SHARDS["checksum"]),
     ("precomputed", "s0/0.shard", lambda _: b""),
-    ("precomputed", "s0/0.shard", lambda shard: shard[:20]),
-    ("precomputed", "s0/0.shard", lambda shard: shard[:-1]),
     ("precomputed", "s0/0.shard", lambda shard: shard[:16] + b"\xff" * 8 + shard[24:]),
     ("precomputed", "s0/0.shard", lambda shard: shard[:-8] + b"\xff" * 8),
     ("precomputed", "info", lambda _: b"{"),
-    ("precomputed", "info", lambda _: b""),
-    ("precomputed", "info", lambda info: info.replace(b'"shard_bits": 1', b'"shard_bits": 99')),
-    ("precomputed", "info", lambda info: info.replace(b"identity", b"md5")),
-    ("precomputed", "info", lambda info: info.replace(b"chunk_sizes", b"chunk")),
 ]
 
 
@@ -301,7 +268,7 @@ def test_damage_is_502_with_the_name_of_the_object(
     assert service.get(chunk).content == service.container.chunks[chunk]
 
 
-@over_zarr
+@over("s3")
 def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
     """An entry that cannot be right makes its own chunk unreadable only."""
     service.put({"c/0/0": DAMAGED_SHARDS["past the end"](build(CHUNKS)["c/0/0"])})
@@ -310,60 +277,15 @@ def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
     assert service.get(KEY).status_code == 502
 
 
-METADATA = {
-    "no JSON": b"{",
-    "not UTF-8": b'{"zarr_format": 3, "node_type": "\xff"}',
-    "empty": b"",
-    "a list": b"[]",
-    "another version": b'{"zarr_format": 4, "node_type": "array"}',
-    "no node type": b'{"zarr_format": 3}',
-    "too deep": b"[" * 100_000,
-    "10 MB": b'{"zarr_format": 3, "node_type": "group", "a": "' + b"x" * 10_000_000 + b'"}',
-    "inner chunks do not divide": json.dumps(
-        array_metadata([8], [4], [sharding([3])]),
-    ).encode(),
-    "inner chunks of zero": json.dumps(array_metadata([8], [4], [sharding([0])])).encode(),
-    "other dimensions": json.dumps(array_metadata([8], [4], [sharding([2, 2])])).encode(),
-    "no index codecs": json.dumps(
-        array_metadata([8], [4], [sharding([2], index_codecs=[])]),
-    ).encode(),
-    "no endian": json.dumps(
-        array_metadata([8], [4], [sharding([2], index_codecs=[{"name": "bytes"}])]),
-    ).encode(),
-    "index in the middle": json.dumps(
-        array_metadata([8], [4], [sharding([2], index_location="middle")]),
-    ).encode(),
-    "transpose of nothing": json.dumps(
-        array_metadata(
-            [8], [4], [{"name": "transpose", "configuration": {"order": [1]}}, sharding([2])]
-        ),
-    ).encode(),
-}
-
-
-@over_zarr
-@pytest.mark.parametrize("name", METADATA)
-@pytest.mark.parametrize("key", ["zarr.json", "c/0"])
-def test_damaged_metadata(service: Service, name: str, key: str) -> None:
-    """Metadata that cannot be understood is 502 with the object's name, for chunks as well."""
-    service.put({"zarr.json": METADATA[name]})
-    answer = service.get(key)
-
-    assert answer.status_code == 502
-    assert "em/zarr.json: " in answer.json()["detail"]
-
-
 SERVED_AS_IT_IS = {
     "compressor after sharding": [sharding([2]), {"name": "gzip", "configuration": {"level": 1}}],
-    "unknown codec after sharding": [sharding([2]), {"name": "from.the.future"}],
     "unknown codec before sharding": [{"name": "from.the.future"}, sharding([2])],
     "compressed index": [sharding([2], index_codecs=[LITTLE, {"name": "gzip"}])],
-    "unknown index codec": [sharding([2], index_codecs=[LITTLE, {"name": "from.the.future"}])],
     "not sharded": [LITTLE, CRC],
 }
 
 
-@over_zarr
+@over("s3")
 @pytest.mark.parametrize("name", SERVED_AS_IT_IS)
 def test_array_that_cannot_be_unsharded(service: Service, name: str) -> None:
     """Its metadata and its shards are served as they are stored."""
@@ -409,39 +331,34 @@ IDS = [
 
 
 @pytest.mark.parametrize(
-    ("service", "key", "status"),
-    [
-        *((name, key, status) for name in ("s3", "http") for key, status in KEYS),
-        *(("precomputed", key, status) for key, status in IDS),
-    ],
+    ("service", "keys"),
+    [("s3", KEYS), ("http", KEYS), ("precomputed", IDS)],
     indirect=["service"],
 )
-def test_only_the_canonical_spelling_is_a_key(service: Service, key: str, status: int) -> None:
+def test_only_the_canonical_spelling_is_a_key(
+    service: Service, keys: list[tuple[str, int]]
+) -> None:
     """Other spellings are absent or refused, and neither reads the store."""
     service.get()
-    before = service.reads(of="c/")
+    for key, status in keys:
+        before = service.reads(of="c/")
 
-    assert service.get(key).status_code == status
-    assert service.reads(of="..") == 0
-    assert service.reads(of="c/") - before <= 1
+        assert service.get(key).status_code == status, key
+        assert service.reads(of="..") == 0
+        assert service.reads(of="c/") - before <= 1, key
 
 
-@over_zarr
-def test_an_unknown_dataset_is_absent(service: Service) -> None:
-    """The first segment must be the name of a dataset."""
+@over("s3")
+def test_what_a_dataset_that_is_only_read_does_not_allow(service: Service) -> None:
+    """``Allow`` lists the methods of a dataset; other datasets are absent."""
+    for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE"):
+        answer = service.client.request(method, f"/em/{KEY}")
+
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
     assert service.client.get("/nothing/c/0").status_code == 404
 
 
-@over_zarr
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "TRACE"])
-def test_a_method_that_is_not_allowed_is_405(service: Service, method: str) -> None:
-    """``Allow`` lists the methods of a dataset that is only read."""
-    answer = service.client.request(method, f"/em/{KEY}")
-
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
-
-
-@over_zarr
+@over("s3")
 def test_a_range_outside_the_chunk_is_416_and_a_malformed_one_400(service: Service) -> None:
     """A 416 has the size of the chunk."""
     answer = service.get(range="bytes=1000-")
@@ -479,28 +396,24 @@ LASTING = {
     ],
     indirect=["service"],
 )
-@pytest.mark.parametrize("fault", LASTING)
-def test_a_lasting_fault_of_the_store_has_its_status(
-    service: Service, fault: Fault, step: str
-) -> None:
+def test_a_lasting_fault_of_the_store_has_its_status(service: Service, step: str) -> None:
     """No read that fails returns a byte of the chunk, and nothing is left behind."""
     service.reach(step)
-    service.store.fail(fault)
-    answer = service.get()
-    service.store.heal()
+    for fault, expected in LASTING.items():
+        if fault is Fault.NO_BUCKET and not service.is_s3:
+            continue  # absence, to a plain server
+        service.store.fail(fault)
+        answer = service.get()
+        service.store.heal()
 
-    absent = {404} if fault is Fault.NO_BUCKET and not service.is_s3 else set[int]()
-    assert answer.status_code in LASTING[fault] | absent
-    assert service.chunk not in answer.content
-    assert ("retry-after" in answer.headers) == (answer.status_code in {503, 504})
-    if answer.status_code != 404:
-        assert service.get().content == service.chunk
+        assert answer.status_code in expected, fault
+        assert service.chunk not in answer.content
+        assert ("retry-after" in answer.headers) == (answer.status_code in {503, 504}), fault
+    assert service.get().content == service.chunk
 
 
 @at_each_step
-@pytest.mark.parametrize(
-    "fault", [Fault.SLOW_DOWN, Fault.ERROR, Fault.RESET, Fault.RESET_BODY, Fault.CUT]
-)
+@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.RESET, Fault.CUT])
 def test_a_passing_fault_is_not_noticed(service: Service, fault: Fault, step: str) -> None:
     """A read that fails once is repeated."""
     service.reach(step)
@@ -593,8 +506,3 @@ def test_manifest_and_fragments_of_a_mesh_are_of_one_version(service: Service, k
     put(b"more fragments than before")
 
     assert service.get("mesh/7").content == b"more fragments than before"
-
-
-def test_checksum_is_that_of_the_specification() -> None:
-    """The tests' own checksum is CRC-32C: of "123456789" it is e3069283."""
-    assert checksum(b"123456789")[::-1].hex() == "e3069283"

@@ -6,6 +6,7 @@ import resource
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import zstandard
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from app.formats.icechunk.flatbuffers import HEADER_NBYTES, MAGIC
+from tests.support.zipped import zipped
 
 type Change = Callable[[bytes], bytes]
 
@@ -39,120 +41,70 @@ def at_random(examples: int) -> settings:
 
 def changes() -> st.SearchStrategy[Change]:
     """Choose what is done to a document or a table."""
-    document = st.builds(_document_change, st.integers(0), _odd())
-    change = st.one_of(_bytewise(), _bytewise(), document)
-    return st.one_of(change, st.builds(_inside, change))
-
-
-def _inside(change: Change) -> Change:
-    """Make *change* to what is compressed, if it is."""
-
-    def change_inside(data: bytes) -> bytes:
-        if data.startswith(MAGIC):
-            head, body = data[:HEADER_NBYTES], data[HEADER_NBYTES:]
-            return head + change_inside(body)
-        if data.startswith(_ZSTD):
-            inner = zstandard.decompress(data, max_output_size=2**24)
-            return zstandard.compress(change(inner))
-        if data.startswith(_GZIP):
-            return gzip.compress(change(gzip.decompress(data)), mtime=0)
-        return change(data)
-
-    def attempt(data: bytes) -> bytes:
-        try:
-            return change_inside(data)
-        except (zstandard.ZstdError, OSError, EOFError, zlib.error):  # it was changed before
-            return data
-
-    return attempt
-
-
-def _odd() -> st.SearchStrategy[Any]:
-    return st.sampled_from(_ODD)
-
-
-def _bytewise() -> st.SearchStrategy[Change]:
     at = st.floats(0, 1, exclude_max=True)
-    return st.one_of(
-        st.builds(_flip, at, st.integers(0, 7)),
-        st.builds(_cut, at),
-        st.builds(_number, at, st.sampled_from(_EXTREMES), st.sampled_from([1, 2, 4, 8])),
-        st.builds(_doubled, at, at),
-        st.builds(_without, at, at),
-        st.builds(_filled, at, at),
+    bytewise = st.one_of(
+        st.builds(partial, st.just(_flip), at, st.integers(0, 7)),
+        st.builds(partial, st.just(_write), at, st.sampled_from(_EXTREMES), _widths),
+        st.builds(partial, st.just(_splice), at, at | st.just(1.0), st.sampled_from(_PARTS)),
     )
+    document = st.builds(partial, st.just(_put), st.integers(0), st.sampled_from(_ODD))
+    change = st.one_of(bytewise, bytewise, document)
+    return st.one_of(change, st.builds(partial, st.just(_inside), change))
 
 
-def _flip(at: float, bit: int) -> Change:
-    def flip(data: bytes) -> bytes:
-        changed = bytearray(data)
-        if changed:
-            changed[int(at * len(data))] ^= 1 << bit
-        return bytes(changed)
-
-    return flip
-
-
-def _cut(at: float) -> Change:
-    return lambda data: data[: int(at * len(data))]
+_widths = st.sampled_from([1, 2, 4, 8])
+_PARTS: Final[list[Change]] = [
+    lambda _: b"",
+    lambda part: part * 2,
+    lambda part: b"\xff" * len(part),
+]
+"""Leave a part out, double it, fill it."""
 
 
-def _number(at: float, number: int, nbytes: int) -> Change:
-    most: int = 256**nbytes
-    written = (number % most).to_bytes(nbytes, "little")
+def _inside(change: Change, data: bytes) -> bytes:
+    """Make *change* to what is compressed, if it is."""
+    try:
+        if data.startswith(MAGIC):
+            return data[:HEADER_NBYTES] + _inside(change, data[HEADER_NBYTES:])
+        if data.startswith(_ZSTD):
+            return zstandard.compress(change(zstandard.decompress(data, max_output_size=2**24)))
+        if data.startswith(_GZIP):
+            return zipped(change(gzip.decompress(data)))
+    except (zstandard.ZstdError, OSError, EOFError, zlib.error):  # it was changed before
+        return data
+    return change(data)
 
-    def write(data: bytes) -> bytes:
-        start = int(at * len(data))
-        return data[:start] + written + data[start + nbytes :]
 
-    return write
+def _flip(at: float, bit: int, data: bytes) -> bytes:
+    changed = bytearray(data)
+    if changed:
+        changed[int(at * len(data))] ^= 1 << bit
+    return bytes(changed)
 
 
-def _places(first: float, second: float, data: bytes) -> tuple[int, int]:
+def _write(at: float, number: int, nbytes: int, data: bytes) -> bytes:
+    start = int(at * len(data))
+    written = (number % 256**nbytes).to_bytes(nbytes, "little")
+    return data[:start] + written + data[start + nbytes :]
+
+
+def _splice(first: float, second: float, change: Change, data: bytes) -> bytes:
     start, stop = sorted((int(first * len(data)), int(second * len(data))))
-    return start, stop
+    return data[:start] + change(data[start:stop]) + data[stop:]
 
 
-def _doubled(first: float, second: float) -> Change:
-    def double(data: bytes) -> bytes:
-        start, stop = _places(first, second, data)
-        return data[:stop] + data[start:]
-
-    return double
-
-
-def _without(first: float, second: float) -> Change:
-    def leave_out(data: bytes) -> bytes:
-        start, stop = _places(first, second, data)
-        return data[:start] + data[stop:]
-
-    return leave_out
-
-
-def _filled(first: float, second: float) -> Change:
-    def fill(data: bytes) -> bytes:
-        start, stop = _places(first, second, data)
-        return data[:start] + b"\xff" * (stop - start) + data[stop:]
-
-    return fill
-
-
-def _document_change(number: int, value: Any) -> Change:
+def _put(number: int, value: Any, data: bytes) -> bytes:
     """Put *value* in some place of a JSON document; leave all else as it is."""
-
-    def change(data: bytes) -> bytes:
-        try:
-            document = json.loads(data)
-        except ValueError:
-            return data
-        places = list(_walk(document))
-        if not places:
-            return json.dumps(value).encode()
-        holder, key = places[number % len(places)]
-        holder[key] = value
-        return json.dumps(document).encode()
-
-    return change
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return data
+    places = list(_walk(document))
+    if not places:
+        return json.dumps(value).encode()
+    holder, key = places[number % len(places)]
+    holder[key] = value
+    return json.dumps(document).encode()
 
 
 def _walk(value: Any) -> Any:
@@ -164,15 +116,12 @@ def _walk(value: Any) -> Any:
         yield from _walk(inner)
 
 
-_KIB = 1024
-
-
 @contextmanager
 def peak_growth() -> Generator[Callable[[], int]]:
     """Give a function that tells by how many bytes the highest mark has risen since."""
-    before = _peak()
-    yield lambda: _peak() - before
 
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    before = peak()
+    yield lambda: peak() - before

@@ -27,11 +27,7 @@ def heard(connection: socket.socket) -> bytes:
 
 def exchange(url: str, *pieces: bytes) -> bytes:
     """Send *pieces* and read until the other side closes."""
-    with connect(url) as connection:
-        with suppress(ConnectionError):
-            for piece in pieces:
-                connection.sendall(piece)
-        return heard(connection)
+    return flood(url, pieces)[1]
 
 
 def statuses(received: bytes) -> list[int]:
@@ -39,12 +35,11 @@ def statuses(received: bytes) -> list[int]:
     return [int(status) for status in _STATUS.findall(received)]
 
 
-def flood(url: str, first: bytes, pieces: Iterable[bytes]) -> tuple[int, bytes]:
-    """Send *pieces* behind *first* until the other side closes; tell how many it took, and said."""
+def flood(url: str, pieces: Iterable[bytes]) -> tuple[int, bytes]:
+    """Send *pieces* until the other side closes; tell how many bytes it took, and said."""
     taken, received = 0, b""
     with connect(url) as connection:
         with suppress(ConnectionError):
-            connection.sendall(first)
             for piece in pieces:
                 connection.sendall(piece)
                 taken += len(piece)

@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -80,14 +80,6 @@ class Image:
 
     root: Path
     config: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        told = subprocess.run(
-            ["du", "-sbx", self.root], check=True, capture_output=True, text=True
-        ).stdout
-        return int(told.split()[0])
 
     def start(self, command: Sequence[str], data: Path, **environ: str) -> subprocess.Popen[bytes]:
         """Run *command* in it as its user, with nothing to write to and *data* at ``/mnt``."""
@@ -206,16 +198,8 @@ def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Running(NamedTuple):
-    """The service in a container."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-    started_s: float
-
-
 @contextmanager
-def serving(built: Image, data: Path) -> Generator[Running]:
+def serving(built: Image, data: Path) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """Run its own command, and wait until it answers."""
     (port,) = free_ports(1)
     command = [*built.config["Entrypoint"], *built.config["Cmd"]]
@@ -228,7 +212,7 @@ def serving(built: Image, data: Path) -> Generator[Running]:
             assert process.poll() is None
             assert time.monotonic() < begun + 60
             time.sleep(0.01)
-        yield Running(process, port, time.monotonic() - begun)
+        yield process, port
     finally:
         process.kill()
         process.communicate()
@@ -245,23 +229,22 @@ def _answers(port: int) -> bool:
 @soak
 def test_a_chunk_is_read_through_it(built: Image, array: Path) -> None:
     """Its command, as its user, with nothing to write to, serves what is mounted."""
-    with serving(built, array) as running:
-        with urlopen(f"http://127.0.0.1:{running.port}/a/c/1/2") as answer:
+    with serving(built, array) as (process, port):
+        with urlopen(f"http://127.0.0.1:{port}/a/c/1/2") as answer:
             body = answer.read()
-        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        status = Path(f"/proc/{process.pid}/status").read_text()
 
     assert body == bytes([20, 21, 28, 29])
     assert "\nUid:\t65532\t65532\t65532\t65532\n" in status
     assert "\nCapEff:\t0000000000000000\n" in status
-    print(f"{built.nbytes / 1e6:.0f} MB, answers after {running.started_s:.1f} s")
 
 
 @soak
 def test_its_health_is_told(built: Image, array: Path) -> None:
     """The check succeeds while the service answers, and only then."""
     _, *check = built.config["Healthcheck"]["Test"]
-    with serving(built, array) as running:
-        here = [word.replace("8000", str(running.port)) for word in check]
+    with serving(built, array) as (_, port):
+        here = [word.replace("8000", str(port)) for word in check]
         assert built.run(here, array) == 0
     assert built.run(here, array) != 0
 
@@ -269,9 +252,9 @@ def test_its_health_is_told(built: Image, array: Path) -> None:
 @soak
 def test_it_ends_when_told(built: Image, array: Path) -> None:
     """SIGTERM reaches the service, which succeeds."""
-    with serving(built, array) as running:
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(5) == 0
+    with serving(built, array) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
 
 
 @soak

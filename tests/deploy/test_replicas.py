@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from math import inf
@@ -26,9 +26,9 @@ from zarr.storage import FsspecStore
 from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
 from tests.clients.precomputed.volumes import Scale, Volume, by_tensorstore, sharding
 from tests.deploy.balancer import TOKEN, Balancer, balancing
+from tests.support.crowds import Step, impossible, play
 from tests.support.gateways import Environ, Gateway, forked, of_dataset
-from tests.support.histories import Write, possible
-from tests.support.labs import SMALL, Lab, value
+from tests.support.labs import SMALL, Lab
 from tests.support.seaweedfs import SeaweedFS
 
 SHAPE: Final = (64, 64)
@@ -92,66 +92,6 @@ def by_shard_of_volume() -> dict[Any, list[str]]:
 def keys_of_many() -> list[str]:
     """Name a chunk of each shard of ``many``."""
     return [f"many/{key}" for key in many_keys(MANY)]
-
-
-_READERS: Final = 12
-_WRITERS: Final = 6
-READS: Final = 500
-"""So long it lasts."""
-
-
-class Load:
-    """Reads *keys* and writes the chunks of *arrays*, each request once."""
-
-    def __init__(self, balancer: Balancer, keys: Sequence[str], arrays: Sequence[str]) -> None:
-        connections = httpx.Limits(max_connections=_READERS + _WRITERS)
-        self._client = httpx.AsyncClient(
-            base_url=f"{balancer.url}/data/", verify=balancer.tls(), timeout=20, limits=connections
-        )
-        self._keys = keys
-        self._arrays = arrays
-        self.reads = 0
-        self._third = asyncio.Event()
-        self.failed_reads: list[str] = []
-        self.writes: list[Write] = []
-
-    async def run(self, mischief: Callable[[], None]) -> None:
-        """Go on for a while; *mischief* is done after a third of it."""
-        async with self._client, asyncio.TaskGroup() as group:
-            for number in range(_READERS):
-                group.create_task(self._read(random.Random(number)))
-            for number in range(_WRITERS):
-                group.create_task(self._write(number))
-            await self._third.wait()
-            await asyncio.to_thread(mischief)
-
-    async def _read(self, choice: random.Random) -> None:
-        while self.reads < READS:
-            self.reads += 1
-            if self.reads > READS / 3:
-                self._third.set()
-            try:
-                answer = await self._client.get(choice.choice(self._keys))
-            except httpx.TransportError as error:
-                self.failed_reads.append(repr(error))
-                continue
-            if answer.status_code != httpx.codes.OK:
-                self.failed_reads.append(answer.text)
-
-    async def _write(self, writer: int) -> None:
-        choice, number = random.Random(-writer), 0
-        while self.reads < READS:
-            number += 1
-            key = f"{choice.choice(self._arrays)}/c/{choice.randrange(SMALL.chunks)}"
-            data = value(SMALL, writer, number)
-            write = Write(key, data, time.monotonic())
-            self.writes.append(write)
-            try:
-                answer = await self._client.put(key, content=data)
-            except httpx.TransportError:
-                continue
-            if answer.is_success:
-                write.end = time.monotonic()
 
 
 _BY_TENSORSTORE: Final = """
@@ -300,40 +240,42 @@ def held(balancer: Balancer, replicas: Sequence[Gateway]) -> list[int]:
     return [replica.resident_nbytes - at for replica, at in zip(replicas, before, strict=True)]
 
 
-def test_a_replica_that_is_killed_loses_nothing(tmp_path: Path, environ: Environ, lab: Lab) -> None:
-    """In the midst of load under 1 % of reads fail, and what was acknowledged is there."""
-    names = [lab.new_array() for _ in range(4)]
-    keys = [key for each in by_shard("array").values() for key in each]
+def test_a_replica_that_is_killed_loses_nothing(environ: Environ, lab: Lab, tmp_path: Path) -> None:
+    """In the midst of load nobody reads an error, and what was acknowledged is there."""
+    name, choice = lab.new_array(), random.Random(7)
+    plans = [
+        [Step(choice.randrange(SMALL.chunks), is_delete=False, gateway=0) for _ in range(20)]
+        for _ in range(6)
+    ]
     killed_at = inf
     with ExitStack() as stack:
-        doomed, *others = [stack.enter_context(forked(environ)) for _ in range(3)]
-        urls = [replica.url for replica in (doomed, *others)]
-        balancer = stack.enter_context(balancing(tmp_path, urls))
+        replicas = [stack.enter_context(forked(environ)) for _ in range(3)]
+        balancer = stack.enter_context(balancing(tmp_path, [each.url for each in replicas]))
 
-        def kill() -> None:
+        async def kill() -> None:
             nonlocal killed_at
-            doomed.kill()
+            while len(lines := balancer.logged()) < 60:  # noqa: ASYNC110  it is a file
+                await asyncio.sleep(0.01)
+            doomed = next(each for each in replicas if each.url.endswith(lines[-1]["replica"]))
+            await asyncio.to_thread(doomed.kill)
             killed_at = time.monotonic()
+            replicas.remove(doomed)
 
-        load = Load(balancer, keys, names)
-        asyncio.run(load.run(kill))
-        seen = [read_back(balancer.url, balancer, names)]
-        seen += [read_back(replica.url, balancer, names) for replica in others]
+        urls = [balancer.url]
+        writes = asyncio.run(play(urls, name, plans, kill, trusted=balancer.tls()))
+        seen = [read_back(each, balancer, name) for each in (*urls, *(r.url for r in replicas))]
 
-    assert len(load.failed_reads) < 0.01 * READS, load.failed_reads
-    assert any(killed_at < write.end < inf for write in load.writes)
-    served = [line["replica"] for line in balancer.logged()]
-    assert doomed.url.removeprefix("http://") in served
-    for found in (*seen, *(lab.read(name) for name in names)):
-        for key, data in found.items():
-            assert data in possible(load.writes, key)
+    assert len(replicas) == 2
+    assert any(write.begin < killed_at < write.end for write in writes)
+    for found in (*seen, lab.read(name)):
+        assert impossible(writes, found) == []
 
 
-def read_back(url: str, balancer: Balancer, names: Sequence[str]) -> dict[str, bytes | None]:
+def read_back(url: str, balancer: Balancer, name: str) -> dict[str, bytes | None]:
     """Read all chunks that may have been written."""
     found: dict[str, bytes | None] = {}
     with httpx.Client(base_url=f"{url}/data/", verify=balancer.tls(), timeout=20) as client:
-        for key in (f"{name}/c/{number}" for name in names for number in range(16)):
+        for key in (f"{name}/c/{number}" for number in range(SMALL.chunks)):
             answer = client.get(key)
             assert answer.status_code in (200, 404), answer.text
             found[key] = answer.content if answer.is_success else None

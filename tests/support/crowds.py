@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ DEADLINE_S: Final = 120.0
 _PAUSE_S: Final = 0.05
 _GATEWAYS: Final = 2
 
-type Mischief = Callable[[], Awaitable[None]]
+type Mischief = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Step(NamedTuple):
@@ -50,17 +51,22 @@ async def nothing() -> None:
 
 
 async def play(
-    urls: list[str], name: str, plans: Plans, mischief: Mischief = nothing
+    urls: list[str],
+    name: str,
+    plans: Plans,
+    mischief: Mischief = nothing,
+    *,
+    trusted: ssl.SSLContext | None = None,
 ) -> list[Write]:
     """Let all write, and readers look on, through gateways at *urls*, which may be replaced.
 
     What is not acknowledged is tried again until it is.
     """
-    crowd = _Crowd(urls, name, len(plans))
+    crowd = _Crowd(urls, name, len(plans), trusted)
     async with asyncio.timeout(DEADLINE_S), crowd.client, asyncio.TaskGroup() as group:
         readers = [group.create_task(crowd.look_on(each)) for each in range(READERS)]
         async with asyncio.TaskGroup() as writers:
-            writers.create_task(_awaited(mischief))
+            writers.create_task(mischief())
             for number, plan in enumerate(plans, 1):
                 writers.create_task(crowd.write(number, plan))
         for reader in readers:
@@ -69,9 +75,11 @@ async def play(
 
 
 class _Crowd:
-    def __init__(self, urls: list[str], name: str, writers: int) -> None:
+    def __init__(
+        self, urls: list[str], name: str, writers: int, trusted: ssl.SSLContext | None
+    ) -> None:
         limits = httpx.Limits(max_connections=writers + READERS)
-        self.client = httpx.AsyncClient(timeout=60, limits=limits)
+        self.client = httpx.AsyncClient(timeout=60, limits=limits, verify=trusted or True)
         self.writes: list[Write] = []
         self._urls = urls
         self._name = name
@@ -82,22 +90,15 @@ class _Crowd:
             data = None if step.is_delete else value(SMALL, writer, number)
             write = Write(self._key(step.chunk), data, time.monotonic())
             self.writes.append(write)
-            await self._repeat(step.gateway, write)
+            while not await self._is_done(step.gateway, write):  # noqa: ASYNC110  it is asked for
+                await asyncio.sleep(_PAUSE_S)
             write.end = time.monotonic()
-
-    async def _repeat(self, gateway: int, write: Write) -> None:
-        while True:
-            if await self._is_done(gateway, write):
-                return
-            await asyncio.sleep(_PAUSE_S)
 
     async def _is_done(self, gateway: int, write: Write) -> bool:
         url = f"{self._urls[gateway]}/data/{write.key}"
         try:
-            if write.value is None:
-                answer = await self.client.delete(url)
-            else:
-                answer = await self.client.put(url, content=write.value)
+            method = "DELETE" if write.value is None else "PUT"
+            answer = await self.client.request(method, url, content=write.value)
         except httpx.TransportError:
             return False
         assert answer.is_success or answer.is_server_error, answer.text
@@ -118,10 +119,6 @@ class _Crowd:
 
     def _key(self, chunk: int) -> str:
         return f"{self._name}/c/{chunk}"
-
-
-async def _awaited(mischief: Mischief) -> None:
-    await mischief()
 
 
 def impossible(writes: list[Write], found: dict[str, bytes | None]) -> list[str]:

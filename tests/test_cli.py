@@ -26,7 +26,8 @@ from tests.formats.icechunk.small import Small
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
-from tests.support.commands import environ, run
+from tests.support.commands import run
+from tests.support.processes import environ
 from tests.support.zipped import zipped
 
 ROOT = Path(__file__).parent.parent

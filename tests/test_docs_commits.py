@@ -14,6 +14,8 @@ import icechunk
 import numpy as np
 import zarr
 
+from tests.support.processes import environ
+
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = (ROOT / "docs/icechunk.md").read_text("utf-8")
 CHAPTER: Final = "\n## Committing to Icechunk repositories\n"
@@ -59,7 +61,7 @@ class Reader:
         done = subprocess.run(
             ["/bin/bash", "-c", self._really(command)],
             cwd=self.folder,
-            env=environ(),
+            env=with_this_python(),
             capture_output=True,
             text=True,
             check=False,
@@ -88,11 +90,10 @@ class Reader:
         return text
 
 
-def environ() -> dict[str, str]:
+def with_this_python() -> dict[str, str]:
     """Let `python` be this one."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
-    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
-    return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return environ(PATH=path, PYTHONWARNINGS="ignore")
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def served(command: str, folder: Path) -> Generator[str]:
     assert program == "shardgate"
     start = [sys.executable, "-m", "app", *arguments, "--port", "0"]
     with subprocess.Popen(
-        start, cwd=folder, env=environ(), stdout=subprocess.PIPE, text=True
+        start, cwd=folder, env=with_this_python(), stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.attacks.raw import exchange
 from tests.formats.zarr.building import build
-from tests.support.commands import environ
+from tests.support.processes import environ
 
 ROOT: Final = Path(__file__).parent.parent
 TOKEN: Final = "token-of-ana"

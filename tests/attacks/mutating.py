@@ -84,7 +84,7 @@ def _flip(at: float, bit: int, data: bytes) -> bytes:
 
 def _write(at: float, number: int, nbytes: int, data: bytes) -> bytes:
     start = int(at * len(data))
-    written = (number % 256**nbytes).to_bytes(nbytes, "little")
+    written = (number % (1 << 8 * nbytes)).to_bytes(nbytes, "little")
     return data[:start] + written + data[start + nbytes :]
 
 

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.support.processes import environ, free_ports
+
 from .figures import Figure, Goal
-from .servers import DATASET, clean_environ, free_port
+from .servers import DATASET
 
 _CHUNKS: Final = tuple(f"/{DATASET}/morton/c/0/0/{at}" for at in (0, 1, 0, 0))
 _TRACES: Final = (
@@ -31,7 +33,7 @@ def measure(root: Path) -> list[Figure]:
 
 
 def _count(root: Path, chunk_bytes: int) -> list[dict[str, int]]:
-    port = free_port()
+    (port,) = free_ports(1)
     program = f"from tests.benchmarks.counted import serve; serve({port}, *{_CHUNKS!r})"
     arguments = ["serve", f"{DATASET}={root}", "--port", str(port)]
     run = subprocess.run(
@@ -39,7 +41,7 @@ def _count(root: Path, chunk_bytes: int) -> list[dict[str, int]]:
         capture_output=True,
         text=True,
         check=True,
-        env=clean_environ() | {"SHARDGATE_CACHE__CHUNK_BYTES": str(chunk_bytes)},
+        env=environ(SHARDGATE_CACHE__CHUNK_BYTES=str(chunk_bytes)),
         timeout=60,
     )
     *_, last = run.stdout.splitlines()

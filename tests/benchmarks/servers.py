@@ -2,20 +2,18 @@
 
 import getpass
 import os
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from .client import Connection
+from tests.support.processes import environ as clean
+from tests.support.processes import free_ports, listening
 
-_START_S: Final = 20.0
+from .client import Connection
 
 BUCKET: Final = "bucket"
 DATASET: Final = "em"
@@ -137,11 +135,11 @@ def nginx_proxy(home: Path, store: Server, *, roomy: bool = False) -> Generator[
 def uvicorn(home: Path, app: str, **environ: str) -> Generator[Server]:
     """Run the ASGI application *app* as the service runs."""
     home.mkdir()
-    port = free_port()
+    (port,) = free_ports(1)
     options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log"]
     command = ["-m", "uvicorn", *options, "--log-level", "warning", "--port", str(port), app]
-    with _running([sys.executable, *command], home, port, clean_environ() | environ) as server:
-        yield server
+    with listening([sys.executable, *command], port, home / "log", clean(**environ)) as process:
+        yield Server(process.pid, port)
 
 
 @contextmanager
@@ -160,7 +158,7 @@ def shardgate(
     Or another *command*, configured alike, and by *environ* too.
     """
     home.mkdir()
-    port = free_port()
+    (port,) = free_ports(1)
     config = home / "config.toml"
     text = _CONFIG.format(
         port=port,
@@ -172,50 +170,21 @@ def shardgate(
     )
     config.write_text(text + more)
     arguments = [sys.executable, "-c", command, "serve", str(config)]
-    with _running(arguments, home, port, clean_environ() | dict(environ)) as server:
-        yield server
+    with listening(arguments, port, home / "log", clean(**environ)) as process:
+        yield Server(process.pid, port)
 
 
 @contextmanager
 def _nginx(home: Path, *, location: str, upstream: str = "") -> Generator[Server]:
     home.mkdir()
-    port = free_port()
+    (port,) = free_ports(1)
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
     text = _NGINX.format(home=home, port=port, location=location, upstream=upstream, user=user)
     config = home / "nginx.conf"
     config.write_text(text)
     command = ["nginx", "-c", str(config), "-e", str(home / "error.log")]
-    with _running(command, home, port, dict(os.environ)) as server:
-        yield server
-
-
-@contextmanager
-def _running(
-    command: Sequence[str], home: Path, port: int, environ: dict[str, str]
-) -> Generator[Server]:
-    """Start *command*, wait until it listens on *port*, and end it."""
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
-    try:
-        _wait_for(process, port, home / "log")
+    with listening(command, port, home / "log") as process:
         yield Server(process.pid, port)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} does not listen:\n{log.read_text()[-2000:]}")
 
 
 async def requests_served(counter: Connection) -> int:
@@ -223,16 +192,3 @@ async def requests_served(counter: Connection) -> int:
     counter.send("/stub_status", {})
     lines = (await counter.receive()).body.decode().splitlines()
     return int(lines[2].split()[2])
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def clean_environ() -> dict[str, str]:
-    """Drop what would change the settings under test."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}

@@ -23,7 +23,7 @@ import trustme
 from botocore.config import Config
 
 from tests.deploy.programs import need
-from tests.support.seaweedfs import free_ports
+from tests.support.processes import free_ports, listening, listens
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"
@@ -57,10 +57,9 @@ class Balancer:
     @contextmanager
     def connection(self) -> Generator[ssl.SSLSocket]:
         """Open a connection on which any bytes can be sent."""
-        host, _, port = self.host.partition(":")
         with (
-            socket.create_connection((host, int(port)), 10) as plain,
-            self.tls().wrap_socket(plain, server_hostname=host) as connection,
+            socket.create_connection(("127.0.0.1", self.port), 10) as plain,
+            self.tls().wrap_socket(plain, server_hostname="localhost") as connection,
         ):
             yield connection
 
@@ -112,8 +111,7 @@ class Balancer:
     def wait(self) -> None:
         """Wait until it listens, and has workers: before that a signal would end it."""
         deadline = time.monotonic() + _LONGEST_S
-        host, _, port = self.host.partition(":")
-        while not (self._workers() and _listens(host, int(port))):
+        while not (self._workers() and listens(self.port)):
             assert self._process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -140,15 +138,10 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     for pem in certificate.cert_chain_pems:
         pem.write_to_path(folder / "tls.crt", append=True)
     write_replicas(folder, urls)
-    with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(command("nginx", folder), stdout=output, stderr=output)
-    balancer = Balancer(folder, port, process)
-    try:
+    with listening(command("nginx", folder), port, folder / "output") as process:
+        balancer = Balancer(folder, port, process)
         balancer.wait()
         yield balancer
-    finally:
-        process.terminate()
-        process.wait(_LONGEST_S)
 
 
 def command(nginx: str, folder: Path) -> list[str]:
@@ -174,11 +167,6 @@ def write_replicas(folder: Path, urls: Sequence[str]) -> None:
     _, _, rest = example.split(" ", 2)
     lines = [f"server {url.removeprefix('http://')} {rest}\n" for url in urls]
     (folder / "replicas.conf").write_text("".join(lines))
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
 
 
 _NAME: Final = b"HTTP/1.1 204 No Content\r\nX-Shard: %s\r\n\r\n"

@@ -7,9 +7,9 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import kubernetes_validate
@@ -21,7 +21,7 @@ import zarr
 
 from app.server import STOP_S
 from app.settings import load
-from tests.deploy.balancer import command
+from tests.deploy.balancer import Balancer, command
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import (
     BALANCER,
@@ -37,7 +37,7 @@ from tests.deploy.programs import (
     new_nginx,
 )
 from tests.support.gateways import forked, of_dataset
-from tests.support.seaweedfs import free_ports
+from tests.support.processes import free_ports, listening
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
@@ -404,32 +404,22 @@ CHUNKS: Final = 4
 LONGEST_S: Final = 20.0
 
 
-class Balanced:
+class Balanced(NamedTuple):
     """nginx, and the names that it asks for."""
 
-    def __init__(self, names: Names, client: httpx.Client, output: Path) -> None:
-        self.names = names
-        self._client = client
-        self._output = output
+    names: Names
+    nginx: Balancer
+    client: httpx.Client
 
     def read(self) -> dict[int, set[str]]:
         """Read every chunk, and tell where those of each shard came from."""
-        before = len(self._logged())
+        before = self.nginx.logged_so_far()
         for chunk in range(SHARDS * CHUNKS):
-            assert self._client.get(f"/data/c/{chunk}").content == bytes([chunk])
+            assert self.client.get(f"/data/c/{chunk}").content == bytes([chunk])
         replicas = defaultdict(set)
-        for line in self._logged(before, at_least=SHARDS * CHUNKS):
+        for line in self.nginx.logged(before, at_least=SHARDS * CHUNKS):
             replicas[int(line["path"].rpartition("/")[2]) // CHUNKS].add(line["replica"])
         return dict(replicas)
-
-    def _logged(self, since: int = 0, at_least: int = 0) -> list[dict[str, str]]:
-        deadline = time.monotonic() + LONGEST_S
-        while True:
-            lines = [line for line in self._output.read_text().splitlines() if "/data/c/" in line]
-            if len(lines) >= since + at_least:
-                return [json.loads(line) for line in lines[since:]]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -451,26 +441,14 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         for name, text in files.resources["ConfigMap", "demo-shardgate-balancer"]["data"].items():
             here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
             (tmp_path / name).write_text(here.replace("valid=5s", "valid=1s"))
-        output = tmp_path / "output"
-        with output.open("wb") as written:
-            popen = subprocess.Popen(
-                command(new_nginx(request), tmp_path), stdout=written, stderr=written
-            )
-            process = stack.enter_context(popen)
-        stack.callback(process.terminate)
+        started = listening(command(new_nginx(request), tmp_path), port, tmp_path / "output")
+        nginx = Balancer(tmp_path, port, stack.enter_context(started))
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
-        _wait_until_it_answers(client, output)
-        yield Balanced(names, client, output)
-
-
-def _wait_until_it_answers(client: httpx.Client, output: Path) -> None:
-    deadline = time.monotonic() + LONGEST_S
-    while True:
-        with suppress(httpx.TransportError):
-            if client.get("/data/zarr.json").is_success:
-                return
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)
+        deadline = time.monotonic() + LONGEST_S
+        while not client.get("/data/zarr.json").is_success:  # it has not found the gateways yet
+            assert time.monotonic() < deadline, nginx.output
+            time.sleep(0.05)
+        yield Balanced(names, nginx, client)
 
 
 def test_replicas_are_found_and_forgotten(balanced: Balanced) -> None:

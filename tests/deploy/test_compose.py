@@ -17,7 +17,8 @@ import yaml
 
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import NGINX_VERSION, ROOT, Stage, image, need, new_nginx, stages
-from tests.support.seaweedfs import free_ports, own_ports, remove_sockets
+from tests.support.processes import environ, free_ports
+from tests.support.seaweedfs import own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"
 _LONGEST_S: Final = 60.0
@@ -104,15 +105,13 @@ def _started(
     composed: Composed, name: str, told: Mapping[str, Any], more: Sequence[str]
 ) -> Generator[subprocess.Popen[bytes]]:
     _lay_files(composed, name, told)
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "SHARDGATE_"))}
-    environ |= {k: composed.here(v, name) for k, v in told.get("environment", {}).items()}
-    environ |= {"PATH": _path(), "PYTHONPATH": str(ROOT)}
-    environ |= {"SHARDGATE_SERVER__PORT": str(composed.ports[name])}
+    env = environ(PATH=_path(), SHARDGATE_SERVER__PORT=str(composed.ports[name]))
+    env |= {k: composed.here(v, name) for k, v in told.get("environment", {}).items()}
     command = [composed.here(word, name) for word in _command(told)]
     program = _program(composed, [*command, *more])
     with (composed.root / f"{name}.txt").open("wb") as output:
         process = subprocess.Popen(
-            program, env=environ, cwd=ROOT / "deploy", stdout=output, stderr=output
+            program, env=env, cwd=ROOT / "deploy", stdout=output, stderr=output
         )
     try:
         yield process

@@ -21,7 +21,7 @@ import pytest
 import zarr
 
 from tests.deploy.programs import ROOT, Stage, image, stages
-from tests.support.seaweedfs import free_ports
+from tests.support.processes import free_ports
 
 NOT_ROOT: Final = re.compile(r"[1-9]\d*:[1-9]\d*")
 soak = pytest.mark.soak

@@ -15,7 +15,8 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.support.seaweedfs import SeaweedFS, free_ports
+from tests.support.processes import free_ports
+from tests.support.seaweedfs import SeaweedFS
 
 _REQUIREMENT: Final = "ministack==1.5.33"
 _START_S: Final = 60.0

@@ -5,11 +5,9 @@ import hashlib
 import hmac
 import importlib.util
 import json
+import os
 import platform
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -20,10 +18,9 @@ from urllib.parse import quote
 import httpx
 
 from tests.support.lacking import lack
-from tests.support.seaweedfs import free_ports
+from tests.support.processes import free_ports, listening
 
 AZURITE: Final = Path(__file__).parents[1] / "clients/js/node_modules/azurite/dist/src/blob/main.js"
-_START_S: Final = 30.0
 _BUCKET: Final = "bucket"
 
 
@@ -114,7 +111,7 @@ def running_fake_gcs() -> Generator[FakeGcs]:
     host, (port,) = "127.0.0.1", free_ports(1)
     command = [str(Path(spec.origin).parent / name), "-scheme", "http", "-backend", "memory"]
     command += ["-host", host, "-port", str(port), "-public-host", f"{host}:{port}"]
-    with _running(command, port), httpx.Client() as client:
+    with listening(command, port, Path(os.devnull)), httpx.Client() as client:
         yield FakeGcs(port, client)
 
 
@@ -130,25 +127,5 @@ def running_azurite() -> Generator[Azurite]:
     command = [node, str(AZURITE), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
     command += ["--skipApiVersionCheck"]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    with _running(command, port), httpx.Client() as client:
+    with listening(command, port, Path(os.devnull)), httpx.Client() as client:
         yield Azurite(port, client)
-
-
-@contextmanager
-def _running(command: list[str], port: int) -> Generator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _START_S
-        while not _listens(port):
-            assert process.poll() is None, f"{command[0]} ended"
-            assert time.monotonic() < deadline, f"{command[0]} does not listen"
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -2,17 +2,16 @@
 
 import atexit
 import json
-import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Final
 
-_ROOT: Final = Path(__file__).parents[2]
+from tests.support.processes import environ
+
 _DEADLINE_S: Final = 60
 _FORKING: Final = """
 import json, os, socket, sys
@@ -43,15 +42,9 @@ main()
 """
 
 
-def environ(**more: str) -> dict[str, str]:
-    """Give an environment in which nothing else is configured."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
-    return kept | {"PYTHONPATH": str(_ROOT), "COLUMNS": "200", **more}
-
-
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    return _forked(arguments, environ(**more))
+    return _forked(arguments, environ(COLUMNS="200", **more))
 
 
 def _forked(arguments: Sequence[str], told: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Final
 from urllib.parse import urljoin
 
+from tests.support.processes import environ as clean_environ
 from tests.support.seaweedfs import SeaweedFS
 
-_ROOT: Final = Path(__file__).parents[2]
 _COMMAND: Final = [sys.executable, "-m", "app", "serve"]
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
@@ -166,7 +166,11 @@ def gateway(environ: Environ) -> Generator[Gateway]:
 def gateway_process(environ: Environ) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Run the service by its command until the end of the context, and tell its URL."""
     with subprocess.Popen(
-        _COMMAND, env=_complete(environ), stdout=subprocess.PIPE, text=True, start_new_session=True
+        _COMMAND,
+        env=clean_environ(**environ),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -195,7 +199,10 @@ def forking() -> Generator[Start]:
     """Start services that are forked from a process which has imported all: that takes no time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", _FORKING, str(theirs.fileno())]
-    with ours, subprocess.Popen(command, env=_complete({}), pass_fds=[theirs.fileno()]) as process:
+    with (
+        ours,
+        subprocess.Popen(command, env=clean_environ(), pass_fds=[theirs.fileno()]) as process,
+    ):
         theirs.close()
         try:
             yield lambda environ: _forked(ours, environ)
@@ -206,15 +213,10 @@ def forking() -> Generator[Start]:
 def _forked(orders: socket.socket, environ: Environ) -> Gateway:
     read, write = os.pipe()
     output = os.fdopen(read)
-    socket.send_fds(orders, [json.dumps(_complete(environ)).encode()], [write])
+    socket.send_fds(orders, [json.dumps(clean_environ(**environ)).encode()], [write])
     os.close(write)
     pid = int(orders.recv(32))
     return Gateway(pid, _url(output.readline()), output)
-
-
-def _complete(environ: Environ) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
-    return kept | {"PYTHONPATH": str(_ROOT)} | dict(environ)
 
 
 def _url(line: str) -> str:

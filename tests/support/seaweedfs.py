@@ -1,11 +1,10 @@
 """A real S3 server for the tests: SeaweedFS in one process, on ports of its own."""
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,6 +16,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import StoreSettings
+from tests.support.processes import free_ports
 
 _START_S: Final = 60.0
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
@@ -177,12 +177,3 @@ def _wait_until_it_stores(
         else:
             server.delete("ready")
             return
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that nothing listens on, all held at once so that they differ."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

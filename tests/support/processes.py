@@ -1,0 +1,59 @@
+"""Programs that listen on ports, and the environment that they get."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+_START_S: Final = 30.0
+_STOP_S: Final = 20.0
+
+
+def environ(**more: str) -> dict[str, str]:
+    """Give an environment in which nothing else is configured."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
+    return kept | {"PYTHONPATH": str(ROOT)} | more
+
+
+def listens(port: int) -> bool:
+    """Tell whether anybody listens on *port*."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports that nothing listens on, all held at once so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def listening(
+    command: Sequence[str], port: int, output: Path, env: Mapping[str, str] | None = None
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run *command* until the context ends, which begins when it listens on *port*."""
+    with output.open("ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = output.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{command[0]} does not listen: {said}")
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -17,7 +17,7 @@ import resource
 import sys
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -376,10 +376,14 @@ class _DeferredExchange:
         self.status = self.sent_nbytes = 0
         self.keep_alive = True
         self.disconnected = False
-        self.message_event = self
         self._task = protocol.loop.create_task(self._run(begun))
         protocol.tasks.add(self._task)
         self._task.add_done_callback(protocol.tasks.discard)
+
+    @property
+    def message_event(self) -> Self:
+        """Itself; an attribute would be a cycle, left to the garbage collector."""
+        return self
 
     def set(self) -> None:
         """Cancel the work for a client that has gone."""

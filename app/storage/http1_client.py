@@ -132,6 +132,10 @@ class Response:
         if not self.is_complete:
             self._connection.end(self)
 
+    def detach(self) -> None:
+        """Drop the parser, which refers back: no garbage is left to the collector."""
+        del self._parser
+
     def feed(self, data: bytes) -> None:
         if self._left is not None:
             self.on_body(data)
@@ -304,6 +308,7 @@ class Connection(asyncio.Protocol):
         if response is not self._response:
             return
         self._response = None
+        response.detach()
         if not (response.is_complete and response.is_reusable):
             self.close()
         if self._on_end is not None:

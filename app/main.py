@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 
 from app.datasets import open_datasets, session_formats
 from app.http.api import build_api
-from app.http.api_repositories import build_creation, build_repository_changes
+from app.http.api_repositories import build_repository_changes
 from app.http.api_sessions import build_commits, build_sessions
 from app.http.auth.access import Datasets
 from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts
@@ -236,7 +236,6 @@ def _build_routes(
         decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
     )
     return [
-        build_creation(datasets, swaps, bodies),
         build_repository_changes(datasets, resolver, swaps, bodies),
         commits,
         build_sessions(datasets, resolver, shared.sessions, committer, bodies),

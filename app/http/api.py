@@ -13,18 +13,16 @@ from starlette.exceptions import HTTPException
 
 from app.errors import ShardgateError, StorageError
 from app.formats.surveying import Description
-from app.http.api_repositories import RepositoryPath, build_repositories
+from app.http.api_repositories import build_repositories
 from app.http.auth.access import Datasets, may_write
 from app.http.links import add_viewer
 from app.http.openapi import DEFAULT, AsciiJson
-from app.http.paths import check_key
 from app.http.problems import extension_members, problem, status_of
 from app.http.responses import ALLOW
 from app.http.start_page import StartPage
 from app.observability.logging import log_failure
 from app.observability.metrics import MEDIA_TYPE, Metrics
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.refs import ContainerReport, list_containers
 from app.resolve.inspect import DamageReport, inspect_root
 from app.resolve.resolver import Resolver
 
@@ -64,8 +62,6 @@ class DatasetDescription(DatasetSummary):
 
     arrays: list[Description]
     damaged: list[DamageReport]
-    containers: list[ContainerReport]
-    """Virtual chunk containers of an Icechunk repository, and whether they are allowed here."""
     next: str | None = None
     """Path to continue after, where there are more arrays."""
 
@@ -125,21 +121,16 @@ def _add_datasets(
     async def describe_dataset(
         request: Request,
         dataset: str,
-        path: RepositoryPath = "",
         after: str = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> DatasetDescription:
         """Describe the arrays and other collections of a dataset, as stored and as served."""
         named = datasets.find(dataset, request.scope["caller"])
-        root = resolver.root(named)
-        reports = await inspect_root(root, after=after, limit=limit)
-        containers = await list_containers(root, check_key(path.rstrip("/")))
-        damaged = [each for each in (*reports, *containers) if isinstance(each, DamageReport)]
+        reports = await inspect_root(resolver.root(named), after=after, limit=limit)
         return DatasetDescription(
             **_summary(named, request).model_dump(),
             arrays=[report for report in reports if isinstance(report, Description)],
-            damaged=list(dict.fromkeys(damaged)),
-            containers=[each for each in containers if isinstance(each, ContainerReport)],
+            damaged=[report for report in reports if isinstance(report, DamageReport)],
             next=reports[-1].path if len(reports) == limit else None,
         )
 

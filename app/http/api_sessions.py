@@ -22,7 +22,7 @@ from app.formats.icechunk.session import Committed, SessionDocument
 from app.http.api_repositories import opens
 from app.http.auth.access import Datasets
 from app.http.body import RequestBodyReader
-from app.http.openapi import CommitProblem, RequestDocument, new_router, route
+from app.http.openapi import CONFLICTS, RequestDocument, new_router, reads
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
@@ -79,14 +79,6 @@ class CommitBody(CommitOptions):
 
     Coordinates are of the chunks that are stored: of shards, where an array is sharded.
     """
-
-
-class CreatedCommit(BaseModel, use_attribute_docstrings=True):
-    """A new snapshot."""
-
-    snapshot_id: str
-    parent_id: str | None
-    """The previous commit; after a rebase, not the one that the changes were made against."""
 
 
 class WrittenChunk(BaseModel, use_attribute_docstrings=True):
@@ -149,7 +141,7 @@ def build_sessions(
 
     type OpenedSession = Annotated[Session, Depends(open_session)]
 
-    @router.post("", **route([400, 403, 404, 405, 423], status=201, reads=SessionOptions))
+    @router.post("", status_code=201, openapi_extra=reads(SessionOptions))
     async def begin_session(opened: Opened, request: Request) -> SessionState:
         """Begin a session at the tip of a branch.
 
@@ -158,18 +150,18 @@ def build_sessions(
         options = await bodies.read_document(request, SessionOptions)
         return _describe(*await sessions.create(opened, options.branch))
 
-    @router.get("", **route([400, 404, 405]))
+    @router.get("")
     async def list_sessions(opened: Opened) -> SessionList:
         """List the sessions: open ones, and committed ones until they expire."""
         found = await sessions.list_all(opened)
         return SessionList(sessions=[_describe(*each) for each in found.items()])
 
-    @router.get("/{session_id}", **route([404, 405]))
+    @router.get("/{session_id}")
     async def read_session(session: OpenedSession) -> SessionState:
         """Return the state of a session."""
         return _describe(session.location.session_id, await session.read())
 
-    @router.delete("/{session_id}", **route([404, 405, 503], status=204))
+    @router.delete("/{session_id}", status_code=204)
     async def discard_session(session: OpenedSession) -> None:
         """End a session without a commit, and delete its changes."""
         await sessions.discard(session)
@@ -187,19 +179,16 @@ def _add_session_commit(
 ) -> None:
     @router.post(
         "/{session_id}/commit",  # noqa: FAST003 - the dependency of the session takes it
-        **route(
-            [400, 404, 405, 409, 423],
-            status=201,
-            reads=SessionCommitOptions,
-            conflict=CommitProblem,
-        ),
+        status_code=201,
+        responses=CONFLICTS,
+        openapi_extra=reads(SessionCommitOptions),
     )
     async def commit_session(
         opened: Annotated[OpenedRepository, opening],
         session: Annotated[Session, opening_session],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_SESSION)] = None,
-    ) -> CreatedCommit:
+    ) -> CommitResult:
         """Commit all changes of a session to its branch.
 
         Concurrent and repeated requests get the same answer. After a conflict the session is open
@@ -213,8 +202,7 @@ def _add_session_commit(
             wanted = _commit_request(options, document.branch, document.parent_id, write_id)
             return await committer.commit(opened, changes, wanted)
 
-        made = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
-        return CreatedCommit(**made._asdict())
+        return await SessionCommit(session, commit, parse_key(idempotency_key)).run()
 
 
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
@@ -232,8 +220,9 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
 
     opening = Depends(opens(datasets, resolver, writable=True))
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    body = {"requestBody": {"required": True, "content": octets}}
 
-    @router.post("/chunks", **route([400, 403, 404, 405, 411, 413, 423], status=201, reads=octets))
+    @router.post("/chunks", status_code=201, openapi_extra=body)
     async def write_chunk(
         opened: Annotated[OpenedRepository, opening], request: Request
     ) -> WrittenChunk:
@@ -256,19 +245,18 @@ def _add_commit(
     decoded: ByteBudget,
     commit_edits: Callable[..., Awaitable[CommitResult]],
 ) -> None:
-    reads = {"application/json": {"schema": CommitBody.model_json_schema()}}
-    problems = [400, 403, 404, 405, 409, 411, 413, 423]
-
     @router.post(
         "/commits",
         summary="Commit Changes",
-        **route(problems, status=201, reads=reads, conflict=CommitProblem),
+        status_code=201,
+        responses=CONFLICTS,
+        openapi_extra=reads(CommitBody),
     )
     async def commit(
         opened: Annotated[OpenedRepository, opening],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_COMMIT)] = None,
-    ) -> CreatedCommit:
+    ) -> CommitResult:
         """Commit changes of nodes, and references to chunks that exist already.
 
         Every reference is checked before anything is written: the chunk must exist and be long
@@ -285,8 +273,7 @@ def _add_commit(
                 write_id = WriteId(key, blake2b(body, digest_size=16).hexdigest())
             parent_id = document.parent_id or ""
             wanted = _commit_request(document, document.branch, parent_id, write_id)
-            made = await commit_edits(opened, edits, wanted)
-        return CreatedCommit(**made._asdict())
+            return await commit_edits(opened, edits, wanted)
 
 
 def parse_commit(body: bytes) -> CommitBody:

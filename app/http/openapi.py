@@ -1,8 +1,6 @@
 """Routers of ``/api``, and the responses other than success that OpenAPI describes."""
 
 import json
-from collections.abc import Iterable
-from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -55,50 +53,32 @@ class CommitProblem(Problem):
     coordinates of the first of `count` chunks."""
 
 
+_OF_PROBLEM: Final = {"content": {_MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
 DEFAULT: Final[Responses] = {
     "default": {
         "description": "A problem document (RFC 9457): the parameters are wrong, there is no such "
         "thing, the store cannot be reached, or another reason that `detail` gives.",
-        "content": {_MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+        **_OF_PROBLEM,
     }
 }
 """Responses of every route."""
-
-
-def route(
-    problems: Iterable[int],
-    *,
-    status: int = 200,
-    reads: type[RequestDocument] | dict[str, Any] | None = None,
-    conflict: type[Problem] = Problem,
-) -> dict[str, Any]:
-    """Return the arguments of a route that succeeds with *status*.
-
-    *problems* are its other statuses, of which 409 has the model *conflict*; *reads* is the model
-    of its body, or the ``content`` of it in OpenAPI.
-    """
-    return {
-        "status_code": status,
-        "responses": {each: _describe(HTTPStatus(each), conflict) for each in sorted(problems)},
-        "openapi_extra": None if reads is None else {"requestBody": _describe_body(reads)},
+_PROBLEMS: Final[Responses] = {
+    status.value: {"description": text, **_OF_PROBLEM} for status, text in _DESCRIPTIONS.items()
+}
+CONFLICTS: Final[Responses] = {
+    409: {
+        "description": "It conflicts with other commits.",
+        "content": {_MEDIA_TYPE: {"schema": CommitProblem.model_json_schema()}},
     }
+}
+"""Responses of commits, beside those of all routes."""
 
 
-def _describe(status: HTTPStatus, conflict: type[Problem]) -> dict[str, Any]:
-    schema = _schema(conflict if status is HTTPStatus.CONFLICT else Problem)
-    return {"description": _DESCRIPTIONS[status], "content": {_MEDIA_TYPE: {"schema": schema}}}
-
-
-def _describe_body(reads: type[RequestDocument] | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(reads, dict):
-        return {"required": True, "content": reads}
-    is_required = any(field.is_required() for field in reads.model_fields.values())
-    return {"required": is_required, "content": {"application/json": {"schema": _schema(reads)}}}
-
-
-@cache
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema()
+def reads(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the argument `openapi_extra` of a route that reads its JSON body as *model*."""
+    is_required = any(field.is_required() for field in model.model_fields.values())
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": is_required, "content": content}}
 
 
 class AsciiJson(JSONResponse):
@@ -112,5 +92,8 @@ class AsciiJson(JSONResponse):
 def new_router(prefix: str, tag: str) -> APIRouter:
     """Return a router for `routes.extend`; `include_router` would parse each signature again."""
     return APIRouter(
-        prefix=prefix, tags=[tag], responses=dict(DEFAULT), default_response_class=AsciiJson
+        prefix=prefix,
+        tags=[tag],
+        responses=DEFAULT | _PROBLEMS,
+        default_response_class=AsciiJson,
     )

@@ -29,8 +29,8 @@ from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder
 from app.formats.icechunk.manifest_writer import batch_references
-from app.formats.icechunk.repo_info import Availability, RepoInfoDecoder, decode_messagepack
-from app.formats.icechunk.repo_writer import StatusChanged, rewrite_repo
+from app.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
+from app.formats.icechunk.repo_writer import RefChange, rewrite_repo
 from app.formats.icechunk.repository import read_ref_file
 from app.formats.icechunk.session import decode_entry, decode_session, read_chunks
 from app.formats.icechunk.snapshot import (
@@ -183,7 +183,7 @@ def read_repo(_: str, data: bytes) -> None:
     for read in (info.updates, info.deleted_tags, info.disabled_feature_flags, info.metadata):
         with suppress(DecodeError):
             list(read())
-    rewrite_repo(info, StatusChanged(Availability.ONLINE, None), 2**52, "repo.1.A")
+    rewrite_repo(info, RefChange("tag_deleted", "t"), 2**52, "repo.1.A")
 
 
 def read_snapshot(name: str, data: bytes) -> None:

@@ -13,8 +13,6 @@ from schemathesis.checks import CHECKS, load_all_checks
 from app.settings import DatasetSettings, Settings
 from tests.support.serving import serving
 
-LAST: Final = "PUT /api/datasets/{dataset}/status"
-"""May lock the repository."""
 STRICTER: Final = "positive_data_acceptance"
 """Names of refs and paths can be spelled that nothing has: 400 tells so."""
 
@@ -35,8 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 def operations(url: str) -> list[Any]:
     """Read what is served below `/api`."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json").include(path_regex="^/api")
-    found: list[Any] = [each.ok() for each in schema.get_all_operations()]  # type: ignore[union-attr]
-    return sorted(found, key=lambda operation: operation.label == LAST)
+    return [each.ok() for each in schema.get_all_operations()]  # type: ignore[union-attr]
 
 
 def play(url: str, operation: Any, examples: int, dataset: str) -> None:

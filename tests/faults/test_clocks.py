@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import icechunk
 import pytest
 
 from tests.faults.sites import asked, begun, client_of, configured, put
@@ -165,8 +166,7 @@ def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:
     other = folder.gateway(0)
     session_id = begun(folder.right)
     assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
-    status = {"availability": "read_only", "reason": "we move"}
-    folder.right.api.do("PUT", "/status", status)
+    folder.right.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.read_only))
 
     for client in (other, folder.right):
         assert asked(client, session_id, message="ours").status_code == 423
@@ -174,7 +174,7 @@ def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:
     written = put(other, session_id, "a/c/0/1", bytes([2] * 4))
     assert written.is_success
     folder.demand(values=OLD)
-    folder.right.api.do("PUT", "/status", {"availability": "online"})
+    folder.right.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
 
     assert asked(other, session_id, message="ours").status_code == 201
     folder.demand("ours", values=[[1, 2], [0, 0]])

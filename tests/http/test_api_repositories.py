@@ -280,40 +280,6 @@ def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str
     assert bucket.answer(route, **query).status_code == 400
 
 
-def test_containers(bucket: Api) -> None:
-    """They are listed for repositories only."""
-    containers: list[dict[str, Any]] = [
-        {"name": None, "url_prefix": "file:///data/", "store": "local_file_system"},
-        {"name": "lab", "url_prefix": "s3://lab/", "store": "s3"},
-    ]
-    for path in ("lab1/one", "lab2/old"):
-        found = bucket.tell("", path=path)["containers"]
-        assert sorted(found, key=lambda each: each["url_prefix"]) == [
-            {**each, "allowed": False} for each in containers
-        ]
-    assert bucket.tell("")["containers"] == []
-
-
-def test_allowed_containers(tmp_path: Path) -> None:
-    """Containers below a configured prefix are followed; credentials in a URL are not shown."""
-    written = create(tmp_path)
-    config = written.repo.config
-    store = icechunk.http_store()
-    for url in ("https://me:secret@host/a/", "https://host/b/?sig=secret#x/"):
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
-    icechunk.Repository.open(written.repo.storage, config=config).save_config()
-    with serve(tmp_path, virtual_chunk_prefixes=["file:///data"]) as api:
-        answer = api.answer("")
-
-    assert "secret" not in answer.text
-    assert {each["url_prefix"]: each["allowed"] for each in answer.json()["containers"]} == {
-        "s3://lab/": False,
-        "file:///data/": True,
-        "https://host/a/": False,
-        "https://host/b/": False,
-    }
-
-
 def test_a_damaged_repository(tmp_path: Path) -> None:
     """502 with the name of the file; the dataset is described. A damaged branch is one of them."""
     create(tmp_path)
@@ -326,7 +292,7 @@ def test_a_damaged_repository(tmp_path: Path) -> None:
         history = api.answer("/history", ref="bad")
 
     assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
-    assert (len(described["damaged"]), described["containers"]) == (1, [])
+    assert len(described["damaged"]) == 1
     assert [each["name"] for each in told["branches"]] == ["main"]
     assert [each["name"] for each in told["damaged"]] == ["bad"]
     assert history.status_code == 502
@@ -338,10 +304,7 @@ AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
 @pytest.mark.parametrize(
     ("method", "route", "body", "status"),
     [
-        *(
-            ("GET", route, None, 503)
-            for route in ("", "/branches", "/tags", "/history", "/operations")
-        ),
+        *(("GET", route, None, 503) for route in ("/branches", "/tags", "/history", "/operations")),
         ("POST", "/sessions", {"branch": "main"}, 423),
         ("POST", "/chunks", {"any": "bytes"}, 423),
         ("POST", "/commits", {"branch": "main", "message": "m", "changes": []}, 423),

@@ -181,18 +181,13 @@ async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
 
 
 @pytest.mark.parametrize("availability", [Availability.READ_ONLY, Availability.OFFLINE])
-async def test_a_locked_repository_is_only_unlocked(
+async def test_a_locked_repository_takes_no_change(
     swapping: Swapping, availability: Availability
 ) -> None:
-    """Nothing but its status changes."""
+    """The error has the reason."""
     swapping.place(Repo(status={0: U8(availability), 1: U64(NOON), 2: "moving"}))
     with pytest.raises(errors.LockedError, match="moving"):
         await swapping.changes.create_tag("t", encode_id(FIRST))
-
-    await swapping.changes.set_status(Availability.ONLINE, None)
-    await swapping.changes.create_tag("t", encode_id(FIRST))
-
-    assert (await swapping.info()).status.reason is None
 
 
 async def test_other_files_are_not_replaced(swapping: Swapping) -> None:

@@ -61,14 +61,7 @@ class RefChange(NamedTuple):
     """`None` for a deletion."""
 
 
-class StatusChanged(NamedTuple):
-    """Another status of the repository."""
-
-    availability: Availability
-    reason: str | None = None
-
-
-type RepoChange = NewSnapshot | RefChange | StatusChanged
+type RepoChange = NewSnapshot | RefChange
 
 
 class FutureError(ValueError):
@@ -122,9 +115,6 @@ class _Draft:
                 elif refs is self.tags:
                     self.deleted_tags.add(name)
                 return Update(kind, at_us, None, fields)
-            case StatusChanged(availability, reason):
-                self.status = Status(availability, moment(at_us), reason)
-                return Update("repo_status_changed", at_us, None, {"status": self.status})
 
 
 def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) -> bytes:

@@ -108,17 +108,6 @@ def resolve(
     return nearest.root.join(place.key.removeprefix(nearest.prefix.key))
 
 
-def is_allowed(url_prefix: str, allowed: Sequence[Allowed]) -> bool:
-    """Return `True` if all references below *url_prefix* are followed."""
-    try:
-        place = parse_prefix(url_prefix)
-    except DecodeError:
-        return False
-    if _climbs(place):
-        return False
-    return any(each.prefix == place or each.prefix.contains(place) for each in allowed)
-
-
 def _climbs(place: VirtualUrl) -> bool:
     """Return `True` if a store could resolve the key to another; files lack empty segments."""
     parts = place.key.removesuffix("/").split("/")

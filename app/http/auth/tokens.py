@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PositiveInt, model_validator
 from app.errors import BadBodyError, ForbiddenError, UnauthenticatedError
 from app.http.auth.access import NOBODY, Caller, Datasets, Identity
 from app.http.body import RequestBodyReader
-from app.http.openapi import RequestDocument, new_router, route
+from app.http.openapi import RequestDocument, new_router, reads
 from app.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
@@ -121,7 +121,7 @@ def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyRea
     """Build the route of tokens."""
     router = new_router("/api/tokens", "Tokens")
 
-    @router.post("", **route([400, 401, 403, 404], status=201, reads=TokenOptions))
+    @router.post("", status_code=201, openapi_extra=reads(TokenOptions))
     async def mint_token(request: Request, response: Response) -> Token:
         """Make a short-lived token to read datasets that the caller may read.
 

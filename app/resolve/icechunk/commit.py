@@ -64,7 +64,12 @@ from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import ChunkFiles, new_object_id, put_new
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
-from app.resolve.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
+from app.resolve.icechunk.repository import (
+    DOCUMENTED,
+    OpenedRepository,
+    read_snapshot,
+    require_unlocked,
+)
 from app.storage.contract import CONFLICT, Conflict
 
 _ATTEMPTS: Final = 100
@@ -90,11 +95,14 @@ class CommitRequest:
     allow_empty: bool = False
 
 
-class CommitResult(NamedTuple):
-    """Visible commit."""
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """A new snapshot."""
 
+    __pydantic_config__ = DOCUMENTED
     snapshot_id: str
     parent_id: str | None
+    """The previous commit; after a rebase, not the one that the changes were made against."""
 
     @classmethod
     def of(cls, snapshot: SnapshotInfo) -> Self:

@@ -1,4 +1,4 @@
-"""Branches, tags, containers and status of a repository, listed and changed."""
+"""Branches and tags of a repository, listed and changed."""
 
 import re
 from collections.abc import Callable
@@ -10,23 +10,18 @@ from typing import Final, Literal
 from app.errors import (
     BadBodyError,
     ConflictError,
-    DamagedError,
     PreconditionFailedError,
     UnknownRefError,
-    UnknownRepositoryError,
 )
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo
-from app.formats.icechunk.repo_writer import RefChange, StatusChanged
+from app.formats.icechunk.repo_info import NamedSnapshots, RepoInfo
+from app.formats.icechunk.repo_writer import RefChange
 from app.formats.icechunk.repository import unescape
-from app.formats.icechunk.virtual import is_allowed, without_secrets
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
-from app.resolve.icechunk.repository import OpenedRepository, open_repository
-from app.resolve.inspect import DamageReport
-from app.resolve.listing import Root
+from app.resolve.icechunk.repository import DOCUMENTED, OpenedRepository
 
 _REFS: Final = "refs/"
 _TAG: Final = "refs/tag."
@@ -36,7 +31,7 @@ _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedRef:
     """Branch or tag, and its snapshot."""
 
     name: str
@@ -44,7 +39,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedName:
+class DamagedRef:
     """Branch or tag that cannot be decoded, and the reason."""
 
     name: str
@@ -55,30 +50,24 @@ class DamagedName:
 class BranchPage:
     """Page of branches, by name."""
 
-    branches: list[Named]
-    damaged: list[DamagedName]
+    __pydantic_config__ = DOCUMENTED
+    branches: list[NamedRef]
+    damaged: list[DamagedRef]
     next: str | None
+    """`after` of the next page, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagPage:
     """Page of tags, by name."""
 
-    tags: list[Named]
-    damaged: list[DamagedName]
+    __pydantic_config__ = DOCUMENTED
+    tags: list[NamedRef]
+    damaged: list[DamagedRef]
     deleted: list[str]
-    """All deleted tags; their names cannot be used again."""
+    """Names of deleted tags, which cannot be used again; every page has all of them."""
     next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerReport:
-    """Virtual chunk container of a repository."""
-
-    name: str | None
-    url_prefix: str
-    store: str
-    allowed: bool
+    """`after` of the next page, if there is one."""
 
 
 async def read_branches(opened: OpenedRepository, after: str | None, limit: int) -> BranchPage:
@@ -101,29 +90,12 @@ async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> 
     return TagPage(tags, damaged, deleted, last)
 
 
-async def list_containers(root: Root, path: str) -> list[ContainerReport | DamageReport]:
-    """List the virtual chunk containers of the repository at *path*; URLs without secrets."""
-    try:
-        opened = await open_repository(root, path)
-        await opened.info()
-        containers = await opened.repository.refs.containers(opened.fetch)
-    except UnknownRepositoryError:
-        return []
-    except DamagedError as damage:
-        return [DamageReport(path, str(damage.ref), damage.reason)]
-    allowed = opened.repository.allowed
-    return [
-        ContainerReport(name, without_secrets(url), store, is_allowed(url, allowed))
-        for name, url, store in ((each.name, each.url_prefix, each.store) for each in containers)
-    ]
-
-
 def _page(
     refs: NamedSnapshots, after: str | None, limit: int
-) -> tuple[list[Named], list[DamagedName], str | None]:
+) -> tuple[list[NamedRef], list[DamagedRef], str | None]:
     names = sorted(name for name in refs if after is None or name > after)
-    page = [Named(name, refs[name]) for name in names[:limit]]
-    damaged = [DamagedName(*fault) for fault in refs.faults.items()]
+    page = [NamedRef(name, refs[name]) for name in names[:limit]]
+    damaged = [DamagedRef(*fault) for fault in refs.faults.items()]
     return page, damaged, names[limit - 1] if len(names) > limit else None
 
 
@@ -136,12 +108,12 @@ class Feature(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RefChanges:
-    """Changes branches, tags and status of one repository."""
+    """Changes branches and tags of one repository."""
 
     swaps: RepoSwaps
     opened: OpenedRepository
 
-    async def create_branch(self, name: str, snapshot_id: str) -> Named:
+    async def create_branch(self, name: str, snapshot_id: str) -> NamedRef:
         """Create a branch at a snapshot; raise `ConflictError` if there is one of that name."""
 
         def check(info: RepoInfo) -> None:
@@ -151,7 +123,7 @@ class RefChanges:
         _check_name(name)
         return await self._set("branch_created", name, snapshot_id, check)
 
-    async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> Named:
+    async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> NamedRef:
         """Move a branch that meets *demand* to another snapshot."""
         check = partial(_check_tip, name, demand)
         return await self._set("branch_reset", name, snapshot_id, check)
@@ -167,7 +139,7 @@ class RefChanges:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
         await self.swaps.update(self.opened, plan)
 
-    async def create_tag(self, name: str, snapshot_id: str) -> Named:
+    async def create_tag(self, name: str, snapshot_id: str) -> NamedRef:
         """Create a tag at a snapshot; raise `ConflictError` if there is or was one of that name."""
 
         def check(info: RepoInfo) -> None:
@@ -191,26 +163,21 @@ class RefChanges:
 
         await self.swaps.update(self.opened, plan)
 
-    async def set_status(self, availability: Availability, reason: str | None) -> None:
-        """Set the status of the repository, also of one that is locked. Raises: see `RepoSwaps`."""
-        change = StatusChanged(availability, reason)
-        await self.swaps.update(self.opened, lambda _: Planned(None, change))
-
     async def _set(
         self,
         kind: Literal["branch_created", "branch_reset", "tag_created"],
         name: str,
         snapshot_id: str,
         check: Callable[[RepoInfo], None],
-    ) -> Named:
+    ) -> NamedRef:
         if (object_id := decode_id(snapshot_id)) is None:
             raise BadBodyError(f"{snapshot_id[:40]!r} is no id of a snapshot")
 
-        def plan(info: RepoInfo) -> Planned[Named]:
+        def plan(info: RepoInfo) -> Planned[NamedRef]:
             check(info)
             if info.snapshot(snapshot_id) is None:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
-            return Planned(Named(name, snapshot_id), RefChange(kind, name, object_id))
+            return Planned(NamedRef(name, snapshot_id), RefChange(kind, name, object_id))
 
         return await self.swaps.update(self.opened, plan)
 

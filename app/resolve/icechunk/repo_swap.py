@@ -32,7 +32,6 @@ from app.formats.icechunk.repo_writer import (
     ROOT_METADATA,
     FutureError,
     RepoChange,
-    StatusChanged,
     create_repo,
     moment_after,
     rewrite_repo,
@@ -153,8 +152,7 @@ class RepoSwaps:
             answer, change = plan(info)
             if change is None:
                 return _Prepared(answer, None, backup)
-            if not isinstance(change, StatusChanged):
-                require_unlocked(info, ref)
+            require_unlocked(info, ref)
             newest_us = next((each.updated_at_us for each in info.updates()), 0)
             at_us = moment_after(newest_us, now_us)
             data = rewrite_repo(info, change, at_us, backup)

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
+from pydantic import ConfigDict
+
 from app.errors import (
     BadParameterError,
     DamagedError,
@@ -47,6 +49,8 @@ _BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20
 _FILES_AT_ONCE: Final = 100
 _SEPARATOR: Final = "~"
+DOCUMENTED: Final = ConfigDict(use_attribute_docstrings=True)
+"""Configuration of answers of `/api`, whose fields OpenAPI describes as here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ class Ancestor:
 
     snapshot_id: str
     parent_id: str | None
+    """The previous commit that still exists; none for the first one."""
     message: str
     flushed_at: datetime
     metadata: dict[str, Json]
@@ -194,8 +199,10 @@ class Ancestor:
 class HistoryPage:
     """Page of snapshots, newest first, each the parent of the one before."""
 
+    __pydantic_config__ = DOCUMENTED
     history: list[Ancestor]
     next: str | None
+    """`after` of the next page, if there is one."""
 
 
 async def read_history(
@@ -261,20 +268,23 @@ class Operation:
     """Operation on a repository."""
 
     kind: str
+    """Name in the specification: `new_commit`, `tag_created`, `branch_reset`."""
     updated_at: datetime
     backup: str | None
-    """File in ``overwritten/`` with the state after it; `None` for the current state, and for
-    operations that were listed by a migration."""
+    """File in `overwritten/` with the state after it; none for the last operation, and for those
+    before a migration."""
     fields: dict[str, str | int | bool | SetStatus | None]
+    """Fields of this kind of operation, by their names in the specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationsPage:
     """Page of operations, newest first."""
 
+    __pydantic_config__ = DOCUMENTED
     operations: list[Operation]
     next: str | None
-    """Parameter `after` of the next page, if there is one; stays valid."""
+    """`after` of the next page, if there is one. It stays valid while operations are added."""
     ends_early: str | None
     """Reason for which older operations cannot be read, if there are some."""
 

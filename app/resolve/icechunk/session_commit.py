@@ -183,7 +183,7 @@ class SessionCommit:
         def edit(document: SessionDocument) -> SessionDocument:
             if isinstance(document.state, Committed) or document.attempt != attempt:
                 return document
-            return replace(document, state=Committed(*made, self.key))
+            return replace(document, state=Committed(made.snapshot_id, made.parent_id, self.key))
 
         with suppress(ShardgateError):
             await self._edit(edit)

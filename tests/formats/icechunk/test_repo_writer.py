@@ -12,7 +12,6 @@ from app.errors import BadBodyError
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.repo_info import (
     REPO,
-    Availability,
     RepoInfo,
     RepoInfoDecoder,
     SnapshotInfo,
@@ -22,7 +21,6 @@ from app.formats.icechunk.repo_writer import (
     NewSnapshot,
     RefChange,
     RepoChange,
-    StatusChanged,
     WriteId,
     check_metadata,
     marked,
@@ -116,13 +114,14 @@ def test_all_else_stays_as_it_was(written: Written) -> None:
 def test_expired_ancestors_are_kept(tmp_path: Path) -> None:
     """What expiration wrote down is still there after we wrote, and the library can go on."""
     written = BUILDERS["expired"](tmp_path)
+    written.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
     before = told(written.repo)
     logs = pruned_logs(tmp_path)
     assert any(logs)
 
-    repo = do(tmp_path, StatusChanged(Availability.ONLINE))
+    repo = do(tmp_path, RefChange("tag_created", "ours", root_id()))
 
-    assert repo.get_status().availability == icechunk.RepoAvailability.online
+    before["tags"]["ours"] = ROOT_ID
     assert told(repo) == before
     assert pruned_logs(tmp_path) == logs
     repo.create_tag("theirs", ROOT_ID)
@@ -141,18 +140,15 @@ def test_each_operation_is_logged_as_the_library_logs_it(written: Written) -> No
     do(written.folder, RefChange("branch_created", "gone", root_id()))
     do(written.folder, RefChange("branch_deleted", "gone"))
     do(written.folder, RefChange("tag_created", "t", tip_id))
-    do(written.folder, RefChange("tag_deleted", "t"))
-    repo = do(written.folder, StatusChanged(Availability.READ_ONLY, "é"))
+    repo = do(written.folder, RefChange("tag_deleted", "t"))
 
     assert repo.lookup_branch("néw") == tip
     assert "gone" not in repo.list_branches()
     assert "t" not in repo.list_tags()
     assert "t" in told(repo)["deleted_tags"]
-    assert repo.get_status().limited_availability_reason == "é"
     log = list(repo.ops_log())
-    assert len(log) == length + 7
-    assert [type(each.kind).__name__ for each in log[:7]] == [
-        "RepoStatusChanged",
+    assert len(log) == length + 6
+    assert [type(each.kind).__name__ for each in log[:6]] == [
         "TagDeleted",
         "TagCreated",
         "BranchDeleted",
@@ -248,12 +244,13 @@ def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
     """Whatever byte is wrong, the file is refused, or what is written can be read."""
     BUILDERS["expired"](tmp_path)
     info = decode((tmp_path / "repo").read_bytes())
+    change = RefChange("tag_deleted", "t")
     for at in range(8, len(info.payload), step):
         damaged = bytearray(info.payload)
         damaged[at] ^= (1, 0x80, 0xFF)[at % 3]
         try:
             other = decode(envelope(bytes(damaged), REPO_INFO))
-            written = rewrite_repo(other, StatusChanged(Availability.ONLINE), NOON, "repo.1.A")
+            written = rewrite_repo(other, change, NOON, "repo.1.A")
         except DecodeError:
             continue
         decode(written)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import NotAllowedError
-from app.formats.icechunk.virtual import Allowed, is_allowed, parse_place, parse_prefix, resolve
+from app.formats.icechunk.virtual import Allowed, parse_place, parse_prefix, resolve
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
 
@@ -150,19 +150,6 @@ def test_what_names_no_object_is_damaged(location: str) -> None:
     """
     with pytest.raises(DecodeError):
         resolve(location, ALLOWED, CONTAINERS)
-
-
-@pytest.mark.parametrize(
-    ("url_prefix", "expected"),
-    [("s3://archive/era5/", True), ("s3://archive/era5", True), ("s3://archive/era5/x", True),
-     ("s3://open", True), ("s3://archive/", False), ("s3://archive/era50/", False),
-     ("s3://archive/era5/../", False), ("s3://archive/era5/%2e%2e/secret/", False),
-     ("file:///srv/data//x/", False), ("https://host.example:443/data/", True),
-     ("https://me@host.example/data/", False), ("nonsense", False)],
-)  # fmt: skip
-def test_a_container_is_allowed_or_not(url_prefix: str, expected: bool) -> None:  # noqa: FBT001
-    """If all below it may be followed."""
-    assert is_allowed(url_prefix, ALLOWED) is expected
 
 
 PARTS = st.sampled_from(

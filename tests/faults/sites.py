@@ -10,7 +10,6 @@ from typing import Any, Final
 import httpx
 import numpy as np
 import zarr
-import zstandard
 
 from tests.storage.proxy import Mishap, Proxy
 from tests.support.committing import Client, put_array, put_chunks, put_group
@@ -148,9 +147,6 @@ class Commit:
         assert answer.status_code == 201, answer.text
         return str(answer.json()["snapshot_id"])
 
-    def release(self) -> None:
-        """Let time pass until nobody holds what is committed."""
-
     def demand(self, *, acknowledged: str | None) -> None:
         """Ask once more, and be sure that there is one such commit, with all that was written."""
         made = self.commit(self.site.healthy)
@@ -196,17 +192,6 @@ class Session(Commit):
     def ask(self, client: Client) -> httpx.Response:
         """Ask for the commit."""
         return asked(client, self.session_id, message=self.message)
-
-    def release(self) -> None:
-        """Write into the stored session that whoever has sealed it has had his time."""
-        server, name = self.site.place.seaweedfs, self.site.place.folder.name
-        assert server is not None
-        key = f"{name}/sessions/{self.session_id}.session"
-        found = server.client.get_object(Bucket=server.bucket, Key=key)["Body"].read()
-        document = json.loads(zstandard.decompress(found))
-        if document["state"]["is"] == "sealed":
-            document["state"]["until_s"] = 0
-            server.put(key, zstandard.compress(json.dumps(document).encode()))
 
     def _demand_values(self) -> None:
         store = self.site.healthy.repo.readonly_session("main").store

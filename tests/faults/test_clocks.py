@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
@@ -141,24 +140,6 @@ def test_a_clock_that_is_hours_ahead_makes_no_ref(folder: Folder) -> None:
 
     assert folder.gateway(VERY_WRONG_S).api.send("POST", "/tags", tag).status_code == 503
     assert folder.right.api.send("POST", "/tags", tag).status_code == 201
-
-
-def test_who_takes_a_lease_for_over_commits_no_second_time(folder: Folder) -> None:
-    """For one of two gateways each lease of the other is over from the beginning."""
-    fast = folder.gateway(WRONG_S)
-    session_id = begun(folder.right)
-    assert put(fast, session_id, "a/c/0/0", bytes([1] * 4)).is_success
-    with ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(asked, client, session_id, message="ours")
-            for client in (folder.right, fast)
-        ]
-        answers = [each.result() for each in both]
-
-    made = {each.json()["snapshot_id"] for each in answers if each.is_success}
-    assert len(made) == 1
-    assert {each.status_code for each in answers} <= {201, 503}
-    folder.demand("ours", values=[[1, 0], [0, 0]])
 
 
 def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:

@@ -56,7 +56,6 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
         is_killed = killed(
             site.proxy, doomed, nth, moment, lambda: acknowledged.append(work.commit(client))
         )
-    work.release()
     work.demand(acknowledged=acknowledged[0] if acknowledged else None)
     return is_killed
 
@@ -73,7 +72,7 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
 def test_who_is_killed_at_any_step_has_committed_once_or_not(
     site: RepositorySite, kind: Kind, moment: Mishap
 ) -> None:
-    """The same request to another gateway finds out, or does it, once no lease is held."""
+    """The same request to another gateway finds out, or does it."""
     nth = 0
     while cut_off(site, kind(site, next(NUMBERS)), nth, moment):
         nth += 1
@@ -115,16 +114,6 @@ def test_a_write_cut_off_at_each_step_is_done_or_not(
     assert nth > 2
 
 
-@soak
-def test_a_lease_is_over_after_a_while(site: RepositorySite) -> None:
-    """Nobody has to do anything about it but to wait."""
-    session = Session(site, next(NUMBERS))
-    with site.behind_proxy() as (doomed, client):
-        assert killed(site.proxy, doomed, 6, Mishap.ANSWER_LOST, lambda: session.commit(client))
-
-    session.demand(acknowledged=None)
-
-
 @pytest.mark.parametrize(
     ("kind", "moment", "stride"),
     [
@@ -147,7 +136,6 @@ def test_who_is_stopped_at_any_step_has_committed_once_when_he_wakes_up(
 
             def overtake(work: Commit = work, made: list[str] = made) -> None:
                 sleeper.stop()
-                work.release()
                 made.append(work.commit(site.healthy))
                 sleeper.go_on()
 
@@ -202,7 +190,6 @@ def test_a_store_that_fails_on_is_told_of(
             answer = work.ask(client)
             site.proxy.spoil([], Mishap.ERROR)
             assert answer.is_success or answer.is_server_error, answer.text
-            work.release()
             work.demand(acknowledged=answer.json().get("snapshot_id"))
 
 

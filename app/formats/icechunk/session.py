@@ -52,10 +52,8 @@ class Open(NamedTuple):
 class Sealed(NamedTuple):
     """State of a session during a commit: nothing can be written."""
 
-    until_s: float
-    """Time after which others may take over the commit."""
-    by: str
-    """Identifies the task that commits."""
+    key: str | None
+    """Idempotency key of the request that commits."""
 
 
 class Committed(NamedTuple):

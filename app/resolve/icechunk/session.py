@@ -1,10 +1,12 @@
 """Session of a repository: its current state, and its chunks in the journal or the parent."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final
 
+from app.concurrency import Backoff
 from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
 from app.formats.icechunk.payloads import Inlaid
@@ -31,7 +33,6 @@ from app.resolve.icechunk.session_objects import (
     SessionJournal,
     SessionLocation,
 )
-from app.resolve.metadata_cache import SizedLRUCache
 from app.storage.contract import (
     ABSENT,
     CONFLICT,
@@ -41,25 +42,16 @@ from app.storage.contract import (
     is_as_expected,
 )
 
-_ENTITY_NBYTES: Final = 1024
 MAX_AGE_S: Final = 7 * 24 * 3600.0
 """Longest life of a session, whatever is written to it.
 
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
 _RENEWALS: Final = 24
-_FIRST_POLL_S: Final = 0.05
-_LONGEST_POLL_S: Final = 1.0
-_GRACE_S: Final = 10.0
+_POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
+_COMMIT_S: Final = 30.0
+"""Longest wait of a write for the commit of its session."""
 type Change = Callable[[SessionView], SessionDocument]
-type Entities = SizedLRUCache[tuple[object, str, ETag], Entity]
-"""Entities of keys in versions that are known never to change, by session, key and ETag."""
-
-
-def entity_nbytes(key: tuple[object, str, ETag], entity: Entity) -> int:
-    """Estimate the bytes of memory of a cached entity."""
-    data = entity.source.data if isinstance(entity.source, Inline) else b""
-    return _ENTITY_NBYTES + len(key[1]) + len(data)
 
 
 @dataclass(eq=False)
@@ -72,10 +64,10 @@ class Session:
     fetch: Fetch
     journal: SessionJournal
     documents: SessionDocumentStore
-    entities: Entities
     lifetime_s: float
     clock: Callable[[], float]
-    _cache_key: object = field(default_factory=object, init=False)
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held by the commit in this process; those of others may run at the same time."""
     _view: SessionView | None = field(default=None, init=False)
     _viewed: SessionDocument | None = field(default=None, init=False)
     _document_nbytes: tuple[SessionDocument | None, int] = field(default=(None, 0), init=False)
@@ -147,12 +139,6 @@ class Session:
         if until_s - document.expires_at_s < self.lifetime_s / _RENEWALS:
             return document
         return replace(document, expires_at_s=until_s)
-
-    def recall(self, key: str, etag: ETag) -> Entity | None:
-        return self.entities.get((self._cache_key, key, etag))
-
-    def remember(self, key: str, entity: Entity) -> None:
-        self.entities.put((self._cache_key, key, entity.etag), entity)
 
     def _view_of(self, document: SessionDocument, parent: StoredSnapshot) -> SessionView:
         return SessionView(document, parent, self.location.document)
@@ -252,16 +238,23 @@ class Session:
 
     async def _confirm(self, address: ChunkAddress, entry: Entry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
-        pauses, view = poll_pauses(), await self.refresh()
-        while isinstance(state := view.session.state, Sealed):
-            if state.until_s + _GRACE_S < self.clock():
-                raise BusyError("a commit of the session was interrupted: commit it again")
-            await asyncio.sleep(next(pauses))
-            view = await self.refresh()
-        if isinstance(state, Open):
+        try:
+            async with asyncio.timeout(_COMMIT_S):
+                view = await self._wait_for_commit()
+        except TimeoutError:
+            raise BusyError("a commit of the session was interrupted: commit it again") from None
+        if isinstance(view.session.state, Open):
             await self.renew(view.session)
         elif not await self._is_committed(view, address, entry):
             raise ConflictError("the session was committed before this write")
+
+    async def _wait_for_commit(self) -> SessionView:
+        for number in count():
+            view = await self.refresh()
+            if not isinstance(view.session.state, Sealed):
+                break
+            await _POLL.pause(number)
+        return view
 
     async def _is_committed(self, view: SessionView, address: ChunkAddress, entry: Entry) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
@@ -302,14 +295,6 @@ def require_open(document: SessionDocument) -> None:
 def is_journaled(document: SessionDocument) -> bool:
     """Return whether journal entries override the chunks of the parent."""
     return not isinstance(document.state, Committed)
-
-
-def poll_pauses() -> Iterator[float]:
-    """Yield the growing pauses, in seconds, between looks at a session that is being committed."""
-    pause_s = _FIRST_POLL_S
-    while True:
-        yield pause_s
-        pause_s = min(_LONGEST_POLL_S, 2 * pause_s)
 
 
 def _is_newer(modified_s: int | None, version: UnmodifiedSince | None) -> bool:

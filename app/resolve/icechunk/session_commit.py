@@ -1,16 +1,15 @@
 """Commit of a session: seal the document, gather the changes, commit, mark the document.
 
-The committer holds a lease. After its end another one may take over: both put the same write id
-into the snapshot, by which the second finds the commit of the first. An attempt that certainly
-failed opens the session again, and the next attempt has another write id.
+Any request may go on with a commit that another one has begun: both put the same write id into the
+snapshot, by which the second finds the commit of the first. An attempt that certainly failed opens
+the session again, and the next attempt has another write id.
 """
 
 import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from app.errors import (
     ReadOnlyError,
     RequestError,
     ShardgateError,
-    StorageError,
     StorageUnavailableError,
     UnwritableError,
 )
@@ -38,7 +36,6 @@ from app.formats.icechunk.session import (
     OPEN,
     ChunkAddress,
     Committed,
-    Open,
     Sealed,
     SessionDocument,
     SessionView,
@@ -48,9 +45,8 @@ from app.formats.icechunk.session import (
 )
 from app.formats.icechunk.snapshot import Chunks
 from app.resolve.icechunk.commit import CommitResult
-from app.resolve.icechunk.session import Session, poll_pauses
+from app.resolve.icechunk.session import Session
 
-_LEASE_S: Final = 20.0
 _READS_AT_ONCE: Final = 32
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
@@ -77,141 +73,68 @@ class SessionCommit:
     commit: CommitChanges
     key: str | None
     """Idempotency key; without one any commit of the session is the result."""
-    _owner: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
 
     async def run(self) -> CommitResult:
-        """Commit the session, or wait for another request that does, and return the result."""
-        pauses = poll_pauses()
-        while True:
-            view = await self.session.refresh()
-            if isinstance(state := view.session.state, Committed):
-                return self._result(state)
-            if self._is_mine(sealed := await self._seal()):
-                return await self._commit(sealed.attempt)
-            await asyncio.sleep(next(pauses))
+        """Commit the session, or go on with its commit, and return the result."""
+        async with self.session.committing:
+            sealed = await self._edit(self._seal)
+            if isinstance(sealed.state, Committed):
+                return self._result(sealed.state)
+            attempt = sealed.attempt
+            try:
+                made = await self._gather_and_commit(attempt)
+            except _CERTAIN_FAILURES:
+                with suppress(ShardgateError):  # or another request does
+                    await self._leave(attempt, lambda _: OPEN)
+                raise
+            with suppress(ShardgateError):  # a later request finds an unmarked commit
+                await self._leave(
+                    attempt,
+                    lambda sealed: Committed(made.snapshot_id, made.parent_id, sealed.key),
+                )
+            return made
 
     def _result(self, state: Committed) -> CommitResult:
         if self.key is not None and state.key != self.key:
             raise ConflictError(f"the session is already committed, as {state.snapshot_id}")
         return CommitResult(state.snapshot_id, state.parent_id)
 
-    async def _seal(self) -> SessionDocument:
-        def edit(state: State, now_s: float) -> State:
-            is_expired = isinstance(state, Sealed) and state.until_s <= now_s
-            return self._sealed(now_s) if is_expired or isinstance(state, Open) else state
+    def _seal(self, document: SessionDocument) -> SessionDocument:
+        if isinstance(document.state, Committed) or self._is_sealed(document):
+            return document
+        return replace(self.session.renewed(document), state=Sealed(self.key))
 
-        return await self._set_state(edit)
+    def _is_sealed(self, document: SessionDocument) -> bool:
+        state = document.state
+        return isinstance(state, Sealed) and self.key in (None, state.key)
 
-    async def _commit(self, attempt: int) -> CommitResult:
-        try:
-            made = await self._with_lease(self._gather_and_commit())
-        except _CERTAIN_FAILURES:
-            with suppress(ShardgateError):  # or another request does, when the lease has ended
-                await self._reopen()
-            raise
-        except Exception:
-            with suppress(ShardgateError):  # the next request takes over and learns the outcome
-                await self._set_state(
-                    lambda state, now_s: (
-                        Sealed(now_s, self._owner) if self._is_owner(state) else state
-                    )
-                )
-            raise
-        await self._mark_committed(made, attempt)
-        return made
-
-    async def _gather_and_commit(self) -> CommitResult:
+    async def _gather_and_commit(self, attempt: int) -> CommitResult:
         session = self.session
-        view = await self._require_lease()
-        attempt = view.session.attempt
-        write_id = session.location.session_id + (f".{attempt}" if attempt else "")
-        try:
-            chunks = await gather_chunks(session, view)
-        except StorageError:
-            await self._require_lease()
-            raise
-        await self._require_lease()  # without it the journal may have been cleared by now
-        return await self.commit(view.session, make_changes(view, chunks), WriteId(write_id))
-
-    async def _require_lease(self) -> SessionView:
-        view = await self.session.refresh()
-        if not self._is_mine(view.session):
+        view = await session.view()
+        chunks = await gather_chunks(session, view)
+        document = await session.read()  # the journal may have been cleared, or written to, by now
+        if isinstance(document.state, Committed):
+            return self._result(document.state)
+        if document.attempt != attempt or not self._is_sealed(document):
             raise BusyError("another request has taken over the commit of the session")
-        return view
+        write_id = session.location.session_id + (f".{attempt}" if attempt else "")
+        return await self.commit(document, make_changes(view, chunks), WriteId(write_id))
 
-    async def _with_lease[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Run *work* and renew the lease until it is done; cancel it if the lease is lost."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                renewing = group.create_task(self._keep_lease())
-                done = await group.create_task(work)
-                renewing.cancel()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return done
+    async def _leave(self, attempt: int, state: Callable[[Sealed], State]) -> None:
+        """Put another *state* in place of the sealed one of *attempt*."""
 
-    async def _keep_lease(self) -> None:
-        """Renew the lease until cancelled; raise when it is lost, or about to end."""
-
-        def edit(state: State, now_s: float) -> State:
-            return self._sealed(now_s) if self._is_owner(state) else state
-
-        clock, pause_s = self.session.clock, _LEASE_S / 4
-        renewed_s = clock()
-        while True:
-            await asyncio.sleep(pause_s)
-            began_s = clock()
-            try:
-                if not self._is_mine(await self._set_state(edit)):
-                    raise BusyError("another request has taken over the commit of the session")
-                renewed_s = began_s
-            except StorageError:
-                if clock() > renewed_s + _LEASE_S - pause_s:
-                    raise
-
-    async def _reopen(self) -> None:
         def edit(document: SessionDocument) -> SessionDocument:
-            if not self._is_mine(document):
+            if not isinstance(document.state, Sealed) or document.attempt != attempt:
                 return document
-            return replace(document, state=OPEN, attempt=document.attempt + 1)
+            left = replace(document, state=state(document.state))
+            return replace(left, attempt=attempt + 1) if left.state is OPEN else left
 
         await self._edit(edit)
-
-    async def _mark_committed(self, made: CommitResult, attempt: int) -> None:
-        """Mark the session unless it was reopened; a later request finds an unmarked commit."""
-
-        def edit(document: SessionDocument) -> SessionDocument:
-            if isinstance(document.state, Committed) or document.attempt != attempt:
-                return document
-            return replace(document, state=Committed(made.snapshot_id, made.parent_id, self.key))
-
-        with suppress(ShardgateError):
-            await self._edit(edit)
-
-    async def _set_state(self, set_state: Callable[[State, float], State]) -> SessionDocument:
-        session = self.session
-
-        def edit(document: SessionDocument) -> SessionDocument:
-            state = set_state(document.state, session.clock())
-            if state is document.state:
-                return document
-            return replace(session.renewed(document), state=state)
-
-        return await self._edit(edit)
 
     async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
         session = self.session
         edited = await session.documents.edit(lambda document: edit(session.require_live(document)))
         return session.require_live(edited)
-
-    def _sealed(self, now_s: float) -> Sealed:
-        return Sealed(now_s + _LEASE_S, self._owner)
-
-    def _is_owner(self, state: State) -> bool:
-        return isinstance(state, Sealed) and state.by == self._owner
-
-    def _is_mine(self, document: SessionDocument) -> bool:
-        return self._is_owner(document.state)
 
 
 async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:

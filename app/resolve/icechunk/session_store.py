@@ -94,7 +94,7 @@ class SessionStore:
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        entity = await self._find(ref.key, if_match)
+        entity = await self._find(ref.key)
         if entity is None:
             if if_match is not None:
                 raise VersionChangedError(ref)
@@ -110,7 +110,7 @@ class SessionStore:
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        entity = await self._find(ref.key, if_match)
+        entity = await self._find(ref.key)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
         check_condition(ref, if_match, entity.etag, None)
@@ -122,7 +122,7 @@ class SessionStore:
             yield pieces
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        entity = await self._find(ref.key, None)
+        entity = await self._find(ref.key)
         return None if entity is None else Stat(entity.length, entity.etag)
 
     async def list(
@@ -202,20 +202,14 @@ class SessionStore:
             return False
         return True
 
-    async def _find(self, key: str, if_match: Condition | None) -> Entity | None:
-        session = self.session
-        if isinstance(if_match, str) and (known := session.recall(key, if_match)) is not None:
-            return known
-        view = await session.view()
+    async def _find(self, key: str) -> Entity | None:
+        view = await self.session.view()
         if (path := node_path(key)) is not None:
             node = view.node(path)
             return None if node is None else Entity.at(Inline(node.document, node.etag))
         if (address := view.address(key)) is None:
             return None
-        entity, _ = await session.find_chunk(view, address)
-        if entity is not None:
-            session.remember(key, entity)
-        return entity
+        return (await self.session.find_chunk(view, address))[0]
 
     async def _read(self, entity: Entity, wanted: ByteRange) -> bytes:
         if isinstance(source := entity.source, Inline):
@@ -233,7 +227,7 @@ class SessionStore:
         if not spans:
             return b"".join(piece for piece in pieces if isinstance(piece, bytes))
         check_write(ref, pieces, expected)
-        entity = await self._find(ref.key, expected if isinstance(expected, str) else None)
+        entity = await self._find(ref.key)
         if entity is None or entity.etag != expected:
             raise VersionChangedError(ref)
         read = await bounded_gather(partial(self._read, entity), spans, limit=_READS_AT_ONCE)

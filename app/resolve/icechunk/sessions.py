@@ -19,7 +19,6 @@ import cachetools
 
 from app.concurrency import bounded_gather
 from app.errors import (
-    BusyError,
     ClockSkewError,
     ShardgateError,
     StorageError,
@@ -34,7 +33,6 @@ from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.session import (
     Committed,
     Discarded,
-    Sealed,
     SessionDocument,
     encode_session,
     node_path,
@@ -46,7 +44,7 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.icechunk.chunk_files import put_new
 from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.icechunk.session import Entities, Session, entity_nbytes
+from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_objects import (
     EntryCache,
     SessionDocumentStore,
@@ -71,7 +69,6 @@ _SWEEP_AGAIN_S: Final = 600.0
 _MAX_CHECKED: Final = 10_000
 _READS_AT_ONCE: Final = 16
 _JOURNAL_NBYTES: Final = 32 * 1024**2
-_ENTITIES_NBYTES: Final = 32 * 1024**2
 _MAX_STORES: Final = 1024
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 _NO_STORE: Final = b"no-store"
@@ -133,7 +130,6 @@ class Sessions:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
-        self._entities: Entities = SizedLRUCache(_ENTITIES_NBYTES, entity_nbytes)
         self._sweep_at: cachetools.LRUCache[SessionLocation, float] = cachetools.LRUCache(
             _MAX_CHECKED
         )
@@ -182,7 +178,6 @@ class Sessions:
                 fetch,
                 SessionJournal(self._store, location, self._entries),
                 self._documents(repository, session_id),
-                self._entities,
                 self._lifetime_s,
                 self._clock,
             )
@@ -204,13 +199,10 @@ class Sessions:
         return {each: found for each, found in zip(ids, documents, strict=True) if found}
 
     async def discard(self, session: Session) -> None:
-        """End *session* and delete its document and journal; raise `BusyError` during a commit."""
+        """End *session* and delete its document and journal."""
 
         def edit(document: SessionDocument | None) -> SessionDocument:
-            document = session.require_live(document)
-            if isinstance(state := document.state, Sealed) and state.until_s > self._clock():
-                raise BusyError("the session is being committed")
-            return _discarded(document)
+            return _discarded(session.require_live(document))
 
         await session.documents.edit(edit)
         await self._remove(session.location)

@@ -1,10 +1,9 @@
 """Repository that the service and the library change by turns, compared with a dict."""
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -29,14 +28,10 @@ from tests.clients.icechunk.model import (
     MOVES,
     STEPS,
     Content,
-    Coords,
     Draft,
     Edit,
-    Node,
-    Ours,
     Replica,
     Step,
-    Theirs,
     Touched,
     Tree,
     Write,
@@ -58,8 +53,6 @@ REPLICA: Final = st.integers(0, 1)
 LIBRARY: Final = 2
 BY: Final = st.integers(0, LIBRARY)
 BRANCHES: Final = ("main", "dev", "é/1")
-_NODES: Final = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays")
-_UPDATES: Final = ("updated_groups", "updated_arrays", "updated_chunks")
 
 
 @dataclass(frozen=True)
@@ -68,18 +61,6 @@ class Commit:
 
     tree: Tree
     parent_id: str | None
-    log: Mapping[str, Any] = MappingProxyType({})
-    """Transaction log, by the library."""
-
-    @property
-    def has_moves(self) -> bool:
-        """Return whether nodes were moved."""
-        return bool(self.log.get("moved_nodes"))
-
-    @property
-    def has_more(self) -> bool:
-        """Return whether anything else changed."""
-        return any(self.log.get(name) for name in (*_NODES, *_UPDATES))
 
 
 @dataclass
@@ -92,11 +73,6 @@ class Begun:
     session: Any
     """Of the library, or the id of one of the service."""
     is_moving: bool = False
-
-    @property
-    def is_of_library(self) -> bool:
-        """Return whether the library made them."""
-        return isinstance(self.session, icechunk.Session)
 
     def touched(self, *, is_session: bool = False) -> Touched:
         """Return the changed chunks; sessions forget chunks that were added and deleted."""
@@ -133,8 +109,6 @@ class Repository(RuleBasedStateMachine):
         self.replicas = [Replica(client, name) for client in lab.clients]
         self.uids = itertools.count(1)
         self.wrote: int | None = None
-        self.untold: dict[str, set[tuple[int, Coords]]] = {}
-        """Chunks that a smaller grid dropped and a log of the library leaves out, by snapshot."""
         self.begun: list[Begun] = []
         self.kinds = ["repo_initialized"]
 
@@ -163,8 +137,7 @@ class Repository(RuleBasedStateMachine):
         begun.session = self.repo.writable_session("main")
         edit_by_library(begun.session, begun.draft.take(steps))
         tip = begun.session.commit(self._message())
-        log = self.repo.inspect_transaction_log(tip)
-        self.commits[tip] = Commit(begun.draft.after, root, log)
+        self.commits[tip] = Commit(begun.draft.after, root)
         self.kinds.append("new_commit")
         for branch in BRANCHES[1:]:
             self.repo.create_branch(branch, tip)
@@ -268,12 +241,10 @@ class Repository(RuleBasedStateMachine):
 
     def _commit_session(self, begun: Begun, by: int, policy: str, *, amend: bool) -> bool:
         """Commit a session, and tell whether that was done; if so, ask again."""
-        touched = begun.touched(is_session=True)
-        expected = self._expect(begun, policy, touched, amend=amend)
+        merged = self._merge(begun, policy, begun.touched(is_session=True))
         options = {"on_conflict": policy, "amend": amend, "allow_empty": True}
         answer = self.replicas[by].commit_session(begun.session, message=self._message(), **options)
-        self._settle(begun, answer, expected, by, amend=amend)
-        if expected is None:
+        if not self._settle(begun, answer, merged, by, amend=amend):
             return False
         again = self.replicas[1 - by].commit_session(begun.session, message="again")
         assert again.json() == answer.json()
@@ -287,96 +258,55 @@ class Repository(RuleBasedStateMachine):
             compare_tree(content, tree)
 
     def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
-        expected = self._expect(begun, policy, begun.touched(), amend=amend)
+        merged = self._merge(begun, policy, begun.touched())
         answer = self.replicas[by].commit(
             _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
             parent_id=begun.parent_id, message=self._message(), on_conflict=policy, amend=amend,
             allow_empty=True,
         )  # fmt: skip
-        self._settle(begun, answer, expected, by, amend=amend)
+        self._settle(begun, answer, merged, by, amend=amend)
 
     def _settle(
-        self, begun: Begun, answer: httpx.Response, expected: Tree | None, by: int, *, amend: bool
-    ) -> None:
-        if expected is None:
-            assert answer.status_code == 409, answer.text
-            return
+        self, begun: Begun, answer: httpx.Response, merged: Tree, by: int, *, amend: bool
+    ) -> bool:
+        """Return whether it was committed; what others have changed since may be a conflict."""
+        if answer.status_code == 409:
+            assert amend or self.branches[begun.branch] != begun.parent_id
+            return False
         assert answer.status_code == 201, answer.text
-        self._committed(begun, answer.json()["snapshot_id"], expected, amend=amend)
+        assert not amend or self.branches[begun.branch] == begun.parent_id
+        self._committed(begun, answer.json()["snapshot_id"], merged, amend=amend)
         assert answer.json()["parent_id"] == self.commits[self.branches[begun.branch]].parent_id
         self.wrote = by
+        return True
 
     def _commit_by_library(self, begun: Begun, *, amend: bool) -> None:
-        if amend and self._expect(begun, "fail", {}, amend=True) is None:
-            return
-        if amend:
-            made = begun.session.amend(self._message(), allow_empty=True)
-        else:
+        if not amend:
             made = begun.session.commit(self._message(), allow_empty=True)
+        else:
+            try:
+                made = begun.session.amend(self._message(), allow_empty=True)
+            except icechunk.IcechunkError:  # the first commit, or one with moves
+                return
         self._committed(begun, made, begun.draft.after, amend=amend)
 
-    def _expect(
-        self, begun: Begun, policy: str, touched: Touched, *, amend: bool
-    ) -> dict[str, Node] | None:
-        """Return the expected tree of a commit; `None` if it must be refused."""
+    def _merge(self, begun: Begun, policy: str, touched: Touched) -> Tree:
+        """Return the tree of a commit, if there are no conflicts."""
         tip = self.branches[begun.branch]
-        if amend and (tip != begun.parent_id or not self._may_amend(begun, tip)):
-            return None
-        if tip == begun.parent_id:
+        if tip == begun.parent_id or begun.parent_id not in self._ancestors(tip):
             return begun.draft.after
-        if begun.parent_id not in self._ancestors(tip):
-            return None
-        ours = Ours(begun.draft.before, begun.draft.after, touched)
-        return merge(ours, self._theirs(begun.parent_id, tip), policy)
-
-    def _may_amend(self, begun: Begun, tip: str) -> bool:
-        before = self.commits[tip]
-        if before.parent_id is None:
-            return False
-        return not (before.has_more if begun.is_moving else before.has_moves)
-
-    def _theirs(self, start: str, stop: str) -> Theirs:
-        diff = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop)
-        chunks = {
-            path: frozenset(map(tuple, coords)) for path, coords in diff.updated_chunks.items()
-        }
-        updated = frozenset(diff.updated_arrays) | frozenset(diff.updated_groups)
-        return Theirs(self.commits[stop].tree, updated, chunks, bool(diff.moved_nodes))
+        told = self.repo.diff(from_snapshot_id=begun.parent_id, to_snapshot_id=tip).updated_chunks
+        theirs = {path: set(map(tuple, coords)) for path, coords in told.items()}
+        return merge(begun.draft, touched, self.commits[tip].tree, theirs, policy)
 
     def _committed(self, begun: Begun, made: str, tree: Tree, *, amend: bool) -> None:
         tip = self.branches[begun.branch]
         parent_id = self.commits[tip].parent_id if amend else tip
         assert parent_id is not None
         assert made not in self.commits
-        self.commits[made] = Commit(tree, parent_id, self.repo.inspect_transaction_log(made))
+        self.commits[made] = Commit(tree, parent_id)
         self.branches[begun.branch] = made
         self.kinds.append("commit_amended" if amend else "new_commit")
-        self.untold[made] = set(self.untold.get(tip, ())) if amend else set()
-        self._check_log(begun, parent_id, made, is_whole=tip == begun.parent_id and not amend)
-
-    def _check_log(self, begun: Begun, start: str, stop: str, *, is_whole: bool) -> None:
-        """Check that the log lists exactly the chunks that changed."""
-        untold = self.untold[stop]
-        before, after = self.commits[start].tree, self.commits[stop].tree
-        told = self.repo.diff(from_snapshot_id=start, to_snapshot_id=stop).updated_chunks
-        old = {node.uid: node for node in before.values()}
-        wrote: dict[int, set[Coords]] = {}
-        for edit in begun.draft.edits:
-            if isinstance(edit, Write):
-                wrote.setdefault(edit.uid, set()).add(edit.coords)
-        for path, node in after.items():
-            if path in before and before[path].uid != node.uid:
-                continue
-            was = dict(old[node.uid].chunks) if node.uid in old else {}
-            now = dict(node.chunks)
-            changed = {at for at in {*was, *now} if was.get(at) != now.get(at)}
-            found = set(map(tuple, told.get(path, [])))
-            if begun.is_of_library:
-                untold |= {(node.uid, at) for at in changed - found if not node.has(at)}
-            changed -= {at for uid, at in untold if uid == node.uid}
-            assert changed <= found, (path, changed, found)
-            if is_whole:
-                assert found <= wrote.get(node.uid, set()) | was.keys(), (path, found)
 
     @invariant()
     def agree(self) -> None:

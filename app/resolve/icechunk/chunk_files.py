@@ -2,24 +2,17 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
-
-import cachetools
 
 from app.concurrency import bounded_gather, take
 from app.errors import BadBodyError, BusyError
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repository import Repository
 from app.model import ObjectRef
 from app.resolve.icechunk.repository import OpenedRepository
 from app.storage.contract import ABSENT, Conflict, ObjectStore
 
-_MAX_REMEMBERED: Final = 2**18
-_REMEMBERED: Final = timedelta(hours=1)
-"""Older chunk files are checked again: garbage collection may have removed them."""
 _MAX_STATS: Final = 256
 """More chunk files than this are looked up by listing instead of one request each."""
 _PAGE: Final = 1000
@@ -32,9 +25,6 @@ class ChunkFiles:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._known: cachetools.TTLCache[tuple[ObjectRef, bytes], int] = cachetools.TTLCache(
-            _MAX_REMEMBERED, _REMEMBERED.total_seconds()
-        )
 
     async def put(self, opened: OpenedRepository, body: bytes) -> bytes:
         """Write a chunk file, which must not be empty, and return its id of 12 bytes."""
@@ -43,27 +33,18 @@ class ChunkFiles:
                 "a chunk must have at least one byte: the library refuses empty ones"
             )
         await opened.writable_info()
-        chunk_id = await put_chunk_file(self._store, opened.repository, body)
-        self._known[opened.directory, chunk_id] = len(body)
-        return chunk_id
+        return await put_chunk_file(self._store, opened.repository, body)
 
     async def lengths(
-        self, opened: OpenedRepository, info: RepoInfo, wanted: Mapping[bytes, int]
+        self, opened: OpenedRepository, wanted: Sequence[bytes]
     ) -> Mapping[bytes, int]:
         """Return the lengths in bytes of those chunk files of *wanted* that exist."""
-        known = {each: self._known.get((opened.directory, each)) for each in wanted}
-        found = {each: length for each, length in known.items() if length is not None}
-        if found:
-            is_stale = await opened.decode_in_thread(
-                opened.repo, lambda: _was_collected_lately(info)
-            )
-            found = {} if is_stale else found
-        missing = [chunk_id for chunk_id in wanted if chunk_id not in found]
-        if len(missing) <= _MAX_STATS:
-            return {**found, **await self._stat(opened, missing)}
+        if len(wanted) <= _MAX_STATS:
+            return await self._stat(opened, wanted)
         by_letter: dict[str, list[bytes]] = {}
-        for chunk_id in missing:
+        for chunk_id in wanted:
             by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
+        found: dict[bytes, int] = {}
         for part in await bounded_gather(partial(self._list, opened), list(by_letter.values())):
             found |= part
         return found
@@ -105,15 +86,3 @@ async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:
 def new_object_id() -> bytes:
     """Return a random id for a file of a repository."""
     return secrets.token_bytes(OBJECT_ID_NBYTES)
-
-
-def _was_collected_lately(info: RepoInfo) -> bool:
-    """Return whether garbage collection may have run within `_REMEMBERED` of the last operation."""
-    since: datetime | None = None
-    for update in info.updates():
-        since = since or update.updated_at - _REMEMBERED
-        if update.updated_at < since:
-            return False
-        if update.kind == "gc_ran":
-            return True
-    return info.repo_before_updates is not None

@@ -441,7 +441,7 @@ async def _check_references(
 ) -> None:
     config, allowed = _config(opened, info), opened.repository.allowed
     wanted = await asyncio.to_thread(check_references, changes, config, allowed)
-    lengths = await files.lengths(opened, info, wanted)
+    lengths = await files.lengths(opened, list(wanted))
     if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
         await asyncio.to_thread(check_natives, changes, lengths)
 

@@ -8,7 +8,8 @@ replaced in place, so the store orders concurrent writes of one chunk.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -16,10 +17,8 @@ from app.concurrency import (
     Backoff,
     SingleFlight,
     bounded_gather,
-    resolve,
     retry_conflicts,
     run_in_thread,
-    yield_to_loop,
 )
 from app.errors import DamagedError
 from app.formats.compression import zstd_capacity
@@ -39,7 +38,7 @@ from app.formats.icechunk.session import (
 from app.formats.reading import DecodeError
 from app.model import ETag, ObjectRef
 from app.resolve.metadata_cache import SizedLRUCache
-from app.storage.contract import CONFLICT, Conflict, Expected, Found, NotModified, ObjectStore
+from app.storage.contract import Conflict, Expected, Found, NotModified, ObjectStore
 
 _SESSIONS: Final = "sessions/"
 _DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
@@ -84,19 +83,11 @@ class _VersionedDocument(NamedTuple):
     etag: ETag
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PendingEdit:
-    edit: Edit
-    done: "asyncio.Future[SessionDocument | None]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-
 class SessionDocumentStore:
     """Reads and replaces one session document, one operation at a time.
 
     A caller that arrives during a read waits for the next one, so the result is never older than
-    the call. Pending edits share one compare-and-swap.
+    the call.
     """
 
     def __init__(self, store: ObjectStore, ref: ObjectRef, limit_nbytes: int) -> None:
@@ -105,10 +96,8 @@ class SessionDocumentStore:
         self._limit_nbytes = limit_nbytes
         self._known: _VersionedDocument | None = None
         self._lock = asyncio.Lock()
-        self._flights = SingleFlight[tuple[str, int]]()
+        self._flights = SingleFlight[int]()
         self._reads = 0
-        self._edits = 0
-        self._pending: list[_PendingEdit] = []
 
     @property
     def known(self) -> SessionDocument | None:
@@ -116,18 +105,17 @@ class SessionDocumentStore:
 
     async def read(self) -> SessionDocument | None:
         """Read the current document; return `None` if it does not exist."""
-        return await self._flights.run(("read", self._reads), self._read_locked)
+        return await self._flights.run(self._reads, self._read_locked)
 
     async def edit(self, edit: Edit) -> SessionDocument | None:
         """Replace the document by the result of *edit*, which is called again after a lost race."""
-        pending = _PendingEdit(edit)
-        self._pending.append(pending)
-        try:
-            await self._flights.run(("edit", self._edits), self._edit_locked)
-        finally:
-            if pending in self._pending:
-                self._pending.remove(pending)
-        return await pending.done
+        async with self._lock:
+            if self._known is None:
+                await self._read()
+            swap = partial(self._swap, edit)
+            return await retry_conflicts(
+                swap, Conflict, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF
+            )
 
     async def _read_locked(self) -> SessionDocument | None:
         async with self._lock:
@@ -154,53 +142,19 @@ class SessionDocumentStore:
             raise DamagedError(self._ref, str(error)) from error
         return _VersionedDocument(document, found.etag)
 
-    async def _edit_locked(self) -> None:
-        async with self._lock:
-            self._edits += 1
-            batch, self._pending = self._pending, []
-
-            async def attempt() -> Conflict | None:
-                if (lost := await self._swap(batch)) is not None:
-                    await self._read()
-                return lost
-
-            try:
-                if self._known is None:
-                    await self._read()
-                await retry_conflicts(
-                    attempt, Conflict, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF
-                )
-            except BaseException as error:
-                for each in batch:
-                    resolve(each.done, error)
-                if not isinstance(error, Exception):
-                    raise
-
-    async def _swap(self, batch: list[_PendingEdit]) -> Conflict | None:
+    async def _swap(self, edit: Edit) -> SessionDocument | Conflict | None:
         known = self._known
-        document = before = known and known.document
-        applied = []
-        for number, each in enumerate(batch):
-            await yield_to_loop(number)
-            if each.done.done():
-                continue
-            try:
-                document = each.edit(document) or document
-                applied.append((each, document))
-            except Exception as error:  # noqa: BLE001  the caller of this edit gets it
-                resolve(each.done, error)
-        if document is not None and document is not before:
-            is_long = document.nbytes > _IN_THREAD_NBYTES
-            data = await run_in_thread(encode_session, document, is_long=is_long)
-            if known is None:
-                return CONFLICT
-            etag = await self._store.put(self._ref, [data], expected=known.etag)
-            if isinstance(etag, Conflict):
-                return etag
-            self._known = _VersionedDocument(document, etag)
-        for each, result in applied:
-            resolve(each.done, result)
-        return None
+        document = edit(self.known)
+        if known is None or document is None or document is known.document:
+            return self.known
+        is_long = document.nbytes > _IN_THREAD_NBYTES
+        data = await run_in_thread(encode_session, document, is_long=is_long)
+        etag = await self._store.put(self._ref, [data], expected=known.etag)
+        if isinstance(etag, Conflict):
+            await self._read()
+            return etag
+        self._known = _VersionedDocument(document, etag)
+        return document
 
 
 class StoredEntry(NamedTuple):

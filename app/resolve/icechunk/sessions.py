@@ -35,7 +35,6 @@ from app.formats.icechunk.session import (
     Discarded,
     SessionDocument,
     encode_session,
-    node_path,
 )
 from app.formats.listing import Window
 from app.formats.reading import DecodeError, Fetch
@@ -338,7 +337,7 @@ class KeyRouter:
         await routed.handlers.writer.demand_place(routed.dataset, routed.rest(key), headers)
 
     async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
-        """Write many keys; in sessions documents come first, since chunks need their array."""
+        """Write or delete many keys as `Writer.put_each` does."""
         by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for each in writes:
             by_session[session_prefix(each.key) or ""].append(each)
@@ -349,12 +348,9 @@ class KeyRouter:
             except ShardgateError as error:
                 outcomes |= {each.key: error for each in some}
                 continue
-            documents = [each for each in some if node_path(each.key) is not None]
-            chunks = [each for each in some if node_path(each.key) is None]
-            for part in (some,) if routed.store is None else (documents, chunks):
-                inside = list(map(routed.inside, part))
-                found = await routed.handlers.writer.put_each(routed.dataset, inside)
-                outcomes |= zip((each.key for each in part), found, strict=True)
+            inside = list(map(routed.inside, some))
+            found = await routed.handlers.writer.put_each(routed.dataset, inside)
+            outcomes |= zip((each.key for each in some), found, strict=True)
         return [outcomes[each.key] for each in writes]
 
     async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:

@@ -199,10 +199,7 @@ async def test_chunk_files_are_found_however_many_there_are(
     for number, chunk_id in enumerate(ids[1:], 1):
         (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
 
-    info = await opened.info()
-    assert info is not None
-
     async with asyncio.timeout(20):
-        found = await ChunkFiles(store).lengths(opened, info, dict.fromkeys(ids, 1))
+        found = await ChunkFiles(store).lengths(opened, ids)
 
     assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}
